@@ -54,7 +54,8 @@ class ParameterError(ValueError):
     ```
 
     Args:
-        name: the argument, attribute, method or key that has the value, as the caller writes it.
+        name: the argument, attribute, method or key that has the value, as the caller writes it; or the file, perhaps
+            with a line, that has the value.
         value: the value.
         allowed: the values that can be used: a list of choices, or text that can follow "must be".
         message: the whole message. By default "name must be allowed, got value".
@@ -78,8 +79,23 @@ class ParameterError(ValueError):
         return shortened(self._message)
 
 
+def located(error: ValueError, where: str) -> ParameterError:
+    """Returns an error with the same fields and a message that begins with `where`, such as a file and a line.
+
+    An error without fields gets `where` as its name.
+    """
+    message = f"{where}: {error}"
+    if isinstance(error, ParameterError):
+        return ParameterError(error.name, error.value, error.allowed, message)
+    return ParameterError(where, None, "valid", message)
+
+
 class FixedAttributeError(ParameterError, AttributeError):
     """An attribute of a model or layer that cannot be changed any more; the message says what to do instead."""
+
+
+class ArgumentTypeError(ParameterError, TypeError):
+    """An argument has another type than the function takes."""
 
 
 class UnknownArgumentError(ParameterError, TypeError):

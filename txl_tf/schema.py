@@ -26,7 +26,8 @@ from typing import Any
 
 from txl_tf.errors import ParameterError, UnknownArgumentError, brief
 
-Function = typing.TypeVar("Function", bound=Callable)
+Function = typing.TypeVar("Function", bound=Callable[..., Any])
+Check = Callable[[str, Any], None]  # takes the name and the value of an argument, and raises ParameterError
 
 _UNIONS = (typing.Union, types.UnionType)
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -54,60 +55,72 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean '{nearest[0]}'?" if nearest else ""
 
 
-def keywords_of(function: Callable) -> list[str]:
+def keywords_of(function: Callable[..., Any]) -> list[str]:
     """The names of the arguments that can be given by name, without `self`."""
     parameters = inspect.signature(function).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind in _BY_NAME and parameter.name != "self"]
 
 
-def takes_keyword(function: Callable, name: str) -> bool:
-    """Whether a function takes an argument of this name, by itself or among its `**kwargs`."""
+def takes_keyword(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function takes an argument of this name: it has the argument, or `**kwargs`."""
     parameters = inspect.signature(function).parameters
     return name in parameters or any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values())
 
 
 def known_names(function: Function) -> Function:
-    """Decorator: an argument by another name than those in the signature is an UnknownArgumentError, see `check_names`.
+    """Decorator: an unknown argument raises UnknownArgumentError, which lists the known ones; see `check_names`.
 
-    Python's own error for it does not list the names.
+    Python's own error does not list them.
     """
-    known, (*of_class, name) = keywords_of(function), function.__qualname__.split(".")
+    known = keywords_of(function)
+    *of_class, name = function.__qualname__.split(".")
     called = of_class[-1] if name == "__init__" else name
 
     @functools.wraps(function)
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         check_names(called, kwargs, known)
         return function(*args, **kwargs)
 
-    return call
+    return typing.cast("Function", call)
 
 
-def differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple]:
-    """Name -> its values before and now, where they differ. A tuple is as good as the list that JSON makes of it."""
-    return {name: (before[name], value) for name, value in now.items() if _plain(value) != _plain(before[name])}
+def differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns `{name: (value before, value now)}` for the values that differ. A tuple equals a list of its values."""
+    return {name: (before[name], value) for name, value in now.items() if _as_list(value) != _as_list(before[name])}
 
 
-def _plain(value):
-    return list(value) if isinstance(value, tuple) else value
+def _as_list(value: Any) -> Any:
+    """Returns a tuple as the list that JSON makes of it, and any other value as it is."""
+    return list(typing.cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+
+
+# Checks that earlier versions did not make. Their files may hold empty values that these checks refuse.
+_ADDED_LATER: set[Check] = set()
+
+
+def added_later(check: Check) -> Check:
+    """Decorator of a check that earlier versions did not make: `check_values` then accepts empty values in files."""
+    _ADDED_LATER.add(check)
+    return check
 
 
 def check_left_out(values: dict[str, Any], why: str) -> None:
-    """Raises ParameterError for the first of `values`, `{name: value}`, that is given."""
+    """Raises ParameterError for the first of `values`, `{name: value}`, that is given (not empty, false or 0)."""
     for name, value in values.items():
         if value:
             message = f"{name} must be left out, got {brief(value)}: {why}"
             raise ParameterError(name, value, "left out", message)
 
 
-def check_values(values: Any, *groups: type, partial: bool = False, prefix: str = "") -> None:
+def check_values(values: Any, *groups: type[Any], partial: bool = False, prefix: str = "") -> None:
     """Checks the keys and values of a JSON object.
 
     Args:
         values: the object, a dictionary.
-        *groups: dataclasses, whose fields are its keys. A field may have a check of its own in its metadata, see
-            `txl_tf.config`; a field whose type is a dataclass is an object in the object.
-        partial: whether keys may be missing that have no default.
-        prefix: what messages put before the name of a key.
+        *groups: dataclasses. Their fields are the keys of the object. A field may have its own check in its metadata,
+            see `txl_tf.config`. A field whose type is a dataclass is an object inside the object.
+        partial: whether keys without a default may be missing.
+        prefix: text that messages put before the name of a key.
 
     Raises:
         ParameterError: names the key, what was found and what is allowed.
@@ -115,26 +128,28 @@ def check_values(values: Any, *groups: type, partial: bool = False, prefix: str 
     if not isinstance(values, dict):
         raise ParameterError(prefix.removesuffix(".") or "it", values, "a JSON object")
     fields = {field.name: (field, group) for group in groups for field in dataclasses.fields(group)}
-    for name in values:
+    given = typing.cast("dict[str, Any]", values)
+    for name, value in given.items():
         if name not in fields:
-            unknown, known = prefix + brief(name).strip("'"), sorted(fields)
-            raise ParameterError(unknown, values[name], known, f"{unknown} is unknown; known are {', '.join(known)}")
+            unknown = prefix + brief(name).strip("'")
+            known = sorted(fields)
+            raise ParameterError(unknown, value, known, f"{unknown} is unknown; known are {', '.join(known)}")
     for name, (field, group) in fields.items():
-        if name in values:
-            is_empty = isinstance(values[name], (str, list)) and not values[name]
-            if is_empty and not getattr(field.metadata.get("check"), "recorded", True):
+        if name in given:
+            is_empty = isinstance(given[name], (str, list)) and not given[name]
+            if is_empty and field.metadata.get("check") in _ADDED_LATER:
                 continue
-            check_field(field, group, values[name], prefix + name)
+            check_field(field, group, given[name], prefix + name)
         elif not partial and field.default is field.default_factory is dataclasses.MISSING:
             raise ParameterError(prefix + name, None, "given", f"{prefix}{name} is missing")
 
 
-def check_field(field: dataclasses.Field, group: type, value: Any, name: str) -> None:
-    """Checks one value by the type and the check of a field; a field with the default `None` may be `None`."""
+def check_field(field: dataclasses.Field[Any], group: type[Any], value: Any, name: str) -> None:
+    """Checks one value by the type and the check of a field. A field with the default `None` may be `None`."""
     if value is None and field.default is None:
         return
-    check = field.metadata.get("check")
-    if not hasattr(check, "choices"):  # which say more than their type
+    check: Check | None = field.metadata.get("check")
+    if not hasattr(check, "choices"):  # an error that lists the choices says more than one about the type
         check_type(name, value, _types(group)[field.name])
     if check:
         check(name, value)
@@ -156,7 +171,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
 
 
 @functools.cache
-def _types(group: type) -> dict[str, Any]:
+def _types(group: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(group)
 
 
@@ -168,7 +183,7 @@ def _is_number(value: Any) -> bool:
     return _is_integer(value) if isinstance(value, numbers.Integral) else isinstance(value, numbers.Real)
 
 
-_KINDS = {
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     Any: ("anything", lambda value: True),
     int: ("an integer", _is_integer),
     float: ("a number", _is_number),
@@ -181,11 +196,12 @@ _KINDS = {
 
 @functools.cache
 def _kind(kind: Any) -> tuple[str, Callable[[Any], bool]]:
-    """How messages describe a type, and a test of its values."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    """Returns how messages describe a type, and a test of its values."""
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin in _UNIONS:
-        descriptions, tests = zip(*map(_kind, arguments), strict=True)
-        return " or ".join(descriptions), lambda value: any(is_of(value) for is_of in tests)
+        kinds = [_kind(argument) for argument in arguments]
+        return " or ".join(described for described, _ in kinds), lambda value: any(is_of(value) for _, is_of in kinds)
     if origin in (list, Sequence, Iterable):
         each, is_of = _kind(arguments[0])
         return f"a list ({each} each)", lambda value: isinstance(value, (list, tuple)) and all(map(is_of, value))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, dataclass_transform
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar, cast, dataclass_transform
 
 from txl_tf.errors import ParameterError, brief
-from txl_tf.schema import check_field
+from txl_tf.schema import Check, added_later, check_field
 
 
-def at_least(least: int, most: int | None = None) -> Callable:
+def at_least(least: int, most: int | None = None) -> Check:
     """A check for integers: `least` or more, and not above `most`."""
 
     def check(name: str, value: Any) -> None:
@@ -25,62 +25,77 @@ def at_least(least: int, most: int | None = None) -> Callable:
     return check
 
 
-def one_of(choices: Iterable[str]) -> Callable:
-    """A check for strings, whose `choices` a flag takes, too."""
+class _OneOf:
+    """A check for strings.
 
-    def check(name: str, value: Any) -> None:
-        if value not in list(choices):
-            raise ParameterError(name, value, list(choices))
+    Attributes:
+        choices: the strings that are allowed. A flag for the hyper-parameter takes these.
+    """
 
-    check.choices = choices
-    return check
+    def __init__(self, choices: Collection[str]) -> None:
+        self.choices = choices
+
+    def __call__(self, name: str, value: Any) -> None:
+        if value not in list(self.choices):
+            raise ParameterError(name, value, list(self.choices))
 
 
-def one_of_or_initializer(choices: Iterable[str]) -> Callable:
-    """A check for one of the strings `choices`, which a flag takes, or a Keras initializer in any form."""
+class _OneOfOrInitializer(_OneOf):
+    """A check for one of the strings `choices`, or for a Keras initializer in any form."""
 
-    def check(name: str, value: Any) -> None:
-        if not (isinstance(value, str) and value in check.choices) and keras_initializer(value) is None:
+    def __call__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, str) and value in self.choices) and keras_initializer(value) is None:
             message = (
-                f"{name} must be one of {', '.join(check.choices)}, got {brief(value)}; "
+                f"{name} must be one of {', '.join(self.choices)}, got {brief(value)}; "
                 "or a Keras initializer: an object, its name or its configuration"
             )
-            raise ParameterError(name, value, [*check.choices, "a Keras initializer"], message)
-
-    check.choices = list(choices)
-    return check
+            raise ParameterError(name, value, [*self.choices, "a Keras initializer"], message)
 
 
-def keras_initializer(value: Any) -> Callable | None:
-    """The Keras initializer that an object, a class, a name or a configuration stands for; `None` where it is none."""
-    import keras  # slow to import: programs read their flags before
+def one_of(choices: Collection[str]) -> Check:
+    """A check for strings, which must be one of `choices`. Choices that are added later are allowed, too."""
+    return _OneOf(choices)
 
-    value = dict(value) if isinstance(value, dict) else value  # without Keras's wrapper of attributes
-    if isinstance(value, dict) and value.get("module") not in (None, "keras.initializers"):
-        if keras.saving.get_registered_object(value.get("registered_name")) is None:
-            return None
+
+def one_of_or_initializer(choices: Collection[str]) -> Check:
+    """A check for one of the strings `choices`, or a Keras initializer: an object, its name or its configuration."""
+    return _OneOfOrInitializer(choices)
+
+
+def keras_initializer(value: Any) -> Callable[..., Any] | None:
+    """Returns the Keras initializer for an object, a class, a name or a configuration; `None` if there is none."""
+    import keras  # here, because it takes seconds, and programs should read their flags first
+
+    initializers: Any = keras.initializers  # Keras has no types for the functions below
+    saving: Any = keras.saving
+    if isinstance(value, dict):
+        configuration: dict[str, Any] = dict(cast("dict[str, Any]", value))  # Keras wraps dictionaries of layers
+        if configuration.get("module") not in (None, "keras.initializers"):
+            if saving.get_registered_object(configuration.get("registered_name")) is None:
+                return None
+        value = configuration
     if not isinstance(value, str | dict) and not callable(value):
         return None
     try:
-        found = keras.initializers.get(value)
-    except (ValueError, TypeError, KeyError, AttributeError):  # a name or a configuration of nothing
+        found = initializers.get(value)
+    except (ValueError, TypeError, KeyError, AttributeError):  # no initializer has this name or configuration
         return None
     is_initializer = isinstance(found, keras.initializers.Initializer)
     return found if is_initializer or not isinstance(value, str | dict | type) else None
 
 
-def satisfies(test: Callable, what: str) -> Callable:
+def satisfies(test: Callable[[Any], bool], what: str) -> Check:
     """A check by a `test` of the value. The error says: name must `what`, got value."""
 
     def check(name: str, value: Any) -> None:
         if not test(value):
-            shown = list(value) if isinstance(value, tuple) else value
+            shown: Any = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
             raise ParameterError(name, value, what.removeprefix("be "), f"{name} must {what}, got {shown}")
 
     return check
 
 
-def all_of(*checks: Callable) -> Callable:
+def all_of(*checks: Check) -> Check:
     """A check that makes several `checks`, one after the other."""
 
     def check(name: str, value: Any) -> None:
@@ -90,23 +105,21 @@ def all_of(*checks: Callable) -> Callable:
     return check
 
 
+@added_later
 def not_empty(name: str, value: Any) -> None:
-    """A check: a name of a file or folder, or each of a list, must not be empty. Unset variables of a shell are."""
-    names = value if isinstance(value, (list, tuple)) else [value]
+    """A check: a name of a file or folder, or each of a list, must not be empty, as unset variables of a shell are."""
+    names: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
     if not names or any(name == "" for name in names):
         raise ParameterError(name, value, "a name that is not empty, or left out")
 
 
-not_empty.recorded = False  # earlier versions took empty names, and wrote them to config.json
-
-
 def is_integer(value: Any) -> bool:
-    """Whether a value is a whole number of Python's or NumPy's; True and False are none."""
+    """Whether a value is an integer of Python or NumPy. True and False are not."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number of Python's or NumPy's; True and False are none."""
+    """Whether a value is a real number of Python or NumPy. True and False are not."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -127,7 +140,7 @@ NEVER_FALLING = satisfies(
     lambda value: len(value) > 0 and list(value) == sorted(value) and value[0] >= 1, "be positive and never fall"
 )
 
-# No model comes near these. They keep a wrong number in a file from taking all memory.
+# Far above any real model. The bounds keep a wrong number in a file from taking all memory.
 LAYERS = at_least(1, 10_000)
 WIDTH = at_least(1, 1 << 18)
 SYMBOLS = at_least(1, (1 << 31) - 1)
@@ -136,7 +149,7 @@ MEMORY = at_least(0, 1 << 20)
 EVEN_SIZE = all_of(WIDTH, satisfies(lambda value: value % 2 == 0, "be even (half sines, half cosines)"))
 
 
-def check_bins(n_token: int, d_embed: int, cutoffs: Iterable[int], div_val: int) -> None:
+def check_bins(n_token: int, d_embed: int, cutoffs: Sequence[int], div_val: int) -> None:
     """Raises ParameterError unless `cutoffs` and `div_val` give clusters of at least one word and one dimension."""
     at_least(1)("n_token", n_token)
     at_least(1)("d_embed", d_embed)
@@ -160,49 +173,49 @@ def check_bins(n_token: int, d_embed: int, cutoffs: Iterable[int], div_val: int)
 # ----------------------------------------------------------------------------------------------------------- groups
 
 _REQUIRED = dataclasses.MISSING
-Group = TypeVar("Group", bound=type)
+Group = TypeVar("Group")
 
 
 def option(
     help: str,
-    check: Callable | None = None,
+    check: Check | None = None,
     *,
     default: Any = _REQUIRED,
     flag: Any = _REQUIRED,
-    free: bool | Callable = False,
+    free: bool | Callable[[Any], bool] = False,
 ) -> Any:
-    """A hyper-parameter, as `dataclasses.field` is a field.
+    """Defines a hyper-parameter, as `dataclasses.field` defines a field.
 
     Args:
         help: the flag's help text.
-        check: called with name and value, but not for a default of `None`; raises ParameterError.
-        default: by name, where type checkers look for it. Without it, the hyper-parameter is required.
-        flag: the flag's default where the original program has another.
-        free: whether a trained model may change it, since its weights fit every value; or a function of the group that
-            says so.
+        check: called with name and value, except for a default of `None`; raises ParameterError.
+        default: the default. Without it, the hyper-parameter is required.
+        flag: the flag's default, if the original program has another one.
+        free: True if a trained model may change it, because its weights fit every value; or a function that takes the
+            group and returns this.
     """
     flag = (None if default is _REQUIRED else default) if flag is _REQUIRED else flag
     return dataclasses.field(default=default, metadata={"help": help, "check": check, "flag": flag, "free": free})
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, dataclasses.field))
-def group(cls: Group) -> Group:
-    """Decorator of a class of hyper-parameters: a frozen dataclass, whose fields type checkers know from `option`."""
+def group(cls: type[Group]) -> type[Group]:
+    """Decorator that makes a class of hyper-parameters a frozen dataclass. Type checkers see its fields by `option`."""
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
-def unless(**values: Any) -> Callable:
-    """For `free`: whether a group has none of the `values` of hyper-parameters."""
+def unless(**values: Any) -> Callable[[Any], bool]:
+    """Predicate for `free`: true unless the group has one of these values."""
     return lambda config: all(getattr(config, name, None) != value for name, value in values.items())
 
 
-def where(**values: Any) -> Callable:
-    """For `free`: whether a group has one of the `values` of hyper-parameters."""
+def where(**values: Any) -> Callable[[Any], bool]:
+    """Predicate for `free`: true if the group has one of these values."""
     return lambda config: any(getattr(config, name, None) == value for name, value in values.items())
 
 
 def check_fields(group: type[Config], values: Any) -> None:
-    """Checks the attributes of `values`, such as a network, that have the names of the hyper-parameters of `group`."""
+    """Checks those attributes of an object, such as a network, that are hyper-parameters of `group`."""
     for field in dataclasses.fields(group):
         check_field(field, group, getattr(values, field.name), field.name)
 
@@ -216,19 +229,20 @@ class Config:
 
     @classmethod
     def names(cls) -> list[str]:
+        """The names of the hyper-parameters."""
         return [field.name for field in dataclasses.fields(cls)]
 
     @property
     def free(self) -> list[str]:
-        """The hyper-parameters that a trained model of these may change, since its weights fit every value."""
+        """The names of the hyper-parameters that a trained model may change, because its weights fit every value."""
         return [field.name for field in self.free_fields(self)]
 
     @classmethod
-    def free_fields(cls, values: Any) -> list[dataclasses.Field]:
-        """The fields that are `free` in `values`, a group or a network that has the fields as attributes."""
+    def free_fields(cls, values: Any) -> list[dataclasses.Field[Any]]:
+        """The fields that are `free` for `values`, a group or a network that has the fields as attributes."""
         free = {field: field.metadata["free"] for field in dataclasses.fields(cls)}
         return [field for field, test in free.items() if (test(values) if callable(test) else test)]
 
     def to_dict(self) -> dict[str, Any]:
-        """`{name: value}`, as `config.json` holds it."""
+        """Returns `{name: value}`, as `config.json` stores it."""
         return {name: getattr(self, name) for name in self.names()}
