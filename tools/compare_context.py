@@ -22,9 +22,9 @@ import time
 
 from absl import flags
 
+from txl_config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
 from txl_programs.flag_values import FLAGS
 from txl_programs.program import read_flags, run
-from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
 
 flags.DEFINE_enum("part", "both", ["both", "speed", "training"], "What to compare.")
 flags.DEFINE_list("attn_lens", ["800", "1800", "2800", "3800"], "Of speed: tokens that every token sees.")
@@ -40,10 +40,10 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 
+from txl_config.errors import ParameterError
 from txl_programs.pictures.context import nll_of_windows
 from txl_programs.pictures.drawing import Figure, check_matplotlib
 from txl_tf import TransformerLM, TransformerXLLM, load_run
-from txl_tf.errors import ParameterError
 from txl_tf.files import check_writable
 from txl_tf.language.sliding_window import sliding_window_nll
 from txl_tf.runs.metrics import to_metric

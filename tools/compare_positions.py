@@ -24,9 +24,9 @@ from pathlib import Path
 
 from absl import flags
 
+from txl_config import SCHEMES
 from txl_programs.flag_values import FLAGS, check_integers
 from txl_programs.program import read_flags, run
-from txl_tf.config import SCHEMES
 
 flags.DEFINE_list("positions", list(SCHEMES), "Schemes to compare.")
 flags.DEFINE_string("data_path", None, "Text file; default: Python's reference manual.")
@@ -44,9 +44,9 @@ import keras
 import numpy as np
 
 import txl_tf
+from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import COLORS, Figure, check_matplotlib
 from txl_tf.data.text_files import pydoc_text
-from txl_tf.errors import ParameterError
 from txl_tf.files import check_writable
 
 SIZES = {

@@ -29,11 +29,11 @@ from absl import flags
 os.environ.update(TPU_SKIP_MDS_QUERY="1", JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
 os.environ.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")  # else it complains of having none
 
+from txl_config import AUTO, PRECISIONS, OptimizerConfig, one_of
+from txl_config.errors import ParameterError
 from txl_programs import train  # defines the flags of a configuration
 from txl_programs.flag_values import FLAGS, completed, values
 from txl_programs.program import read_flags, run
-from txl_tf.config import AUTO, PRECISIONS, OptimizerConfig, one_of
-from txl_tf.errors import ParameterError
 
 FLAGS.set_default("model_dir", "")  # which train.py requires
 

@@ -14,12 +14,12 @@ from typing import NoReturn
 
 from absl import flags
 
+from txl_config.environment import is_pipe
+from txl_config.errors import shortened, visible
 from txl_programs.flag_values import FLAGS, given
 from txl_programs.printing import on_one_line, program_name
-from txl_tf.environment import is_pipe
-from txl_tf.errors import shortened, visible
 
-# Flags that name a file, a folder or an address. `txl_tf.config` checks those that are hyper-parameters.
+# Flags that name a file, a folder or an address. `txl_config` checks those that are hyper-parameters.
 _NAMES = (
     "ckpt_path", "corpus", "data_dir", "download_url", "figures", "font", "host", "input", "lexicon", "output",
     "output_dir", "prompt_file", "pytorch_checkpoint", "text_path", "tf1_checkpoint",

@@ -21,9 +21,9 @@ or evaluated with them.
 
 from absl import flags
 
+from txl_config import DATASETS, ModelConfig
 from txl_programs.flag_values import FLAGS, check_used, define_flags, values
 from txl_programs.program import read_flags, run
-from txl_tf.config import DATASETS, ModelConfig
 
 PAPER_DATASETS = [name for name in DATASETS if name not in ("pydoc", "text")]
 
@@ -59,9 +59,9 @@ flags.mark_flags_as_mutual_exclusive(["tf1_checkpoint", "pytorch_checkpoint"], r
 
 read_flags(__name__)
 
+from txl_config.errors import ParameterError
 from txl_tf.convert.original import run_to_tf1, tf1_to_run
 from txl_tf.convert.pytorch import pytorch_to_run
-from txl_tf.errors import ParameterError
 from txl_tf.runs.folder import RunFolder
 
 CORPUS = ("corpus", "model_dir", "dataset", "data_dir")

@@ -14,11 +14,11 @@ import sys
 
 from absl import flags
 
+from txl_config import WEIGHT_TYPES, SearchConfig
 from txl_programs.flag_values import CKPT_HELP, FLAGS, check_used, define_flags, values
 from txl_programs.opening import load_model
 from txl_programs.printing import messages_to_stderr
 from txl_programs.program import run
-from txl_tf.config import WEIGHT_TYPES, SearchConfig
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("output", None, "Folder of the served model. The last part of the path is the model's name.")

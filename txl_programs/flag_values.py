@@ -1,4 +1,4 @@
-"""Flags: how programs define them from the hyper-parameters of `txl_tf.config`, and the values that they have."""
+"""Flags: how programs define them from the hyper-parameters of `txl_config`, and the values that they have."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from absl import flags
 
-from txl_tf.config import ClusterConfig, Config, OptimizerConfig, RunConfig, TrainingClusterConfig
-from txl_tf.errors import ParameterError
+from txl_config import ClusterConfig, Config, OptimizerConfig, RunConfig, TrainingClusterConfig
+from txl_config.errors import ParameterError
 
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # --help lists a flag that is defined here as one of the calling program
@@ -28,7 +28,7 @@ CKPT_HELP = (
 
 
 def define_flags(config: type[Config], leave_out: Collection[str] = (), **defaults: Any) -> None:
-    """Defines a flag for every hyper-parameter of a class of `txl_tf.config`.
+    """Defines a flag for every hyper-parameter of a class of `txl_config`.
 
     A hyper-parameter gets no flag if a flag of its name exists already.
 
@@ -88,7 +88,7 @@ def values(of: Iterable[str] | type[Config], given_only: bool = False) -> dict[s
     """`{name: value}` of flags.
 
     Args:
-        of: the names of the flags, or a class of `txl_tf.config` whose hyper-parameters are flags.
+        of: the names of the flags, or a class of `txl_config` whose hyper-parameters are flags.
         given_only: leave out flags that the command line does not give.
     """
     if isinstance(of, type):

@@ -33,11 +33,11 @@ from pathlib import Path
 
 from absl import flags
 
+from txl_config import REPETITION_WINDOW, ClusterConfig
 from txl_programs.flag_values import FLAGS, changed, check_not_both, check_used, define_line_flags, values
 from txl_programs.opening import load_model
 from txl_programs.printing import messages_to_stderr
 from txl_programs.program import read_flags, run
-from txl_tf.config import REPETITION_WINDOW, ClusterConfig
 
 define_line_flags("prompts", "one prompt, by --prompt, --prompt_file or the standard input")
 flags.DEFINE_string("prompt", None, "Text to continue.")
@@ -76,12 +76,12 @@ read_flags(__name__)
 
 import tensorflow as tf
 
+from txl_config.errors import ParameterError, visible
 from txl_programs.answering.files import answer_input
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
 from txl_tf.data.text_files import with_newlines
 from txl_tf.data.vocabulary import escape, unescape
-from txl_tf.errors import ParameterError, visible
 from txl_tf.files import reading
 from txl_tf.language.sampling import check_integer, check_sampling, of_sequences
 from txl_tf.language.session import Session

@@ -12,9 +12,9 @@ no effect.
 
 from absl import flags
 
+from txl_config import ClusterConfig, TextConfig
 from txl_programs.flag_values import FLAGS, check_used, cluster_of, define_flags, values
 from txl_programs.program import run
-from txl_tf.config import ClusterConfig, TextConfig
 
 flags.DEFINE_string(
     "data_dir", None, "Folder of the prepared corpus. For a data set of the paper, it also has the raw text."

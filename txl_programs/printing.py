@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from txl_tf.errors import shortened, visible
+from txl_config.errors import shortened, visible
 
 _lost_output: list[str] = []  # why the output could not be written, unless its reader has closed it
 

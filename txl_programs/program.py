@@ -16,6 +16,10 @@ from typing import Any
 from absl import app
 from absl import logging as absl_logging
 
+from txl_config import TrainingClusterConfig
+from txl_config.environment import check_backend
+from txl_config.errors import ParameterError, shortened, visible
+from txl_config.stderr import without_notes
 from txl_programs.command_line import parse, refuse_empty, refuse_stray
 from txl_programs.flag_values import FLAGS, check_used, cluster_of, given
 from txl_programs.printing import (
@@ -25,10 +29,6 @@ from txl_programs.printing import (
     message_of,
     program_name,
 )
-from txl_tf.config import TrainingClusterConfig
-from txl_tf.environment import check_backend
-from txl_tf.errors import ParameterError, shortened, visible
-from txl_tf.stderr import without_notes
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's errors come as exceptions; the rest is noise
 if not os.environ.get("KERAS_BACKEND"):  # takes precedence over the backend in ~/.keras/keras.json

@@ -32,10 +32,10 @@ import sys
 
 from absl import flags
 
+from txl_config import ScoringConfig
 from txl_programs.flag_values import FLAGS, check_used, config_of, define_flags, define_line_flags, values
 from txl_programs.printing import messages_to_stderr
 from txl_programs.program import read_flags, run
-from txl_tf.config import ScoringConfig
 
 COLUMNS = {"nll": ".6f", "tokens": "d", "ppl": ".4f", "bpb": ".6f", "bytes": "d", "text": "s"}
 
@@ -49,11 +49,11 @@ define_flags(ScoringConfig)
 
 read_flags(__name__)
 
+from txl_config.errors import ParameterError
 from txl_programs.answering.files import answer_input
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json, in_blocks
 from txl_tf.data.vocabulary import newline_ids
-from txl_tf.errors import ParameterError
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import Scorer
 

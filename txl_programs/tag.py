@@ -30,11 +30,11 @@ import sys
 
 from absl import flags
 
+from txl_config import ColumnsConfig
 from txl_programs.flag_values import FLAGS, changed, check_not_both, check_used, define_flags, define_line_flags, values
 from txl_programs.opening import with_checkpoint
 from txl_programs.printing import messages_to_stderr
 from txl_programs.program import read_flags, run
-from txl_tf.config import ColumnsConfig
 
 FORMATS = ("json", "conll")
 
@@ -61,17 +61,17 @@ flags.DEFINE_bool("skip_short_words", None, "Ignore words of one character in --
 
 read_flags(__name__)
 
+from txl_config.errors import ParameterError
+from txl_config.schema import check_left_out
 from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
 from txl_tf.data.tagged.columns import BLANKS, line_of, places_in
 from txl_tf.data.tagged.sentences import read_tagged_as
-from txl_tf.errors import ParameterError
 from txl_tf.runs.families.pipeline import POOL, TaggedLine, TaggingPipeline
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import confusion, format_confusion, format_scores, format_wrong, score_table
-from txl_tf.schema import check_left_out
 
 WRITTEN = {**BLANKS, 0: "␀"}  # characters that a file of columns cannot hold -> what is written instead
 

@@ -23,6 +23,28 @@ import os
 
 from absl import flags
 
+from txl_config import (
+    SCHEMES,
+    EvaluationConfig,
+    MachineConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TextConfig,
+    TrainingClusterConfig,
+    TrainingConfig,
+    TransformerLMConfig,
+)
+from txl_config.errors import ParameterError
+from txl_config.presets import (
+    BYTES,
+    PRESETS,
+    SIZES,
+    choose_preset,
+    layer_weights,
+    preset_settings,
+    schedule_for,
+    steps_for,
+)
 from txl_programs.flag_values import (
     FLAGS,
     changed,
@@ -37,28 +59,6 @@ from txl_programs.flag_values import (
 )
 from txl_programs.opening import origin_of
 from txl_programs.program import run_training
-from txl_tf.config import (
-    SCHEMES,
-    EvaluationConfig,
-    MachineConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TextConfig,
-    TrainingClusterConfig,
-    TrainingConfig,
-    TransformerLMConfig,
-)
-from txl_tf.config.presets import (
-    BYTES,
-    PRESETS,
-    SIZES,
-    choose_preset,
-    layer_weights,
-    preset_settings,
-    schedule_for,
-    steps_for,
-)
-from txl_tf.errors import ParameterError
 
 RELATIVE_ONLY = ("clamp_len", "untie_r")  # flags for relative positions
 ABSOLUTE_ONLY = ("context_len", "pos_embed")  # flags for absolute positions

@@ -25,10 +25,7 @@ latest checkpoint in model_dir. Tag text with the run by txl-tag; serve it with 
 
 from absl import flags
 
-from txl_programs.flag_values import FLAGS, changed, check_used, config_of, define_flags, optimizer_config
-from txl_programs.opening import origin_of
-from txl_programs.program import run_training
-from txl_tf.config import (
+from txl_config import (
     BiLSTMTaggerConfig,
     FlatTaggerConfig,
     MachineConfig,
@@ -38,6 +35,9 @@ from txl_tf.config import (
     TenerTaggerConfig,
     TrainingClusterConfig,
 )
+from txl_programs.flag_values import FLAGS, changed, check_used, config_of, define_flags, optimizer_config
+from txl_programs.opening import origin_of
+from txl_programs.program import run_training
 
 MODELS = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig, "bilstm": BiLSTMTaggerConfig}
 FROM_DATA = ("labels", "scheme", "n_token", "n_bigram")  # hyper-parameters that the data decides

@@ -23,6 +23,23 @@ import os
 
 from absl import flags
 
+from txl_config import (
+    MachineConfig,
+    OptimizerConfig,
+    PairsConfig,
+    PairsTrainingConfig,
+    SearchConfig,
+    TrainingClusterConfig,
+    TransformerConfig,
+)
+from txl_config.presets import (
+    BYTES,
+    PAIR_PRESETS,
+    PAIR_SIZES,
+    choose_preset,
+    pair_settings,
+    pair_weights,
+)
 from txl_programs.flag_values import (
     FLAGS,
     changed,
@@ -36,23 +53,6 @@ from txl_programs.flag_values import (
 )
 from txl_programs.opening import origin_of
 from txl_programs.program import run_training
-from txl_tf.config import (
-    MachineConfig,
-    OptimizerConfig,
-    PairsConfig,
-    PairsTrainingConfig,
-    SearchConfig,
-    TrainingClusterConfig,
-    TransformerConfig,
-)
-from txl_tf.config.presets import (
-    BYTES,
-    PAIR_PRESETS,
-    PAIR_SIZES,
-    choose_preset,
-    pair_settings,
-    pair_weights,
-)
 
 flags.DEFINE_string(
     "model_dir", None, "Folder of the run: checkpoints, vocabularies, log.csv, TensorBoard curves. Required."

@@ -23,6 +23,8 @@ import sys
 import numpy as np
 from absl import flags
 
+from txl_config import SearchConfig, TransformerConfig
+from txl_config.data import PairFilesConfig
 from txl_programs.flag_values import (
     FLAGS,
     check_not_both,
@@ -35,8 +37,6 @@ from txl_programs.flag_values import (
 from txl_programs.opening import with_checkpoint
 from txl_programs.printing import messages_to_stderr
 from txl_programs.program import read_flags, run
-from txl_tf.config import SearchConfig, TransformerConfig
-from txl_tf.config.data import PairFilesConfig
 
 define_line_flags("sources")
 flags.DEFINE_list(
@@ -56,16 +56,16 @@ define_flags(PairFilesConfig)
 
 read_flags(__name__)
 
+from txl_config.errors import ParameterError
+from txl_config.schema import check_left_out
 from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.files import PairReader, without_ends
 from txl_tf.data.pairs.parallel import fitting
-from txl_tf.errors import ParameterError
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import as_spelt, check_tokenizer, corpus_scores, counted_in, error_rates, group_references
-from txl_tf.schema import check_left_out
 from txl_tf.vanilla.translator import POOL, Translation, Translator, assumed_length, did_not_end
 
 

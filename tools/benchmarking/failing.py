@@ -2,7 +2,7 @@
 
 import math
 
-from txl_tf.errors import ParameterError
+from txl_config.errors import ParameterError
 
 MOST_FAILURES = 100_000  # of a training that comes to an end
 

@@ -11,6 +11,8 @@ from pathlib import PurePosixPath
 
 import tensorflow as tf
 
+from txl_config import ClusterConfig
+from txl_config.errors import ParameterError
 from txl_programs.answering.lines import (
     check_output,
     input_lines,
@@ -23,10 +25,8 @@ from txl_programs.flag_values import FLAGS, cluster_of
 from txl_programs.opening import with_checkpoint
 from txl_tf.cluster.blocks import answer_on_cluster, count_workers
 from txl_tf.cluster.connection import connected
-from txl_tf.config import ClusterConfig
 from txl_tf.data.line_files import LineFile, Plan, Tally, answer_block
 from txl_tf.data.text.texts import find_named_files, folder_around
-from txl_tf.errors import ParameterError
 from txl_tf.files import absolute, lock, same_path, sha256, writing
 from txl_tf.runs.folder import RunFolder
 

@@ -7,11 +7,11 @@ import sys
 
 import keras
 
+from txl_config.errors import ParameterError, visible
 from txl_programs.flag_values import FLAGS
 from txl_tf.data.line_files import Tally, nothing
 from txl_tf.data.lines import arriving, lines_in, without_mark
 from txl_tf.data.text_files import read_files
-from txl_tf.errors import ParameterError, visible
 from txl_tf.files import check_writable, new_file, same_path
 
 

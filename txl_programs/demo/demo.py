@@ -41,11 +41,11 @@ if __name__ == "__main__":
 
 read_flags(__name__)
 
+from txl_config.environment import is_installed
+from txl_config.errors import ParameterError
 from txl_programs.demo.limits import Limits
 from txl_programs.flag_values import values
 from txl_programs.opening import names_of
-from txl_tf.environment import is_installed
-from txl_tf.errors import ParameterError
 
 MISSING = 'the page needs gradio: in a clone, pip install -e ".[demo]"'
 

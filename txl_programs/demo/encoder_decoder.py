@@ -2,11 +2,11 @@
 
 from markupsafe import Markup
 
+from txl_config import SearchConfig
+from txl_config.errors import ParameterError
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, choices, element, figure, matrix, short
 from txl_programs.demo.runs import OpenRun, other_click, picked
-from txl_tf.config import SearchConfig
-from txl_tf.errors import ParameterError
 from txl_tf.vanilla.translator import Translation, Translator
 
 BEAMS = (1, 2, 4, 8)  # each has a graph of its own

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 from markupsafe import Markup
 
+from txl_config.errors import ParameterError
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, bars, choices, element, facts, figure, legend, matrix, short, tokens
 from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import ParameterError
 from txl_tf.language.reading import look_back, nll_by_memory, read_text
 from txl_tf.language.sampling import check_sampling, of_sequences
 from txl_tf.language.session import Session

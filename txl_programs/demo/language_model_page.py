@@ -4,6 +4,9 @@ import time
 
 import gradio as gr
 
+from txl_config import REPETITION_WINDOW
+from txl_config.errors import ParameterError
+from txl_config.schema import brief
 from txl_programs.demo.language_model import LanguageModelView
 from txl_programs.demo.limits import Limits, Shelf
 from txl_programs.demo.pieces import side_by_side
@@ -18,10 +21,7 @@ from txl_programs.demo.wiring import (
     room_of,
     stop_button,
 )
-from txl_tf.config import REPETITION_WINDOW
 from txl_tf.data.vocabulary import unescape
-from txl_tf.errors import ParameterError
-from txl_tf.schema import brief
 
 SECONDS = 0.05  # between two updates of a text while it is generated
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed")

@@ -6,7 +6,7 @@ import secrets
 import threading
 from typing import Any
 
-from txl_tf.errors import ParameterError
+from txl_config.errors import ParameterError
 
 CHARACTERS_OF_A_TOKEN = 20  # a text of more characters than this for every token is not even cut into tokens
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from txl_tf.errors import visible
+from txl_config.errors import visible
 
 ROOM = 1080  # pixels of a picture that has the page to itself
 CELL = 18  # pixels of a matrix

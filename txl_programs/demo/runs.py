@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from txl_tf.errors import ParameterError
+from txl_config.errors import ParameterError
 from txl_tf.runs.folder import RunFolder
 
 

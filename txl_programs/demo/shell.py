@@ -11,6 +11,7 @@ import fastapi
 import gradio as gr
 from markupsafe import escape
 
+from txl_config.errors import ParameterError, brief, named, shortened
 from txl_programs.demo.language_model_page import LanguageModelPage
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.line_pages import EncoderDecoderPage, TaggerPage
@@ -19,7 +20,6 @@ from txl_programs.demo.server.connections import make_server
 from txl_programs.demo.server.guard import Guard
 from txl_programs.demo.server.terminal import plain_output
 from txl_programs.demo.style import CSS
-from txl_tf.errors import ParameterError, brief, named, shortened
 
 PAGES = {
     "language_model": ("Language models", LanguageModelPage),

@@ -5,6 +5,7 @@ from collections.abc import Collection
 import numpy as np
 from markupsafe import Markup
 
+from txl_config.errors import ParameterError
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import (
     ITEM,
@@ -21,7 +22,6 @@ from txl_programs.demo.pieces import (
 )
 from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.data.tagged.sentences import encoder_of
-from txl_tf.errors import ParameterError
 from txl_tf.runs.families.pipeline import line_sizes
 from txl_tf.taggers.text_tagger import TextTagger
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import gradio as gr
 from markupsafe import Markup
 
+from txl_config.errors import ParameterError, shortened
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, element, notice, side_by_side
 from txl_programs.demo.runs import OpenRun
-from txl_tf.errors import ParameterError, shortened
 
 MOST_RUNS = 2  # side by side
 # A click on what has `data-pick` says so, and in which of the runs' columns; by keyboard, too.

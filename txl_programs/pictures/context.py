@@ -10,8 +10,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import COLORS, METRICS, Figure, FuncFormatter, colors, tidy
-from txl_tf.errors import ParameterError
 from txl_tf.runs.metrics import to_metric
 
 HARD = (1.0, 0.5, 0.1)  # r in the paper

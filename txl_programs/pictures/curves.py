@@ -7,8 +7,8 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import METRICS, Figure, FuncFormatter, colors, tidy
-from txl_tf.errors import ParameterError
 from txl_tf.files import reading
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import to_metric

@@ -3,7 +3,7 @@
 import io
 import os
 
-from txl_tf.errors import ParameterError
+from txl_config.errors import ParameterError
 from txl_tf.files import write_atomic
 
 try:

@@ -8,8 +8,8 @@ attention_of_pair, draw_pair            one head, or all of a layer: source, tar
 import numpy as np
 import tensorflow as tf
 
+from txl_config import SearchConfig
 from txl_programs.pictures.drawing import COLORS, GREY, Figure
-from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID
 from txl_tf.data.vocabulary import escape
 from txl_tf.language.reading import memory_after

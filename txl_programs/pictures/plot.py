@@ -107,6 +107,7 @@ read_flags(__name__)
 
 import numpy as np
 
+from txl_config.errors import ParameterError
 from txl_programs.pictures.context import (
     draw_context,
     draw_memory,
@@ -131,7 +132,6 @@ from txl_programs.pictures.scaling import draw_scaling, read_figures
 from txl_tf.data.lines import encoded
 from txl_tf.data.pairs.parallel import START_ID, read_lines, without_ends
 from txl_tf.data.text.datasets import is_by_character_in
-from txl_tf.errors import ParameterError
 from txl_tf.files import check_writable
 from txl_tf.language.reading import nll_by_memory
 from txl_tf.nn.positions import positional_encoding

@@ -41,11 +41,11 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 
+from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import Figure, check_matplotlib, save, use_font
 from txl_tf.data.pairs.parallel import read_lines, without_ends
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
-from txl_tf.errors import ParameterError
 from txl_tf.files import check_writable
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.runs.folder import RunFolder

@@ -2,8 +2,8 @@
 
 import json
 
+from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import Figure, NullLocator, colors, tidy
-from txl_tf.errors import ParameterError
 from txl_tf.files import reading
 
 LOGARITHMIC = ("n_token", "tokens_before")  # arguments of the benchmark that grow by large factors
