@@ -9,7 +9,7 @@ A group checks itself when it is made, and an error names the argument, what was
     TrainingConfig(tgt_len=-3, ...)   # ValueError: tgt_len must be at least 1, got -3
 """
 
-from txl_config.checks import Config, at_least, check_bins, check_fields, one_of, satisfies
+from txl_config.checks import Config, already_checked, at_least, check_bins, check_fields, one_of, satisfies
 from txl_config.cluster import ClusterConfig, TrainingClusterConfig
 from txl_config.data import (
     COUNTED_LEVELS,
@@ -79,6 +79,6 @@ __all__ = [
     "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig",
     "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig",
     "SearchConfig", "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig",
-    "TextConfig", "TrainingClusterConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "at_least",
-    "check_bins", "check_fields", "check_places", "one_of", "satisfies",
+    "TextConfig", "TrainingClusterConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig",
+    "already_checked", "at_least", "check_bins", "check_fields", "check_places", "one_of", "satisfies",
 ]  # fmt: skip

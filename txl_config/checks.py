@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import numbers
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar, cast, dataclass_transform
 
 from txl_config.errors import ParameterError, brief
@@ -214,10 +216,40 @@ def where(**values: Any) -> Callable[[Any], bool]:
     return lambda config: any(getattr(config, name, None) == value for name, value in values.items())
 
 
+# `{name: (value, type and check)}` of hyper-parameters that have been checked, see `already_checked`.
+_checked: contextvars.ContextVar[dict[str, tuple[Any, Any]] | None] = contextvars.ContextVar("checked", default=None)
+
+
 def check_fields(group: type[Config], values: Any) -> None:
-    """Checks those attributes of an object, such as a network, that are hyper-parameters of `group`."""
+    """Checks those attributes of an object, such as a network, that are hyper-parameters of `group`.
+
+    It skips those that have been checked, see `already_checked`.
+    """
+    known = _checked.get() or {}
     for field in dataclasses.fields(group):
-        check_field(field, group, getattr(values, field.name), field.name)
+        value = getattr(values, field.name)
+        before, rule = known.get(field.name, (None, None))
+        if before is not value or rule != _rule_of(field):
+            check_field(field, group, value, field.name)
+
+
+@contextlib.contextmanager
+def already_checked(group: type[Config], values: Any) -> Iterator[None]:
+    """Within the block, `check_fields` does not check again the hyper-parameters of `group` that `values` has.
+
+    A value is checked once: when a group of hyper-parameters is made. The model that is made of the group, and the
+    network in it, get the same values, and check only those that differ.
+    """
+    found = {field.name: (getattr(values, field.name), _rule_of(field)) for field in dataclasses.fields(group)}
+    token = _checked.set(found)
+    try:
+        yield
+    finally:
+        _checked.reset(token)
+
+
+def _rule_of(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
+    return field.type, field.metadata["check"]
 
 
 @group
