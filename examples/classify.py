@@ -21,7 +21,8 @@ Of the 242 sentences of --rows=manual that are held out, 0.58 and 0.80; 0.36 are
 
 from absl import flags
 
-from txl_programs.program import read_flags, run, values
+from txl_programs.flag_values import values
+from txl_programs.program import read_flags, run
 from txl_tf.config import PRECISIONS
 
 SECTIONS = ("specialnames", "compound", "string-methods", "debugger")

@@ -2,10 +2,11 @@
 
 from markupsafe import Markup
 
+from txl_config import SearchConfig
+from txl_config.errors import ParameterError
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, choices, element, figure, matrix, short
-from txl_programs.demo.runs import OpenRun, picked
-from txl_tf.config import SearchConfig
+from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.vanilla.translator import Translation, Translator
 
 BEAMS = (1, 2, 4, 8)  # each has a graph of its own
@@ -20,17 +21,21 @@ class EncoderDecoderView:
     """
 
     def __init__(self, run: OpenRun, limits: Limits):
-        self.run, self.limits, self.model = run, limits, run.model
+        self.run = run
+        self.limits = limits
+        self.model = run.model
         self.reader = Translator(self.model, *run.vocabs)
         self.encode = self.reader.encode
 
     def translate(self, source: str, beam_size: int, n_best: int, length_penalty: float) -> list[Translation]:
-        """The best targets of a line. Raises ValueError with a sentence for the page."""
+        """The best translations of a line. Raises ParameterError with a sentence for the page."""
         source = self.limits.check_text(source, "The source").strip("\n")
         if beam_size not in BEAMS:
-            raise ValueError(f"Beams must be one of {', '.join(map(str, BEAMS))}, got {beam_size!r}.")
+            message = f"Beams must be one of {', '.join(map(str, BEAMS))}, got {beam_size!r}."
+            raise ParameterError("beam_size", beam_size, list(BEAMS), message)
         if "\n" in source:
-            raise ValueError("The source has several lines: this page translates one.")
+            message = "The source has several lines. This page translates one line."
+            raise ParameterError("source", source, "one line", message)
         search = SearchConfig(beam_size=beam_size, n_best=min(n_best, beam_size), length_penalty=length_penalty)
         with self.run.lock:
             return Translator(self.model, *self.run.vocabs, search).translate([source], "The source")[0]
@@ -56,17 +61,19 @@ class EncoderDecoderView:
             pick: "i" or "i:layer:head": i is handed on to the buttons; by default the last layer's first head.
         """
         i, *of_head = picked(pick, 1, 3)
-        n_layer, n_head = self.model.num_layers, self.model.num_heads
+        n_layer = self.model.num_layers
+        n_head = self.model.num_heads
         layer, head = of_head or (n_layer - 1, 0)
         if not (layer < n_layer and head < n_head):
-            raise ValueError("This click is of another model: translate anew.")
+            raise other_click(pick, "model", "Translate the source again.")
         with self.run.lock:
             found = self.reader.attention(source.strip("\n"), target)
         heads = [
             choices(f"Layer {m}, head", [(str(h), f"{i}:{m}:{h}") for h in range(n_head)], f"{i}:{layer}:{head}")
             for m in range(n_layer)
         ]
-        rows, columns = [Place(short(symbol)) for symbol in found.queries], [short(symbol) for symbol in found.keys]
+        rows = [Place(short(symbol)) for symbol in found.queries]
+        columns = [short(symbol) for symbol in found.keys]
         drawn = matrix(found.weights[layer, head], rows, columns, ROOM)
         note = "A row is a symbol that is written; a column, one of the source. Rows sum to 1; colours are roots."
         return figure(f"Layer {layer}, head {head}: where it looks to write “{target}”", *heads, drawn, note=note)

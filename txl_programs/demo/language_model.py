@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 from markupsafe import Markup
 
+from txl_config.errors import ParameterError
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, bars, choices, element, facts, figure, legend, matrix, short, tokens
-from txl_programs.demo.runs import OpenRun, picked
+from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.reading import look_back, nll_by_memory, read_text
@@ -51,7 +52,9 @@ class LanguageModelView:
     """
 
     def __init__(self, run: OpenRun, limits: Limits):
-        self.run, self.limits, self.lm = run, limits, run.model
+        self.run = run
+        self.limits = limits
+        self.lm = run.model
         (self.vocab,) = run.vocabs
         self.mem_len = self.lm.network.mem_len
         self.tgt_len = run.config.get("training", {}).get("tgt_len") or SEGMENT
@@ -72,7 +75,8 @@ class LanguageModelView:
         ids = self.encode(prompt, "The prompt")
         self.check(options)
         seeds = of_sequences(check_sampling(1, **options["sampling"]), rows).seeds.numpy().tolist()
-        session, stream = self.new_session.copy(), TextStream(self.vocab)
+        session = self.new_session.copy()
+        stream = TextStream(self.vocab)
         with self.run.lock:
             for start in range(0, len(ids), READ_AT_ONCE):
                 session.read(ids[None, start : start + READ_AT_ONCE])
@@ -127,12 +131,14 @@ class LanguageModelView:
         """`encode`, of a text with something to predict."""
         ids = self.encode(text)
         if len(ids) < 2:
-            raise ValueError("The text has one token: nothing comes before it that could predict it.")
+            message = "The text has one token only. No token before it can predict it."
+            raise ParameterError("text", text, "at least two tokens", message)
         return ids
 
     def read(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
         """Reads a text: yields `(tokens read, tokens, None)`, and at the end the picture, coloured by nll."""
-        ids, nll = self.encode_two(text), []
+        ids = self.encode_two(text)
+        nll = []
         for start, (some,) in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, [self.mem_len])):
             nll.append(some)
             yield start + len(some), len(ids), None
@@ -161,13 +167,16 @@ class LanguageModelView:
 
     def alternatives(self, text: str, pick: str) -> Markup:
         """The likeliest tokens for the place that was clicked, and the one that stands there."""
-        ids, (place,) = self.encode_two(text), picked(pick, 1)
+        ids = self.encode_two(text)
+        (place,) = picked(pick, 1)
         self._check_place(place, ids)
         number = min(ALTERNATIVES, self.lm.network.n_token)
         *_, reading = self._locked(read_text(self.lm, ids[: place + 1], self.tgt_len, number))
-        likeliest, probs = reading.ids[-1].tolist(), np.exp(reading.log_probs[-1]).tolist()
+        likeliest = reading.ids[-1].tolist()
+        probs = np.exp(reading.log_probs[-1]).tolist()
         if ids[place] not in likeliest:
-            likeliest, probs = [*likeliest, int(ids[place])], [*probs, math.exp(-reading.nll[-1])]
+            likeliest = [*likeliest, int(ids[place])]
+            probs = [*probs, math.exp(-reading.nll[-1])]
         names = map(short, self._labels(likeliest))
         rows = [(name, prob, f"{prob:.3f}") for name, prob in zip(names, probs, strict=True)]
         chosen = likeliest.index(ids[place])
@@ -176,7 +185,7 @@ class LanguageModelView:
 
     def _check_place(self, place, ids):
         if not 1 <= place < len(ids):
-            raise ValueError("This click is of another text: read the text anew.")
+            raise other_click(place, "text", "Read the text again.")
 
     # ------------------------------------------------------------------------------------------------------ remember
 
@@ -187,7 +196,8 @@ class LanguageModelView:
 
     def remember(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
         """As `read`; the picture is coloured by what the memory saves at each token."""
-        ids, found = self.encode_two(text), []
+        ids = self.encode_two(text)
+        found = []
         for start, nll in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, self.kept)):
             found.append(nll)
             yield start + nll.shape[1], len(ids), None
@@ -208,7 +218,8 @@ class LanguageModelView:
         if not self.mem_len:
             said = {self._unit(): self._in_units(means[0]), "memory_of_this_model": "no"}
         note = f"A stroke begins a segment of {self.tgt_len} tokens: what stands before it is memory."
-        saves, costs = legend("memory saves 0", f"{MOST_HELP:.0f} bits or more", "help"), legend("costs", "", "harm")
+        saves = legend("memory saves 0", f"{MOST_HELP:.0f} bits or more", "help")
+        costs = legend("costs", "", "harm")
         scale = element("div", saves, costs, class_="legends")
         return element("div", facts(**said), tokens(places), scale, element("p", note, class_="note"))
 
@@ -220,11 +231,12 @@ class LanguageModelView:
             pick: "place", for the mean of all heads, or "place:layer:head".
             room: pixels of the picture.
         """
-        ids, (place, *of_head) = self.encode_two(text), picked(pick, 1, 3)
+        ids = self.encode_two(text)
+        place, *of_head = picked(pick, 1, 3)
         layer, head = of_head or (None, None)
         self._check_place(place, ids)
         if of_head and not (layer < self.lm.network.n_layer and head < self.lm.network.n_head):
-            raise ValueError("This click is of another model: read the text anew.")
+            raise other_click(pick, "model", "Read the text again.")
         with self.run.lock:
             back = look_back(self.lm, ids, place, self.tgt_len)
         labels = self._labels(ids)

@@ -4,6 +4,9 @@ import time
 
 import gradio as gr
 
+from txl_config import REPETITION_WINDOW
+from txl_config.errors import ParameterError
+from txl_config.schema import brief
 from txl_programs.demo.language_model import LanguageModelView
 from txl_programs.demo.limits import Limits, Shelf
 from txl_programs.demo.pieces import side_by_side
@@ -18,13 +21,11 @@ from txl_programs.demo.wiring import (
     room_of,
     stop_button,
 )
-from txl_tf.config import REPETITION_WINDOW
 from txl_tf.data.vocabulary import unescape
-from txl_tf.schema import brief
 
-SECONDS = 0.05  # between two looks at a text that is written
-SAMPLING = "temperature top_k top_p min_p repetition_penalty repetition_window seed".split()
-# To begin with; left out where a run cannot spell it.
+SECONDS = 0.05  # between two updates of a text while it is generated
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed")
+# The first texts on the page. They are left out if a run cannot encode them.
 PROMPT = "The import statement"
 PASSAGE = (
     'The "with" statement is used to wrap the execution of a block with methods defined by a context manager. The '
@@ -35,13 +36,14 @@ PASSAGE = (
 
 
 def whole_or_nothing(name: str, text: str | None) -> int | None:
-    """The whole number of a text box; `None` where it is empty. A number box of Gradio's would make it 0."""
+    """The integer in a text box; `None` if the box is empty. A number box of Gradio would return 0."""
     if not (text or "").strip():
         return None
     try:
         return int(text)
     except ValueError as error:
-        raise ValueError(f"{name} must be a whole number, or empty, got {brief(text)}") from error
+        allowed = "a whole number, or empty"
+        raise ParameterError(name, text, allowed, f"{name} must be {allowed}, got {brief(text)}") from error
 
 
 class LanguageModelPage(Board):
@@ -81,7 +83,8 @@ class LanguageModelPage(Board):
             write = gr.Button("Write", variant="primary", min_width=80, scale=0, elem_id="write")
             go_on = gr.Button("Continue", min_width=110, scale=0, elem_id="continue")
             stop = gr.Row(scale=0)
-        key, shown = gr.State(""), pictures("written")
+        key = gr.State("")
+        shown = pictures("written")
         options = [number, temperature, *more]
         outputs = [shown, key]
         events = [
@@ -115,7 +118,7 @@ class LanguageModelPage(Board):
         optional = {name: whole_or_nothing(name, given.pop(name)) for name in ("top_k", "seed")}
         empty = [name for name, value in given.items() if value is None]
         if empty:
-            raise ValueError(f"{empty[0]} must be a number, and is empty.")
+            raise ParameterError(empty[0], None, "a number", f"{empty[0]} must be a number, and is empty.")
         given |= {name: value for name, value in optional.items() if value is not None}
         ends = [unescape(line) for line in (stop or "").split("\n") if line]
         stops = {"stop_strings": ends, "stop_at_newline": bool(newline), "stop_at_document": bool(document)}
@@ -124,7 +127,8 @@ class LanguageModelPage(Board):
     @answered
     def write(self, names, prompt, rows, number, *values):
         """Writes samples of the chosen runs: yields pictures, and the key to continue them with."""
-        views, options = self.chosen(names), self._options(*values)
+        views = self.chosen(names)
+        options = self._options(*values)
         number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
         rows = self.limits.check_number("Samples", rows, self.limits.max_rows)
         texts = {name: view.start(prompt, rows, options) for name, view in views.items()}
@@ -134,9 +138,11 @@ class LanguageModelPage(Board):
     @answered
     def go_on(self, key, number, *values):
         """Continues what `write` has written."""
-        kept, options = self.shelf.get(key), self._options(*values)
+        kept = self.shelf.get(key)
+        options = self._options(*values)
         if kept is None:
-            raise ValueError("There is nothing to continue, or it has been forgotten: write a text first.")
+            message = "There is no text to continue, or the page has forgotten it. Generate a text first."
+            raise ParameterError("text", None, "generated before", message)
         prompt, texts = kept
         number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
         for name in texts:
@@ -166,7 +172,8 @@ class LanguageModelPage(Board):
             button = gr.Button("Read", variant="primary", min_width=80, scale=0, elem_id=name)
             stop = gr.Row(scale=0)
         asked = gr.State(Asked())
-        shown, detail = pictures(f"{name}-shown"), pictures(f"{name}-detail")
+        shown = pictures(f"{name}-shown")
+        detail = pictures(f"{name}-detail")
         event = self.listen(button.click, read, [names, text], [shown, asked])
         event.then(lambda: "", None, detail)
         with stop:

@@ -6,6 +6,8 @@ import secrets
 import threading
 from typing import Any
 
+from txl_config.errors import ParameterError
+
 CHARACTERS_OF_A_TOKEN = 20  # a text of more characters than this for every token is not even cut into tokens
 
 
@@ -39,33 +41,38 @@ class Limits:
         return 96
 
     def check_text(self, text: Any, name: str = "The text") -> str:
-        """A text of few enough characters, and of at least one."""
+        """Returns a text. Raises ParameterError if it is empty or too long."""
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{name} is empty: type or paste something.")
+            raise ParameterError(name, text, "not empty", f"{name} is empty. Type or paste a text.")
         most = CHARACTERS_OF_A_TOKEN * self.max_tokens
         if len(text) > most:
-            raise ValueError(f"{name} has {len(text):,} characters; this page takes at most {most:,}.")
+            message = f"{name} has {len(text):,} characters. This page accepts at most {most:,}."
+            raise ParameterError(name, text, f"at most {most} characters", message)
         return text
 
     def check_tokens(self, number: int, name: str = "The text") -> None:
         if number > self.max_tokens:
-            raise ValueError(f"{name} has {number:,} tokens; this page takes at most {self.max_tokens:,}.")
+            message = f"{name} has {number:,} tokens. This page accepts at most {self.max_tokens:,}."
+            raise ParameterError(name, number, f"at most {self.max_tokens} tokens", message)
 
     def check_number(self, name: str, value: Any, most: int) -> int:
-        """A whole number from 1 to `most`, which may come as a float."""
+        """Returns an integer from 1 to `most`, which may come as a float. Raises ParameterError for anything else."""
         if not isinstance(value, (int, float)) or not float(value).is_integer() or not 1 <= value <= most:
-            raise ValueError(f"{name} must be a whole number from 1 to {most:,}, got {value!r}.")
+            allowed = f"a whole number from 1 to {most:,}"
+            raise ParameterError(name, value, allowed, f"{name} must be {allowed}, got {value!r}.")
         return int(value)
 
 
 class Shelf:
-    """A few things that visitors come back for, by keys that nobody guesses; the oldest one is forgotten."""
+    """Keeps a few objects that visitors may need again, by keys that cannot be guessed. It forgets the oldest ones."""
 
     def __init__(self, most: int):
-        self.most, self._things, self._lock = most, collections.OrderedDict(), threading.Lock()
+        self.most = most
+        self._things = collections.OrderedDict()
+        self._lock = threading.Lock()
 
     def put(self, thing: Any) -> str:
-        """Keeps a thing: its key."""
+        """Keeps an object, and returns its key."""
         key = secrets.token_urlsafe(16)
         with self._lock:
             self._things[key] = thing
@@ -74,7 +81,7 @@ class Shelf:
         return key
 
     def get(self, key: Any) -> Any:
-        """What was put under a key; `None` where it is forgotten."""
+        """The object with a key; `None` if it is forgotten or unknown."""
         with self._lock:
             if key in self._things:
                 self._things.move_to_end(key)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import gradio as gr
 from markupsafe import Markup
 
+from txl_config.errors import ParameterError, shortened
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, element, notice, side_by_side
 from txl_programs.demo.runs import OpenRun
-from txl_tf.errors import shortened
 
 MOST_RUNS = 2  # side by side
 # A click on what has `data-pick` says so, and in which of the runs' columns; by keyboard, too.
@@ -50,7 +50,8 @@ class Board:
     view: type
 
     def __init__(self, runs: list[OpenRun], limits: Limits):
-        self.views, self.limits = {run.name: self.view(run, limits) for run in runs}, limits
+        self.views = {run.name: self.view(run, limits) for run in runs}
+        self.limits = limits
 
     def spelled(self, text: str) -> str:
         """A text to begin with, or nothing where one of the runs cannot spell it."""
@@ -68,10 +69,11 @@ class Board:
         return gr.CheckboxGroup(names, value=names[:MOST_RUNS], label=label, visible=len(names) > 1)
 
     def chosen(self, names: Any) -> dict[str, Any]:
-        """The views of these names. Raises ValueError where there are none, or too many."""
+        """The views of these names. Raises ParameterError if there are none, or too many."""
         found = {name: self.views[name] for name in names or () if name in self.views}
         if not 1 <= len(found) <= MOST_RUNS:
-            raise ValueError(f"Choose one run, or two to compare; {len(found)} are chosen.")
+            message = f"Choose one run, or two to compare. {len(found)} are chosen."
+            raise ParameterError("runs", list(found), f"1 to {MOST_RUNS} runs", message)
         return found
 
     def listen(self, event: Callable, function: Callable, inputs: Any, outputs: Any) -> Any:
@@ -81,9 +83,11 @@ class Board:
     def clicked(self, asked: Asked, data: gr.EventData) -> tuple[str, str]:
         """`(name, pick)`: in which run a visitor clicked, and on what."""
         said = data._data if isinstance(data._data, dict) else {}
-        places, pick = {str(i): name for i, name in enumerate(asked.names)}, said.get("pick")
+        places = {str(i): name for i, name in enumerate(asked.names)}
+        pick = said.get("pick")
         if str(said.get("run")) not in places or not isinstance(pick, str):
-            raise ValueError("Nothing has been asked yet, or this click is of another page.")
+            message = "There is no answer yet, or this click belongs to another page."
+            raise ParameterError("click", pick, "in a picture of this page", message)
         return places[str(said["run"])], pick
 
 
@@ -102,7 +106,8 @@ def pictures(name: str) -> gr.HTML:
 
 def room_of(names: Collection[str]) -> int:
     """Pixels of a picture of each of these runs, side by side."""
-    return ROOM // max(1, len(names)) - (len(names) > 1) * 20
+    gap = 20 if len(names) > 1 else 0
+    return ROOM // max(1, len(names)) - gap
 
 
 def answered(function: Callable) -> Callable:
@@ -124,7 +129,8 @@ def answered(function: Callable) -> Callable:
 
 def in_turns(steps: dict[str, Iterator[tuple[int, int, Markup | None]]]) -> Iterator[Markup]:
     """What several runs make of a text, in turns: how far each is, then what it has found."""
-    shown, names = {}, list(steps)
+    shown = {}
+    names = list(steps)
     while steps:
         for name in list(steps):
             done, total, found = next(steps[name])
