@@ -317,7 +317,10 @@ class CRF(Layer):
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 
     def decode(self, emissions: Tensor, mask: Tensor | None = None):
-        """`crf_decode`: `(tags, score)` of the best allowed paths. Only if no path is allowed, a score contains costs."""
+        """`crf_decode` with the weights of the layer: `(tags, score)` of the best allowed paths.
+
+        The score contains the costs of forbidden transitions only if no path is allowed.
+        """
         mask = self.elements(emissions, mask)
         packed, emissions = pack(mask, emissions)
         tags, score = crf_decode(emissions, packed, *self.constrained())

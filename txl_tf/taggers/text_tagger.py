@@ -124,12 +124,13 @@ class TextTagger:
                 sentences than the lines of the training (`LineSizes.most`) is cut into parts with the mean number of
                 sentences of these lines.
         """
-        if split is False or (split is None and self.sizes is None):
+        most = None if self.sizes is None else self.sizes.most
+        if split is False or (split is None and most is None):
             return [tokens]
         found = self.sentences(tokens)
-        if split or self.sizes is None:
+        if split or self.sizes is None or most is None:
             return found
-        if len(found) <= self.sizes.most:
+        if len(found) <= most:
             return [tokens]
         ends = [0, *itertools.accumulate(map(len, found))]
         cuts = [*ends[: -1 : self.sizes.usual], ends[-1]]
