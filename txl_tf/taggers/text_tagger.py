@@ -137,21 +137,25 @@ class TextTagger:
         return [tokens[begin:end] for begin, end in itertools.pairwise(cuts)]
 
     def describe(self, line: str, found: TaggedText, tokens: Sequence[str] | None = None) -> dict:
-        """The result of `tag` for a line as a dictionary for JSON: its text, and kind, start, end, text and prob of its
-        entities.
+        """The result of `tag` for a line as a dictionary for JSON.
+
+        It contains the text of the line and its entities, with their kind, start, end, text and prob.
 
         Args:
             line: text.
             found: the result for its tokens. `start` and `end` count tokens there, and characters in the dictionary.
             tokens: the tokens of the line in order; by default `split(line)`.
         """
-        places, rows, end = [], [], 0
+        spans = []
+        end = 0
         for token in self.split(line) if tokens is None else tokens:
             start = line.index(token, end)
             end = start + len(token)
-            places.append((start, end))
-        for kind, first, end, prob in found.entities:
-            start, end = places[first][0], places[end - 1][1]
+            spans.append((start, end))
+        rows = []
+        for kind, first, after, prob in found.entities:
+            start, _ = spans[first]
+            _, end = spans[after - 1]
             rows.append({"kind": kind, "start": start, "end": end, "text": line[start:end], "prob": round(prob, 4)})
         return {"text": line, "entities": rows}
 
@@ -243,7 +247,8 @@ class TextTagger:
 
 def joined(pieces: Sequence[TaggedText]) -> TaggedText:
     """Joins the results for the pieces of a text."""
-    tags, entities = [], []
+    tags = []
+    entities = []
     for piece in pieces:
         entities += [e._replace(start=e.start + len(tags), end=e.end + len(tags)) for e in piece.entities]
         tags += piece.tags

@@ -108,7 +108,8 @@ def interruptible(wait: Callable[[], Any]) -> Any:
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None):  # None: a handler in C
         return wait()
-    results, errors = [], []
+    results = []
+    errors = []
 
     def run():
         try:
@@ -168,8 +169,10 @@ def _workers(required: bool) -> list[str]:
         return []
     try:
         config = json.loads(text)
-        cluster, task = config["cluster"], config["task"]
-        kind, index = task["type"], int(task["index"])
+        cluster = config["cluster"]
+        task = config["task"]
+        kind = task["type"]
+        index = int(task["index"])
         workers = [*cluster.get("chief", []), *cluster.get("worker", [])]
         usable = kind in ("chief", "worker") and 0 <= index < len(cluster.get(kind, []))
         usable = usable and len(cluster.get("chief", [])) <= 1

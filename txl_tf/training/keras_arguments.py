@@ -264,7 +264,8 @@ def _make_variables(metric: keras.metrics.Metric, n_classes: int) -> None:
     """Creates the variables of a metric that creates them in its first update. Checks that every replica has them."""
     strategy = tf.distribute.get_strategy()
     if not metric.variables:
-        labels, outputs = tf.zeros([1, 1], tf.int32), tf.zeros([1, 1, n_classes])
+        labels = tf.zeros([1, 1], tf.int32)
+        outputs = tf.zeros([1, 1, n_classes])
         strategy.run(lambda: metric.update_state(labels, outputs, sample_weight=tf.ones([1, 1])))
         metric.reset_state()
     for variable in metric.variables:

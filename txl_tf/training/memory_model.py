@@ -142,8 +142,9 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, run_eagerly=run_eagerly,
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
-        self._metric_names, self.auto_scale_loss = metrics, auto_scale_loss
-        own = gradient_accumulation_steps, bool(static_shapes), bin_capacities
+        self._metric_names = metrics
+        self.auto_scale_loss = auto_scale_loss
+        own = (gradient_accumulation_steps, bool(static_shapes), bin_capacities)
         self.__dict__.update(zip(OF_COMPILE, own, strict=True))  # only `compile` can set these attributes
 
     def compile_arguments(self):
@@ -203,7 +204,8 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
                 kwargs["steps_per_epoch"] = kwargs["steps_per_epoch"] or batches.count
             if kwargs.get("validation_data") is not None:
                 validation = self._prepare(kwargs["validation_data"], True, "validation_data", allow_shuffled)
-                self._validation_batches, kwargs["validation_data"] = validation, validation.dataset
+                self._validation_batches = validation
+                kwargs["validation_data"] = validation.dataset
                 if validation.repeated:
                     kwargs["validation_steps"] = kwargs.get("validation_steps") or validation.count
             return super().fit(batches.dataset, **{**kwargs, "shuffle": False})

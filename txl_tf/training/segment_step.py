@@ -114,9 +114,11 @@ class SegmentStep(TrainedModel):
             if not by_keras:
                 logs, new_mems = step(data, mems)
             else:
-                self._carried.before, self._carried.after = mems, None
+                self._carried.before = mems
+                self._carried.after = None
                 try:
-                    logs, new_mems = step(data), self._carried.after
+                    logs = step(data)
+                    new_mems = self._carried.after
                 finally:
                     self._carried.before = None
                 if new_mems is None and self.network.mem_len:

@@ -47,8 +47,9 @@ class Turns:
                     message = f"{method} cannot run: fit of the same model runs in another thread"
                     raise ParameterError(method, "fit", "called when no other thread runs fit", message)
                 self._changed.wait()
-            before = self._thread, self._method
-            self._thread, self._method = thread, self._method or method
+            before = (self._thread, self._method)
+            self._thread = thread
+            self._method = self._method or method
         try:
             yield
         finally:
