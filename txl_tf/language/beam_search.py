@@ -9,6 +9,7 @@ Shapes:
     B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def generate(
     model: Any, /, source: Tensor, *, start: Any, end: Any, max_new_tokens: int | None = None, beam_size: int = 1,
     n_best: Any = None, length_penalty: float = 0.6, temperature: float = 0.0, top_k: Any = None,
     top_p: float | None = None, seed: Any = None, suppress_tokens: Any = (),
-):  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Generates targets by greedy search, sampling or beam search, in one graph with cached keys and values.
 
     Args:
@@ -94,7 +95,7 @@ def generate(
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
 
 
-def _check_source(model: Any, source: Tensor):
+def _check_source(model: Any, source: Tensor) -> np.ndarray:
     source = np.asarray(source)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
         allowed = "integers [batch, any]"
@@ -110,7 +111,7 @@ def _check_source(model: Any, source: Tensor):
     return source
 
 
-def check_suppressed(ids: Tensor, end: Any, n_symbols: int):
+def check_suppressed(ids: Tensor, end: Any, n_symbols: int) -> set[int]:
     """Checks `suppress_tokens` and returns them as a set. They must be ids of symbols other than the `end`."""
     if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
         raise ParameterError("suppress_tokens", ids, "several ids")
@@ -122,7 +123,7 @@ def check_suppressed(ids: Tensor, end: Any, n_symbols: int):
     return {int(i) for i in ids}
 
 
-def writable(model: Any, suppressed: Any):
+def writable(model: Any, suppressed: Any) -> Tensor:
     """The symbols that a target may contain, bool `[V]`: all except padding and the ids in `suppressed`."""
     allowed = np.ones([model.target_vocab_size], bool)
     allowed[[PADDING, *suppressed]] = False
@@ -138,7 +139,7 @@ def sample_sequences(
     sampling: Any,
     limits: Tensor | None = None,
     allowed: Any = None,
-):
+) -> tuple[Tensor, Tensor]:
     """Generates one target for every source by sampling, or by greedy search if `sampling` is `None`.
 
     Args:
@@ -172,7 +173,7 @@ def sample_sequences(
     return written.tokens, written.state[1]
 
 
-def _decoder(model: Any, source: Tensor, rows_each: int, most: int, allowed: Any = None):
+def _decoder(model: Any, source: Tensor, rows_each: int, most: int, allowed: Any = None) -> tuple[Callable, Any]:
     """`(decode, caches)`: `model.decode_step` for a source, limited to `allowed` symbols, and the first caches."""
     caches, *rest = model.start_decoding(source, rows_each, most)
     allowed = writable(model, ()) if allowed is None else allowed
@@ -195,7 +196,7 @@ def beam_search(
     length_penalty: float,
     limits: Tensor | None = None,
     allowed: Any = None,
-):
+) -> tuple[Tensor, Tensor]:
     """Searches the most likely targets of every source with `beam_size` hypotheses.
 
     A step extends every hypothesis by every token. The `beam_size` finished targets with the best scores are kept, and

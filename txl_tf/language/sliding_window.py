@@ -21,7 +21,9 @@ from txl_tf.language.sampling import check_integer
 from txl_tf.nn.embedding import check_ids
 
 
-def sliding_window_nll(lm: Any, tokens: Tensor, window: Any, batch_size: int = 16, step: int = 1, progress: Any = None):
+def sliding_window_nll(
+    lm: Any, tokens: Tensor, window: Any, batch_size: int = 16, step: int = 1, progress: Any = None
+) -> np.ndarray:
     """The nll of a text, where each token is predicted from its own window.
 
     Args:

@@ -30,7 +30,9 @@ from txl_tf.nn.settings import remember_graph
 FORBIDDEN = -10000.0  # the score of a forbidden transition, as in fastNLP
 
 
-def crf_nll(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
+def crf_nll(
+    emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
+) -> Tensor:
     """The negative log-likelihood of paths of tags (fastNLP's `ConditionalRandomField.forward`).
 
     Args:
@@ -49,12 +51,12 @@ def crf_nll(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor, 
     return log_norm(emissions, transitions, mask) - tf.reduce_sum(_path_terms(emissions, tags, mask, transitions), 1)
 
 
-def _elements(emissions: Tensor, mask: Tensor):
+def _elements(emissions: Tensor, mask: Tensor) -> Tensor:
     """The mask of a call as bool `[B, T]`."""
     return tf.fill(tf.shape(emissions)[:2], True) if mask is None else as_bool("mask", mask)
 
 
-def checked_tags(tags: Tensor, mask: Tensor, n_tag: int):
+def checked_tags(tags: Tensor, mask: Tensor, n_tag: int) -> Tensor:
     """`tags` as int32, with 0 at padding. It is an error if the tag of an element is not from 0 to `n_tag - 1`.
 
     Under XLA, nothing is checked.
@@ -72,7 +74,9 @@ def checked_tags(tags: Tensor, mask: Tensor, n_tag: int):
         return tf.identity(tags)
 
 
-def _path_scores(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
+def _path_scores(
+    emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
+) -> tuple[Tensor, Tensor]:
     """`(emissions, transitions)` in the dtype of the computation. Args: see `crf_nll`.
 
     The scores of starts and ends are added to the emissions of the first and last elements. Emissions at padding are 0:
@@ -88,7 +92,7 @@ def _path_scores(emissions: Tensor, mask: Tensor, transitions: Tensor, start: An
     return emissions, tf.cast(transitions, dtype)
 
 
-def _path_terms(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor):
+def _path_terms(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor) -> Tensor:
     """The contribution of each element to the score of a path: `[B, T]`."""
     tags = tf.where(mask, tf.cast(tags, tf.int32), 0)
     own = tf.gather(emissions, tags, batch_dims=2)
@@ -97,7 +101,7 @@ def _path_terms(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tens
 
 
 @custom_gradient
-def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor):
+def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
     """The logarithm of the sum over all paths of `exp(score)`: `[B]`. The arguments are results of `_path_scores`.
 
     The gradients are probabilities of tags and of pairs of tags. One loop computes them. TensorFlow's own gradient
@@ -117,16 +121,16 @@ def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor):
     return log_z, grad
 
 
-def _logsumexp(x: Tensor, axis: Any):
+def _logsumexp(x: Tensor, axis: Any) -> Tensor:
     most = tf.reduce_max(x, axis, keepdims=True)
     return tf.squeeze(most, axis) + tf.math.log(tf.reduce_sum(tf.exp(x - most), axis))
 
 
-def _log_norm(alphas: Any, mask: Tensor):
+def _log_norm(alphas: Any, mask: Tensor) -> Tensor:
     return tf.where(mask[:, 0], _logsumexp(alphas[:, -1], 1), 0.0)
 
 
-def _alphas(emissions: Tensor, transitions: Tensor, mask: Tensor):
+def _alphas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
     """`[B, T, K]`: the log of the sum over all partial paths that end with a tag. Padding repeats the last element."""
 
     def step(alpha, element):
@@ -137,7 +141,7 @@ def _alphas(emissions: Tensor, transitions: Tensor, mask: Tensor):
     return _scan(step, emissions[:, 0], (emissions, later))
 
 
-def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor):
+def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
     """`[B, T, K]`: the log of the sum over all partial paths after a tag; 0 at the last element and at padding."""
 
     def step(beta, element):
@@ -148,7 +152,7 @@ def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor):
     return _scan(step, tf.zeros_like(emissions[:, 0]), following, reverse=True)
 
 
-def _scan(step: Any, first: Any, elements: Any, reverse: bool = False):
+def _scan(step: Any, first: Any, elements: Any, reverse: bool = False) -> Any:
     """The results of `step(previous, element)` for all times, `[B, T, ...]`, from `first` on.
 
     The elements are `[B, T, ...]`. One of them belongs to `first` and does not change it, because TensorFlow cannot
@@ -158,12 +162,14 @@ def _scan(step: Any, first: Any, elements: Any, reverse: bool = False):
     return tf.nest.map_structure(_swapped, tf.scan(step, by_time, first, reverse=reverse))
 
 
-def _swapped(x: Tensor):
+def _swapped(x: Tensor) -> Tensor:
     """Swaps the first two axes: `[B, T, ...]` to `[T, B, ...]`, or back."""
     return tf.transpose(x, [1, 0, *range(2, len(x.shape))])
 
 
-def crf_decode(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
+def crf_decode(
+    emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
+) -> tuple[Tensor, Tensor]:
     """The best path of every row, found with the Viterbi algorithm, and its score.
 
     Args: see `crf_nll`.
@@ -193,7 +199,7 @@ def crf_decode(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any 
     return tf.where(mask, tags, 0), tf.where(mask[:, 0], tf.reduce_max(last, 1), 0.0)
 
 
-def crf_marginals(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
+def crf_marginals(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None) -> Tensor:
     """The probability of every tag at every position: float `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
     mask = _elements(emissions, mask)
     emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
@@ -204,7 +210,7 @@ def crf_marginals(emissions: Tensor, mask: Tensor, transitions: Tensor, start: A
 
 def crf_piece_log_probs(
     emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
-):
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities of pieces of a path.
 
     The probability of a piece is that of all paths with the same tags from position s to position e.
@@ -290,7 +296,7 @@ class CRF(Layer):
     def call(self, emissions: Tensor, mask: Tensor | None = None) -> Any:
         return self.decode(emissions, mask)[0]
 
-    def elements(self, emissions: Tensor, mask: Tensor, tags: Tensor | None = None):
+    def elements(self, emissions: Tensor, mask: Tensor, tags: Tensor | None = None) -> Tensor:
         """Checks the arguments of a call. Returns the mask as bool `[B, T]`."""
         if not self.built:
             self.build()
@@ -304,7 +310,7 @@ class CRF(Layer):
             )
         return _elements(emissions, mask)
 
-    def nll(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None):
+    def nll(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None) -> Tensor:
         """`crf_nll` with the weights of the layer. For `mask`, see the call.
 
         Raises:
@@ -316,7 +322,7 @@ class CRF(Layer):
         mask, emissions, tags = pack(mask, emissions, tags)
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 
-    def decode(self, emissions: Tensor, mask: Tensor | None = None):
+    def decode(self, emissions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`crf_decode` with the weights of the layer: `(tags, score)` of the best allowed paths.
 
         The score contains the costs of forbidden transitions only if no path is allowed.
@@ -326,18 +332,18 @@ class CRF(Layer):
         tags, score = crf_decode(emissions, packed, *self.constrained())
         return unpack(mask, tags), score
 
-    def piece_log_probs(self, emissions: Tensor, tags: Tensor, mask: Tensor):
+    def piece_log_probs(self, emissions: Tensor, tags: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """`crf_piece_log_probs` among the allowed paths. `mask` must begin with elements."""
         return crf_piece_log_probs(emissions, tags, mask, *self.constrained())
 
     @property
-    def output_dtype(self):
+    def output_dtype(self) -> str:
         return "int32"
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return tuple(self.named_shapes(shapes, named)["emissions"][:-1])
 
-    def constrained(self):
+    def constrained(self) -> tuple[Tensor, Any, Any]:
         """`(transitions, start, end)`, with the costs of forbidden transitions."""
         if not tf.executing_eagerly():  # because `decode` does not use Keras's call
             remember_graph(self)

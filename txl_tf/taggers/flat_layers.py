@@ -32,7 +32,7 @@ from txl_tf.taggers.flat_variants import ACTIVATION, LatticeProcess, heads_of_so
 from txl_tf.taggers.tener_layers import visible_keys
 
 
-def items(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int):
+def items(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
     """Checks the arguments of a call. Returns the mask, bool `[B, T]`, true at items, or `None` without padding."""
     mask = mask_of_call(x, mask)
     sizes = {"d_model": d_model}
@@ -129,7 +129,7 @@ class LatticeAttn(Layer):
         vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
         return vectors if self.ff_final is None else self.ff_final(vectors)
 
-    def parts(self, x: Tensor, r: Tensor, index: Tensor):
+    def parts(self, x: Tensor, r: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`(q + u, k, v, position_scores)`, the arguments of `attend`."""
         q, k, v = heads_of_some(x, (self.w_q, self.w_k, self.w_v), self.n_head)
         u_bias, v_bias = (tf.cast(bias, q.dtype)[:, None, None] for bias in (self.u, self.v))
@@ -137,7 +137,7 @@ class LatticeAttn(Layer):
         r = tf.reshape(r, [-1, self.n_head, self.d_model // self.n_head])
         return q + u_bias, k, v, pairwise_scores(q + v_bias, r, tf.cast(index, tf.int32))
 
-    def attention_probs(self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None):
+    def attention_probs(self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         """The probabilities of the call, without dropout: `[n_head, batch, items, items]`."""
         visible = visible_keys(items(x, r, index, mask, self.d_model))
         q, k, _, position_scores = self.parts(*self.computed(x, r), index)
@@ -200,7 +200,7 @@ class FlatLayer(Layer):
         self.preprocess = LatticeProcess(pre, **options, name="preprocess")
         self.postprocess = LatticeProcess(post, **options, name="postprocess")
 
-    def rates(self):
+    def rates(self) -> list[float]:
         return [self.dropout, self.attn.dropatt]
 
     def settings_changed(self, names: Iterable[str]) -> None:
@@ -230,12 +230,12 @@ class FlatLayer(Layer):
         x = self._sublayer(x, lambda y: self.attn(y, r, index, mask, dropout_key=attention_key))
         return self._sublayer(x, lambda y: self.feed_forward(y, inner_key, output_key))
 
-    def _sublayer(self, x: Tensor, function: Any):
+    def _sublayer(self, x: Tensor, function: Any) -> Tensor:
         """Computes `LayerNorm(x + function(x))` in the paper's configuration."""
         y = function(self.preprocess(x, x))
         return self.postprocess(y, x if self.residual == "input" else y)
 
-    def feed_forward(self, x: Tensor, inner_key: Tensor | None = None, output_key: Tensor | None = None):
+    def feed_forward(self, x: Tensor, inner_key: Tensor | None = None, output_key: Tensor | None = None) -> Tensor:
         """The feed-forward net without residual connection and layer norm."""
         x, *weights = self.computed(x, *self.ff_0.weights, *self.ff_1.weights)
         output = feed_forward(x, *weights, ACTIVATION[self.activation], self.dropout, inner_key)
