@@ -152,7 +152,7 @@ def sample_sequences(
     """
     batch = shape_of(source)[0]
     decode, caches = _decoder(model, source, 1, max_new_tokens, allowed)
-    uniform = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
+    uniform: Any = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
 
     def step(i, stopped, state):
         last, scores, caches = state
@@ -193,8 +193,8 @@ def beam_search(
     end: Any,
     max_new_tokens: int,
     beam_size: int,
-    length_penalty: float,
-    limits: Tensor | None = None,
+    length_penalty: Any,
+    limits: Any = None,
     allowed: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Searches the most likely targets of every source with `beam_size` hypotheses.

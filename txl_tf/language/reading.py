@@ -1,12 +1,12 @@
-"""A text as a language model reads it: segment by segment, each with the memory of those before.
+"""Shows how a language model reads a text: segment by segment, with memory.
 
-    for reading in read_text(lm, ids, tgt_len=64):      # how likely each token was, and what else could stand there
+    for reading in read_text(lm, ids, tgt_len=64):      # the nll of each token, and the most likely tokens
         reading.nll, reading.ids, reading.log_probs
-    look_back(lm, ids, place=100, tgt_len=64)           # where each head looked before token 100; what memory is worth
-    for start, nll in nll_by_memory(lm, ids, 64, kept=[0, 32, 64]): ...         # given none, half and all of its memory
+    look_back(lm, ids, place=100, tgt_len=64)           # the attention before token 100, and the nll with less memory
+    for start, nll in nll_by_memory(lm, ids, 64, kept=[0, 32, 64]): ...         # with none, half and all of the memory
 
 Shapes:
-    n: tokens of a text      T: tokens of a segment      K: keys, of memory and segment
+    n: tokens of a text      T: tokens of a segment      K: keys in memory and segment
 """
 
 from __future__ import annotations

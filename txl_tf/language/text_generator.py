@@ -124,7 +124,7 @@ class TextGenerator:
         """
         return answers(prompts, self._encode, self._continue, name, strict, POOL * self.batch_size, numbers)
 
-    def _encode(self, line: str) -> tuple[str, np.ndarray]:
+    def _encode(self, line: str | bytes) -> tuple[str, np.ndarray]:
         prompt = text_of(line, "surrogateescape" if self.vocab.level == "byte" else "strict")
         prompt = prompt.removesuffix("\r") if self.vocab.has_plain_text else prompt
         return prompt, encode_prompt(self.vocab, prompt)

@@ -79,8 +79,10 @@ class WindowCache:
     def initial_state(self, batch_size: int) -> WindowState:
         """The state before a text."""
         klen = self.network.mem_len + self.context_len
-        rings = [zero_keys(self.network, batch_size, klen) for _ in "kv"]
-        return WindowState(*rings, tf.zeros([batch_size, self.context_len], tf.int32), tf.zeros([batch_size], tf.int32))
+        keys = zero_keys(self.network, batch_size, klen)
+        values = zero_keys(self.network, batch_size, klen)
+        tokens = tf.zeros([batch_size, self.context_len], tf.int32)
+        return WindowState(keys, values, tokens, tf.zeros([batch_size], tf.int32))
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor) -> tuple[Tensor, WindowState]:
         """As `MemoryCache.read_prompt`. If a prompt is longer than a window, only its last window is read."""
@@ -134,12 +136,17 @@ class WindowCache:
         def move_on():
             again = state.tokens[:, self.context_len - self.context_len // 2 :]
             _, moved = self.forward(weights, again, self.initial_state(shape_of(again)[0]))
-            rings = [
-                tuple(tf.where(full[:, None, None, None], new, old) for new, old in zip(*both, strict=True))
-                for both in ((moved.keys, state.keys), (moved.values, state.values))
-            ]
-            tokens = tf.where(full[:, None], moved.tokens, state.tokens)
-            return WindowState(*rings, tokens, tf.where(full, moved.length, state.length))
+
+            def moved_if_full(new_rings, old_rings):
+                rings = zip(new_rings, old_rings, strict=True)
+                return tuple(tf.where(full[:, None, None, None], new, old) for new, old in rings)
+
+            return WindowState(
+                moved_if_full(moved.keys, state.keys),
+                moved_if_full(moved.values, state.values),
+                tf.where(full[:, None], moved.tokens, state.tokens),
+                tf.where(full, moved.length, state.length),
+            )
 
         return tf.cond(tf.reduce_any(full), move_on, lambda: state)
 

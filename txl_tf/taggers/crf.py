@@ -87,7 +87,7 @@ def _path_scores(
     if start is not None:
         emissions = tf.concat([emissions[:, :1] + tf.cast(start, dtype), emissions[:, 1:]], 1)
     if end is not None:
-        last = mask & ~tf.pad(mask[:, 1:], [[0, 0], [0, 1]])
+        last = mask & tf.logical_not(tf.pad(mask[:, 1:], [[0, 0], [0, 1]]))
         emissions += tf.cast(last, dtype)[..., None] * tf.cast(end, dtype)
     return emissions, tf.cast(transitions, dtype)
 

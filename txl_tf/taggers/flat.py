@@ -120,11 +120,11 @@ class Flat(SentenceNetwork):
             "attn_ff": self.attn_ff,
             "dropatt": self.dropatt,
         }
-        seed: Any = self.draw_key
+        source: Any = self.draw_key  # of the seeds of the layers
         self.stacked = [
             FlatLayer(
                 self.d_model, self.n_head, self.d_inner, self.pre, self.post, self.residual, self.activation,
-                self.dropout, attention, seed, **options, name=f"layer{i}",
+                self.dropout, attention, source, **options, name=f"layer{i}",
             )
             for i in range(self.n_layer)
         ]  # fmt: skip
@@ -160,7 +160,7 @@ class Flat(SentenceNetwork):
             of_chars = tf.concat([of_chars, bigrams], -1)
         of_chars = self.char_proj(dropout(of_chars, self.embed_dropout, drop_char))
         of_chars *= tf.cast(chars, of_chars.dtype)[..., None]
-        words = items & ~tf.pad(chars, [[0, 0], [0, n_items - length]])
+        words = items & tf.logical_not(tf.pad(chars, [[0, 0], [0, n_items - length]]))
         of_words = self.lex_proj(dropout(found, self.embed_dropout, drop_word))
         of_words *= tf.cast(words, of_words.dtype)[..., None]
         return of_words + tf.pad(of_chars, [[0, 0], [0, n_items - length], [0, 0]])

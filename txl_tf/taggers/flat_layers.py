@@ -124,7 +124,8 @@ class LatticeAttn(Layer):
         dropout_key: Tensor | None = None,
     ) -> Any:
         visible = visible_keys(items(x, r, index, mask, self.d_model))
-        q, k, v, position_scores = self.parts(*self.computed(x, r), index)
+        x, r = self.computed(x, r)
+        q, k, v, position_scores = self.parts(x, r, index)
         dropout_key = self.key_of_call(x, training, dropout_key)
         vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
         return vectors if self.ff_final is None else self.ff_final(vectors)
@@ -140,7 +141,8 @@ class LatticeAttn(Layer):
     def attention_probs(self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         """The probabilities of the call, without dropout: `[n_head, batch, items, items]`."""
         visible = visible_keys(items(x, r, index, mask, self.d_model))
-        q, k, _, position_scores = self.parts(*self.computed(x, r), index)
+        x, r = self.computed(x, r)
+        q, k, _, position_scores = self.parts(x, r, index)
         return attention_probs(q, k, position_scores, visible, self.score_scale)
 
 
@@ -237,6 +239,7 @@ class FlatLayer(Layer):
 
     def feed_forward(self, x: Tensor, inner_key: Tensor | None = None, output_key: Tensor | None = None) -> Tensor:
         """The feed-forward net without residual connection and layer norm."""
-        x, *weights = self.computed(x, *self.ff_0.weights, *self.ff_1.weights)
-        output = feed_forward(x, *weights, ACTIVATION[self.activation], self.dropout, inner_key)
+        x, kernel_1, bias_1, kernel_2, bias_2 = self.computed(x, *self.ff_0.weights, *self.ff_1.weights)
+        activation = ACTIVATION[self.activation]
+        output = feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, activation, self.dropout, inner_key)
         return dropout(output, self.dropout, output_key)

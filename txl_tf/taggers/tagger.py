@@ -260,7 +260,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             return tf.cast(inputs["mask"], tf.bool)
         return tf.not_equal(inputs, 0)
 
-    def _hidden(self, inputs: Any, training: bool, dropout_key: Tensor) -> Tensor:
+    def _hidden(self, inputs: Any, training: bool | None, dropout_key: Tensor | None) -> Tensor:
         takes = self._network_arguments
         options = {"training": training} if "training" in takes else {}
         if "dropout_key" in takes:
@@ -365,8 +365,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         pairs = tags[:, :-1] * len(self.labels) + tags[:, 1:]
         joined = tf.gather(tf.constant(self._continues.ravel()), pairs) & mask[:, 1:]  # a GPU has no gather_nd of bool
         inside = tf.gather(tf.constant(self._entity), tags) & mask
-        begins = inside & ~tf.pad(joined, [[0, 0], [1, 0]])
-        ends = inside & ~tf.pad(joined, [[0, 0], [0, 1]])
+        begins = inside & tf.logical_not(tf.pad(joined, [[0, 0], [1, 0]]))
+        ends = inside & tf.logical_not(tf.pad(joined, [[0, 0], [0, 1]]))
         # The number of the entity, from 1 on. The entity begins at the first element with this number.
         number = tf.cumsum(tf.cast(begins, tf.int32), 1)
         return ends, tf.searchsorted(number, number)

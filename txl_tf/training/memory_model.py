@@ -86,7 +86,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         return getattr(self._running, "loop", None) or self._fitted
 
     @loop.setter
-    def loop(self, state: Any) -> LoopState:
+    def loop(self, state: LoopState) -> None:
         self._fitted = state
 
     @contextlib.contextmanager

@@ -71,7 +71,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
         carried_names: keys of `carried_arrays`.
     """
 
-    seed: int
+    seed: Any
     optimizer: Any
     smaller = 'txl_tf.export_saved_model(model, directory, weights="bfloat16") writes a model of half the size'
     stop_requested = False
@@ -99,7 +99,8 @@ class TrainedModel(Unquantized, MixedIntoModel):
         if not self.compiled:
             return None
         frozen = [i for i, layer in enumerate(self._flatten_layers()) if not layer.trainable]
-        return {**keras.saving.serialize_keras_object(self.compile_arguments()), "frozen": frozen}
+        arguments: Any = keras.saving.serialize_keras_object(self.compile_arguments())
+        return {**arguments, "frozen": frozen}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         layers: list[Any] = list(self._flatten_layers())

@@ -324,7 +324,8 @@ def _check_order(v: Tensor, k: Tensor, q: Tensor) -> None:
     """Raises ParameterError if positional tensors may be in the order `(query, value, key)`."""
     if v is k:
         return
-    shapes: list[Any] = [tf.TensorShape(getattr(x, "shape", None)) for x in (v, k, q)]
+    given: list[Any] = [getattr(x, "shape", None) for x in (v, k, q)]
+    shapes: list[Any] = [tf.TensorShape(shape) for shape in given]
     same = [shape[1] if shape.rank == 3 else None for shape in shapes]
     if k is q or same[0] != same[1] or same[0] == same[2]:
         raise _order_error((v, k, q))

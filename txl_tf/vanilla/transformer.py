@@ -138,7 +138,7 @@ class Decoder(_Stack):
         weights = {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
             seen = (enc_output, look_ahead_mask, padding_mask)
-            if memory is not None:  # it takes the place of the encoder's output and of both masks
+            if memory is not None:  # instead of the encoder's output and both masks
                 seen = (memory.layers[i], memory.layers[i], memory.layers[i])
             x, block1, block2 = layer(x, *seen, dropout_key=key)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
@@ -553,7 +553,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return tf.nn.log_softmax(self.logits(hidden)[:, 0]), memory.after()
 
     def why_not_cached(self) -> Exception | None:
-        """The error of a part that cannot be computed from cached keys and values; `None` where there is none."""
+        """The error of a part that cannot be computed from cached keys and values, or `None` if every part can."""
 
         def read():
             if not is_library(self, Transformer):
@@ -565,10 +565,10 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
 
 
 def _after_elements(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Packed states `[B, T, E]` at the places of the row as given, whose elements `mask` `[B, T]` says.
+    """Moves packed states, `[B, T, E]`, back to the positions of the elements, where `mask` `[B, T]` is true.
 
-    Where padding stands before an element, it gets the state of the last element before it: what follows that one is
-    what the padding is followed by. A row without such padding is packed already, and stays as it is.
+    Padding before an element gets the state of the last element before the padding, because the same token follows. A
+    row without such padding is packed already, and does not change.
     """
     has_gap = tf.reduce_any(mask[:, 1:] & ~mask[:, :-1], 1, keepdims=True)
     places = tf.maximum(tf.cumsum(tf.cast(mask, tf.int32), 1) - 1, 0)
