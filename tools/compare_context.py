@@ -19,6 +19,7 @@ The tables are Markdown. The picture needs matplotlib: pip install -e ".[plot]".
 import os
 import statistics
 import time
+from typing import Any
 
 from absl import flags
 
@@ -50,10 +51,10 @@ from txl_tf.runs.metrics import to_metric
 from txl_tf.runs.setup import open_corpus
 from txl_tf.runs.train import train_run
 
-SHAPE = {"n_token": 204, "d_model": 512, "d_embed": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
+SHAPE: Any = {"n_token": 204, "d_model": 512, "d_embed": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # times faster, on the authors' GPU
 TGT_LEN = 128  # of Transformer-XL in speed
-SMALL = {"n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0, "dropatt": 0.0}
+SMALL: Any = {"n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0, "dropatt": 0.0}
 MEMORY = 128  # of training
 SEGMENT = 64
 D_INNER = 512
@@ -86,9 +87,10 @@ def memory_turn(attn_len, segments=2):
     def turn():
         nonlocal carried
         started = time.perf_counter()
+        nll = None
         for _ in range(segments):
             nll, _, carried = evaluation_nll(tokens, tokens, carried)
-        nll.numpy()
+        np.asarray(nll)  # wait for it
         return (time.perf_counter() - started) / (segments * TGT_LEN)
 
     return turn
@@ -140,8 +142,8 @@ def compare_training():
     """`{name: nll by position}`; prints the table."""
     data = {"dataset": "text", "data_path": FLAGS.data_path, "level": "char", "valid_fraction": 0.1}
     data = data if FLAGS.data_path else {"dataset": "pydoc"}
-    training = {"tgt_len": SEGMENT, "train_batch_size": 12, "train_steps": FLAGS.train_steps, "iterations": 100}
-    evaluation = {"tgt_len": SEGMENT, "eval_batch_size": 4}
+    training: Any = {"tgt_len": SEGMENT, "train_batch_size": 12, "train_steps": FLAGS.train_steps, "iterations": 100}
+    evaluation: Any = {"tgt_len": SEGMENT, "eval_batch_size": 4}
     rows = []
     curves = {}
     for name, model in configs().items():

@@ -21,6 +21,7 @@ The picture needs matplotlib: pip install -e ".[plot]".
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -72,7 +73,7 @@ def read_text():
 
 def make_model(positions, mem_len, seed):
     """A language model with as many parameters as one with relative positions, as nearly as d_inner allows."""
-    options = {"context_len": SEGMENT} if positions == "learned" else {}
+    options: Any = {"context_len": SEGMENT} if positions == "learned" else {}
 
     def model(d_inner):
         return txl_tf.TransformerXLLM(

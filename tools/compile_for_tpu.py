@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from absl import flags
@@ -324,7 +325,7 @@ def compile_published():
             f"--cutoffs={','.join(map(str, cutoffs))}", f"--replicas={replicas}", f"--mixed_precision={precision}",
             f"--recompute={recompute}", f"--chip={FLAGS.chip}", "--program=training",
         ]  # fmt: skip
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        process: Any = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         answer = process.stdout.read().strip().splitlines()[-1:]
         _, status, used = os.wait4(process.pid, 0)
         failed |= status != 0

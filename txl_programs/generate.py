@@ -123,7 +123,7 @@ class Writer:
                 self.seconds += time.perf_counter() - started
             self.written += tokens.shape[1]
             number -= step
-            self.show(self.as_shown(tokens[0], nll[0] if FLAGS.verbose else None, self.session.excess))
+            self.show(self.as_shown(tokens[0], None if nll is None else nll[0], self.session.excess))
             if self.session.ended:
                 break
         self.show(self.stream.end() + ("" if FLAGS.verbose else "\n"))

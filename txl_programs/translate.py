@@ -125,7 +125,8 @@ def report(found, references, level):
 def make_answering(folder, path):
     """The translator of lines, as the flags describe it, with the weights of a checkpoint."""
     model = folder.load_model(path)
-    translator = Translator(model, *folder.load_vocabs(), config_of(SearchConfig), FLAGS.batch_size)
+    source_vocab, target_vocab = folder.load_vocabs()
+    translator = Translator(model, source_vocab, target_vocab, config_of(SearchConfig), FLAGS.batch_size)
     return Answering(translator.translate_lines, lines_of, counts_of)
 
 

@@ -24,7 +24,8 @@ class EncoderDecoderView:
         self.run = run
         self.limits = limits
         self.model = run.model
-        self.reader = Translator(self.model, *run.vocabs)
+        self.source_vocab, self.target_vocab = run.vocabs
+        self.reader = Translator(self.model, self.source_vocab, self.target_vocab)
         self.encode = self.reader.encode
 
     def translate(self, source: str, beam_size: int, n_best: int, length_penalty: float) -> list[Translation]:
@@ -38,7 +39,8 @@ class EncoderDecoderView:
             raise ParameterError("source", source, "one line", message)
         search = SearchConfig(beam_size=beam_size, n_best=min(n_best, beam_size), length_penalty=length_penalty)
         with self.run.lock:
-            return Translator(self.model, *self.run.vocabs, search).translate([source], "The source")[0]
+            translator = Translator(self.model, self.source_vocab, self.target_vocab, search)
+            return translator.translate([source], "The source")[0]
 
     def show(self, found: list[Translation]) -> Markup:
         """The targets with their scores, the best first; a click on one is for `look`."""

@@ -14,6 +14,7 @@ from txl_config.errors import ParameterError
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, bars, choices, element, facts, figure, legend, matrix, short, tokens
 from txl_programs.demo.runs import OpenRun, other_click, picked
+from txl_tf.data.subwords import SubwordVocab
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.reading import look_back, nll_by_memory, read_text
@@ -303,8 +304,8 @@ class LanguageModelView:
 
 
 def labels_of(vocab: Vocab, ids: np.ndarray) -> list[str]:
-    """What the page writes for tokens: their text, the end of a line as a newline, a word with a space behind it."""
-    if vocab.level == "subword":
+    """The labels of tokens on the page: their text; a newline for the end of a line; a word and a space."""
+    if isinstance(vocab, SubwordVocab):
         return [vocab.token_bytes[i].decode("utf-8", "backslashreplace") or vocab.symbols[i] for i in ids]
     symbols = [vocab.symbols[i].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for i in ids]
     if vocab.level != "word":

@@ -37,7 +37,7 @@ PASSAGE = (
 
 def whole_or_nothing(name: str, text: str | None) -> int | None:
     """The integer in a text box; `None` if the box is empty. A number box of Gradio would return 0."""
-    if not (text or "").strip():
+    if text is None or not text.strip():
         return None
     try:
         return int(text)

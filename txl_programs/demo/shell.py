@@ -3,12 +3,15 @@
 import math
 import os
 import socket
+from typing import Any
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # it would report to its makers, and ask for newer versions
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")  # records of requests
 
 import fastapi
 import gradio as gr
+from gradio import themes
+from gradio.components import Component
 from markupsafe import escape
 
 from txl_config.errors import ParameterError, brief, named, shortened
@@ -43,12 +46,12 @@ def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
                 with gr.Tab(name):
                     of_task.build()
     for block in page.blocks.values():
-        if isinstance(block, gr.components.Component):
+        if isinstance(block, Component):
             check_values(block)
     return page.queue(max_size=limits.waiting, api_open=False, status_update_rate=1)
 
 
-def check_values(component: gr.components.Component) -> None:
+def check_values(component: Component) -> None:
     """Makes a component answer a value that it does not take with a sentence, where Gradio would print a traceback.
 
     The component passes on `None`, the value of a box that is emptied, where Gradio would fail: the handlers say it.
@@ -75,9 +78,9 @@ def make_app(page: gr.Blocks, limits: Limits, host: str) -> fastapi.FastAPI:
     app.add_middleware(Guard, page=page, limits=limits, host=host)
     page.state_session_capacity = limits.sessions
     page._queue.pending_messages_per_session.max_size = limits.sessions  # messages that nobody has asked for yet
-    fonts = {"font": [gr.themes.Font("sans-serif")], "font_mono": [gr.themes.Font("monospace")]}
+    fonts: Any = {"font": [themes.Font("sans-serif")], "font_mono": [themes.Font("monospace")]}
     greys = {"block_info_text_color": "*neutral_500", "block_info_text_color_dark": "*neutral_400"}
-    theme = gr.themes.Base(primary_hue="blue", **fonts).set(**greys)
+    theme = themes.Base(primary_hue="blue", **fonts).set(**greys)
     return gr.mount_gradio_app(
         app, page, path="/", theme=theme, css=CSS, footer_links=[],
         run_history=False, show_error=False, ssr_mode=False, mcp_server=False, pwa=False, enable_monitoring=False,

@@ -43,7 +43,9 @@ class TaggerView:
         most = run.model.network.max_seq_len
         sizes = line_sizes(run.folder)
         window = min(sizes.longest if sizes else most, most)
-        self.tagger = TextTagger(run.model, encoder_of(*run.vocabs), window=window, sizes=sizes)
+        vocab, bigram_vocab, *lexicon = run.vocabs
+        encoder = encoder_of(vocab, bigram_vocab, lexicon[0] if lexicon else None)
+        self.tagger = TextTagger(run.model, encoder, window=window, sizes=sizes)
         self.network = run.model.network
 
     def split(self, text: str) -> list[str]:

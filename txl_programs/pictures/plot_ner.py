@@ -61,7 +61,8 @@ def open_tagger(model_dir, family="tener"):
     if found != family:
         message = f"model_dir {folder} must hold a run of family={family}, got family={found}"
         raise ParameterError("model_dir", folder.path, f"a run of family={family}", message)
-    return load_model(folder), encoder_of(*folder.load_vocabs())
+    vocab, bigram_vocab, *lexicon = folder.load_vocabs()
+    return load_model(folder), encoder_of(vocab, bigram_vocab, lexicon[0] if lexicon else None)
 
 
 # --------------------------------------------------------------------------------------------------------- direction

@@ -1,6 +1,7 @@
 """A server that ends in silence, with a bounded number of connections, none of which stays open for nothing."""
 
 import logging
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -32,7 +33,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.made_at = self.loop.time()
         if len(self.connections) > self.most:
-            idle = [other for other in self.connections if other is not self and other.is_idle]
+            others: list[Any] = [other for other in self.connections if other is not self]
+            idle = [other for other in others if other.is_idle]
             min(idle, key=lambda other: other.made_at, default=self).transport.abort()
         if not transport.is_closing():
             self._check_later()
