@@ -30,6 +30,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -193,7 +194,7 @@ def model_changes():
 
 def sampling_options():
     """The options of sampling."""
-    options = values(("top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed"))
+    options: dict[str, Any] = values(("top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed"))
     return options | {"temperature": 0.0 if FLAGS.greedy else FLAGS.temperature}
 
 

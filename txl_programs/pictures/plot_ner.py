@@ -197,10 +197,10 @@ def main():
 
 def check(network):
     """Raises ParameterError if the network has no such layer or head."""
-    for name, number in (("layer", network.n_layer), ("head", network.n_head)):
-        if FLAGS[name].value is not None and not 0 <= FLAGS[name].value < number:
+    for name, value, number in (("layer", FLAGS.layer, network.n_layer), ("head", FLAGS.head, network.n_head)):
+        if value is not None and not 0 <= value < number:
             allowed = f"lie in [0, {number})"
-            raise ParameterError(name, FLAGS[name].value, allowed, f"{name} must {allowed}, got {FLAGS[name].value}")
+            raise ParameterError(name, value, allowed, f"{name} must {allowed}, got {value}")
 
 
 if __name__ == "__main__":

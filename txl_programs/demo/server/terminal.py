@@ -32,7 +32,7 @@ class Plain(io.TextIOBase):
         return True
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  # read only in TextIOBase, too
         return self._stream.encoding
 
 
