@@ -1,4 +1,4 @@
-"""The page as a whole: a tab for every task, its looks, and the server that shows it to this machine."""
+"""The whole page: a tab for every task, its style, and the server that shows it on this machine."""
 
 import math
 import os
@@ -32,7 +32,7 @@ PAGES = {
 
 
 def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
-    """The page of these runs: a tab for each of their tasks."""
+    """The page for these runs, with a tab for each of their tasks."""
     tasks = [task for task in PAGES if any(run.task == task for run in runs)]
     with gr.Blocks(title="txl_tf", analytics_enabled=False, fill_width=True) as page:
         described = " · ".join(f"**{escaped(run.name)}** {run.describe()}" for run in runs)
@@ -52,9 +52,9 @@ def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
 
 
 def check_values(component: Component) -> None:
-    """Makes a component answer a value that it does not take with a sentence, where Gradio would print a traceback.
+    """Makes a component answer a wrong value with a sentence, where Gradio would print a traceback.
 
-    The component passes on `None`, the value of a box that is emptied, where Gradio would fail: the handlers say it.
+    For `None`, the value of an empty box, Gradio would fail. The component passes it on, and the handlers report it.
     """
     own = component.preprocess
 
@@ -65,7 +65,7 @@ def check_values(component: Component) -> None:
             if isinstance(payload, float) and not math.isfinite(payload):
                 raise ValueError(payload)
             return own(payload)
-        except Exception as error:  # of any kind, as the value may be of any kind
+        except Exception as error:  # any kind of error, because the value may be anything
             sentence = error.message if isinstance(error, gr.Error) else f"A box cannot hold {brief(payload)}."
             raise gr.Error(str(escape(shortened(str(sentence)))), print_exception=False) from None
 
@@ -89,7 +89,7 @@ def make_app(page: gr.Blocks, limits: Limits, host: str) -> fastapi.FastAPI:
 
 
 def serve(runs: list[OpenRun], limits: Limits, host: str, port: int) -> None:
-    """Shows the page until it is stopped.
+    """Serves the page until it is stopped.
 
     Raises:
         ParameterError: nothing can listen at this address.
@@ -106,5 +106,5 @@ def serve(runs: list[OpenRun], limits: Limits, host: str, port: int) -> None:
 
 
 def escaped(name: str) -> str:
-    """A name in Markdown."""
+    """A name, escaped for Markdown."""
     return "".join(f"\\{c}" if c.isascii() and not c.isalnum() and c not in " " else c for c in name)
