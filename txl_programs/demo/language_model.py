@@ -146,7 +146,7 @@ class LanguageModelView:
         yield len(ids), len(ids), self._show_read(ids, np.concatenate(nll))
 
     def _locked(self, steps):
-        """Yields the steps of a computation. Each holds the lock of the run, so other visitors' steps can run in between."""
+        """Yields the steps of a computation. Each holds the lock of the run. Steps of other visitors run in between."""
         while True:
             with self.run.lock:
                 step = next(steps, None)

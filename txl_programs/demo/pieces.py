@@ -1,7 +1,7 @@
 """HTML pieces of the page.
 
-`element` is the only place where text becomes HTML: what is not `Markup` is escaped there, and control characters are
-written like \\x1b. Colours are shares from 0 to 1, which style.py mixes with the page's own colours, light or dark.
+`element` is the only place where text becomes HTML. It escapes everything that is not `Markup`, and writes control
+characters like \\x1b. Colours are numbers from 0 to 1, which style.py mixes with the light or dark colours of the page.
 """
 
 from collections.abc import Iterable, Sequence
