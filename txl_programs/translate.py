@@ -20,7 +20,6 @@ terminal, control characters are written like \\x1b, unless --raw is given.
 import functools
 import sys
 
-import numpy as np
 from absl import flags
 
 from txl_config import SearchConfig, TransformerConfig
@@ -55,6 +54,8 @@ define_flags(SearchConfig)
 define_flags(PairFilesConfig)
 
 read_flags(__name__)
+
+import numpy as np
 
 from txl_config.errors import ParameterError
 from txl_config.schema import check_left_out
