@@ -314,18 +314,31 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         return why_not_cached(self, read)
 
     @property
+    def cached_by(self):
+        """How keys and values are cached, in a "ring" or a "window": see `Positions`. `None` where the network has no
+        scheme of positions: then every token is given the memory that the call of the token before returned.
+        """
+        scheme = getattr(self.network, "scheme", None)
+        return None if scheme is None else scheme.cached_by
+
+    @property
     def has_window(self):
         """Whether places count from the beginning of a segment, so that a cache holds a window of the text."""
-        return self.network.scheme.cached_by == "window"
+        return self.cached_by == "window"
+
+    @property
+    def has_cache(self):
+        """Whether texts are read with cached keys and values."""
+        return self.cached_by is not None and self.why_not_cached() is None
 
     @property
     def reads_from_cache(self):
         """Whether an evaluation reads keys and values from a cache. Otherwise its memory is hidden states."""
-        return not self.has_window and self.why_not_cached() is None
+        return self.cached_by == "ring" and self.has_cache
 
     def decoding_cache(self, static_shapes=False):
         """The cache that `generate` reads a text with: keys and values, or what they are computed from."""
-        if self.why_not_cached() is not None:
+        if not self.has_cache:
             return (RereadWindow if self.has_window else HiddenStateCache)(self, static_shapes)
         return self.cached_decoding(static_shapes)
 

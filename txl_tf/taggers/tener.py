@@ -37,6 +37,11 @@ class SentenceNetwork(Layer):
         self.start_keys(seed, always=True)
 
     @property
+    def reads_lattice(self):
+        """Whether the network reads the words of a lexicon besides the characters."""
+        return "lattice" in self.input_dims
+
+    @property
     def input_shapes(self):
         """The shapes of the inputs, of any batch and length: what `build` and `compute_output_shape` take."""
         names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
