@@ -48,7 +48,6 @@ from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.files import check_writable
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.runs.folder import RunFolder
-from txl_tf.taggers.flat import Flat
 from txl_tf.taggers.tener_layers import two_way_positions
 from txl_tf.taggers.text_tagger import TextTagger
 
@@ -188,7 +187,7 @@ def main():
                     message = f"text_path {FLAGS.text_path} has no sentences"
                     raise ParameterError("text_path", FLAGS.text_path, "a file with sentences", message)
                 encoded = text.encode([tokens for tokens in sentences if tokens])
-                arrays = features(encoded, lattice=isinstance(tagger.network, Flat))
+                arrays = features(encoded, lattice=tagger.reads_lattice)
                 inputs = {name: tf.constant(array) for name, array in arrays.items()}
             runs[name] = tagger, inputs
         figure = draw_direction(runs, FLAGS.distance)
