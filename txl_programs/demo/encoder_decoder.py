@@ -2,6 +2,7 @@
 
 from markupsafe import Markup
 
+from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, choices, element, figure, matrix, short
 from txl_programs.demo.runs import OpenRun, picked
@@ -28,9 +29,10 @@ class EncoderDecoderView:
         """The best targets of a line. Raises ValueError with a sentence for the page."""
         source = self.limits.check_text(source, "The source").strip("\n")
         if beam_size not in BEAMS:
-            raise ValueError(f"Beams must be one of {', '.join(map(str, BEAMS))}, got {beam_size!r}.")
+            allowed = ", ".join(map(str, BEAMS))
+            raise Refusal("Beams must be one of {allowed}, got {value}.", allowed=allowed, value=repr(beam_size))
         if "\n" in source:
-            raise ValueError("The source has several lines: this page translates one.")
+            raise Refusal("The source has several lines: this page translates one.")
         search = SearchConfig(beam_size=beam_size, n_best=min(n_best, beam_size), length_penalty=length_penalty)
         with self.run.lock:
             return Translator(self.model, *self.run.vocabs, search).translate([source], "The source")[0]
@@ -44,8 +46,8 @@ class EncoderDecoderView:
             )
             for i, target in enumerate(found)
         ]  # fmt: skip
-        head = element("tr", *(element("th", name) for name in ("", "target", "score, nats")))
-        note = "The score is the log-probability; of a search, divided by the length penalty. Click a target."
+        head = element("tr", *(element("th", name) for name in ("", said("target"), said("score, nats"))))
+        note = said("The score is the log-probability; of a search, divided by the length penalty. Click a target.")
         return element("div", element("table", head, *rows, class_="targets"), element("p", note, class_="note"))
 
     def look(self, source: str, target: str, pick: str) -> Markup:
@@ -59,14 +61,16 @@ class EncoderDecoderView:
         n_layer, n_head = self.model.num_layers, self.model.num_heads
         layer, head = of_head or (n_layer - 1, 0)
         if not (layer < n_layer and head < n_head):
-            raise ValueError("This click is of another model: translate anew.")
+            raise Refusal("This click is of another model: translate again.")
         with self.run.lock:
             found = self.reader.attention(source.strip("\n"), target)
+        chosen = f"{i}:{layer}:{head}"
         heads = [
-            choices(f"Layer {m}, head", [(str(h), f"{i}:{m}:{h}") for h in range(n_head)], f"{i}:{layer}:{head}")
+            choices(said("Layer {layer}, head", layer=m), [(str(h), f"{i}:{m}:{h}") for h in range(n_head)], chosen)
             for m in range(n_layer)
         ]
         rows, columns = [Place(short(symbol)) for symbol in found.queries], [short(symbol) for symbol in found.keys]
         drawn = matrix(found.weights[layer, head], rows, columns, ROOM)
         note = "A row is a symbol that is written; a column, one of the source. Rows sum to 1; colours are roots."
-        return figure(f"Layer {layer}, head {head}: where it looks to write “{target}”", *heads, drawn, note=note)
+        title = "Layer {layer}, head {head}: where it looks to write “{target}”"
+        return figure(said(title, layer=layer, head=head, target=target), *heads, drawn, note=said(note))

@@ -6,12 +6,14 @@ import secrets
 import threading
 from typing import Any
 
+from txl_programs.demo.language import Refusal, said
+
 CHARACTERS_OF_A_TOKEN = 20  # a text of more characters than this for every token is not even cut into tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Bounds of a request. Each raises ValueError with a sentence for the page."""
+    """Bounds of a request. Each check raises ValueError with a sentence for the page."""
 
     max_tokens: int = 2000  # of a text that is read
     max_new_tokens: int = 500  # of a text that is written
@@ -41,20 +43,23 @@ class Limits:
     def check_text(self, text: Any, name: str = "The text") -> str:
         """A text of few enough characters, and of at least one."""
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{name} is empty: type or paste something.")
+            raise Refusal("{name} is empty: type or paste something.", name=said(name))
         most = CHARACTERS_OF_A_TOKEN * self.max_tokens
         if len(text) > most:
-            raise ValueError(f"{name} has {len(text):,} characters; this page takes at most {most:,}.")
+            sentence = "{name} has {number:,} characters; this page takes at most {most:,}."
+            raise Refusal(sentence, name=said(name), number=len(text), most=most)
         return text
 
     def check_tokens(self, number: int, name: str = "The text") -> None:
         if number > self.max_tokens:
-            raise ValueError(f"{name} has {number:,} tokens; this page takes at most {self.max_tokens:,}.")
+            sentence = "{name} has {number:,} tokens; this page takes at most {most:,}."
+            raise Refusal(sentence, name=said(name), number=number, most=self.max_tokens)
 
     def check_number(self, name: str, value: Any, most: int) -> int:
         """A whole number from 1 to `most`, which may come as a float."""
         if not isinstance(value, (int, float)) or not float(value).is_integer() or not 1 <= value <= most:
-            raise ValueError(f"{name} must be a whole number from 1 to {most:,}, got {value!r}.")
+            sentence = "{name} must be a whole number from 1 to {most:,}, got {value}."
+            raise Refusal(sentence, name=said(name), most=most, value=repr(value))
         return int(value)
 
 

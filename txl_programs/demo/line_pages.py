@@ -3,6 +3,7 @@
 import gradio as gr
 
 from txl_programs.demo.encoder_decoder import BEAMS, EncoderDecoderView
+from txl_programs.demo.language import Refusal
 from txl_programs.demo.pieces import side_by_side
 from txl_programs.demo.tagger import TaggerView
 from txl_programs.demo.wiring import Asked, Board, answered, count_slider, pictures, room_of
@@ -53,7 +54,7 @@ class EncoderDecoderPage(Board):
         targets = asked.of_runs[name]
         i = pick.partition(":")[0]
         if not (i.isascii() and i.isdigit() and int(i) < len(targets)):
-            raise ValueError("This click is of another source: translate anew.")
+            raise Refusal("This click is of another source: translate again.")
         shown = {name: self.views[name].look(asked.text, targets[int(i)], pick)}
         yield side_by_side(shown, asked.names), asked
 

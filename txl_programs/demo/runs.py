@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+from txl_programs.demo.language import Refusal, said
 from txl_tf.runs.folder import RunFolder
 
 
@@ -26,12 +27,12 @@ class OpenRun:
 
     def describe(self) -> str:
         """One line on the run."""
-        return f"{self.family}, {self.model.count_params():,} weights"
+        return said("{family}, {number:,} weights", family=self.family, number=self.model.count_params())
 
 
 def picked(pick: Any, *numbers: int) -> list[int]:
     """The whole numbers of what a click says, such as "0:17", as many as one of `numbers`. Else raises ValueError."""
     parts = pick.split(":") if isinstance(pick, str) and len(pick) < 100 else []
     if len(parts) not in numbers or not all(part.isascii() and part.isdigit() for part in parts):
-        raise ValueError("This click is of another page: load the page anew.")
+        raise Refusal("This click is of another page: load the page again.")
     return [int(part) for part in parts]

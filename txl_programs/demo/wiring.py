@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import gradio as gr
 from markupsafe import Markup
 
+from txl_programs.demo.language import Refusal, explained, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, element, notice, side_by_side
 from txl_programs.demo.runs import OpenRun
@@ -71,7 +72,7 @@ class Board:
         """The views of these names. Raises ValueError where there are none, or too many."""
         found = {name: self.views[name] for name in names or () if name in self.views}
         if not 1 <= len(found) <= MOST_RUNS:
-            raise ValueError(f"Choose one run, or two to compare; {len(found)} are chosen.")
+            raise Refusal("Choose one run, or two to compare; {number} are chosen.", number=len(found))
         return found
 
     def listen(self, event: Callable, function: Callable, inputs: Any, outputs: Any) -> Any:
@@ -83,7 +84,7 @@ class Board:
         said = data._data if isinstance(data._data, dict) else {}
         places, pick = {str(i): name for i, name in enumerate(asked.names)}, said.get("pick")
         if str(said.get("run")) not in places or not isinstance(pick, str):
-            raise ValueError("Nothing has been asked yet, or this click is of another page.")
+            raise Refusal("Nothing has been asked yet, or this click is of another page.")
         return places[str(said["run"])], pick
 
 
@@ -114,10 +115,10 @@ def answered(function: Callable) -> Callable:
             for markup, state in function(*arguments, **named):
                 yield str(markup), state
         except ValueError as error:
-            yield str(notice(shortened(str(error)))), gr.skip()
+            yield str(notice(shortened(explained(error)))), gr.skip()
         except Exception:  # a visitor must get a sentence, whatever has been sent
             traceback.print_exc()
-            yield str(notice("This request cannot be answered. The server's terminal says why.")), gr.skip()
+            yield str(notice(said("This request cannot be answered. The server's terminal says why."))), gr.skip()
 
     return answer
 
@@ -137,7 +138,8 @@ def in_turns(steps: dict[str, Iterator[tuple[int, int, Markup | None]]]) -> Iter
 def progress(done: int, total: int) -> Markup:
     """How far a text is read."""
     bar = element("progress", value=done, max=total)
-    return element("p", bar, f" {done:,} of {total:,} tokens are read", class_="note")
+    read = said("{done:,} of {total:,} tokens are read", done=done, total=total)
+    return element("p", bar, f" {read}", class_="note")
 
 
 def stop_button(name: str, *events) -> gr.Button:
