@@ -17,7 +17,8 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import FLAGS, check_integers, read_flags, run
+from txl_programs.flag_values import FLAGS, check_integers
+from txl_programs.program import read_flags, run
 
 flags.DEFINE_string("data_path", None, "Text file; default: Python's reference manual.")
 flags.DEFINE_enum("claim", "all", ["all", "positions", "biases", "memory"], "Claim to test.")

@@ -23,7 +23,8 @@ a share of 0.36.
 
 from absl import flags
 
-from txl_programs.program import read_flags, run, values
+from txl_programs.flag_values import values
+from txl_programs.program import read_flags, run
 from txl_tf.config import PRECISIONS
 
 SECTIONS = ("specialnames", "compound", "string-methods", "debugger")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import read_flags, run, values
+from txl_programs.flag_values import values
+from txl_programs.program import read_flags, run
 
 flags.DEFINE_string("output", None, "Folder for model.keras and the SavedModel.")
 flags.DEFINE_integer("n_dates", 20000, "Dates to learn from.")
@@ -88,7 +89,7 @@ def train(output, n_dates, epochs, seed):
 
 
 def main():
-    train(**values("output n_dates epochs seed"))
+    train(**values(("output", "n_dates", "epochs", "seed")))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import read_flags, run, values
+from txl_programs.flag_values import values
+from txl_programs.program import read_flags, run
 
 flags.DEFINE_string("output", None, "Folder for tagger.keras and the SavedModel.")
 flags.DEFINE_integer("n_dates", 4000, "Dates to learn from.")
@@ -79,7 +80,7 @@ def train(output, n_dates, epochs, seed):
 
 
 def main():
-    train(**values("output n_dates epochs seed"))
+    train(**values(("output", "n_dates", "epochs", "seed")))
 
 
 if __name__ == "__main__":

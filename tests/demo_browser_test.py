@@ -395,7 +395,7 @@ def test_a_hostile_text_is_text(look, text):
 def test_a_megabyte_and_nothing_get_a_sentence(look, tab, box, button, shown):
     if tab:
         look.tab(tab)
-    sentences = {"x" * 2**17: "has 131,072 characters; this page takes at most 40,000", "": "is empty"}
+    sentences = {"x" * 2**17: "has 131,072 characters. This page accepts at most 40,000", "": "is empty"}
     for text, sentence in sentences.items():
         look.type(box, text)
         look.press(button)

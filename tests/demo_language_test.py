@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from helpers import ROOT
 
+from txl_config import SearchConfig
 from txl_programs.demo import chinese
 from txl_programs.demo.language import Refusal, explained, labels_in, preferred, said, speaking
 from txl_programs.demo.limits import Limits
-from txl_tf.config import SearchConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.sampling import check_sampling
 from txl_tf.language.stopping import check_stops

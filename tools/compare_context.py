@@ -22,8 +22,9 @@ import time
 
 from absl import flags
 
-from txl_programs.program import FLAGS, read_flags, run
-from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
+from txl_config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
+from txl_programs.flag_values import FLAGS
+from txl_programs.program import read_flags, run
 
 flags.DEFINE_enum("part", "both", ["both", "speed", "training"], "What to compare.")
 flags.DEFINE_list("attn_lens", ["800", "1800", "2800", "3800"], "Of speed: tokens that every token sees.")
@@ -39,8 +40,9 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 
+from txl_config.errors import ParameterError
 from txl_programs.pictures.context import nll_of_windows
-from txl_programs.pictures.drawing import MISSING, Figure
+from txl_programs.pictures.drawing import Figure, check_matplotlib
 from txl_tf import TransformerLM, TransformerXLLM, load_run
 from txl_tf.files import check_writable
 from txl_tf.language.sliding_window import sliding_window_nll
@@ -52,7 +54,9 @@ SHAPE = {"n_token": 204, "d_model": 512, "d_embed": 512, "n_head": 8, "d_head": 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # times faster, on the authors' GPU
 TGT_LEN = 128  # of Transformer-XL in speed
 SMALL = {"n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0, "dropatt": 0.0}
-MEMORY, SEGMENT, D_INNER = 128, 64, 512  # of training
+MEMORY = 128  # of training
+SEGMENT = 64
+D_INNER = 512
 CONTEXTS = 192  # tokens
 
 
@@ -138,7 +142,8 @@ def compare_training():
     data = data if FLAGS.data_path else {"dataset": "pydoc"}
     training = {"tgt_len": SEGMENT, "train_batch_size": 12, "train_steps": FLAGS.train_steps, "iterations": 100}
     evaluation = {"tgt_len": SEGMENT, "eval_batch_size": 4}
-    rows, curves = [], {}
+    rows = []
+    curves = {}
     for name, model in configs().items():
         folder = os.path.join(FLAGS.output_dir, name.replace(", ", "_"))
         results = train_run(
@@ -179,7 +184,8 @@ def draw(speed, curves):
                 smooth = nll[: len(nll) // 8 * 8].reshape(-1, 8).mean(1)
                 axes.plot(np.arange(len(smooth)) * 8 + 4.5, smooth, label=name)
             axes.axvline(SEGMENT, color="gray", linewidth=0.8, linestyle=":")
-            label, transform = f"  {SEGMENT}: the segments of training", axes.get_xaxis_transform()
+            label = f"  {SEGMENT}: the segments of training"
+            transform = axes.get_xaxis_transform()
             axes.text(SEGMENT, 0.45, label, color="dimgray", fontsize=9, va="center", transform=transform)
             axes.set(xlabel="tokens before the one that is predicted", ylabel="nats a character", ylim=(None, 3))
         axes.grid(alpha=0.25)
@@ -189,9 +195,9 @@ def draw(speed, curves):
 
 def main():
     if not all(length.isdigit() and int(length) > 1 for length in FLAGS.attn_lens):
-        raise ValueError(f"attn_lens must be integers above 1, as 800,1800, got {','.join(FLAGS.attn_lens)}")
-    if FLAGS.output and Figure is None:
-        raise ValueError(MISSING)
+        raise ParameterError("attn_lens", FLAGS.attn_lens, "integers above 1, such as 800,1800")
+    if FLAGS.output:
+        check_matplotlib()
     check_writable(FLAGS.output)
     speed = compare_speed() if FLAGS.part in ("both", "speed") else []
     curves = compare_training() if FLAGS.part in ("both", "training") else {}

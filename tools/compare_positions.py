@@ -24,8 +24,9 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import FLAGS, check_integers, read_flags, run
-from txl_tf.config import SCHEMES
+from txl_config import SCHEMES
+from txl_programs.flag_values import FLAGS, check_integers
+from txl_programs.program import read_flags, run
 
 flags.DEFINE_list("positions", list(SCHEMES), "Schemes to compare.")
 flags.DEFINE_string("data_path", None, "Text file; default: Python's reference manual.")
@@ -43,14 +44,18 @@ import keras
 import numpy as np
 
 import txl_tf
-from txl_programs.pictures.drawing import COLORS, MISSING, Figure
+from txl_config.errors import ParameterError
+from txl_programs.pictures.drawing import COLORS, Figure, check_matplotlib
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.files import check_writable
 
 SIZES = {
     "n_token": 256, "n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0,
 }  # fmt: skip
-D_INNER, ROWS, SEGMENT, MEMORY = 512, 12, 64, 128
+D_INNER = 512
+ROWS = 12
+SEGMENT = 64
+MEMORY = 128
 LONGER = 4 * (SEGMENT + MEMORY) - SEGMENT  # memory with which a token sees four times as many tokens
 STEPS_OF_A_TURN = 20
 
@@ -60,7 +65,8 @@ def read_text():
     text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
     train, valid = np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
     if len(valid) <= 4 * SEGMENT:
-        raise ValueError(f"data_path must have more than {40 * SEGMENT} bytes, got {len(text)} in {FLAGS.data_path}")
+        message = f"data_path must have more than {40 * SEGMENT} bytes, got {len(text)} in {FLAGS.data_path}"
+        raise ParameterError("data_path", FLAGS.data_path, f"a file of more than {40 * SEGMENT} bytes", message)
     return train, valid
 
 
@@ -159,8 +165,8 @@ def main():
     unknown = [name for name in FLAGS.positions if name not in SCHEMES]
     if unknown:
         raise txl_tf.ParameterError("positions", unknown[0], list(SCHEMES))
-    if FLAGS.output and Figure is None:
-        raise ValueError(MISSING)
+    if FLAGS.output:
+        check_matplotlib()
     check_writable(FLAGS.output)
     train, valid = read_text()
     seconds = compare_speed(FLAGS.positions, train, valid)

@@ -29,9 +29,11 @@ from absl import flags
 os.environ.update(TPU_SKIP_MDS_QUERY="1", JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
 os.environ.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")  # else it complains of having none
 
+from txl_config import AUTO, PRECISIONS, OptimizerConfig, one_of
+from txl_config.errors import ParameterError
 from txl_programs import train  # defines the flags of a configuration
-from txl_programs.program import FLAGS, read_flags, run, values
-from txl_tf.config import AUTO, PRECISIONS, OptimizerConfig, one_of
+from txl_programs.flag_values import FLAGS, completed, values
+from txl_programs.program import read_flags, run
 
 FLAGS.set_default("model_dir", "")  # which train.py requires
 
@@ -125,7 +127,8 @@ def compile_text(text, device, n_layer):
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
         executable = device.client.compile(module, _jax.DeviceList((device,)), options)
-    seconds, sizes = time.perf_counter() - started, executable.get_compiled_memory_stats()
+    seconds = time.perf_counter() - started
+    sizes = executable.get_compiled_memory_stats()
     program = sizes.generated_code_size_in_bytes
     cost = cost_of(executable.hlo_modules()[0], jax.local_devices()[0].client, n_layer)
     return Compiled(seconds, program, sizes.peak_memory_in_bytes, cost["flops"], cost["bytes accessed"])
@@ -163,7 +166,9 @@ def cost_of(module, client, n_layer):
             if loop.opcode == "while":
                 body, condition = (computations[i] for i in loop.called_computation_ids)
                 limits = [i.literal.s32s[0] for i in condition.instructions if i.literal.s32s]
-                first, every, n = once(body), all_times(body), limits[0] if limits else n_layer
+                first = once(body)
+                every = all_times(body)
+                n = limits[0] if limits else n_layer
                 total = {name: total[name] + n * every[name] - first[name] for name in total}
         return total
 
@@ -194,29 +199,37 @@ def make_case():
     `make_lm(rows)` gives the compiled model for so many rows of training on a core; `rows` are those of training and of
     evaluation that a core has.
     """
-    folder, parts, tokens = RunFolder(FLAGS.model_dir, "language_model"), FLAGS.gradient_accumulation_steps, None
-    of_optimizer = [field.name for field in dataclasses.fields(OptimizerConfig)]
-    names = " ".join(["tgt_len train_batch_size eval_batch_size train_steps mixed_precision", *of_optimizer])
+    folder = RunFolder(FLAGS.model_dir, "language_model")
+    parts = FLAGS.gradient_accumulation_steps
+    tokens = None
+    of_optimizer = OptimizerConfig.names()
+    names = ["tgt_len", "train_batch_size", "eval_batch_size", "train_steps", "mixed_precision", *of_optimizer]
     settings = values(names)
     if FLAGS.model_dir and folder.has_config():
-        config, family = folder.read_config(), folder.family
-        model, settings = config["model"], {**settings, **config["training"], **values(names, given_only=True)}
+        config = folder.read_config()
+        family = folder.family
+        model = config["model"]
+        settings = {**settings, **config["training"], **values(names, given_only=True)}
         tokens = corpus_of(folder).splits["train"] if model["cutoffs"] else None
     elif FLAGS.n_token is None:
         found = f"{FLAGS.model_dir} is no run" if FLAGS.model_dir else "there is no model_dir"
-        raise ValueError(f"{found}: give n_token, the size of the vocabulary, and cutoffs")
+        message = f"{found}: give n_token, the size of the vocabulary, and cutoffs"
+        raise ParameterError("n_token", None, "given without a run", message)
     else:
         family = family_of(train.MODELS[FLAGS.model])
         cutoffs = [int(cutoff) for cutoff in FLAGS.cutoffs or []]
-        model = {**train.model_arguments(family.config), "n_token": FLAGS.n_token, "cutoffs": cutoffs}
-    rows, tgt_len = {}, settings["tgt_len"]
+        hyper_parameters = completed(family.config, train.model_defaults(family.config, {}))
+        train.check_model_flags(family.config, hyper_parameters.get("positions", "relative"))
+        model = {**hyper_parameters, "n_token": FLAGS.n_token, "cutoffs": cutoffs}
+    rows = {}
+    tgt_len = settings["tgt_len"]
     policy = {**PRECISIONS, AUTO: "mixed_bfloat16"}[settings["mixed_precision"]]  # of a TPU
     for program, shares in (("train", FLAGS.replicas * parts), ("eval", FLAGS.replicas)):
         batch = settings[f"{program}_batch_size"]
         if batch % shares:
-            raise ValueError(
-                f"{program}_batch_size={batch} must be a multiple of {shares}, for replicas={FLAGS.replicas}"
-            )
+            name = f"{program}_batch_size"
+            message = f"{name}={batch} must be a multiple of {shares}, for replicas={FLAGS.replicas}"
+            raise ParameterError(name, batch, f"a multiple of {shares}", message)
         rows[program] = batch // FLAGS.replicas
 
     def make_lm(rows):
@@ -285,11 +298,13 @@ def row_of(program, rows, tokens, compiled):
 
 def rows_that_fit(rows, compiled, attempt):
     """`(rows, compiled)` of the largest batch of training that a core has memory for, to a twentieth."""
-    parts, most = FLAGS.gradient_accumulation_steps, None
+    parts = FLAGS.gradient_accumulation_steps
+    most = None
     while most is None or most - rows > max(parts, rows / 20):
         n = 2 * rows if most is None else (rows + most) // 2 // parts * parts
         try:
-            rows, compiled = n, attempt(n)
+            compiled = attempt(n)
+            rows = n
         except RuntimeError:  # it does not fit
             most = n
     return rows, compiled

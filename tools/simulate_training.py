@@ -25,7 +25,8 @@ import numpy as np
 from absl import flags
 from benchmarking.failing import best_save_steps, step_seconds, train
 
-from txl_programs.program import FLAGS, run
+from txl_programs.flag_values import FLAGS
+from txl_programs.program import run
 
 flags.DEFINE_float("tokens", 1e12, "Tokens to train on.")
 flags.DEFINE_float("parameters", 1e9, "Weights of the model; each is 4 bytes of a gradient.")
@@ -61,7 +62,8 @@ def simulate(workers):
         workers, FLAGS.batch_tokens, FLAGS.tokens_per_second, FLAGS.parameters, FLAGS.gigabits, FLAGS.message_seconds,
         FLAGS.shared,
     )  # fmt: skip
-    mtbf, step = FLAGS.mtbf_hours * 3600 / workers, compute + ring
+    mtbf = FLAGS.mtbf_hours * 3600 / workers
+    step = compute + ring
     save_steps = FLAGS.save_steps or best_save_steps(step, FLAGS.save_seconds, mtbf)
     steps = math.ceil(FLAGS.tokens / FLAGS.batch_tokens)
     options = (steps, step, save_steps, FLAGS.save_seconds, FLAGS.restart_seconds, mtbf)

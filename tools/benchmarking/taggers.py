@@ -87,7 +87,8 @@ class Sentence(NamedTuple):
 
 def random_sentences(shape):
     """Sentences as long as those of Resume, or of `tgt_len` characters each, with half as many words as characters."""
-    rng, sentences = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    sentences = []
     for _ in range(shape["sentences"]):
         n = shape["tgt_len"] or int(np.clip(rng.lognormal(3.2, 0.75), 2, 180))
         starts = np.sort(rng.integers(0, n, n // 2))

@@ -59,7 +59,10 @@ class Steps:
     """
 
     def __init__(self, model, batches, steps=1, evaluation=False):
-        self.model, self.batches, self.steps, self.evaluation = model, batches, steps, evaluation
+        self.model = model
+        self.batches = batches
+        self.steps = steps
+        self.evaluation = evaluation
 
     def once(self):
         """The mean loss of the steps."""

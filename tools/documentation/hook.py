@@ -48,7 +48,7 @@ def on_files(files, config):
     generated |= reference_pages(config, root)
 
     linked = {path for origin, text in texts.items() for path in links.targets(text, origin)}
-    for path in sources.paths(root, config.extra["package"], linked - {*PLACES}):
+    for path in sources.paths(root, config.extra["packages"], linked - {*PLACES}):
         PLACES[path] = f"source:{path}"
         generated[sources.src_uri(path)] = sources.page(root, path)
     for uri, content in generated.items():
@@ -58,7 +58,7 @@ def on_files(files, config):
 
 def reference_pages(config, root):
     """`{path on the site: Markdown}` of the reference. The names that it has become NAMES."""
-    pkg = reference.package(config.extra["package"], root)
+    pkg = reference.package(config.extra["packages"], root)
     found = reference.pages(config, pkg)
     NAMES.clear()
     NAMES.update(reference.names_in_code(found))

@@ -87,11 +87,11 @@ SENTENCES = {
     "beam_size": "“束宽”",
     "n_best": "“译文数”",
     # wrong input
-    "{name} is empty: type or paste something.": "{name}为空：请输入或粘贴内容。",
-    "{name} has {number:,} characters; this page takes at most {most:,}.": (
+    "{name} is empty. Type or paste a text.": "{name}为空：请输入或粘贴内容。",
+    "{name} has {number:,} characters. This page accepts at most {most:,}.": (
         "{name}有 {number:,} 个字符；本页最多接受 {most:,} 个。"
     ),
-    "{name} has {number:,} tokens; this page takes at most {most:,}.": (
+    "{name} has {number:,} tokens. This page accepts at most {most:,}.": (
         "{name}有 {number:,} 个 token；本页最多接受 {most:,} 个。"
     ),
     "{name} must be a whole number from 1 to {most:,}, got {value}.": (
@@ -99,22 +99,23 @@ SENTENCES = {
     ),
     "{name} must be a whole number, or empty, got {value}": "{name}必须是整数或留空，现在是 {value}",
     "{name} must be a number, and is empty.": "{name}必须是数字，现在为空。",
-    "Choose one run, or two to compare; {number} are chosen.": "请选一个模型，或选两个比较；现在选了 {number} 个。",
-    "Nothing has been asked yet, or this click is of another page.": "还没有结果，或者这次点击属于另一个页面。",
-    "This click is of another page: load the page again.": "这次点击属于另一个页面：请重新加载页面。",
-    "This click is of another text: read the text again.": "这次点击属于另一段文本：请重新阅读文本。",
-    "This click is of another model: read the text again.": "这次点击属于另一个模型：请重新阅读文本。",
-    "This click is of another source: translate again.": "这次点击属于另一个源句：请重新翻译。",
-    "This click is of another model: translate again.": "这次点击属于另一个模型：请重新翻译。",
-    "This click is of another model: tag the sentence again.": "这次点击属于另一个模型：请重新标注句子。",
-    "There is nothing to continue, or it has been forgotten: write a text first.": (
+    "Choose one run, or two to compare. {number} are chosen.": "请选一个模型，或选两个比较；现在选了 {number} 个。",
+    "There is no answer yet, or this click belongs to another page.": "还没有结果，或者这次点击属于另一个页面。",
+    "This click belongs to another {what}. {remedy}": "这次点击属于另一个{what}。{remedy}",
+    "page": "页面",
+    "model": "模型",
+    "Load the page again.": "请重新加载页面。",
+    "Read the text again.": "请重新阅读文本。",
+    "Translate the source again.": "请重新翻译。",
+    "Tag the sentence again.": "请重新标注句子。",
+    "There is no text to continue, or the page has forgotten it. Generate a text first.": (
         "没有可继续的文本，或者它已被清除：请先生成一段文本。"
     ),
-    "The text has one token: nothing comes before it that could predict it.": (
+    "The text has one token only. No token before it can predict it.": (
         "文本只有一个 token：它前面没有可用来预测它的内容。"
     ),
-    "The source has several lines: this page translates one.": "源句有多行：本页一次翻译一行。",
-    "The sentence has several lines: this page tags one.": "句子有多行：本页一次标注一行。",
+    "The source has several lines. This page translates one line.": "源句有多行：本页一次翻译一行。",
+    "The sentence has several lines. This page tags one line.": "句子有多行：本页一次标注一行。",
     "Beams must be one of {allowed}, got {value}.": "“束宽”必须是 {allowed} 之一，现在是 {value}。",
     "A box cannot hold {value}.": "输入框不接受 {value}。",
     "This request cannot be answered. The server's terminal says why.": "无法处理这个请求。原因见服务器的终端输出。",

@@ -2,11 +2,11 @@
 
 from markupsafe import Markup
 
+from txl_config import SearchConfig
 from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, choices, element, figure, matrix, short
-from txl_programs.demo.runs import OpenRun, picked
-from txl_tf.config import SearchConfig
+from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.vanilla.translator import Translation, Translator
 
 BEAMS = (1, 2, 4, 8)  # each has a graph of its own
@@ -21,18 +21,22 @@ class EncoderDecoderView:
     """
 
     def __init__(self, run: OpenRun, limits: Limits):
-        self.run, self.limits, self.model = run, limits, run.model
+        self.run = run
+        self.limits = limits
+        self.model = run.model
         self.reader = Translator(self.model, *run.vocabs)
         self.encode = self.reader.encode
 
     def translate(self, source: str, beam_size: int, n_best: int, length_penalty: float) -> list[Translation]:
-        """The best targets of a line. Raises ValueError with a sentence for the page."""
+        """The best translations of a line. Raises ParameterError with a sentence for the page."""
         source = self.limits.check_text(source, "The source").strip("\n")
         if beam_size not in BEAMS:
             allowed = ", ".join(map(str, BEAMS))
-            raise Refusal("Beams must be one of {allowed}, got {value}.", allowed=allowed, value=repr(beam_size))
+            sentence = "Beams must be one of {allowed}, got {value}."
+            raise Refusal("beam_size", beam_size, list(BEAMS), sentence, allowed=allowed, value=repr(beam_size))
         if "\n" in source:
-            raise Refusal("The source has several lines: this page translates one.")
+            sentence = "The source has several lines. This page translates one line."
+            raise Refusal("source", source, "one line", sentence)
         search = SearchConfig(beam_size=beam_size, n_best=min(n_best, beam_size), length_penalty=length_penalty)
         with self.run.lock:
             return Translator(self.model, *self.run.vocabs, search).translate([source], "The source")[0]
@@ -58,10 +62,11 @@ class EncoderDecoderView:
             pick: "i" or "i:layer:head": i is handed on to the buttons; by default the last layer's first head.
         """
         i, *of_head = picked(pick, 1, 3)
-        n_layer, n_head = self.model.num_layers, self.model.num_heads
+        n_layer = self.model.num_layers
+        n_head = self.model.num_heads
         layer, head = of_head or (n_layer - 1, 0)
         if not (layer < n_layer and head < n_head):
-            raise Refusal("This click is of another model: translate again.")
+            raise other_click(pick, "model", "Translate the source again.")
         with self.run.lock:
             found = self.reader.attention(source.strip("\n"), target)
         chosen = f"{i}:{layer}:{head}"
@@ -69,7 +74,8 @@ class EncoderDecoderView:
             choices(said("Layer {layer}, head", layer=m), [(str(h), f"{i}:{m}:{h}") for h in range(n_head)], chosen)
             for m in range(n_layer)
         ]
-        rows, columns = [Place(short(symbol)) for symbol in found.queries], [short(symbol) for symbol in found.keys]
+        rows = [Place(short(symbol)) for symbol in found.queries]
+        columns = [short(symbol) for symbol in found.keys]
         drawn = matrix(found.weights[layer, head], rows, columns, ROOM)
         note = "A row is a symbol that is written; a column, one of the source. Rows sum to 1; colours are roots."
         title = "Layer {layer}, head {head}: where it looks to write “{target}”"

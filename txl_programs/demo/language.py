@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from txl_config.errors import ParameterError
 from txl_programs.demo.chinese import LABELS, MESSAGES, OTHER, SENTENCES
 
 LANGUAGES = ("en", "zh")
@@ -17,11 +18,16 @@ _language: ContextVar[str] = ContextVar("language", default="en")
 _LABEL_OF = {"markdown": ("value",), "button": ("value",)}  # other values are texts, which stay as they are
 
 
-class Refusal(ValueError):
-    """An error whose message is a sentence of the page, in the visitor's language: arguments of `said`."""
+class Refusal(ParameterError):
+    """An error whose message is a sentence of the page, in the visitor's language.
 
-    def __init__(self, sentence: str, **values: Any):
-        super().__init__(said(sentence, **values))
+    Args:
+        parameter, found, allowed: see `ParameterError`.
+        sentence, values: of `said`.
+    """
+
+    def __init__(self, parameter: str, found: Any, allowed: Any, sentence: str, /, **values: Any):
+        super().__init__(parameter, found, allowed, said(sentence, **values))
 
 
 def preferred(header: str | None) -> str:

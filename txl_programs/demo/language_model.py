@@ -13,7 +13,7 @@ from markupsafe import Markup
 from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, bars, choices, element, facts, figure, legend, matrix, short, tokens
-from txl_programs.demo.runs import OpenRun, picked
+from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.reading import look_back, nll_by_memory, read_text
@@ -53,7 +53,9 @@ class LanguageModelView:
     """
 
     def __init__(self, run: OpenRun, limits: Limits):
-        self.run, self.limits, self.lm = run, limits, run.model
+        self.run = run
+        self.limits = limits
+        self.lm = run.model
         (self.vocab,) = run.vocabs
         self.mem_len = self.lm.network.mem_len
         self.tgt_len = run.config.get("training", {}).get("tgt_len") or SEGMENT
@@ -74,7 +76,8 @@ class LanguageModelView:
         ids = self.encode(prompt, "The prompt")
         self.check(options)
         seeds = of_sequences(check_sampling(1, **options["sampling"]), rows).seeds.numpy().tolist()
-        session, stream = self.new_session.copy(), TextStream(self.vocab)
+        session = self.new_session.copy()
+        stream = TextStream(self.vocab)
         with self.run.lock:
             for start in range(0, len(ids), READ_AT_ONCE):
                 session.read(ids[None, start : start + READ_AT_ONCE])
@@ -130,12 +133,14 @@ class LanguageModelView:
         """`encode`, of a text with something to predict."""
         ids = self.encode(text)
         if len(ids) < 2:
-            raise Refusal("The text has one token: nothing comes before it that could predict it.")
+            sentence = "The text has one token only. No token before it can predict it."
+            raise Refusal("text", text, "at least two tokens", sentence)
         return ids
 
     def read(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
         """Reads a text: yields `(tokens read, tokens, None)`, and at the end the picture, coloured by nll."""
-        ids, nll = self.encode_two(text), []
+        ids = self.encode_two(text)
+        nll = []
         for start, (some,) in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, [self.mem_len])):
             nll.append(some)
             yield start + len(some), len(ids), None
@@ -165,13 +170,16 @@ class LanguageModelView:
 
     def alternatives(self, text: str, pick: str) -> Markup:
         """The likeliest tokens for the place that was clicked, and the one that stands there."""
-        ids, (place,) = self.encode_two(text), picked(pick, 1)
+        ids = self.encode_two(text)
+        (place,) = picked(pick, 1)
         self._check_place(place, ids)
         number = min(ALTERNATIVES, self.lm.network.n_token)
         *_, reading = self._locked(read_text(self.lm, ids[: place + 1], self.tgt_len, number))
-        likeliest, probs = reading.ids[-1].tolist(), np.exp(reading.log_probs[-1]).tolist()
+        likeliest = reading.ids[-1].tolist()
+        probs = np.exp(reading.log_probs[-1]).tolist()
         if ids[place] not in likeliest:
-            likeliest, probs = [*likeliest, int(ids[place])], [*probs, math.exp(-reading.nll[-1])]
+            likeliest = [*likeliest, int(ids[place])]
+            probs = [*probs, math.exp(-reading.nll[-1])]
         names = map(short, self._labels(likeliest))
         rows = [(name, prob, f"{prob:.3f}") for name, prob in zip(names, probs, strict=True)]
         chosen = likeliest.index(ids[place])
@@ -180,7 +188,7 @@ class LanguageModelView:
 
     def _check_place(self, place, ids):
         if not 1 <= place < len(ids):
-            raise Refusal("This click is of another text: read the text again.")
+            raise other_click(place, "text", "Read the text again.")
 
     # ------------------------------------------------------------------------------------------------------ remember
 
@@ -191,7 +199,8 @@ class LanguageModelView:
 
     def remember(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
         """As `read`; the picture is coloured by what the memory saves at each token."""
-        ids, found = self.encode_two(text), []
+        ids = self.encode_two(text)
+        found = []
         for start, nll in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, self.kept)):
             found.append(nll)
             yield start + nll.shape[1], len(ids), None
@@ -226,11 +235,12 @@ class LanguageModelView:
             pick: "place", for the mean of all heads, or "place:layer:head".
             room: pixels of the picture.
         """
-        ids, (place, *of_head) = self.encode_two(text), picked(pick, 1, 3)
+        ids = self.encode_two(text)
+        place, *of_head = picked(pick, 1, 3)
         layer, head = of_head or (None, None)
         self._check_place(place, ids)
         if of_head and not (layer < self.lm.network.n_layer and head < self.lm.network.n_head):
-            raise Refusal("This click is of another model: read the text again.")
+            raise other_click(pick, "model", "Read the text again.")
         with self.run.lock:
             back = look_back(self.lm, ids, place, self.tgt_len)
         labels = self._labels(ids)

@@ -4,6 +4,8 @@ import time
 
 import gradio as gr
 
+from txl_config import REPETITION_WINDOW
+from txl_config.schema import brief
 from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.language_model import LanguageModelView
 from txl_programs.demo.limits import Limits, Shelf
@@ -19,18 +21,16 @@ from txl_programs.demo.wiring import (
     room_of,
     stop_button,
 )
-from txl_tf.config import REPETITION_WINDOW
 from txl_tf.data.vocabulary import unescape
-from txl_tf.schema import brief
 
 CONTINUES = "The model continues a prompt, token by token, in the manner of the text that it was trained on."
-SECONDS = 0.05  # between two looks at a text that is written
+SECONDS = 0.05  # between two updates of a text while it is generated
 TOP_P = "only the most likely tokens that together have this probability"
 MIN_P = "no tokens less likely than this fraction of the most likely one"
 PENALTY = "above 1: tokens that were just written become less likely"
 WINDOW = "the penalty looks at so many last tokens"
-SAMPLING = "temperature top_k top_p min_p repetition_penalty repetition_window seed".split()
-# To begin with; left out where a run cannot spell it.
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed")
+# The first texts on the page. They are left out if a run cannot encode them.
 PROMPT = "The import statement"
 PASSAGE = (
     'The "with" statement is used to wrap the execution of a block with methods defined by a context manager. The '
@@ -41,14 +41,14 @@ PASSAGE = (
 
 
 def whole_or_nothing(name: str, text: str | None) -> int | None:
-    """The whole number of a text box; `None` where it is empty. A number box of Gradio's would make it 0."""
+    """The integer in a text box; `None` if the box is empty. A number box of Gradio would return 0."""
     if not (text or "").strip():
         return None
     try:
         return int(text)
     except ValueError as error:
         sentence = "{name} must be a whole number, or empty, got {value}"
-        raise Refusal(sentence, name=said(name), value=brief(text)) from error
+        raise Refusal(name, text, "a whole number, or empty", sentence, name=said(name), value=brief(text)) from error
 
 
 class LanguageModelPage(Board):
@@ -89,7 +89,8 @@ class LanguageModelPage(Board):
             write = gr.Button("Write", variant="primary", min_width=80, scale=0, elem_id="write")
             go_on = gr.Button("Continue", min_width=110, scale=0, elem_id="continue")
             stop = gr.Row(scale=0)
-        key, shown = gr.State(""), pictures("written")
+        key = gr.State("")
+        shown = pictures("written")
         options = [number, temperature, *more]
         outputs = [shown, key]
         events = [
@@ -123,7 +124,8 @@ class LanguageModelPage(Board):
         optional = {name: whole_or_nothing(name, given.pop(name)) for name in ("top_k", "seed")}
         empty = [name for name, value in given.items() if value is None]
         if empty:
-            raise Refusal("{name} must be a number, and is empty.", name=said(empty[0]))
+            sentence = "{name} must be a number, and is empty."
+            raise Refusal(empty[0], None, "a number", sentence, name=said(empty[0]))
         given |= {name: value for name, value in optional.items() if value is not None}
         ends = [unescape(line) for line in (stop or "").split("\n") if line]
         stops = {"stop_strings": ends, "stop_at_newline": bool(newline), "stop_at_document": bool(document)}
@@ -132,7 +134,8 @@ class LanguageModelPage(Board):
     @answered
     def write(self, names, prompt, rows, number, *values):
         """Writes samples of the chosen runs: yields pictures, and the key to continue them with."""
-        views, options = self.chosen(names), self._options(*values)
+        views = self.chosen(names)
+        options = self._options(*values)
         number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
         rows = self.limits.check_number("Samples", rows, self.limits.max_rows)
         texts = {name: view.start(prompt, rows, options) for name, view in views.items()}
@@ -142,9 +145,11 @@ class LanguageModelPage(Board):
     @answered
     def go_on(self, key, number, *values):
         """Continues what `write` has written."""
-        kept, options = self.shelf.get(key), self._options(*values)
+        kept = self.shelf.get(key)
+        options = self._options(*values)
         if kept is None:
-            raise Refusal("There is nothing to continue, or it has been forgotten: write a text first.")
+            sentence = "There is no text to continue, or the page has forgotten it. Generate a text first."
+            raise Refusal("text", None, "generated before", sentence)
         prompt, texts = kept
         number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
         for name in texts:
@@ -174,7 +179,8 @@ class LanguageModelPage(Board):
             button = gr.Button("Read", variant="primary", min_width=80, scale=0, elem_id=name)
             stop = gr.Row(scale=0)
         asked = gr.State(Asked())
-        shown, detail = pictures(f"{name}-shown"), pictures(f"{name}-detail")
+        shown = pictures(f"{name}-shown")
+        detail = pictures(f"{name}-detail")
         event = self.listen(button.click, read, [names, text], [shown, asked])
         event.then(lambda: "", None, detail)
         with stop:

@@ -41,36 +41,41 @@ class Limits:
         return 96
 
     def check_text(self, text: Any, name: str = "The text") -> str:
-        """A text of few enough characters, and of at least one."""
+        """Returns a text. Raises ParameterError if it is empty or too long."""
         if not isinstance(text, str) or not text:
-            raise Refusal("{name} is empty: type or paste something.", name=said(name))
+            raise Refusal(name, text, "not empty", "{name} is empty. Type or paste a text.", name=said(name))
         most = CHARACTERS_OF_A_TOKEN * self.max_tokens
         if len(text) > most:
-            sentence = "{name} has {number:,} characters; this page takes at most {most:,}."
-            raise Refusal(sentence, name=said(name), number=len(text), most=most)
+            sentence = "{name} has {number:,} characters. This page accepts at most {most:,}."
+            allowed = f"at most {most} characters"
+            raise Refusal(name, text, allowed, sentence, name=said(name), number=len(text), most=most)
         return text
 
     def check_tokens(self, number: int, name: str = "The text") -> None:
         if number > self.max_tokens:
-            sentence = "{name} has {number:,} tokens; this page takes at most {most:,}."
-            raise Refusal(sentence, name=said(name), number=number, most=self.max_tokens)
+            sentence = "{name} has {number:,} tokens. This page accepts at most {most:,}."
+            values = {"name": said(name), "number": number, "most": self.max_tokens}
+            raise Refusal(name, number, f"at most {self.max_tokens} tokens", sentence, **values)
 
     def check_number(self, name: str, value: Any, most: int) -> int:
-        """A whole number from 1 to `most`, which may come as a float."""
+        """Returns an integer from 1 to `most`, which may come as a float. Raises ParameterError for anything else."""
         if not isinstance(value, (int, float)) or not float(value).is_integer() or not 1 <= value <= most:
             sentence = "{name} must be a whole number from 1 to {most:,}, got {value}."
-            raise Refusal(sentence, name=said(name), most=most, value=repr(value))
+            values = {"name": said(name), "most": most, "value": repr(value)}
+            raise Refusal(name, value, f"a whole number from 1 to {most:,}", sentence, **values)
         return int(value)
 
 
 class Shelf:
-    """A few things that visitors come back for, by keys that nobody guesses; the oldest one is forgotten."""
+    """Keeps a few objects that visitors may need again, by keys that cannot be guessed. It forgets the oldest ones."""
 
     def __init__(self, most: int):
-        self.most, self._things, self._lock = most, collections.OrderedDict(), threading.Lock()
+        self.most = most
+        self._things = collections.OrderedDict()
+        self._lock = threading.Lock()
 
     def put(self, thing: Any) -> str:
-        """Keeps a thing: its key."""
+        """Keeps an object, and returns its key."""
         key = secrets.token_urlsafe(16)
         with self._lock:
             self._things[key] = thing
@@ -79,7 +84,7 @@ class Shelf:
         return key
 
     def get(self, key: Any) -> Any:
-        """What was put under a key; `None` where it is forgotten."""
+        """The object with a key; `None` if it is forgotten or unknown."""
         with self._lock:
             if key in self._things:
                 self._things.move_to_end(key)

@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from txl_tf.errors import visible
+from txl_config.errors import visible
 
 ROOM = 1080  # pixels of a picture that has the page to itself
-CELL, LEAST_CELL, ROW = 18, 6.5, 18  # pixels of a matrix
-ITEM, LEAST_ITEM = 34, 22  # pixels of a character in a lattice
+CELL = 18  # pixels of a matrix
+LEAST_CELL = 6.5
+ROW = 18
+ITEM = 34  # pixels of a character in a lattice
+LEAST_ITEM = 22
 LETTER = 7.3  # pixels of a character in its labels
 LONGEST = 14  # characters of a label
 SEEN = 0.004  # least probability that is drawn
@@ -120,7 +123,8 @@ def bars(rows: Iterable[tuple[str, float, str]], look: str = "cool", chosen: int
 
 def marked(text: str, spans: Sequence[Span], kinds: Sequence[str]) -> Markup:
     """A text with its entities, which do not overlap, their types and probabilities; a type has a colour."""
-    parts, end = [], 0
+    parts = []
+    end = 0
     for span in spans:
         name = element("small", f"{span.kind} {span.prob:.2f}")
         parts += [text[end : span.start]]
@@ -165,11 +169,13 @@ def matrix(
     cell = min(CELL, max(LEAST_CELL, (room - left) / max(1, len(columns))))
     parts = [_column_label(name, left + cell * (j + 0.5), top - 5, upright, cell) for j, name in enumerate(columns)]
     for i, row in enumerate(rows):
-        y, look = top + ROW * i, f"label {row.look}".strip()
+        y = top + ROW * i
+        look = f"label {row.look}".strip()
         label = {"x": left - 6, "y": y + 13, "text_anchor": "end", "data_pick": row.pick, "class_": look}
         parts.append(element("text", row.text, **label))
         parts += _cells(values[i], left, y, cell, f"{row.text} → ", columns)
-    width, height = left + cell * len(columns) + 4, top + ROW * len(rows) + 4
+    width = left + cell * len(columns) + 4
+    height = top + ROW * len(rows) + 4
     if bar is not None:
         x = left + cell * bar
         parts.append(element("line", x1=x, x2=x, y1=top - 2, y2=height - 2, class_="memory"))
@@ -209,7 +215,8 @@ def lattice(characters: Sequence[Place], words: Sequence[tuple[int, int, Place]]
         words: first character, last one (exclusive), and what the word looks like.
         wide: pixels of a character.
     """
-    parts, tall = [], 30
+    parts = []
+    tall = 30
     for i, place in enumerate(characters):
         parts += _item(place, wide * i, 0, wide, tall)
     levels = []  # where the last word of each row ends

@@ -12,6 +12,7 @@ import fastapi
 import gradio as gr
 from markupsafe import escape
 
+from txl_config.errors import ParameterError, brief, named, shortened
 from txl_programs.demo.language import explained, labels_in, preferred, said, speaking
 from txl_programs.demo.language_model_page import LanguageModelPage
 from txl_programs.demo.limits import Limits
@@ -21,7 +22,6 @@ from txl_programs.demo.server.connections import make_server
 from txl_programs.demo.server.guard import Guard
 from txl_programs.demo.server.terminal import plain_output
 from txl_programs.demo.style import CSS
-from txl_tf.errors import brief, named, shortened
 
 TITLE = "## What the model reads, remembers and writes"
 PAGES = {
@@ -117,12 +117,13 @@ def serve(runs: list[OpenRun], limits: Limits, host: str, port: int) -> None:
     """Shows the page until it is stopped.
 
     Raises:
-        ValueError: nothing can listen at this address.
+        ParameterError: nothing can listen at this address.
     """
     try:
         listening = socket.create_server((host, port))
     except (OSError, UnicodeError) as error:
-        raise ValueError(f"host and port must be free to listen at, got {named(host)} and {port}: {error}") from error
+        message = f"host and port must be free to listen at, got {named(host)} and {port}: {error}"
+        raise ParameterError("port", port, "free to listen at", message) from error
     app = make_app(make_page(runs, limits), limits, host)
     print(f"http://{host}:{listening.getsockname()[1]}", flush=True)
     with plain_output():

@@ -20,7 +20,7 @@ from txl_programs.demo.pieces import (
     legend,
     marked,
 )
-from txl_programs.demo.runs import OpenRun, picked
+from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.runs.families.pipeline import line_sizes
 from txl_tf.taggers.text_tagger import TextTagger
@@ -39,20 +39,24 @@ class TaggerView:
     """
 
     def __init__(self, run: OpenRun, limits: Limits):
-        self.run, self.limits = run, limits
-        most, sizes = run.model.network.max_seq_len, line_sizes(run.folder)
+        self.run = run
+        self.limits = limits
+        most = run.model.network.max_seq_len
+        sizes = line_sizes(run.folder)
         window = min(sizes.longest if sizes else most, most)
         self.tagger = TextTagger(run.model, encoder_of(*run.vocabs), window=window, sizes=sizes)
         self.network = run.model.network
 
     def split(self, text: str) -> list[str]:
-        """The tokens of a sentence. Raises ValueError with a sentence for the page."""
+        """The tokens of a sentence. Raises ParameterError with a sentence for the page."""
         text = self.limits.check_text(text, "The sentence").strip("\n")
         if "\n" in text:
-            raise Refusal("The sentence has several lines: this page tags one.")
+            sentence = "The sentence has several lines. This page tags one line."
+            raise Refusal("sentence", text, "one line", sentence)
         tokens = self.tagger.split(text)
         if not tokens:
-            raise Refusal("{name} is empty: type or paste something.", name=said("The sentence"))
+            sentence = "{name} is empty. Type or paste a text."
+            raise Refusal("sentence", text, "not empty", sentence, name=said("The sentence"))
         self.limits.check_tokens(len(tokens), "The sentence")
         return tokens
 
@@ -73,7 +77,8 @@ class TaggerView:
             pick: "item", for the mean of all heads, or "item:layer:head": what that item attends to is coloured.
             room: pixels of the picture.
         """
-        spans, kinds = self.entities(text), self.run.model.kinds
+        spans = self.entities(text)
+        kinds = self.run.model.kinds
         parts = [figure(said("Entities"), marked(text.strip("\n"), spans, kinds))]
         if left_out:
             without = self.entities(text, left_out)
@@ -119,7 +124,7 @@ class TaggerView:
         if item >= number:  # of a lattice with more words
             return None, None, None
         if of_head and not (layer < self.network.n_layer and head < self.network.n_head):
-            raise Refusal("This click is of another model: tag the sentence again.")
+            raise other_click(pick, "model", "Tag the sentence again.")
         return item, layer, head
 
     def _heads(self, item, layer, head):
@@ -156,7 +161,8 @@ def changed(before: list[Span], after: list[Span]) -> str:
     """What is other in the entities of a sentence, in words."""
     (old, new) = ({(span.start, span.end, span.kind): span.prob for span in spans} for spans in (before, after))
     if set(old) != set(new):
-        gone, come = len(set(old) - set(new)), len(set(new) - set(old))
+        gone = len(set(old) - set(new))
+        come = len(set(new) - set(old))
         return said("{gone} of {number} entities go, {come} come", gone=gone, number=len(old), come=come)
     most = max((abs(old[key] - new[key]) for key in old), default=0.0)
     return said("the same entities, probabilities change by at most {most:.3f}", most=most)

@@ -84,7 +84,8 @@ def draw_shift(qlen, mlen):
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, 4, width_ratios=[step.shape[1] for step in steps])
     for axes, step, title in zip(panels, steps, titles, strict=True):
-        query, distance = (step - 1) // klen, klen - 1 - (step - 1) % klen
+        query = (step - 1) // klen
+        distance = klen - 1 - (step - 1) % klen
         words = np.where(step > 0, np.char.add("r", distance.astype(str)), "0")
         shades = np.where(step > 0, 1 + query % len(LIGHT), 0)
         if axes is panels[3]:
@@ -135,7 +136,8 @@ def draw_positions(table):
     by_distance.plot(distances, products[middle], color=COLORS[0], label=f"from position {middle}")
     by_distance.plot(-distances, products[middle], "--", color=COLORS[1], label="the same, mirrored")
     backwards = products[middle, middle::-1]  # distances 0 ... middle
-    up, title = rises(backwards), "the same forwards and backwards"
+    up = rises(backwards)
+    title = "the same forwards and backwards"
     if len(up):
         title = f"{title}, not monotone:\n{len(up)} of {middle} steps rise, the first after k = {up[0]}"
     by_distance.set_title(title, fontsize=9)

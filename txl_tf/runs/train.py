@@ -13,7 +13,7 @@ import signal
 import keras
 import tensorflow as tf
 
-from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig
+from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig, already_checked
 from txl_tf.data.batching import EpochBatches
 from txl_tf.data.vocabulary import UnknownSymbol
 from txl_tf.nn.parts import own_parts
@@ -189,7 +189,9 @@ class Run:
                 "from a run with an unknown symbol, as min_freq=2 gives it; or extend_vocab adds them to the vocabulary"
             ) from error
         self.fingerprints = {split: self.corpus.fingerprint(split) for split in self.corpus.splits}
-        self.model_config = dataclasses.replace(self.model_config, **self.from_data())
+        found = self.from_data()
+        with already_checked(type(self.model_config), self.model_config):
+            self.model_config = dataclasses.replace(self.model_config, **found)
 
     def config(self) -> dict:
         """`config.json`."""
@@ -216,7 +218,7 @@ class Run:
         """Makes the model, its optimizer built, and prepares its checkpoints."""
         training, policy = self.training, self.machine.dtype_policy
         of_model, of_compile = self.options()
-        with self.strategy.scope():
+        with self.strategy.scope(), already_checked(type(self.model_config), self.model_config):
             model = self.folder.family.make(**self.model_config.to_dict(), seed=training.seed, dtype=policy, **of_model)
             steps = training.steps_per_execution or 1
             model.compile(optimizer, jit_compile=training.jit_compile, steps_per_execution=steps, **of_compile)

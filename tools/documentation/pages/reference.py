@@ -51,11 +51,11 @@ def topics(config):
     return [Topic(section, title, modules) for section, pages in sections for title, modules in pages.items()]
 
 
-def package(name, root):
-    """The package as Griffe reads it."""
-    return griffe.load(
-        name, search_paths=[root], extensions=griffe.load_extensions(Docstrings()), docstring_parser="google"
-    )
+def package(names, root):
+    """The last of the packages `names`, as Griffe reads it. It imports names from the others."""
+    extensions = griffe.load_extensions(Docstrings())
+    loader = griffe.GriffeLoader(search_paths=[root], extensions=extensions, docstring_parser="google")
+    return [loader.load(name) for name in names][-1]
 
 
 def public(config, pkg):
@@ -75,8 +75,14 @@ def kind_of(pkg, path):
     return 0 if member.is_class else 1 if member.is_function else 2
 
 
+def all_modules(pkg):
+    """All modules of all packages of the project."""
+    for other in pkg.modules_collection.members.values():
+        yield from modules_of(other)
+
+
 def modules_of(pkg):
-    """All modules, `pkg` first."""
+    """All modules of a package, `pkg` first."""
     yield pkg
     for module in pkg.modules.values():
         if not module.is_alias:
@@ -108,7 +114,7 @@ def pages(config, pkg):
     pages = {topic.src_uri: (topic, [], {}) for topic in found}
     for path, name in names.items():
         pages[topic_of(path, found).src_uri][1].append(name)
-    for module in modules_of(pkg):
+    for module in all_modules(pkg):
         others = inside(module, names)
         if others:
             pages[topic_of(module.path, found).src_uri][2][module] = others
@@ -116,8 +122,9 @@ def pages(config, pkg):
 
 
 def file_of(module):
-    """The file of a module, as the docs name it, in code."""
-    return f"`{module.relative_package_filepath.relative_to(module.package.name)}`"
+    """The file of a module, as the docs name it, in code: a file of `txl_tf` without that folder."""
+    path = str(module.relative_package_filepath)
+    return f"`{path.removeprefix('txl_tf/')}`"
 
 
 def members_of(cls, elsewhere, methods):

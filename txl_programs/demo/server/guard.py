@@ -27,7 +27,9 @@ HEADERS = [
     (b"vary", b"accept-language"),
 ]
 SESSION = r"[A-Za-z0-9_-]{1,64}"
-JOIN, DATA, CANCEL = "/gradio_api/queue/join", "/gradio_api/queue/data", "/gradio_api/cancel"
+JOIN = "/gradio_api/queue/join"
+DATA = "/gradio_api/queue/data"
+CANCEL = "/gradio_api/cancel"
 # All routes that the page uses. Gradio has many more; some of them write files (deep links, recordings, uploads).
 OPEN = {
     "GET": re.compile(
@@ -40,7 +42,8 @@ OPEN = {
 STREAMS = re.compile(f"{DATA}|/gradio_api/heartbeat/.*")  # they stay open
 MOST_VALUES = 1000  # in the JSON of a request
 SECONDS_TO_SEND = 10  # the body of a request
-MOST_TO_DRAIN, SECONDS_TO_DRAIN = 16 * 2**20, 2  # bytes of a refused request, and how long to wait for them
+MOST_TO_DRAIN = 16 * 2**20  # bytes of a refused request, and how long to wait for them
+SECONDS_TO_DRAIN = 2
 SECONDS_TO_ANSWER = 60  # a request that is no stream
 TOO_MUCH = "A request to this page has at most {most:,} bytes, and no files."
 
@@ -64,7 +67,10 @@ class Guard:
     """
 
     def __init__(self, app: Callable, page: gr.Blocks, limits: Limits, host: str):
-        self.app, self.page, self.limits, self.host = app, page, limits, host.strip("[]").lower()
+        self.app = app
+        self.page = page
+        self.limits = limits
+        self.host = host.strip("[]").lower()
         self._streams = 0
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
@@ -135,7 +141,8 @@ class Guard:
 
     def _check_route(self, scope: dict) -> None:
         """Raises Refused unless the route is open and, if it is a stream, names a session and there is room for it."""
-        path, method = scope["path"], scope["method"]
+        path = scope["path"]
+        method = scope["method"]
         if path.startswith("/gradio_api/upload"):
             raise Refused(413, TOO_MUCH, most=self.limits.most_bytes)
         if method not in OPEN or not OPEN[method].fullmatch(path):
@@ -149,7 +156,8 @@ class Guard:
 
     def _check_size(self, scope: dict) -> None:
         """Raises Refused unless the headers announce a body that is small and JSON, or none."""
-        headers, takes_body = dict(scope["headers"]), scope["method"] == "POST"
+        headers = dict(scope["headers"])
+        takes_body = scope["method"] == "POST"
         length = headers.get(b"content-length", b"unknown" if takes_body else b"0")
         most = self.limits.most_bytes if takes_body else 0
         if not length.isdigit() or int(length[:20]) > most or b"transfer-encoding" in headers:

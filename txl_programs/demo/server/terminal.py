@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from txl_tf.errors import shortened, visible
+from txl_config.errors import shortened, visible
 
 
 class Plain(io.TextIOBase):
