@@ -46,13 +46,19 @@ def literals(path):
     return [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
 
 
+PLACES = {"said": [0], "Refusal": [3], "Refused": [1], "other_click": [1, 2]}  # arguments that are sentences
+
+
 def sentences_in(path):
-    """The sentences that a module hands to `said` and to the errors of the page as they stand."""
+    """The sentences that a module hands to `said` and to the errors of the page, or calls `sentence`."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("said", "Refusal", "Refused"):
-            place = 1 if node.func.id == "Refused" else 0
-            if isinstance(node.args[place], ast.Constant):
-                yield node.args[place].value
+        found = []
+        if isinstance(node, ast.Call):
+            places = PLACES.get(getattr(node.func, "id", ""), [])
+            found = [node.args[place] for place in places]
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "sentence":
+            found = [node.value]
+        yield from (argument.value for argument in found if isinstance(argument, ast.Constant))
 
 
 def fields(template):
@@ -108,7 +114,9 @@ def test_an_error_without_a_translation_is_quoted():
     assert explained(error) == "something {odd} must not be"
     with speaking("zh"):
         assert explained(error) == "模型不接受这个输入：something {odd} must not be"
-        assert explained(Refusal("This model has no memory.")) == "该模型没有记忆。"
+        refusal = Refusal("text", "", "not empty", "{name} is empty. Type or paste a text.", name=said("The text"))
+        assert (refusal.name, refusal.value, refusal.allowed) == ("text", "", "not empty")
+        assert explained(refusal) == "文本为空：请输入或粘贴内容。"
 
 
 def test_labels_are_translated_and_texts_are_not():
@@ -209,7 +217,7 @@ def test_a_request_gets_the_page_and_its_refusals_in_its_language(client, accept
 
 @pytest.mark.parametrize("accepted, empty, shown", [
     ("zh-CN", "文本为空：请输入或粘贴内容。", "该模型没有记忆。"),
-    ("en", "The text is empty: type or paste something.", "This model has no memory."),
+    ("en", "The text is empty. Type or paste a text.", "This model has no memory."),
 ])  # fmt: skip
 def test_an_answer_is_in_the_language_of_its_request(client, page, accepted, empty, shown):
     (read,) = (i for i, function in page.fns.items() if getattr(function.fn, "__name__", "") == "read")
