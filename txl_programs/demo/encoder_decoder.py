@@ -3,7 +3,7 @@
 from markupsafe import Markup
 
 from txl_config import SearchConfig
-from txl_config.errors import ParameterError
+from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, choices, element, figure, matrix, short
 from txl_programs.demo.runs import OpenRun, other_click, picked
@@ -32,11 +32,12 @@ class EncoderDecoderView:
         """The best translations of a line. Raises ParameterError with a sentence for the page."""
         source = self.limits.check_text(source, "The source").strip("\n")
         if beam_size not in BEAMS:
-            message = f"Beams must be one of {', '.join(map(str, BEAMS))}, got {beam_size!r}."
-            raise ParameterError("beam_size", beam_size, list(BEAMS), message)
+            allowed = ", ".join(map(str, BEAMS))
+            sentence = "Beams must be one of {allowed}, got {value}."
+            raise Refusal("beam_size", beam_size, list(BEAMS), sentence, allowed=allowed, value=repr(beam_size))
         if "\n" in source:
-            message = "The source has several lines. This page translates one line."
-            raise ParameterError("source", source, "one line", message)
+            sentence = "The source has several lines. This page translates one line."
+            raise Refusal("source", source, "one line", sentence)
         search = SearchConfig(beam_size=beam_size, n_best=min(n_best, beam_size), length_penalty=length_penalty)
         with self.run.lock:
             translator = Translator(self.model, self.source_vocab, self.target_vocab, search)
@@ -51,8 +52,8 @@ class EncoderDecoderView:
             )
             for i, target in enumerate(found)
         ]  # fmt: skip
-        head = element("tr", *(element("th", name) for name in ("", "target", "score, nats")))
-        note = "The score is the log-probability; of a search, divided by the length penalty. Click a target."
+        head = element("tr", *(element("th", name) for name in ("", said("target"), said("score, nats"))))
+        note = said("The score is the log-probability; of a search, divided by the length penalty. Click a target.")
         return element("div", element("table", head, *rows, class_="targets"), element("p", note, class_="note"))
 
     def look(self, source: str, target: str, pick: str) -> Markup:
@@ -70,12 +71,14 @@ class EncoderDecoderView:
             raise other_click(pick, "model", "Translate the source again.")
         with self.run.lock:
             found = self.reader.attention(source.strip("\n"), target)
+        chosen = f"{i}:{layer}:{head}"
         heads = [
-            choices(f"Layer {m}, head", [(str(h), f"{i}:{m}:{h}") for h in range(n_head)], f"{i}:{layer}:{head}")
+            choices(said("Layer {layer}, head", layer=m), [(str(h), f"{i}:{m}:{h}") for h in range(n_head)], chosen)
             for m in range(n_layer)
         ]
         rows = [Place(short(symbol)) for symbol in found.queries]
         columns = [short(symbol) for symbol in found.keys]
         drawn = matrix(found.weights[layer, head], rows, columns, ROOM)
         note = "A row is a symbol that is written; a column, one of the source. Rows sum to 1; colours are roots."
-        return figure(f"Layer {layer}, head {head}: where it looks to write “{target}”", *heads, drawn, note=note)
+        title = "Layer {layer}, head {head}: where it looks to write “{target}”"
+        return figure(said(title, layer=layer, head=head, target=target), *heads, drawn, note=said(note))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from markupsafe import Markup
 
-from txl_config.errors import ParameterError
+from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, bars, choices, element, facts, figure, legend, matrix, short, tokens
 from txl_programs.demo.runs import OpenRun, other_click, picked
@@ -29,6 +29,7 @@ ALTERNATIVES = 10
 WORST = 8.0  # bits of the strongest colour
 MOST_HELP = 4.0  # bits that memory saves, of the strongest colour
 MOST_ROWS = 48  # heads of a picture; of a larger model those of one layer
+STROKE = "A blue stroke begins a segment of {number} tokens. The memory is what the model keeps of the segments before."
 SEGMENT = 64  # tokens, where a run does not say what it was trained with
 
 
@@ -113,10 +114,11 @@ class LanguageModelView:
         for i, sample in enumerate(samples):
             goes_on = writing and not sample.ended
             cursor = element("span", class_="cursor") if goes_on else Markup("")
-            said = f"{sample.tokens} tokens, seed {sample.seed}" + (", ended" if sample.ended else "")
+            facts_of = "{number} tokens, seed {seed}, ended" if sample.ended else "{number} tokens, seed {seed}"
+            head = said(facts_of, number=sample.tokens, seed=sample.seed)
             written = sample.text if goes_on else sample.text + sample.stream.copy().end()
             text = element("div", element("span", prompt, class_="prompt"), written, cursor, class_="written")
-            head = f"Sample {i + 1}: {said}" if len(samples) > 1 else said
+            head = said("Sample {i}: {rest}", i=i + 1, rest=head) if len(samples) > 1 else head
             blocks.append(element("div", element("p", head, class_="note"), text))
         return element("div", *blocks, class_="samples")
 
@@ -132,8 +134,8 @@ class LanguageModelView:
         """`encode` for a text of at least two tokens, so that one can be predicted."""
         ids = self.encode(text)
         if len(ids) < 2:
-            message = "The text has one token only. No token before it can predict it."
-            raise ParameterError("text", text, "at least two tokens", message)
+            sentence = "The text has one token only. No token before it can predict it."
+            raise Refusal("text", text, "at least two tokens", sentence)
         return ids
 
     def read(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
@@ -156,15 +158,16 @@ class LanguageModelView:
 
     def _show_read(self, ids, nll):
         first, *labels = self._labels(ids)
-        places = [Place(first, look="first", title="nothing predicts the first token")]
+        places = [Place(first, look="first", title=said("nothing predicts the first token"))]
         for i, (label, value) in enumerate(zip(labels, nll, strict=True), 1):
             bits = to_metric(value, "bpc")
-            title = f"{short(label)}: {value:.3f} nats, probability {math.exp(-value):.3g}"
+            sentence = "{token}: {nats:.3f} nats, probability {prob:.3g}"
+            title = said(sentence, token=short(label), nats=value, prob=math.exp(-value))
             places.append(Place(label, bits / WORST, title, str(i)))
         mean = float(nll.mean(dtype=np.float64))
-        said = {"tokens": f"{len(nll):,}", "nats_a_token": f"{mean:.4f}", self._unit(): self._in_units(mean)}
-        scale = legend("expected", f"a surprise of {WORST:.0f} bits or more")
-        return element("div", facts(**said), tokens(places), scale)
+        means = {said("nats per token"): f"{mean:.4f}", self._unit(): self._in_units(mean)}
+        scale = legend(said("expected"), said("a surprise of {bits:.0f} bits or more", bits=WORST))
+        return element("div", facts(**{said("tokens"): f"{len(nll):,}"}, **means), tokens(places), scale)
 
     def alternatives(self, text: str, pick: str) -> Markup:
         """The most likely tokens at the clicked position, and the actual token."""
@@ -181,8 +184,8 @@ class LanguageModelView:
         names = map(short, self._labels(likeliest))
         rows = [(name, prob, f"{prob:.3f}") for name, prob in zip(names, probs, strict=True)]
         chosen = likeliest.index(ids[place])
-        title = f"What could stand in the place of token {place}"
-        return figure(title, bars(rows, chosen=chosen), note="Probabilities; the token of the text is set off.")
+        note = said("Probabilities of the most likely tokens; the token of the text is outlined.")
+        return figure(said("Alternatives for token {place}", place=place), bars(rows, chosen=chosen), note=note)
 
     def _check_place(self, place, ids):
         if not 1 <= place < len(ids):
@@ -211,18 +214,19 @@ class LanguageModelView:
             saved = to_metric(nll[0, i - 1] - nll[2, i - 1], "bpc") if i else 0.0
             look += " segment" if i and (i - 1) % self.tgt_len == 0 else ""
             look += " help" if saved > 0 else " harm"
-            title = f"{short(label)}: memory saves {saved:.2f} bits" if i else None
+            sentence = "{token}: memory saves {bits:.2f} bits"
+            title = said(sentence, token=short(label), bits=saved) if i else None
             places.append(Place(label, abs(saved) / MOST_HELP, title, str(i) if i else None, look))
         means = [float(row.mean(dtype=np.float64)) for row in nll]
-        names = ("without memory", f"with {self.kept[1]} positions", f"with all {self.kept[2]}")
-        said = {f"{self._unit()} {name}": self._in_units(mean) for name, mean in zip(names, means, strict=True)}
+        names = "{unit} without memory", "{unit} with {kept} positions", "{unit} with all {kept}"
+        named = [said(name, unit=self._unit(), kept=kept) for name, kept in zip(names, self.kept, strict=True)]
+        shown = dict(zip(named, map(self._in_units, means), strict=True))
         if not self.mem_len:
-            said = {self._unit(): self._in_units(means[0]), "memory_of_this_model": "no"}
-        note = f"A stroke begins a segment of {self.tgt_len} tokens: what stands before it is memory."
-        saves = legend("memory saves 0", f"{MOST_HELP:.0f} bits or more", "help")
-        costs = legend("costs", "", "harm")
-        scale = element("div", saves, costs, class_="legends")
-        return element("div", facts(**said), tokens(places), scale, element("p", note, class_="note"))
+            shown = {self._unit(): self._in_units(means[0]), said("memory of this model"): said("no")}
+        saves = legend(said("memory saves 0"), said("{bits:.0f} bits or more", bits=MOST_HELP), "help")
+        scale = element("div", saves, legend(said("costs"), "", "harm"), class_="legends")
+        note = said(STROKE, number=self.tgt_len)
+        return element("div", facts(**shown), tokens(places), scale, element("p", note, class_="note"))
 
     def look(self, text: str, pick: str, room: int = ROOM) -> Markup:
         """The attention of the heads for the clicked token, and its nll with less memory.
@@ -241,16 +245,19 @@ class LanguageModelView:
         with self.run.lock:
             back = look_back(self.lm, ids, place, self.tgt_len)
         labels = self._labels(ids)
-        title = f"Token {place}, {short(labels[place])}: where the model looks to predict it"
+        sentence = "Token {place}, {token}: where the model looks to predict it"
+        title = said(sentence, place=place, token=short(labels[place]))
         parts = [self._show_worth(back), self._show_looks(labels, place, back, layer, head)]
         return figure(title, *parts, self._show_heads(labels, place, back, layer, head, room))
 
     def _show_worth(self, back):
         if not self.mem_len:
-            return element("p", "This model has no memory.", class_="note")
-        worst = max(WORST * math.log(2), float(back.nll.max()))
-        names = "no memory", f"half of it, {back.kept[1]}", f"all of it, {back.kept[2]}"
-        rows = [(name, nll / worst, f"{nll:.3f} nats") for name, nll in zip(names, back.nll.tolist(), strict=True)]
+            return element("p", said("This model has no memory."), class_="note")
+        names = "no memory", "half of it, {kept}", "all of it, {kept}"
+        named = [said(name, kept=kept) for name, kept in zip(names, back.kept, strict=True)]
+        bits = [to_metric(nll, "bpc") for nll in back.nll.tolist()]
+        worst = max(WORST, *bits)
+        rows = [(name, nll / worst, said("{bits:.3f} bits", bits=nll)) for name, nll in zip(named, bits, strict=True)]
         return bars(rows, "help")
 
     def _show_looks(self, labels, place, back, layer, head):
@@ -262,14 +269,17 @@ class LanguageModelView:
         for i in range(max(0, back.first_key), place):
             prob = float(probs[i - back.first_key])
             look = "memory" if i < back.segment else "segment" if i == back.segment else ""
-            title = f"{short(labels[i])}: {prob:.3f} of the attention, {place - i} back"
+            sentence = "{token}: {prob:.3f} of the attention, {back} back"
+            title = said(sentence, token=short(labels[i]), prob=prob, back=place - i)
             places.append(Place(labels[i], prob**0.5, title, None, look))
         places.append(Place(labels[place], look="asked"))
-        which = "the mean of all heads" if layer is None else f"layer {layer}, head {head}"
-        said = f"{which}: {of_memory:.0%} of the attention goes to the memory, which is underlined"
+        of_head = "the mean of all heads" if layer is None else "layer {layer}, head {head}"
+        which = said(of_head, layer=layer, head=head)
+        sentence = "{which}: {share:.0%} of the attention goes to the memory, which is underlined"
+        note = said(sentence, which=which, share=of_memory)
         if zeros:
-            said += f"; {float(probs[:zeros].sum()):.0%} of it to the zeros before the text"
-        return element("div", tokens(places), element("p", said, class_="note"))
+            note += said("; {share:.0%} of it to the zeros before the text", share=float(probs[:zeros].sum()))
+        return element("div", tokens(places), element("p", note, class_="note"))
 
     def _show_heads(self, labels, place, back, layer, head, room):
         """All heads by keys, or the heads of one layer if there are many. A click on a name shows its text."""
@@ -277,7 +287,10 @@ class LanguageModelView:
         layers = range(n_layer) if n_layer * n_head <= MOST_ROWS else [layer or 0]
         first = max(0, -back.first_key)
         rows = [
-            Place(f"layer {i} head {j}", pick=f"{place}:{i}:{j}", look="chosen" if (i, j) == (layer, head) else "")
+            Place(
+                said("layer {layer} head {head}", layer=i, head=j), pick=f"{place}:{i}:{j}",
+                look="chosen" if (i, j) == (layer, head) else "",
+            )
             for i in layers for j in range(n_head)
         ]  # fmt: skip
         values = [back.probs[i, j, first:] for i in layers for j in range(n_head)]
@@ -286,15 +299,15 @@ class LanguageModelView:
         parts = [matrix(values, rows, columns, room, bar if 0 < bar < n_key - first else None)]
         if len(layers) < n_layer:
             picks = [(str(i), f"{place}:{i}:0") for i in range(n_layer)]
-            parts.insert(0, choices("Layer", picks, f"{place}:{layers[0]}:0"))
-        picks = [("mean of all heads", str(place))]
-        parts.insert(0, choices("Shown above:", picks, str(place) if layer is None else ""))
+            parts.insert(0, choices(said("Layer"), picks, f"{place}:{layers[0]}:0"))
+        picks = [(said("mean of all heads"), str(place))]
+        parts.insert(0, choices(said("Shown above:"), picks, str(place) if layer is None else ""))
         return element("div", *parts)
 
     # --------------------------------------------------------------------------------------------------------- units
 
     def _unit(self):
-        return {"bpc": "bits_a_token", "ppl": "perplexity"}[self.metric]
+        return said({"bpc": "bits per token", "ppl": "perplexity"}[self.metric])
 
     def _in_units(self, nll):
         return f"{to_metric(nll, self.metric):.3f}"

@@ -6,7 +6,7 @@ import secrets
 import threading
 from typing import Any
 
-from txl_config.errors import ParameterError
+from txl_programs.demo.language import Refusal, said
 
 CHARACTERS_OF_A_TOKEN = 20  # a text of more characters than this for every token is not even cut into tokens
 
@@ -43,23 +43,26 @@ class Limits:
     def check_text(self, text: Any, name: str = "The text") -> str:
         """Returns a text. Raises ParameterError if it is empty or too long."""
         if not isinstance(text, str) or not text:
-            raise ParameterError(name, text, "not empty", f"{name} is empty. Type or paste a text.")
+            raise Refusal(name, text, "not empty", "{name} is empty. Type or paste a text.", name=said(name))
         most = CHARACTERS_OF_A_TOKEN * self.max_tokens
         if len(text) > most:
-            message = f"{name} has {len(text):,} characters. This page accepts at most {most:,}."
-            raise ParameterError(name, text, f"at most {most} characters", message)
+            sentence = "{name} has {number:,} characters. This page accepts at most {most:,}."
+            allowed = f"at most {most} characters"
+            raise Refusal(name, text, allowed, sentence, name=said(name), number=len(text), most=most)
         return text
 
     def check_tokens(self, number: int, name: str = "The text") -> None:
         if number > self.max_tokens:
-            message = f"{name} has {number:,} tokens. This page accepts at most {self.max_tokens:,}."
-            raise ParameterError(name, number, f"at most {self.max_tokens} tokens", message)
+            sentence = "{name} has {number:,} tokens. This page accepts at most {most:,}."
+            values = {"name": said(name), "number": number, "most": self.max_tokens}
+            raise Refusal(name, number, f"at most {self.max_tokens} tokens", sentence, **values)
 
     def check_number(self, name: str, value: Any, most: int) -> int:
         """Returns an integer from 1 to `most`, which may come as a float. Raises ParameterError for anything else."""
         if not isinstance(value, (int, float)) or not float(value).is_integer() or not 1 <= value <= most:
-            allowed = f"a whole number from 1 to {most:,}"
-            raise ParameterError(name, value, allowed, f"{name} must be {allowed}, got {value!r}.")
+            sentence = "{name} must be a whole number from 1 to {most:,}, got {value}."
+            values = {"name": said(name), "most": most, "value": repr(value)}
+            raise Refusal(name, value, f"a whole number from 1 to {most:,}", sentence, **values)
         return int(value)
 
 

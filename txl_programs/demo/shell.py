@@ -3,6 +3,7 @@
 import math
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # it would report to its makers, and ask for newer versions
@@ -15,6 +16,7 @@ from gradio.components import Component
 from markupsafe import escape
 
 from txl_config.errors import ParameterError, brief, named, shortened
+from txl_programs.demo.language import explained, labels_in, preferred, said, speaking
 from txl_programs.demo.language_model_page import LanguageModelPage
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.line_pages import EncoderDecoderPage, TaggerPage
@@ -24,6 +26,7 @@ from txl_programs.demo.server.guard import Guard
 from txl_programs.demo.server.terminal import plain_output
 from txl_programs.demo.style import CSS
 
+TITLE = "## What the model reads, remembers and writes"
 PAGES = {
     "language_model": ("Language models", LanguageModelPage),
     "encoder_decoder": ("Encoder-decoders", EncoderDecoderPage),
@@ -31,12 +34,34 @@ PAGES = {
 }
 
 
+class Page(gr.Blocks):
+    """A page that speaks the language of each visitor's browser."""
+
+    chinese: Mapping[str, str] = {}  # for labels that the catalogue cannot have
+
+    @property
+    def config(self):
+        return labels_in(self._config, self.chinese)
+
+    @config.setter
+    def config(self, config):
+        self._config = config
+
+    async def process_api(self, *args, request: gr.Request | None = None, **options):
+        """Answers an event, in the language of the request."""
+        with speaking(preferred(getattr(request, "headers", {}).get("accept-language"))):
+            return await super().process_api(*args, request=request, **options)
+
+
 def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
     """The page for these runs, with a tab for each of their tasks."""
     tasks = [task for task in PAGES if any(run.task == task for run in runs)]
-    with gr.Blocks(title="txl_tf", analytics_enabled=False, fill_width=True) as page:
-        described = " · ".join(f"**{escaped(run.name)}** {run.describe()}" for run in runs)
-        gr.Markdown(f"## What the model reads, remembers and writes\n{described}")
+    with Page(title="txl_tf", analytics_enabled=False, fill_width=True) as page:
+        gr.Markdown(TITLE)
+        gr.Markdown(described(runs))
+        english = described(runs)
+        with speaking("zh"):
+            page.chinese = {english: described(runs)}
         for task in tasks:
             name, kind = PAGES[task]
             of_task = kind([run for run in runs if run.task == task], limits)
@@ -66,7 +91,10 @@ def check_values(component: Component) -> None:
                 raise ValueError(payload)
             return own(payload)
         except Exception as error:  # any kind of error, because the value may be anything
-            sentence = error.message if isinstance(error, gr.Error) else f"A box cannot hold {brief(payload)}."
+            if isinstance(error, gr.Error):
+                sentence = explained(ValueError(error.message))
+            else:
+                sentence = said("A box cannot hold {value}.", value=brief(payload))
             raise gr.Error(str(escape(shortened(str(sentence)))), print_exception=False) from None
 
     component.preprocess = preprocess
@@ -103,6 +131,11 @@ def serve(runs: list[OpenRun], limits: Limits, host: str, port: int) -> None:
     print(f"http://{host}:{listening.getsockname()[1]}", flush=True)
     with plain_output():
         make_server(app).run(sockets=[listening])
+
+
+def described(runs: list[OpenRun]) -> str:
+    """A line on every run, in Markdown."""
+    return " · ".join(f"**{escaped(run.name)}** {run.describe()}" for run in runs)
 
 
 def escaped(name: str) -> str:

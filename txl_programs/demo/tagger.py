@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 from markupsafe import Markup
 
-from txl_config.errors import ParameterError
+from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import (
     ITEM,
@@ -26,6 +26,7 @@ from txl_tf.runs.families.pipeline import line_sizes
 from txl_tf.taggers.text_tagger import TextTagger
 
 MOST_DRAWN = 200  # tokens of a picture
+OF_ATTENTION = "{text}: {share:.3f} of the attention"
 WORD = 90  # pixels of a token that is a word
 
 
@@ -52,12 +53,12 @@ class TaggerView:
         """The tokens of a sentence. Raises ParameterError with a sentence for the page."""
         text = self.limits.check_text(text, "The sentence").strip("\n")
         if "\n" in text:
-            message = "The sentence has several lines. This page tags one line."
-            raise ParameterError("sentence", text, "one line", message)
+            sentence = "The sentence has several lines. This page tags one line."
+            raise Refusal("sentence", text, "one line", sentence)
         tokens = self.tagger.split(text)
         if not tokens:
-            message = "The sentence is empty. Type or paste a text."
-            raise ParameterError("sentence", text, "not empty", message)
+            sentence = "{name} is empty. Type or paste a text."
+            raise Refusal("sentence", text, "not empty", sentence, name=said("The sentence"))
         self.limits.check_tokens(len(tokens), "The sentence")
         return tokens
 
@@ -80,10 +81,11 @@ class TaggerView:
         """
         spans = self.entities(text)
         kinds = self.run.model.kinds
-        parts = [figure("Entities", marked(text.strip("\n"), spans, kinds))]
+        parts = [figure(said("Entities"), marked(text.strip("\n"), spans, kinds))]
         if left_out:
             without = self.entities(text, left_out)
-            title = f"Without {', '.join(sorted(left_out))}: {changed(spans, without)}"
+            words = ", ".join(sorted(left_out))
+            title = said("Without {words}: {change}", words=words, change=changed(spans, without))
             parts.append(figure(title, marked(text.strip("\n"), without, kinds)))
         return element("div", *parts, self._show_items(text, left_out, pick, room))
 
@@ -91,11 +93,11 @@ class TaggerView:
         """The characters, the words of the lattice, and the attention."""
         tokens = self.split(text)
         if not hasattr(self.network, "attention_probs"):
-            return element("p", "No picture of attention: this network has none.", class_="note")
+            return element("p", said("No picture of attention: this network has none."), class_="note")
         most = min(MOST_DRAWN, self.tagger.most)
         if len(tokens) > most:
-            said = f"No picture: the sentence has {len(tokens):,} tokens, and a picture at most {most}."
-            return element("p", said, class_="note")
+            sentence = "No picture: the sentence has {number:,} tokens, and a picture at most {most}."
+            return element("p", said(sentence, number=len(tokens), most=most), class_="note")
         with self.run.lock:
             items, probs = self.tagger.attention(tokens, left_out)
         item, layer, head = self._picked(pick, len(items))
@@ -103,7 +105,7 @@ class TaggerView:
         if item is not None:
             shares = (probs.mean((0, 1)) if layer is None else probs[layer, head])[item]
         places = [
-            Place(found.text, float(shares[i]) ** 0.5, f"{found.text}: {shares[i]:.3f} of the attention", str(i),
+            Place(found.text, float(shares[i]) ** 0.5, said(OF_ATTENTION, text=found.text, share=shares[i]), str(i),
                   "asked" if i == item else "hot")
             for i, found in enumerate(items)
         ]  # fmt: skip
@@ -112,8 +114,8 @@ class TaggerView:
         wide = min(ITEM, max(LEAST_ITEM, room / n)) if self.run.model.token_level == "char" else WORD
         drawn = [lattice(places[:n], words, wide), *self._heads(item, layer, head)]
         title = "The lattice: characters, and the words that the lexicon finds" if words else "What the network reads"
-        note = "Click a character or a word: what it attends to is coloured."
-        return figure(title, *drawn, self._words(tokens, left_out), note=note)
+        note = said("Click a character or a word: what it attends to is coloured.")
+        return figure(said(title), *drawn, self._words(tokens, left_out), note=note)
 
     def _picked(self, pick, number):
         """`(item, layer, head)` of a click; `None` for what it does not contain."""
@@ -132,12 +134,13 @@ class TaggerView:
         if item is None:
             return []
         chosen = str(item) if layer is None else f"{item}:{layer}:{head}"
+        n_head = self.network.n_head
         heads = [
-            choices(f"Layer {m}, head", [(str(h), f"{item}:{m}:{h}") for h in range(self.network.n_head)], chosen)
+            choices(said("Layer {layer}, head", layer=m), [(str(h), f"{item}:{m}:{h}") for h in range(n_head)], chosen)
             for m in range(self.network.n_layer)
         ]
-        mean = choices("Attention", [("mean of all heads", str(item))], chosen)
-        return [legend("none", "most of the attention"), mean, *heads]
+        mean = choices(said("Attention"), [(said("mean of all heads"), str(item))], chosen)
+        return [legend(said("none"), said("most of the attention")), mean, *heads]
 
     def _words(self, tokens, left_out):
         """Buttons that remove words from the lexicon, and add them again."""
@@ -146,8 +149,8 @@ class TaggerView:
             return Markup("")
         inside = [(f"{word} ✕", f"out:{word}") for word in words if word not in left_out]
         outside = [(f"{word} ↺", f"in:{word}") for word in words if word in left_out]
-        rows = [choices("Take out of the lexicon", inside, "")] if inside else []
-        return element("div", *rows, *([choices("Put back", outside, "")] if outside else []))
+        rows = [choices(said("Take out of the lexicon"), inside, "")] if inside else []
+        return element("div", *rows, *([choices(said("Put back"), outside, "")] if outside else []))
 
     def toggled(self, text: str, left_out: frozenset, pick: str) -> frozenset:
         """The words that are left out after a click on "out:word" or "in:word". Only words of the sentence count."""
@@ -162,6 +165,6 @@ def changed(before: list[Span], after: list[Span]) -> str:
     if set(old) != set(new):
         gone = len(set(old) - set(new))
         come = len(set(new) - set(old))
-        return f"{gone} of {len(old)} entities go, {come} come"
+        return said("{gone} of {number} entities go, {come} come", gone=gone, number=len(old), come=come)
     most = max((abs(old[key] - new[key]) for key in old), default=0.0)
-    return f"the same entities, probabilities change by at most {most:.3f}"
+    return said("the same entities, probabilities change by at most {most:.3f}", most=most)
