@@ -201,8 +201,8 @@ class MultiHeadAttention(Layer):
 
     Args:
         d_model: width, a multiple of `num_heads`.
-        num_heads: number of heads. (Keras's layer takes `num_heads` first, then `key_dim`, the width of a head. Both are
-            errors here, which show how to write the call.)
+        num_heads: number of heads. (Keras's layer takes `num_heads` first, then `key_dim`, the width of a head. Here,
+            both are errors that show how to write the call.)
         rate: dropout rate of the attention weights. The article has no such dropout.
         seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
