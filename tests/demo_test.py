@@ -236,7 +236,7 @@ def test_reading_shows_the_nll_of_score_by_segments(view):
     assert [step[:2] for step in steps] == [(6, 11), (11, 11)]
     shown = [float(value) for value in re.findall(r"([\d.]+) nats, probability", drawn)]
     np.testing.assert_allclose(shown, expected, atol=6e-4)
-    mean = float(re.search(r"<b>([\d.]+)</b> nats a token", drawn)[1])
+    mean = float(re.search(r"<b>([\d.]+)</b> nats per token", drawn)[1])
     assert mean == pytest.approx(np.mean(expected), abs=6e-5)
 
 

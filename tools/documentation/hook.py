@@ -63,13 +63,11 @@ def reference_pages(config, root):
     NAMES.clear()
     NAMES.update(reference.names_in_code(found))
     apart = {*reference.public(config, pkg), *config.extra["bases"]}
-    pages = {uri: reference.page(pkg, apart, *page) for uri, page in found.items()}
+    pages = {uri: reference.page(pkg, apart, config.extra["methods"], *page) for uri, page in found.items()}
     return pages | {"reference/index.md": reference.overview(config, pkg, found)}
 
 
 def on_page_markdown(markdown, page, **kwargs):
-    if page.is_homepage:
-        page.meta["hide"] = ["navigation"]
     origins = {uri: path for path, uri in PLACES.items()}
     uri = page.file.src_uri
     return links.rewritten(markdown, origins[uri], uri, PLACES) if uri in origins else markdown

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from txl_config.errors import ParameterError
+from txl_programs.demo.language import Refusal, said
 from txl_tf.runs.folder import RunFolder
 
 
@@ -31,7 +31,7 @@ class OpenRun:
 
     def describe(self) -> str:
         """One line about the run."""
-        return f"{self.family}, {self.model.count_params():,} weights"
+        return said("{family}, {number:,} weights", family=self.family, number=self.model.count_params())
 
 
 def picked(pick: Any, *numbers: int) -> list[int]:
@@ -50,8 +50,7 @@ def picked(pick: Any, *numbers: int) -> list[int]:
     return [int(part) for part in parts]
 
 
-def other_click(pick: Any, what: str, remedy: str) -> ParameterError:
+def other_click(pick: Any, what: str, remedy: str) -> Refusal:
     """The error for a click in an old picture, which belongs to another text or model; `remedy` is a sentence."""
-    return ParameterError(
-        "click", pick, f"in a picture of this {what}", f"This click belongs to another {what}. {remedy}"
-    )
+    sentence = "This click belongs to another {what}. {remedy}"
+    return Refusal("click", pick, f"in a picture of this {what}", sentence, what=said(what), remedy=said(remedy))

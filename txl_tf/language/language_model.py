@@ -343,18 +343,33 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         return why_not_cached(self, read)
 
     @property
+    def cached_by(self) -> str | None:
+        """How keys and values are cached: in a "ring" or in a "window", see `Positions`.
+
+        It is `None` if the network has no scheme of positions. Then every token gets the memory that the call for the
+        token before it returned.
+        """
+        scheme = getattr(self.network, "scheme", None)
+        return None if scheme is None else scheme.cached_by
+
+    @property
     def has_window(self) -> bool:
         """Whether positions count from the beginning of a segment, so that the cache contains a window of the text."""
-        return self.network.scheme.cached_by == "window"
+        return self.cached_by == "window"
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether texts are read with cached keys and values."""
+        return self.cached_by is not None and self.why_not_cached() is None
 
     @property
     def reads_from_cache(self) -> bool:
         """Whether an evaluation reads keys and values from a cache. Otherwise its memory is hidden states."""
-        return not self.has_window and self.why_not_cached() is None
+        return self.cached_by == "ring" and self.has_cache
 
     def decoding_cache(self, static_shapes: bool = False) -> Any:
         """The cache of `generate`: of keys and values, or of the hidden states or tokens that they come from."""
-        if self.why_not_cached() is not None:
+        if not self.has_cache:
             return (RereadWindow if self.has_window else HiddenStateCache)(self, static_shapes)
         return self.cached_decoding(static_shapes)
 

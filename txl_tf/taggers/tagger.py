@@ -34,6 +34,7 @@ from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.schema import known_names
 from txl_tf.taggers.crf import CRF
+from txl_tf.taggers.tener import SentenceNetwork
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
 from txl_tf.training.weighting import weights_of_labels, weights_of_rows
 
@@ -169,6 +170,16 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         super().settings_changed(names)
         if "constraints" in names:
             self.crf.store("allowed", self.crf.check_setting("allowed", self._allowed()))
+
+    @property
+    def reads_sentences(self) -> bool:
+        """Whether the network is a `SentenceNetwork`, which reads sentences by the ids of their tokens."""
+        return isinstance(self.network, SentenceNetwork)
+
+    @property
+    def reads_lattice(self) -> bool:
+        """Whether the network reads words of a lexicon in addition to the characters, as `Flat` does."""
+        return self.reads_sentences and self.network.reads_lattice
 
     @property
     def _knows_mask(self) -> bool:

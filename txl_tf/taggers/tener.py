@@ -50,6 +50,11 @@ class SentenceNetwork(Layer):
         self.start_keys(seed, always=True)
 
     @property
+    def reads_lattice(self) -> bool:
+        """Whether the network reads the words of a lexicon besides the characters."""
+        return "lattice" in self.input_dims
+
+    @property
     def input_shapes(self) -> dict[str, tuple]:
         """The shapes of the inputs for any batch and length, which `build` and `compute_output_shape` take."""
         names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]

@@ -21,7 +21,6 @@ from txl_tf.data.tagged.sentence_ends import LineSizes, split_at_ends
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.nn.settings import add_user
-from txl_tf.taggers.flat import Flat
 from txl_tf.taggers.tagger import Tagger
 
 
@@ -91,7 +90,7 @@ class TextTagger:
         self.window = window
         self.sizes = sizes
         self.encoder = dataclasses.replace(encoder, level=tagger.token_level)
-        self.lattice = isinstance(tagger.network, Flat)
+        self.lattice = tagger.reads_lattice
         self.drop_graphs()
         add_user(tagger, self)
         add_user(tagger.network, self)

@@ -15,7 +15,8 @@ from typing import Any, Unpack
 import keras
 import tensorflow as tf
 
-from txl_tf.errors import ParameterError
+from txl_tf.config.checks import is_integer
+from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels import add_bias, attention_probs, head_matmul, join_heads, project
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import wide_dtype
@@ -165,6 +166,25 @@ def heads_of(x: Tensor, kernels: Any, biases: Any, num_heads: int) -> list[Tenso
     return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
 
 
+def _check_sizes(args, kwargs):
+    """Raises ParameterError where a constructor gets the arguments of Keras's layer, `(num_heads, key_dim)`."""
+    call = "MultiHeadAttention(d_model={}, num_heads={})"
+    if "key_dim" in kwargs:
+        depth, heads = kwargs["key_dim"], kwargs.get("num_heads", args[0] if args else None)
+        known = is_integer(heads) and is_integer(depth)
+        allowed = "left out: d_model is the width of all heads together"
+        working = call.format(heads * depth, heads) if known else call.format("num_heads * key_dim", "num_heads")
+        message = f"key_dim must be {allowed}, got {brief(depth)}; write {working}"
+        raise ParameterError("key_dim", depth, allowed, message)
+    if len(args) > 1 and all(map(is_integer, args[:2])) and 0 < args[0] < args[1]:
+        heads, depth = args[:2]
+        allowed, working = f"a multiple of num_heads={depth}", call.format(heads * depth, heads)
+        message = (
+            f"d_model must be {allowed}, got {heads}; Keras's (num_heads={heads}, key_dim={depth}) is {working} here"
+        )
+        raise ParameterError("d_model", heads, allowed, message)
+
+
 @keras.saving.register_keras_serializable("txl_tf")
 class MultiHeadAttention(Layer):
     """Multi-head attention: projections `wq`, `wk`, `wv` and `dense`, all with biases.
@@ -181,7 +201,8 @@ class MultiHeadAttention(Layer):
 
     Args:
         d_model: width, a multiple of `num_heads`.
-        num_heads: number of heads. (Keras's layer takes `num_heads` first, then the width of a head.)
+        num_heads: number of heads. (Keras's layer takes `num_heads` first, then `key_dim`, the width of a head. Here,
+            both are errors that show how to write the call.)
         rate: dropout rate of the attention weights. The article has no such dropout.
         seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
@@ -213,6 +234,11 @@ class MultiHeadAttention(Layer):
     """
 
     free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
+
+    def __new__(cls, *args, **kwargs):
+        if cls is MultiHeadAttention:  # a subclass may have other arguments
+            _check_sizes(args, kwargs)
+        return super().__new__(cls, *args, **kwargs)
 
     @stored
     def __init__(

@@ -127,21 +127,32 @@ def file_of(module):
     return f"`{path.removeprefix('txl_tf/')}`"
 
 
-def members_of(cls, elsewhere):
-    """The documented members of a class: its own, then those that it inherits, but not from classes `elsewhere`."""
-    found = []
+def members_of(cls, elsewhere, methods):
+    """The documented members of a class that users call: its own and inherited ones, but not those `elsewhere`.
+
+    Args:
+        cls: the class.
+        elsewhere: paths of classes whose members it does not repeat.
+        methods: `extra.methods` of mkdocs.yml: the members that are shown, in this order; `Vocab.encode` is shown for
+            `Vocab` alone.
+    """
+    found = set()
     for base in [cls, *cls.mro()]:
         if base is cls or base.path not in elsewhere:
-            found += [name for name, member in base.members.items() if member.docstring and not name.startswith("_")]
-    return list(dict.fromkeys(found))
+            found |= {name for name, member in base.members.items() if member.docstring}
+    shown = [path.rpartition(".") for path in methods]
+    return [name for owner, _, name in shown if name in found and owner in ("", cls.name)]
 
 
-def page(pkg, shown, topic, names, others):
-    """The Markdown of a page; `shown` are the paths of all public names, whose members no other class repeats."""
+def page(pkg, shown, methods, topic, names, others):
+    """The Markdown of a page; `shown` are the paths of all public names, whose members no other class repeats.
+
+    `methods` is that of `members_of`.
+    """
     lines = [f"# {topic.title}", ""]
     for name in names:
         member = in_package(pkg, name)
-        members = members_of(member, shown) if member.is_class else []
+        members = members_of(member, shown, methods) if member.is_class else []
         lines += [
             PUBLIC.format(name=name, label=name.rpartition(".")[2], members=members or "false", any=bool(members))
         ]
@@ -172,14 +183,18 @@ def names_in_code(found):
 
 def overview(config, pkg, found):
     """The first page: all public names with the first lines of their docstrings, by topic."""
-    lines = [INTRO]
+    lines, without = [INTRO], []
     for section in config.extra["reference"]:
         lines += [f"## {section}", ""]
         for topic, names, others in found.values():
             if topic.section == section:
                 relative = topic.src_uri.removeprefix("reference/")
-                lines += [f"### [{topic.title}]({relative})", "", *rows(pkg, names), ""]
-                lines += [] if names else [f"No public names, but {', '.join(map(file_of, others))}.", ""]
+                if names:
+                    lines += [f"### [{topic.title}]({relative})", "", *rows(pkg, names), ""]
+                else:
+                    without.append(f"- [{topic.title}]({relative}): {', '.join(map(file_of, others))}")
+    if without:
+        lines += ["## Pages without public names", "", *without, ""]
     return "\n".join(lines)
 
 
