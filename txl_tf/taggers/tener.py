@@ -51,7 +51,7 @@ class SentenceNetwork(Layer):
 
     @property
     def reads_lattice(self) -> bool:
-        """Whether the network reads the words of a lexicon besides the characters."""
+        """Whether the network reads words of a lexicon in addition to the characters."""
         return "lattice" in self.input_dims
 
     @property

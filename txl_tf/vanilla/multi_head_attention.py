@@ -166,11 +166,12 @@ def heads_of(x: Tensor, kernels: Any, biases: Any, num_heads: int) -> list[Tenso
     return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
 
 
-def _check_sizes(args, kwargs):
-    """Raises ParameterError where a constructor gets the arguments of Keras's layer, `(num_heads, key_dim)`."""
+def _check_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises ParameterError if a constructor gets the arguments of Keras's layer, `(num_heads, key_dim)`."""
     call = "MultiHeadAttention(d_model={}, num_heads={})"
     if "key_dim" in kwargs:
-        depth, heads = kwargs["key_dim"], kwargs.get("num_heads", args[0] if args else None)
+        depth = kwargs["key_dim"]
+        heads = kwargs.get("num_heads", args[0] if args else None)
         known = is_integer(heads) and is_integer(depth)
         allowed = "left out: d_model is the width of all heads together"
         working = call.format(heads * depth, heads) if known else call.format("num_heads * key_dim", "num_heads")
@@ -178,7 +179,8 @@ def _check_sizes(args, kwargs):
         raise ParameterError("key_dim", depth, allowed, message)
     if len(args) > 1 and all(map(is_integer, args[:2])) and 0 < args[0] < args[1]:
         heads, depth = args[:2]
-        allowed, working = f"a multiple of num_heads={depth}", call.format(heads * depth, heads)
+        allowed = f"a multiple of num_heads={depth}"
+        working = call.format(heads * depth, heads)
         message = (
             f"d_model must be {allowed}, got {heads}; Keras's (num_heads={heads}, key_dim={depth}) is {working} here"
         )
@@ -235,7 +237,7 @@ class MultiHeadAttention(Layer):
 
     free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
 
-    def __new__(cls, *args, **kwargs):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is MultiHeadAttention:  # a subclass may have other arguments
             _check_sizes(args, kwargs)
         return super().__new__(cls, *args, **kwargs)
