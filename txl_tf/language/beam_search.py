@@ -9,7 +9,7 @@ Shapes:
     B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,9 @@ _NONE = -1e9  # log-probability of impossible tokens and paths; finite, so that 
 
 @known_names
 def generate(
-    model: Any, /, source: Tensor, *, start: Any, end: Any, max_new_tokens: int | None = None, beam_size: int = 1,
-    n_best: Any = None, length_penalty: float = 0.6, temperature: float = 0.0, top_k: Any = None,
-    top_p: float | None = None, seed: Any = None, suppress_tokens: Any = (),
+    model: Any, /, source: Any, *, start: int, end: int | None, max_new_tokens: int | None = None, beam_size: int = 1,
+    n_best: int | None = None, length_penalty: float = 0.6, temperature: float = 0.0, top_k: int | None = None,
+    top_p: float | None = None, seed: Any = None, suppress_tokens: Iterable[int] = (),
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Generates targets by greedy search, sampling or beam search, in one graph with cached keys and values.
 
@@ -95,7 +95,7 @@ def generate(
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
 
 
-def _check_source(model: Any, source: Tensor) -> np.ndarray:
+def _check_source(model: Any, source: Any) -> np.ndarray:
     source = np.asarray(source)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
         allowed = "integers [batch, any]"
@@ -111,7 +111,7 @@ def _check_source(model: Any, source: Tensor) -> np.ndarray:
     return source
 
 
-def check_suppressed(ids: Tensor, end: Any, n_symbols: int) -> set[int]:
+def check_suppressed(ids: Iterable[int], end: int | None, n_symbols: int) -> set[int]:
     """Checks `suppress_tokens` and returns them as a set. They must be ids of symbols other than the `end`."""
     if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
         raise ParameterError("suppress_tokens", ids, "several ids")
@@ -123,7 +123,7 @@ def check_suppressed(ids: Tensor, end: Any, n_symbols: int) -> set[int]:
     return {int(i) for i in ids}
 
 
-def writable(model: Any, suppressed: Any) -> Tensor:
+def writable(model: Any, suppressed: Iterable[int]) -> Tensor:
     """The symbols that a target may contain, bool `[V]`: all except padding and the ids in `suppressed`."""
     allowed = np.ones([model.target_vocab_size], bool)
     allowed[[PADDING, *suppressed]] = False

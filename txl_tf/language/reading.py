@@ -140,7 +140,7 @@ def last_of(mems: list[Tensor], number: int) -> list[Tensor]:
     return [mem[:, mem.shape[1] - number :] for mem in mems]
 
 
-def _segments(ids: Tensor, tgt_len: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+def _segments(ids: np.ndarray, tgt_len: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yields `(start, tokens, labels)` of each segment of a text: the position of the first token, and int `[1, T]`."""
     _check_text(ids, tgt_len)
     for start in range(0, len(ids) - 1, tgt_len):
@@ -148,7 +148,7 @@ def _segments(ids: Tensor, tgt_len: int) -> Iterator[tuple[int, np.ndarray, np.n
         yield start, ids[None, start : start + labels.shape[1]], labels
 
 
-def _check_text(ids: Tensor, tgt_len: int) -> None:
+def _check_text(ids: np.ndarray, tgt_len: int) -> None:
     check_integer("tgt_len", tgt_len, 1)
     if len(ids) < 2:
         message = f"ids must have at least two tokens, because the first is not predicted, got {len(ids)}"

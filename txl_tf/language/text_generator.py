@@ -1,7 +1,7 @@
 """Converts ids of a language model to text: as a stream (`TextStream`), or for many prompts (`TextGenerator`)."""
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,6 @@ import numpy as np
 from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
-from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.generation import write_texts
 from txl_tf.language.sampling import SAMPLING, check_integer, check_sampling
 from txl_tf.language.stopping import check_stops
@@ -32,7 +31,7 @@ class TextStream:
         other.decoder.setstate(self.decoder.getstate())
         return other
 
-    def push(self, ids: Tensor, excess: int = 0) -> str:
+    def push(self, ids: Iterable[int], excess: int = 0) -> str:
         """The text that `ids` add. At the level of subwords, the last `excess` bytes are left out."""
         if self.vocab.level == "byte":
             symbols = "".join(self.vocab.symbols[i] for i in ids)
@@ -50,7 +49,7 @@ class TextStream:
         return self.decoder.decode(b"", final=True)
 
 
-def encode_prompt(vocab: Any, prompt: Tensor, name: str = LINE) -> np.ndarray:
+def encode_prompt(vocab: Any, prompt: str | bytes, name: str = LINE) -> np.ndarray:
     """The ids of a prompt: int32 `[n]`.
 
     An empty prompt starts a document, if the vocabulary has documents.
@@ -91,7 +90,7 @@ class TextGenerator:
     """
 
     def __init__(
-        self, lm: Any, vocab: Any, max_new_tokens: int = 200, *, num_return_sequences: int = 1, stop_strings: Any = (),
+        self, lm: Any, vocab: Any, max_new_tokens: int = 200, *, num_return_sequences: int = 1, stop_strings: Iterable[str] = (),
         stop_at_newline: bool = False, stop_at_document: bool = True, batch_size: int = 16, **sampling: Any,
     ) -> None:  # fmt: skip
         check_names("TextGenerator", sampling, [*keywords_of(TextGenerator), *SAMPLING])
@@ -145,14 +144,14 @@ class TextGenerator:
         found = [self._text(ids[i // n], *(array[i] for array in arrays)) for i in range(len(prompts) * n)]
         return [(prompt, found[i * n : (i + 1) * n]) for i, (prompt, _) in enumerate(prompts)]
 
-    def _text(self, prompt: Tensor, tokens: Tensor, length: Tensor, excess: Any) -> str:
+    def _text(self, prompt: np.ndarray, tokens: np.ndarray, length: int, excess: int) -> str:
         stream = TextStream(self.vocab)
         stream.push(prompt)
         return stream.push(tokens[len(prompt) : length], excess) + stream.end()
 
 
 def stops_of(
-    vocab: Any, stop_strings: Any = (), stop_at_newline: bool = False, stop_at_document: bool = True
+    vocab: Any, stop_strings: Iterable[str] = (), stop_at_newline: bool = False, stop_at_document: bool = True
 ) -> dict[str, Any]:
     """Arguments of `generate` that end a text at these strings and, if the vocabulary has documents, at their end."""
     ends = [vocab.document] if stop_at_document and vocab.document is not None else []
