@@ -90,8 +90,9 @@ class TextGenerator:
     """
 
     def __init__(
-        self, lm: Any, vocab: Any, max_new_tokens: int = 200, *, num_return_sequences: int = 1, stop_strings: Iterable[str] = (),
-        stop_at_newline: bool = False, stop_at_document: bool = True, batch_size: int = 16, **sampling: Any,
+        self, lm: Any, vocab: Any, max_new_tokens: int = 200, *, num_return_sequences: int = 1,
+        stop_strings: Iterable[str] = (), stop_at_newline: bool = False, stop_at_document: bool = True,
+        batch_size: int = 16, **sampling: Any,
     ) -> None:  # fmt: skip
         check_names("TextGenerator", sampling, [*keywords_of(TextGenerator), *SAMPLING])
         check_integer("max_new_tokens", max_new_tokens, 0)
