@@ -131,7 +131,8 @@ def pair_weights(num_layers: int, d_model: int, num_heads: int, dff: int) -> int
 def layer_weights(values: dict[str, Any]) -> int:
     """How many weights the layers of a Transformer-XL have, biases and layer norms left out."""
     sizes = {field: values.get(field, _DEFAULTS[field]) for field in SIZES}
-    heads, model = sizes["n_head"] * sizes["d_head"], sizes["d_model"]
+    heads = sizes["n_head"] * sizes["d_head"]
+    model = sizes["d_model"]
     return sizes["n_layer"] * model * (5 * heads + 2 * sizes["d_inner"])
 
 

@@ -1,4 +1,4 @@
-"""Checks of values that come from people and from files, by the fields of a dataclass: their names and types.
+"""Checks of values from users and from files, by the names and types of the fields of a dataclass.
 
 ```python
 @dataclasses.dataclass
@@ -34,12 +34,12 @@ _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYW
 
 
 def check_names(function: str, given: dict[str, Any], known: Iterable[str]) -> None:
-    """Raises UnknownArgumentError, which names the function and lists what it takes, for a name that is not `known`.
+    """Raises UnknownArgumentError for a name that is not in `known`. The error lists the known names.
 
     Args:
-        function: what the caller called, for the message.
+        function: name of the function that was called, for the message.
         given: `{name: value}` of the arguments.
-        known: the names that the function takes.
+        known: names of the arguments that the function takes.
     """
     known = list(dict.fromkeys(known))
     for name, value in given.items():
@@ -50,13 +50,13 @@ def check_names(function: str, given: dict[str, Any], known: Iterable[str]) -> N
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the nearest of the `known` names, with a space in front; empty where none is near."""
+    """Returns " Did you mean 'x'?" with the `known` name that is most similar; empty if no name is similar."""
     nearest = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean '{nearest[0]}'?" if nearest else ""
 
 
 def keywords_of(function: Callable[..., Any]) -> list[str]:
-    """The names of the arguments that can be given by name, without `self`."""
+    """Returns the names of the arguments that can be given by name, without `self`."""
     parameters = inspect.signature(function).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind in _BY_NAME and parameter.name != "self"]
 

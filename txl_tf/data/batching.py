@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
+
 
 def by_length(lengths: np.ndarray | Sequence[np.ndarray], most: int | Callable) -> Iterator[np.ndarray]:
     """Batches of rows of like lengths, the shortest first: int `[B]` each, numbers of rows.
@@ -68,8 +70,11 @@ class EpochBatches:
     def __init__(
         self, cut: Callable[[np.random.Generator | None], list], collate: Callable[[np.ndarray], Any], seed: int | None
     ):
-        self._cut, self._collate, self.seed = cut, collate, seed
-        self._epoch, self._batches = None, cut(None)
+        self._cut = cut
+        self._collate = collate
+        self.seed = seed
+        self._epoch = None
+        self._batches = cut(None)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -78,7 +83,8 @@ class EpochBatches:
         """Which rows the batch of a step has, int `[B]`; steps go on from epoch to epoch."""
         epoch, i = divmod(step, len(self))
         if epoch != self._epoch and self.seed is not None:
-            self._epoch, self._batches = epoch, self._cut(np.random.default_rng([self.seed, epoch]))
+            self._epoch = epoch
+            self._batches = self._cut(np.random.default_rng([self.seed, epoch]))
         return self._batches[i]
 
     def batch(self, step: int) -> Any:
@@ -120,10 +126,11 @@ def hold_out(texts: Sequence[str], fraction: float, what: str) -> np.ndarray:
     """Which rows of `texts` are held out to validate on, bool. A hash decides, so that equal texts are on one side.
 
     Raises:
-        ValueError: none are, or all. The message calls them `what`.
+        ParameterError: none are, or all. The message calls them `what`.
     """
     share = np.array([zlib.crc32(text.encode()) for text in texts]) / 2**32
     if not 0 < np.sum(share < fraction) < len(share):
         leaves = f"valid_fraction={fraction} of {len(share)} {what} leaves none to train or validate on"
-        raise ValueError(f"{leaves}: give valid_path, or another valid_fraction")
+        message = f"{leaves}: give valid_path, or another valid_fraction"
+        raise ParameterError("valid_fraction", fraction, f"a share of at least one of the {what}", message)
     return share < fraction

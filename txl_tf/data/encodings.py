@@ -116,7 +116,7 @@ def _is_mostly_utf8(data: bytes) -> bool:
 def _by_characters(data: bytes) -> str | None:
     """The encoding in which the characters are those that its language uses most."""
     scores = {name: _score(data, codec, test) for name, (codec, test) in _CANDIDATES.items()}
-    best = max(scores, key=scores.get)
+    best = max(scores, key=scores.__getitem__)
     if scores[best] >= _LEAST:
         return best
     return _latin(data)
@@ -139,11 +139,12 @@ def _score(data: bytes, codec: str, test: Callable[[str], float]) -> float:
 
 def _characters(common: str, codec: str, first: int, last: int) -> Callable[[str], float]:
     """A test of a character: half for being in the first part of a character set, half for being a frequent one."""
-    common = frozenset(common + _PUNCTUATION)
+    frequent = frozenset(common + _PUNCTUATION)
 
-    def test(c):
+    def test(c: str) -> float:
         encoded = c.encode(codec, "ignore")
-        return 0.5 * (len(encoded) == 2 and first <= encoded[0] <= last) + 0.5 * (c in common)
+        in_first_part = len(encoded) == 2 and first <= encoded[0] <= last
+        return 0.5 * in_first_part + 0.5 * (c in frequent)
 
     return test
 
@@ -188,7 +189,7 @@ def _latin(data: bytes) -> str | None:
     alone = sum(i - 1 not in places and i + 1 not in places for i in high) / len(high)
     if alone < 0.3:
         scores = {name: _score(data, codec, _letters(_RUSSIAN)) for name, codec in _CYRILLIC.items()}
-        best = max(scores, key=scores.get)
+        best = max(scores, key=scores.__getitem__)
         return best if scores[best] > 0.6 else None
     if alone < 0.6 or _score(data, "cp1252", lambda c: float(c in _ACCENTED)) < 0.5:
         return None

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import tensorflow as tf
 
-from txl_tf.errors import named
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import is_remote
 
 logger = logging.getLogger("txl_tf")
@@ -78,7 +78,9 @@ def _is_loop(folder: str, path: str) -> bool:
     """Whether a path below `folder` is a symbolic link that leads to itself, or back to a folder that it lies in."""
     if not os.path.islink(path):
         return False
-    target, parent, folder = os.path.realpath(path), os.path.dirname(path), os.path.normpath(folder)
+    target = os.path.realpath(path)
+    parent = os.path.dirname(path)
+    folder = os.path.normpath(folder)
     found = os.path.islink(target)  # what no link leads out of
     while not found:
         found = f"{os.path.realpath(parent)}/".startswith(f"{target.rstrip('/')}/")
@@ -96,7 +98,8 @@ def matching(pattern: str) -> list[str]:
         return sorted(tf.io.gfile.glob(pattern))
     folder, _, names = pattern.rpartition("/")
     if any(c in folder for c in "*?["):
-        raise ValueError(f"a pattern of s3:// must be of names in one folder, got {named(pattern)}")
+        message = f"a pattern of s3:// must be of names in one folder, got {named(pattern)}"
+        raise ParameterError("pattern", pattern, "a pattern of names in one folder", message)
     return [os.path.join(folder, name) for name in sorted(fnmatch.filter(_entries(folder), names))]
 
 
@@ -123,10 +126,11 @@ def _file_system(path: str) -> tuple[Any, str]:
 
 
 def pyarrow(user: str) -> Any:
-    """The package, for what `user` names. Raises ValueError where it is not installed."""
+    """The package, for what `user` names. Raises ParameterError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.fs
     except ImportError as error:
-        raise ValueError(f"{user} need the package pyarrow, which is not installed: pip install pyarrow") from error
+        message = f"{user} need the package pyarrow, which is not installed: pip install pyarrow"
+        raise ParameterError("data_path", user, "files that need no pyarrow", message) from error
     return pyarrow

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from txl_tf.data import inputs
 from txl_tf.data.lines import LineError, in_blocks, lines_in, without_mark
-from txl_tf.data.text_files import read_files
+from txl_tf.data.text_files import blocks_of
 from txl_tf.files import (
     absolute,
     check_no_link,
@@ -96,7 +96,8 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Adds the answers of another."""
-        self.lines, self.missing = self.lines + other.lines, self.missing + other.missing
+        self.lines = self.lines + other.lines
+        self.missing = self.missing + other.missing
         self._add_numbers(other.sums)
         self.messages += other.messages
         self.notes += [note for note in other.notes if note not in self.notes]
@@ -139,7 +140,8 @@ class Block(NamedTuple):
 
 def answer_block(answering: Answering, block: Block) -> None:
     """Writes the answers to a block, and then its `Tally`."""
-    tally, texts = Tally(), []
+    tally = Tally()
+    texts = []
     pieces = pieces_of(block) if block.start else without_mark(pieces_of(block))
     lines = lines_in(pieces, block.any_end)
     found = answering.answers(lines, block.name, False, numbers=itertools.count(block.first))
@@ -189,10 +191,14 @@ class LineFile:
     """
 
     def __init__(self, path: str, name: str, folder: str, key: Any, any_end: bool = False):
-        self.path, self.output, self.any_end = path, os.path.join(folder, name), any_end
-        self.state, self.key = os.path.join(folder, STATE, name), key
+        self.path = path
+        self.output = os.path.join(folder, name)
+        self.any_end = any_end
+        self.state = os.path.join(folder, STATE, name)
+        self.key = key
         self.fingerprint = self._fingerprint()
-        self.parts, self.done_file = os.path.join(self.state, self.fingerprint), os.path.join(self.state, "done.json")
+        self.parts = os.path.join(self.state, self.fingerprint)
+        self.done_file = os.path.join(self.state, "done.json")
         check_no_link(folder, os.path.dirname(name), os.path.join(STATE, name, self.fingerprint))
 
     def _fingerprint(self) -> str:
@@ -209,27 +215,32 @@ class LineFile:
         return done if found == (done.fingerprint, done.size) else None
 
     def blocks(self, most: int | None) -> list[Block]:
-        """The file in blocks of so many lines, or fewer where they are long; as one where `most` is `None`.
+        """Cuts the file into blocks of `most` lines, or fewer if the lines are long; one block if `most` is `None`.
 
         Raises:
-            ValueError: the file is empty.
+            ParameterError: the file is empty.
         """
-        lengths, has_cr = collections.deque(), False  # bytes of the next lines; whether any of them ends with \r alone
+        lengths: collections.deque[int] = collections.deque()  # bytes of the lines that follow
+        has_cr = False  # whether a line ends with \r alone
 
         def lines_without_ends():
             nonlocal has_cr
-            for line in _lines_with_ends(read_files([self.path], "byte"), self.any_end):
+            for line in _lines_with_ends(blocks_of(self.path), self.any_end):
                 lengths.append(len(line))
                 has_cr = has_cr or (self.any_end and line.endswith(b"\r"))
                 yield line.rstrip(b"\r\n") if self.any_end else line.removesuffix(b"\n")
 
         sizes = [(sum(lengths.popleft() for _ in lines), len(lines)) for lines in in_blocks(lines_without_ends(), most)]
         sizes = [tuple(map(sum, zip(*sizes, strict=True)))] if most is None else sizes
-        found, start, first, kind = [], 0, 1, "-cr" * has_cr  # earlier versions had other lines in such a file
+        kind = "-cr" if has_cr else ""  # earlier versions cut such a file into other lines
+        found = []
+        start = 0
+        first = 1
         for i, (length, lines) in enumerate(sizes):
             part = os.path.join(absolute(self.parts), f"{i:06}{kind}")
             found.append(Block(absolute(self.path), self.path, start, length, first, lines, part, self.any_end))
-            start, first = start + length, first + lines
+            start += length
+            first += lines
         return found
 
     def missing(self, blocks: list[Block]) -> list[Block]:
@@ -238,7 +249,7 @@ class LineFile:
         return [block for block in blocks if os.path.basename(block.tally) not in there]
 
     def join(self, blocks: list[Block], tally: Tally) -> None:
-        """Makes the output file of the answers to all blocks, and removes these. Raises OSError where the file itself
+        """Makes the output file of the answers to all blocks, and removes these. Raises OSError if the file itself
         is not as it was.
         """
         if self._fingerprint() != self.fingerprint:

@@ -16,7 +16,8 @@ import os
 import re
 import select
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from io import BufferedReader
+from typing import Any
 
 from txl_tf.data.encodings import converting, probable_encoding
 from txl_tf.data.text_files import pieces_with_newlines
@@ -40,7 +41,8 @@ class LineError(ValueError):
     def __init__(self, line: str | bytes, number: int, error: ValueError, name: str):
         what = str(error)
         what = what.removeprefix(LINE).removeprefix(", line 1") if what.startswith(LINE) else f": {what}"
-        self.number, self.reason = number, f"line {number}{what}"
+        self.number = number
+        self.reason = f"line {number}{what}"
         self.text = (line if isinstance(line, str) else line.decode("utf-8", "surrogateescape")).removesuffix("\n")
         super().__init__(shortened(f"{name}, {self.reason}"))
         for note in getattr(error, "__notes__", []):
@@ -99,26 +101,35 @@ def in_blocks(lines: Iterable[str | bytes | None], most: int | None = None) -> I
     once, as where a pipe has no more for the moment.
     """
     if isinstance(lines, (str, bytes)):
-        raise ValueError(f"lines must be a list or an iterator of lines, got one {type(lines).__name__}")
+        allowed = "a list or an iterator of lines"
+        raise ParameterError("lines", lines, allowed, f"lines must be {allowed}, got one {type(lines).__name__}")
     most = most or BLOCK_LINES
-    block, size = [], 0
+    block = []
+    size = 0
     for line in lines:
         if line is not None:
             block.append(line)
             size += len(line)
         if block and (line is None or len(block) >= most or size >= BLOCK_SIZE):
             yield block
-            block, size = [], 0
+            block = []
+            size = 0
     if block:
         yield block
 
 
-def arriving(file: BinaryIO, before: Callable[[], None] | None = None) -> Iterator[bytes | None]:
-    """What there is to be read in a file, piece by piece, and `None` wherever nothing more comes for a while.
+def arriving(file: BufferedReader, before: Callable[[], None] | None = None) -> Iterator[bytes | None]:
+    """Yields the pieces of a file as they arrive, and `None` wherever nothing more comes for a while.
 
-    `before` is called before every reading, such as to tell somebody who types that it is his turn.
+    Args:
+        before: called before each read, for example to print a prompt.
     """
-    while (before and before()) or (piece := file.read1(1 << 20)):
+    while True:
+        if before:
+            before()
+        piece = file.read1(1 << 20)
+        if not piece:
+            return
         yield piece
         if os.name == "posix" and not select.select([file], [], [], _PAUSE)[0]:
             yield None
@@ -165,11 +176,11 @@ def decoded(text: str | bytes, errors: str = "strict", name: str = LINE) -> str:
     """
     try:
         data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
-    except UnicodeError as error:  # half of a surrogate pair
+    except UnicodeEncodeError as error:  # half of a surrogate pair
         raise ParameterError(name, None, "UTF-8", f"{name} is not UTF-8 text: see its byte {error.start}") from error
     try:
         return data.decode("utf-8", errors)
-    except UnicodeError as error:
+    except UnicodeDecodeError as error:
         message = f"{name} is not UTF-8 text: see its byte {error.start}"
         failure = ParameterError(name, probable_encoding(data), "UTF-8", message)
         if way := converting(data):
@@ -183,8 +194,8 @@ def text_of(line: str | bytes, errors: str = "strict") -> str:
 
 
 def sentence_of(line: str | bytes) -> str:
-    """`text_of` a line that may end as on Windows. Raises ValueError where it is several lines."""
+    """`text_of` a line that may end as on Windows. Raises ParameterError if it is several lines."""
     text = text_of(line).removesuffix("\r")
     if "\n" in text:
-        raise ValueError(f"{LINE} must be one line, got {text.count(chr(10)) + 1}")
+        raise ParameterError(LINE, text, "one line", f"{LINE} must be one line, got {text.count(chr(10)) + 1}")
     return text

@@ -51,7 +51,8 @@ def _are_segments(components: list[Component], taken_apart: bool, tgt_len: int |
 def _reordered(dataset: tf.data.Dataset, taken_apart: bool = False) -> Iterator[tuple[list[Component], bool]]:
     """The components of all elements that are put in another order, and whether they are taken apart afterwards."""
     # TensorFlow has no public way to a dataset's inputs but to write all of it as a graph, its arrays included.
-    kind, inputs = _kind_of(dataset), dataset._inputs()
+    kind = _kind_of(dataset)
+    inputs = dataset._inputs()
     if kind in _REORDERS:
         yield _components(inputs[0].element_spec), taken_apart
     if kind == "DirectedInterleaveDataset":
@@ -73,7 +74,7 @@ _IN_BATCHES = ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
 _PASSED_ON = (*_OF_ARRAYS, *_IN_BATCHES, "MapDataset", "ParallelMapDataset", "PrefetchDataset", "OptionsDataset")
 
 
-def first_batches(x: Any, y: Any = None) -> Iterator[tuple]:
+def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
     """Some batches of what Keras's `fit` is given: `(x, y)`, or more parts. None where reading would change the rest.
 
     An iterator would be used up. A shuffled dataset would come in another order afterwards, so the rows before the
@@ -96,7 +97,8 @@ def first_batches(x: Any, y: Any = None) -> Iterator[tuple]:
 
 def _before_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """The rows of a dataset of arrays, before any shuffle; `None` where there is no such dataset."""
-    structure, found = tf.nest.map_structure(lambda spec: 0, dataset.element_spec), dataset
+    structure = tf.nest.map_structure(lambda spec: 0, dataset.element_spec)
+    found = dataset
     if not isinstance(dataset.element_spec, tuple) or len(dataset.element_spec) < 2:
         return None
     while True:

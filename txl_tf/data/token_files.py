@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.errors import brief, named
+from txl_tf.errors import ArgumentTypeError, ParameterError, brief, named
 from txl_tf.files import is_remote, reading
 
 _HEADER_BYTES = 256  # enough for the header of any one-dimensional array
@@ -73,7 +73,9 @@ class TokenFiles:
     """
 
     def __init__(self, paths: Iterator[str], n_symbols: int, most: int | None = None):
-        self._paths, self._n_symbols, self._most = paths, n_symbols, most
+        self._paths = paths
+        self._n_symbols = n_symbols
+        self._most = most
         self.files = [TokenWriter(next(paths), n_symbols)]
 
     @property
@@ -118,7 +120,8 @@ class StoredTokens:
 
     def __getitem__(self, index: slice) -> np.ndarray:
         if not isinstance(index, slice) or index.step not in (None, 1):
-            raise TypeError(f"stored tokens are read as tokens[begin:end], got {brief(index)}")
+            message = f"stored tokens are read as tokens[begin:end], got {brief(index)}"
+            raise ArgumentTypeError("index", index, "a slice without a step", message)
         first, last, _ = index.indices(len(self))
         pieces = [
             part[max(first - begin, 0) : last - begin]
@@ -135,7 +138,7 @@ def read_header(path: str) -> tuple[np.dtype, int, int]:
     """Type, number of tokens and bytes of header of a token file.
 
     Raises:
-        ValueError: it is no .npy file of one dimension of integers, or its size is another than its header says.
+        ParameterError: it is no .npy file of one dimension of integers, or its size is another than its header says.
     """
     with reading(path), tf.io.gfile.GFile(path, "rb") as file:
         head = io.BytesIO(file.read(_HEADER_BYTES))
@@ -143,14 +146,17 @@ def read_header(path: str) -> tuple[np.dtype, int, int]:
     try:
         np.lib.format.read_magic(head)
         (n_tokens,), _, dtype = np.lib.format.read_array_header_1_0(head)
-        start, expected = head.tell(), head.tell() + n_tokens * dtype.itemsize
+        start = head.tell()
+        expected = head.tell() + n_tokens * dtype.itemsize
     except Exception as error:  # of many kinds: NumPy evaluates the header
-        raise ValueError(f"{not_whole} it does not begin as a .npy file of one row") from error
+        message = f"{not_whole} it does not begin as a .npy file of one row"
+        raise ParameterError(path, None, "a .npy file of one row", message) from error
     if dtype.kind not in "iu":
-        raise ValueError(f"{not_whole} it must hold integers, got {dtype}")
+        raise ParameterError(path, dtype, "integers", f"{not_whole} it must hold integers, got {dtype}")
     found = tf.io.gfile.stat(path).length
     if found != expected:
-        raise ValueError(f"{not_whole} {n_tokens} tokens make {expected} bytes, and it has {found}")
+        message = f"{not_whole} {n_tokens} tokens make {expected} bytes, and it has {found}"
+        raise ParameterError(path, found, f"{expected} bytes", message)
     return dtype, n_tokens, start
 
 
@@ -179,7 +185,7 @@ def open_tokens(paths: Iterable[str]) -> np.memmap | StoredTokens:
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: a file is not a complete token file.
+        ParameterError: a file is not a complete token file.
     """
     parts = []
     for path in paths:

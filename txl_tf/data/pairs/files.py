@@ -50,27 +50,30 @@ def sides_of(
     pairs: Sequence[Sequence[str]], names: Sequence[str], numbers: Iterable[int] | None = None
 ) -> tuple[SideText, SideText]:
     """Both sides of pairs `(source, target)` from the files `names`."""
-    numbers = np.arange(1, len(pairs) + 1) if numbers is None else np.array([*numbers], int)
-    lines = [[f"{pair[i]}\n" for pair in pairs] for i in range(2)]
-    return tuple(SideText(*side, numbers) for side in zip(lines, names, SIDES, strict=True))
+    all_numbers = np.arange(1, len(pairs) + 1) if numbers is None else np.array([*numbers], int)
+    sources, targets = ([f"{pair[i]}\n" for pair in pairs] for i in range(2))
+    source_name, target_name = names
+    source = SideText(sources, source_name, "source", all_numbers)
+    return source, SideText(targets, target_name, "target", all_numbers)
 
 
 class Skipped:
-    """Counts the lines of a file that are left out, by the kind of what is wrong with them."""
+    """Counts the lines of a file that are left out, by the kind of mistake."""
 
     def __init__(self):
-        self.counts, self.first = collections.Counter(), None
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.first = (0, "")  # the number of the first line that is left out, and the reason
 
     def add(self, kind: str, number: int, reason: str) -> None:
+        if not self.counts or number < self.first[0]:
+            self.first = (number, reason)
         self.counts[kind] += 1
-        if self.first is None or number < self.first[0]:
-            self.first = number, reason
 
     def describe(self, name: str) -> str:
-        """A sentence about the lines of the file `name`."""
+        """Returns a sentence about the lines of the file `name` that are left out."""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
         number, reason = self.first
-        total = f"{sum(self.counts.values()):,}"
+        total = f"{self.counts.total():,}"
         return f"{name}: lines left out by skip_bad_lines: {total} ({kinds}); the first is line {number}: {reason}"
 
 
@@ -86,7 +89,9 @@ class PairReader:
     """
 
     def __init__(self, config: PairFilesConfig | None = None, levels: Sequence[str] = ("char", "char")):
-        self.config, self.levels, self.said = config or PairFilesConfig(), levels, []
+        self.config = config or PairFilesConfig()
+        self.levels = levels
+        self.said = []
 
     def read(self, path: str | Iterable[str]) -> tuple[SideText, SideText]:
         """Sources and targets of one file of `source<TAB>target` lines, or of two files.
@@ -95,14 +100,15 @@ class PairReader:
             path: of the file; or two, as a list or separated by a comma.
 
         Raises:
-            ValueError: files of different length, a line of other columns, ...: names file and line.
+            ParameterError: files of different length, a line of other columns, ...: names file and line.
             FileNotFoundError: a file does not exist.
         """
-        paths, skipped = path.split(",") if isinstance(path, str) else list(map(str, path)), Skipped()
+        paths = path.split(",") if isinstance(path, str) else list(map(str, path))
+        skipped = Skipped()
         if len(paths) > 2:
-            raise ValueError(
-                f"pairs must be in one file, or in two of sources and targets, got {shortened(', '.join(paths), 300)}"
-            )
+            allowed = "in one file, or in two of sources and targets"
+            message = f"pairs must be {allowed}, got {shortened(', '.join(paths), 300)}"
+            raise ParameterError("path", paths, "one file, or two of sources and targets", message)
         texts = [without_ends(read_lines(path)) for path in paths]
         if len(texts) == 1:
             numbers, pairs = self._columns(paths[0], [line.split("\t") for line in texts[0]], skipped)
@@ -111,8 +117,9 @@ class PairReader:
             counts = list(map(len, texts))
             if counts[0] != counts[1]:
                 found = f"{paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}"
-                raise ValueError(f"{found}: they must be pairs")
-            numbers, pairs = range(1, counts[0] + 1), list(zip(*texts, strict=True))
+                raise ParameterError("path", paths, "files of equally many lines", f"{found}: they must be pairs")
+            numbers = range(1, counts[0] + 1)
+            pairs = list(zip(*texts, strict=True))
         if self.config.skip_bad_lines:
             numbers, pairs = self._without_bad(" and ".join(paths), numbers, pairs, skipped)
         return sides_of(pairs, paths * 2 if len(paths) == 1 else paths, numbers)
@@ -129,9 +136,9 @@ class PairReader:
         if skipped.counts:
             self.said.append(skipped.describe(name))
         if not kept:
-            raise ValueError(f"{name} has no pair left: skip_bad_lines leaves out all lines")
-        numbers, pairs = zip(*kept, strict=True)
-        return list(numbers), list(pairs)
+            message = f"{name} has no pair left: skip_bad_lines leaves out all lines"
+            raise ParameterError(name, None, "a file with a pair", message)
+        return [number for number, _ in kept], [pair for _, pair in kept]
 
     def _columns(self, name: str, rows: list[list[str]], skipped: Skipped) -> tuple[list[int], list[tuple[str, str]]]:
         """Line numbers and pairs of the rows of a file."""
@@ -146,7 +153,8 @@ class PairReader:
         if usual > 2:
             said = f"{name}: {usual} columns; the source is column {source}, the target is column {target}"
             self.said.append(said)
-        numbers, pairs = [], []
+        numbers = []
+        pairs = []
         for number, row in enumerate(rows, 1):
             if len(row) >= max(source, target) if chosen else len(row) == usual:
                 numbers.append(number)
@@ -155,7 +163,8 @@ class PairReader:
             tabs = f"got {len(row) - 1} tabs"
             must = f"must be source<TAB>target, {tabs}" if usual == 2 else f"must have {usual} columns, {tabs}"
             if not self.config.skip_bad_lines:
-                raise ValueError(f"{name}, line {number} {must}; {WAY_OUT}")
+                where = f"{name}, line {number}"
+                raise ParameterError(where, "\t".join(row), f"a line of {usual} columns", f"{where} {must}; {WAY_OUT}")
             kind, reason = ("empty", "it is empty") if row == [""] else ("of other columns", f"it {must}")
             skipped.add(kind, number, reason)
         return numbers, pairs

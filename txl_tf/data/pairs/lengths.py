@@ -44,8 +44,8 @@ def merged_lengths(one: list[int] | None, other: list[int]) -> list[int]:
     if one is None:
         return other
     n = max(len(one), len(other))
-    one, other = (np.pad(lengths, (0, n - len(lengths)), mode="edge") for lengths in (one, other))
-    return np.maximum(one, other).tolist()
+    padded = [np.pad(lengths, (0, n - len(lengths)), mode="edge") for lengths in (one, other)]
+    return np.maximum(*padded).tolist()
 
 
 def target_limits(longest: list[int], max_len: int) -> list[int]:

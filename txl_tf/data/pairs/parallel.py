@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from txl_tf.data.pairs.dates import make_dates
 from txl_tf.data.pairs.files import RESERVED, SIDES, WAY_OUT, PairReader, SideText, read_lines, sides_of, without_ends
 from txl_tf.data.subwords import SubwordVocab, train_line_subwords
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, UnknownSymbol, Vocab, escape
-from txl_tf.schema import brief, check_left_out
+from txl_tf.errors import ParameterError, brief
+from txl_tf.schema import check_left_out
 
 PADDING, START_ID, END_ID = 0, 1, 2
 _NAMES = {"word": [*RESERVED], "char": [*RESERVED[:2], "\n"]}
@@ -44,7 +45,7 @@ class Lines(NamedTuple):
     def lengths(self) -> np.ndarray:
         return np.diff(self.ends, prepend=0)
 
-    def __getitem__(self, i: int) -> np.ndarray:
+    def __getitem__(self, i: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride] a line, not a field
         return self.ids[self.ends[i - 1] if i else 0 : self.ends[i]]
 
     def take(self, chosen: np.ndarray) -> Lines:
@@ -94,8 +95,9 @@ class ParallelCorpus:
 
     def unknown(self, split: str) -> list[int]:
         """How many symbols the vocabularies do not have: of the sources of a split, and of its targets."""
-        sides = zip(self.vocabs, self.splits[split], strict=True)
-        return [int(np.count_nonzero(lines.ids == vocab.ids.get(vocab.unk, -1))) for vocab, lines in sides]
+        unknown_ids = [-1 if vocab.unk is None else vocab.ids.get(vocab.unk, -1) for vocab in self.vocabs]
+        sides = zip(unknown_ids, self.splits[split], strict=True)
+        return [int(np.count_nonzero(lines.ids == unknown)) for unknown, lines in sides]
 
     def fingerprint(self, split: str) -> str:
         """A SHA-256 that tells whether a split has changed."""
@@ -126,7 +128,7 @@ def read_pairs(
         extend_vocab: whether symbols that `vocabs` lack, chosen as those of new ones, get ids behind theirs.
 
     Raises:
-        ValueError: files of different length, an empty line, a symbol that the vocabulary does not have, ...: names
+        ParameterError: files of different length, an empty line, a symbol that the vocabulary does not have, ...: names
             file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
@@ -137,13 +139,7 @@ def read_pairs(
     if vocabs:
         _check_vocabs(config, vocabs, extend_vocab)
     if not vocabs or extend_vocab:
-        train = sides["train"] if held_out is None else [text.take(~held_out) for text in sides["train"]]
-        others = [] if held_out is None else [text.take(held_out) for text in sides["train"]]
-        train, others = ([text.lines for text in texts] or [[], []] for texts in (train, others))
-        both, shared = (sum(lines, []) for lines in (train, others)), config.share_vocab
-        of_source = both if shared else (train[0], others[0])
-        new = [_make_vocab(config, "source", config.lower_case, *of_source, has_unknown)]
-        new += new if shared else [_make_vocab(config, "target", False, train[1], others[1], has_unknown)]
+        new = _new_vocabs(config, sides["train"], held_out, has_unknown)
         vocabs = list(map(_extended, vocabs, new)) if vocabs else new
     splits = {}
     for split, texts in sides.items():
@@ -152,30 +148,54 @@ def read_pairs(
             fits, reason = fitting(np.maximum(pairs.sources.lengths, pairs.targets.lengths), texts, max_len)
             pairs = Pairs(*(lines.take(fits) for lines in pairs))
             sides[split] = [text.take(fits) for text in texts]
-            said += [reason] * bool(reason)
+            if reason:
+                said.append(reason)
             held_out = held_out[fits] if held_out is not None and split == "train" else held_out
         splits[split] = pairs
-    if held_out is not None:  # after encoding, so that messages have the lines' own numbers
-        names["valid"], whole = f"{config.valid_fraction:.0%} of {names['train']}", (splits["train"], sides["train"])
+    if held_out is not None:  # after encoding, so that messages have the numbers of lines in the file
+        names["valid"] = f"{config.valid_fraction:.0%} of {names['train']}"
+        all_pairs = splits["train"]
+        all_texts = sides["train"]
         for split, chosen in (("train", ~held_out), ("valid", held_out)):
-            splits[split] = Pairs(*(lines.take(chosen) for lines in whole[0]))
-            sides[split] = [text.take(chosen) for text in whole[1]]
+            splits[split] = Pairs(*(lines.take(chosen) for lines in all_pairs))
+            sides[split] = [text.take(chosen) for text in all_texts]
     read = {split: [without_ends(text.lines) for text in texts] for split, texts in sides.items() if split != "train"}
     numbers = {split: texts[0].numbers for split, texts in sides.items()}
-    return ParallelCorpus(*vocabs, splits, names, numbers, read, said, held_out is not None)
+    source_vocab, target_vocab = vocabs
+    return ParallelCorpus(source_vocab, target_vocab, splits, names, numbers, read, said, held_out is not None)
 
 
-def _read_splits(config: PairsConfig) -> tuple[dict, dict, list]:
-    """`{split: (sources, targets)}`, a `SideText` each, `{split: name}`, and what there is to say of the files."""
+def _new_vocabs(
+    config: PairsConfig, train: Sequence[SideText], held_out: np.ndarray | None, has_unknown: bool
+) -> list[Vocab]:
+    """Makes the vocabularies of sources and of targets. Symbols that only held-out pairs have come last."""
+    if held_out is None:
+        sources, targets = (text.lines for text in train)
+        held_sources, held_targets = [], []
+    else:
+        sources, targets = (text.take(~held_out).lines for text in train)
+        held_sources, held_targets = (text.take(held_out).lines for text in train)
+    if config.share_vocab:
+        lines = sources + targets
+        held_lines = held_sources + held_targets
+        vocab = _make_vocab(config, "source", config.lower_case, lines, held_lines, has_unknown)
+        return [vocab, vocab]
+    source_vocab = _make_vocab(config, "source", config.lower_case, sources, held_sources, has_unknown)
+    target_vocab = _make_vocab(config, "target", False, targets, held_targets, has_unknown)
+    return [source_vocab, target_vocab]
+
+
+def _read_splits(config: PairsConfig) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Returns `{split: (sources, targets)}`, each a `SideText`; `{split: name}`; and sentences about the files."""
     if config.dataset == "dates":
-        given = [name for name in ("train_path", "valid_path", "test_path") if getattr(config, name)]
-        if given:
-            raise ValueError(f"{given[0]} must be left out for dataset=dates, which makes its pairs itself")
+        paths = {name: getattr(config, name) for name in ("train_path", "valid_path", "test_path")}
+        check_left_out(paths, "dataset=dates makes its pairs itself")
         made = make_dates(config.n_pairs)
         names = {split: f"dates, {split}" for split in made}
         return {split: sides_of(pairs, [names[split]] * 2) for split, pairs in made.items()}, names, []
     if not config.train_path:
-        raise ValueError("no pairs: give train_path, a file of source<TAB>target lines or two files, or dataset=dates")
+        message = "no pairs: give train_path, a file of source<TAB>target lines or two files, or dataset=dates"
+        raise ParameterError("train_path", config.train_path, "one file of pairs, or two files", message)
     paths = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
     reader = PairReader(config, (config.source_level, config.target_level))
     sides = {split: reader.read(path) for split, path in paths.items() if path}
@@ -198,9 +218,11 @@ def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tup
     fits = lengths <= max_len
     if fits.all():
         return fits, None
-    name, first = " and ".join(dict.fromkeys(text.name for text in texts)), int(np.argmin(fits))
+    name = " and ".join(dict.fromkeys(text.name for text in texts))
+    first = int(np.argmin(fits))
     if not fits.any():
-        raise ValueError(f"{name} has no pair left: all of them are longer than max_len={max_len}")
+        message = f"{name} has no pair left: all of them are longer than max_len={max_len}"
+        raise ParameterError(name, int(lengths.min()), f"pairs of at most max_len={max_len} symbols", message)
     found = f"{np.sum(~fits):,} (longer than max_len={max_len}); the first is line {texts[0].numbers[first]}"
     return fits, f"{name}: lines left out by skip_bad_lines: {found}, with {lengths[first]:,} symbols, its end included"
 
@@ -213,7 +235,7 @@ def _extended(vocab: Vocab, new: Vocab) -> Vocab:
 
 
 def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = False) -> None:
-    """Raises ValueError where options choose other symbols, or are not those of the vocabularies to use."""
+    """Raises ParameterError if options choose other symbols, or are not those of the vocabularies to use."""
     chosen = ("min_freq", "max_size", "source_symbols", "target_symbols", "vocab_size")
     if not extends:
         check_left_out({name: getattr(config, name) for name in chosen}, KNOWN_SYMBOLS)
@@ -221,21 +243,22 @@ def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = Fals
     known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
     for name, value in known.items():
         if getattr(config, name) != value:
-            raise ValueError(
-                f"{name} must be {brief(value)}, as the vocabularies to use, got {brief(getattr(config, name))}"
-            )
+            found = getattr(config, name)
+            message = f"{name} must be {brief(value)}, as the vocabularies to use, got {brief(found)}"
+            raise ParameterError(name, found, [value], message)
 
 
 def _make_vocab(
     config: PairsConfig, side: str, lower_case: bool, lines: list[str], others: Sequence[str], has_unknown: bool
 ) -> Vocab:
     """The vocabulary of a side: the symbols of `lines` by frequency, then what only `others` have."""
-    level, path = getattr(config, f"{side}_level"), getattr(config, f"{side}_symbols")
+    level = getattr(config, f"{side}_level")
+    path = getattr(config, f"{side}_symbols")
     if level == "subword":
         return _make_subwords(config, path, lines)
     leaves_out = bool(config.min_freq or config.max_size)
     has_unknown = has_unknown or leaves_out
-    special = _NAMES[level] + [UNKNOWN] * has_unknown
+    special = [*_NAMES[level], UNKNOWN] if has_unknown else _NAMES[level]
     vocab = Vocab(
         level=level,
         lower_case=lower_case,
@@ -269,7 +292,8 @@ def _make_subwords(config: PairsConfig, path: str | None, lines: list[str]) -> S
     vocab = SubwordVocab.load(path, eos="</s>", unk=UNKNOWN)
     if vocab.symbols[:3] != _NAMES["word"]:
         names = ", ".join(_NAMES["word"])
-        raise ValueError(f"{path} must begin with the pieces {names}, got {', '.join(map(brief, vocab.symbols[:3]))}")
+        message = f"{path} must begin with the pieces {names}, got {', '.join(map(brief, vocab.symbols[:3]))}"
+        raise ParameterError(path, vocab.symbols[:3], f"a model that begins with the pieces {names}", message)
     return vocab
 
 
@@ -279,7 +303,11 @@ def encode_side(vocab: Vocab, text: SideText) -> Lines:
 
 
 def encode_lines(
-    vocab: Vocab, lines: list[str], name: str, side: str | None = None, numbers: Sequence[int] | None = None
+    vocab: Vocab,
+    lines: list[str],
+    name: str,
+    side: str | None = None,
+    numbers: Sequence[int] | np.ndarray | None = None,
 ) -> Lines:
     """Ids of lines that end with a newline.
 
@@ -288,9 +316,9 @@ def encode_lines(
         numbers: of the lines, for messages; by default they are counted from 1.
 
     Raises:
-        ValueError: a line is empty or holds a symbol that the vocabulary does not have or uses itself.
+        ParameterError: a line is empty or holds a symbol that the vocabulary does not have or uses itself.
     """
-    numbers = range(1, len(lines) + 1) if numbers is None else numbers
+    numbers = list(range(1, len(lines) + 1)) if numbers is None else numbers
     try:
         ids = vocab.encode(lines, name=name)
     except UnknownSymbol as error:  # again, line by line, where some lines of the file were left out
@@ -307,28 +335,33 @@ def encode_lines(
         number, line = next(
             (i, line) for i, line in zip(numbers, plain, strict=True) if not set(line.split()).isdisjoint(RESERVED)
         )
-        found = f"{name}, line {number} has one of {', '.join(RESERVED)}, which are no text: {brief(line)}"
-        raise ValueError(f"{found}; {WAY_OUT}" if side else found)
+        reserved = ", ".join(RESERVED)
+        found = f"{name}, line {number} has one of {reserved}, which are no text: {brief(line)}"
+        message = f"{found}; {WAY_OUT}" if side else found
+        raise ParameterError(f"{name}, line {number}", line, f"a text without {reserved}", message)
     encoded = Lines(ids, ends)
     if np.any(encoded.lengths == 1):
         number = numbers[int(np.argmin(encoded.lengths))]
-        raise ValueError(
-            f"{name}, line {number}: the {side} is empty; {WAY_OUT}" if side else f"{name}, line {number} is empty"
-        )
+        where = f"{name}, line {number}"
+        message = f"{where}: the {side} is empty; {WAY_OUT}" if side else f"{where} is empty"
+        raise ParameterError(where, "", "a text that is not empty", message)
     return encoded
 
 
 def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
-    """Raises ValueError where a line is longer than the position table."""
+    """Raises ParameterError if a line is longer than the position table."""
     for split, pairs in corpus.splits.items():
         for side, lines in zip(SIDES, pairs, strict=True):
             longest = int(np.argmax(lines.lengths))
-            found, number = lines.lengths[longest], corpus.numbers[split][longest]
+            found = lines.lengths[longest]
+            number = corpus.numbers[split][longest]
             if found > max_len:
-                raise ValueError(
-                    f"{corpus.file_of(split)}, line {number}: the {side} has {found:,} symbols, its end included; at "
-                    f"most max_len={max_len} are allowed; {WAY_OUT}"
+                where = f"{corpus.file_of(split)}, line {number}"
+                message = (
+                    f"{where}: the {side} has {found:,} symbols, its end included; at most max_len={max_len} are "
+                    f"allowed; {WAY_OUT}"
                 )
+                raise ParameterError(where, int(found), f"at most max_len={max_len} symbols", message)
 
 
 # ----------------------------------------------------------------------------------------------------------- batches

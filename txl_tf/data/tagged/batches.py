@@ -78,7 +78,8 @@ class SentenceEncoder:
         """
         tokens = with_blanks(tokens)
         matches = self.matches(tokens, left_out)
-        n, places = len(tokens), range(len(tokens))
+        n = len(tokens)
+        places = range(len(tokens))
         return Encoded(
             _look_up(self.vocab, [*tokens, *(match.word for match in matches)]),
             _look_up(self.bigram_vocab, BESIDES[self.level](tokens)) if self.bigram_vocab else np.zeros([n], np.int32),

@@ -96,22 +96,26 @@ def read_sentences(
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: a line has no token or no tag, the columns are ambiguous, ...: names file and line.
+        ParameterError: a line has no token or no tag, the columns are ambiguous, ...: names file and line.
     """
     blocks = _blocks(path)
     heads = [_head_of(block) if columns.comments is not False else 0 for block in blocks]
     lines = [line for block, head in zip(blocks, heads, strict=True) for line in block[head:]]
     if not lines and not columns.comments:  # such as a file of the token "#" alone
-        heads, lines = [0] * len(blocks), sum(blocks, [])
+        heads = [0] * len(blocks)
+        lines = sum(blocks, [])
     if not lines:
         return []
     _check_first_line(path, lines[0])
     for number, line in lines if columns.comments is not False else ():
         if _NAMED.match(line):
-            raise ValueError(f"{path}, line {number} is a comment within a sentence: {_WAY_OUT}, got {brief(line)}")
+            where = f"{path}, line {number}"
+            message = f"{where} is a comment within a sentence: {_WAY_OUT}, got {brief(line)}"
+            raise ParameterError(where, line, "a token and a tag", message)
     table = _Table(path, lines, columns, scheme)
     table.tags |= {*labels}
-    sentences, comments = [], []
+    sentences = []
+    comments = []
     for block, head in zip(blocks, heads, strict=True):
         found = [line for line in block[:head] if columns.comments or table.is_comment(line)]
         tokens = [line for line in block[:head] if line not in found] + block[head:]
@@ -161,7 +165,7 @@ def _head_of(block: list[Line]) -> int:
 
 
 def _check_first_line(path: str, line: Line) -> None:
-    """Raises ValueError where a file has JSON."""
+    """Raises ParameterError if a file has JSON."""
     number, text = line
     if text.lstrip(" \t")[:1] not in ("{", "["):
         return
@@ -169,7 +173,9 @@ def _check_first_line(path: str, line: Line) -> None:
         json.loads(text)
     except ValueError:
         return
-    raise ValueError(f"{path}, line {number} is JSON: a tagged file has a token and a tag a line, got {brief(text)}")
+    where = f"{path}, line {number}"
+    message = f"{where} is JSON: a tagged file has a token and a tag a line, got {brief(text)}"
+    raise ParameterError(where, text, "a token and a tag", message)
 
 
 def _by_spaces(line: str) -> list[str]:
@@ -200,9 +206,12 @@ class _Table:
     """
 
     def __init__(self, path: str, lines: list[Line], columns: ColumnsConfig, scheme: str | None):
-        self.path, self.columns, self.scheme = path, columns, scheme
+        self.path = path
+        self.columns = columns
+        self.scheme = scheme
         self.split, rows = _splitter(lines)
-        self.rows, self.widths = {}, {}
+        self.rows = {}
+        self.widths = {}
         for row, line in zip(rows, lines, strict=True):
             self.rows[line[0]] = row
             self.widths.setdefault(len(row), line)
@@ -220,12 +229,14 @@ class _Table:
             (width, (first, _)), (other, line), *_ = self.widths.items()
             raise self.error(line, f"has {other} columns, and line {first} has {width}: {OTHER_COLUMNS}")
         places = {width: place_of(range(width), self.tag_column) for width in self.widths}
-        self.tags = {row[places[len(row)]] for row in rows if places[len(row)] is not None}
+        tag_places = ((row, places[len(row)]) for row in rows)
+        self.tags = {row[place] for row, place in tag_places if place is not None}
         self.known = set()  # tags that are tags, or any of the scheme "none"
         self.places = {}  # number of columns -> indices of token and tag
 
-    def error(self, line: Line, what: str) -> ValueError:
-        return ValueError(f"{self.path}, line {line[0]} {what}, got {brief(line[1])}")
+    def error(self, line: Line, what: str) -> ParameterError:
+        where = f"{self.path}, line {line[0]}"
+        return ParameterError(where, line[1], "a token and a tag", f"{where} {what}, got {brief(line[1])}")
 
     def is_comment(self, line: Line) -> bool:
         """Whether a line that begins with "#", before the first token of a sentence, is a comment."""
@@ -247,7 +258,9 @@ class _Table:
 
     def sentence(self, lines: list[Line]) -> TaggedSentence:
         """The tokens of lines. CoNLL-U has others between them: 3-4, a token of two words, and 5.1, an empty node."""
-        tokens, tags, numbers = [], [], []
+        tokens = []
+        tags = []
+        numbers = []
         for line in lines:
             number, text = line
             row = self.rows.get(number) or self.split(text)
@@ -267,13 +280,14 @@ class _Table:
     def _check_tag(self, tag: str, row: list[str], number: int) -> None:
         try:
             kind_of(tag, self.scheme)
-        except ValueError as error:
+        except ParameterError as error:
             others = f"; {OTHER_COLUMNS}" if len(row) > 2 else ""
-            raise ValueError(f"{self.path}, line {number}: {error}{others}") from error
+            message = f"{self.path}, line {number}: {error}{others}"
+            raise ParameterError("tag", tag, error.allowed, message) from error
         self.known.add(tag)
 
     def _places_in(self, row: list[str], line: Line) -> tuple[int, int]:
-        """The indices of token and tag in a row. Raises ParameterError where there are none, or both are the same."""
+        """The indices of token and tag in a row. Raises ParameterError if there are none, or both are the same."""
         if len(row) < 2:
             must = "a token and a tag, separated by a space or a tab"
             message = f"{self.path}, line {line[0]} must have {must}, got {brief(line[1])}"
@@ -292,7 +306,7 @@ class _Table:
         return self.places[len(row)]
 
     def check_first_column(self, sentences: Iterable[TaggedSentence]) -> None:
-        """Raises ParameterError where the first column, by default that of the tokens, names documents or the like."""
+        """Raises ParameterError if the first column, by default that of the tokens, names documents or the like."""
         if self.columns.token_column or self.numbered or min(self.widths) < 3:
             return
         several = [{*sentence.tokens} for sentence in sentences if len(sentence.tokens) > 1]

@@ -13,7 +13,7 @@ from txl_tf.data.tagged import towns
 from txl_tf.data.tagged.columns import BLANK, BLANKS
 from txl_tf.data.tagged.lexicon_files import words_of
 from txl_tf.environment import is_installed
-from txl_tf.schema import brief
+from txl_tf.errors import ParameterError, brief
 
 JIEBA, TOWNS = "jieba", "towns"
 _WHITE = re.compile(r"\s")
@@ -38,14 +38,15 @@ class Lexicon:
         words: list of str, in their order, with `BLANK` for white space.
 
     Raises:
-        ValueError: a word of one character or none.
+        ParameterError: a word of one character or none.
     """
 
     def __init__(self, words: Iterable[str]):
         self.words = list(dict.fromkeys(_WHITE.sub(BLANK, word) for word in words))
         short = next((word for word in self.words if len(word) < 2), None)
         if short is not None:
-            raise ValueError(f"words of a lexicon must have two characters or more, got {brief(short)}")
+            message = f"words of a lexicon must have two characters or more, got {brief(short)}"
+            raise ParameterError("words", short, "words of two characters or more", message)
         self._is_word = {}  # of words and their beginnings
         for word in self.words:
             for end in range(2, len(word)):
@@ -64,7 +65,8 @@ class Lexicon:
         """
         text = "".join(tokens).translate(BLANKS)
         cuts = [0, *itertools.accumulate(map(len, tokens))]
-        found, is_word = [], self._is_word
+        found = []
+        is_word = self._is_word
         for start in range(len(tokens)):
             begin = cuts[start]
             for end in range(start + 1, len(tokens)):
@@ -89,8 +91,8 @@ class Lexicon:
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ValueError: a word of one character, no words, lines of CSV, no UTF-8 text, or jieba is not installed. Names
-                the file.
+            ParameterError: the file has a word of one character, no words, lines of CSV, or is not UTF-8 text; or jieba
+                is not installed. Names the file.
         """
         if path == JIEBA:
             return cls.load(_jieba_words(), skip_short=True)
@@ -101,17 +103,22 @@ class Lexicon:
             if len(word) > 1:
                 words.append(word)
             elif not skip_short:
-                raise ValueError(
-                    f"{path}, line {number}: a word must have two characters or more, got {brief(word)}; "
+                where = f"{path}, line {number}"
+                message = (
+                    f"{where}: a word must have two characters or more, got {brief(word)}; "
                     "--skip_short_words leaves out shorter ones"
                 )
+                raise ParameterError(where, word, "a word of two characters or more", message)
         if not words:
-            raise ValueError(f"{path} has no words of two characters or more")
+            allowed = "a file with words of two characters or more"
+            raise ParameterError("lexicon", path, allowed, f"{path} has no words of two characters or more")
         return cls(words)
 
 
 def _jieba_words() -> str:
     """The file of the words of the package jieba, which is not imported."""
-    if not is_installed(JIEBA):
-        raise ValueError("lexicon=jieba needs the package jieba: pip install jieba")
-    return os.path.join(os.path.dirname(importlib.util.find_spec(JIEBA).origin), "dict.txt")
+    spec = importlib.util.find_spec(JIEBA) if is_installed(JIEBA) else None
+    if spec is None or spec.origin is None:
+        message = "lexicon=jieba needs the package jieba: pip install jieba"
+        raise ParameterError("lexicon", JIEBA, "another lexicon without jieba", message)
+    return os.path.join(os.path.dirname(spec.origin), "dict.txt")

@@ -26,8 +26,7 @@ from collections.abc import Callable, Iterator
 from txl_tf.data.tagged.columns import BLANK
 from txl_tf.data.tagged.vector_files import is_header, is_number
 from txl_tf.data.text_files import numbered_lines
-from txl_tf.errors import ParameterError
-from txl_tf.schema import brief
+from txl_tf.errors import ParameterError, brief
 
 _SAMPLE = 10_000  # lines that tell how a file is made
 _WHITE_WORD = re.compile(r"[ \t]*([^\S \t])[ \t]")  # white space that is a word, in vectors of characters
@@ -46,7 +45,7 @@ def words_of(path: str) -> Iterator[tuple[int, str]]:
     Raises:
         FileNotFoundError: the file does not exist.
         ParameterError: most lines are of CSV, or have a tag behind a slash.
-        ValueError: it is empty or is not UTF-8 text.
+        ParameterError: it is empty or is not UTF-8 text.
     """
     lines = ((number, line) for number, line in numbered_lines(path) if line.strip(" \t"))
     lines = ((number, line) for number, line in lines if number > 1 or not is_header(line.strip(" \t")))
@@ -61,12 +60,12 @@ def words_of(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _check_no_csv(path: str, lines: list[tuple[int, str]]) -> None:
-    """Raises ParameterError where most lines have a separator that is no white space."""
+    """Raises ParameterError if most lines have a separator that is no white space."""
     found = [(number, line) for number, line in lines if _CSV.match(line[:200]) or _SLASH.fullmatch(line.strip())]
     if 2 * len(found) <= len(lines):
         return
     number, line = found[0]
-    mark = re.search("[,;|，；/]", line)[0]
+    mark = next(character for character in line if character in ",;|，；/")
     message = (
         f"{path}, line {number}: a word ends at white space, which {brief(line)} does not have, but {mark!r}: "
         f"sed 's/ *[{mark}].*//' {shlex.quote(path)} > NEW_FILE leaves the words"

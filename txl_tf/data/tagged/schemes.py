@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from txl_tf.data.tagged.columns import TaggedSentence, line_of, numbered_tags, tags_of
 from txl_tf.data.tagged.tags import NONE, SCHEMES, broken_at, convert_tags, detect_scheme, is_bilou, spans_of, split_tag
-from txl_tf.schema import brief
+from txl_tf.errors import ParameterError, brief
 
 MIXED, SEVERAL = "mixed", "several schemes"  # names of no scheme; the second one of files with both I and M
 FEW = 0.05  # share of the entities that may break a scheme by mistake
@@ -102,7 +102,7 @@ def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bo
         if not has_single:
             rules = {f"{'BME' if scheme == 'bmes' else 'BIE'} without S": _without_s, **rules}
     exceptions = {name: sum(not rule(entity) for entity in entities) for name, rule in rules.items()}
-    best = min(exceptions, key=exceptions.get)
+    best = min(exceptions, key=exceptions.__getitem__)
     if exceptions[best] < broken.total() and exceptions[best] <= FEW * len(entities):
         return best
     counts = [(broken.total(), len(entities)), *((broken[kind], total[kind]) for kind in broken)]
@@ -118,7 +118,7 @@ def in_one_scheme(texts: dict, names: dict, wanted: str | None, as_before: bool 
     Files that break their scheme as a rule, such as those in IOB1, are converted; of a few mistakes there is a warning.
 
     Raises:
-        ValueError: without `wanted`, a file mixes schemes or has another one than the training sentences.
+        ParameterError: without `wanted`, a file mixes schemes or has another one than the training sentences.
     """
     if wanted == NONE:
         return texts, NONE
@@ -127,7 +127,10 @@ def in_one_scheme(texts: dict, names: dict, wanted: str | None, as_before: bool 
     if target == "bmes" and not wanted and "bioes" in schemes.values() and "M" not in _prefixes(texts["train"]):
         target = "bioes"  # an entity of three tokens is in another file alone
     has_single = any("S" in _prefixes(text) for text in texts.values())
-    converted, habits = {}, {}
+    converted = {}
+    habits = {}
+    if target is None:  # only a file of `wanted` tags may have none
+        raise ParameterError("tag_scheme", wanted, list(SCHEMES))
     for split, text in texts.items():
         if not wanted:
             _check_prefixes(text, names, split, target)
@@ -167,22 +170,23 @@ def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | No
             return None
         inside = min(number for tag, number in lines.items() if is_bilou(tag) or split_tag(tag)[0] == "I")
         other = min(number for tag, number in lines.items() if split_tag(tag)[0] == "M")
-        raise ValueError(
-            f"{name}, lines {inside} and {other}: {error}; tag_scheme=bio, or another one, converts them"
-        ) from error
+        message = f"{name}, lines {inside} and {other}: {error}; tag_scheme=bio, or another one, converts them"
+        raise ParameterError(name, list(lines), "tags of one scheme", message) from error
 
 
 def _check_prefixes(text: list[TaggedSentence], names: dict, split: str, scheme: str) -> None:
     for number, tag in numbered_tags(text):
         if split_tag(tag)[0] not in f"O{SCHEMES[scheme]}":
-            raise ValueError(
-                f"{names[split]}, line {number}: {brief(tag)} is not of the scheme {scheme}, as {names['train']} is; "
+            where = f"{names[split]}, line {number}"
+            message = (
+                f"{where}: {brief(tag)} is not of the scheme {scheme}, as {names['train']} is; "
                 f"tag_scheme={scheme} converts all files to one scheme"
             )
+            raise ParameterError(where, tag, f"a tag of the scheme {scheme}", message)
 
 
 def _say_what_is_broken(
-    text: list[TaggedSentence], name: str, broken: list, scheme: str, habit: str | None, target: str | None
+    text: list[TaggedSentence], name: str, broken: list, scheme: str | None, habit: str | None, target: str | None
 ) -> None:
     """Says how tags are read that are in another scheme than BIO, BIOES or BMES, and warns of those that break these.
 
@@ -194,12 +198,12 @@ def _say_what_is_broken(
     if habit and habit != MIXED:
         tags = [tag for sentence in text for tag in sentence.tags]
         numbers = {SEVERAL: sum(tag != "O" for tag in tags), "BILOU": sum(map(is_bilou, tags))}
-        logger.info(f"{name}: {habit}: {numbers.get(habit, len(broken)):,} tags read as {target.upper()}")
+        logger.info(f"{name}: {habit}: {numbers.get(habit, len(broken)):,} tags read as {str(target).upper()}")
     elif broken:
         sentence, i = broken[0]
         done = "all tags are rewritten" if target else "they are kept, and one that continues no entity begins one"
         if habit == MIXED:
-            done = f"too many for mistakes: all tags are read as {target.upper()}"
+            done = f"too many for mistakes: all tags are read as {str(target).upper()}"
         logger.warning(
             f"{name}: {len(broken):,} tags break the scheme {scheme}, the first on line {line_of(sentence, i)} "
             f"({brief(sentence.tags[i])}); {done}"

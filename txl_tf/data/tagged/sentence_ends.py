@@ -34,7 +34,8 @@ class LineSizes(NamedTuple):
         """The sizes of lines of tokens, one or more."""
         sizes = [(len(tokens), len(split_at_ends(tokens, by_words))) for tokens in lines]
         counts = sorted(count for _, count in sizes)
-        usual, most = round(sum(counts) / len(counts)), counts[-1 - len(counts) // 100]
+        usual = round(sum(counts) / len(counts))
+        most = counts[-1 - len(counts) // 100]
         return cls(max(n for n, _ in sizes), max(usual, 1), max(most, 1))
 
 
@@ -50,7 +51,9 @@ def split_at_ends(tokens: Sequence[str], by_words: bool = False) -> list[Sequenc
         tokens: characters, as a string or a list; or words.
         by_words: whether they are words.
     """
-    pieces, begin, n = [], 0, len(tokens)
+    pieces = []
+    begin = 0
+    n = len(tokens)
     for i in range(n):
         if i < begin or not (_is_last_word(tokens[i]) if by_words else _is_end(tokens, i)):
             continue

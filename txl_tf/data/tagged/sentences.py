@@ -29,8 +29,8 @@ from txl_tf.data.tagged.symbols import extend_vocabs, make_vocabs
 from txl_tf.data.tagged.tags import NONE, all_labels, detect_scheme, kind_of, split_tag
 from txl_tf.data.tagged.towns import make_sentences
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
-from txl_tf.errors import ParameterError, shortened
-from txl_tf.schema import brief, check_left_out
+from txl_tf.errors import ParameterError, brief, shortened
+from txl_tf.schema import check_left_out
 
 VECTORS = ("char_vectors", "bigram_vectors", "word_vectors")  # settings that name files of vectors
 
@@ -63,12 +63,12 @@ def read_tagged(
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: a line without a tag or with a malformed one, a token without its digit, a file without sentences
-            or that is not UTF-8, ambiguous columns. Names file and line.
+        ParameterError: a line has no tag or a malformed one, a token has no digit, the file has no sentences or is not
+            UTF-8, or the columns are ambiguous. Names file and line.
     """
     sentences = read_sentences(path, columns or ColumnsConfig(), scheme, labels)
     if not sentences:
-        raise ValueError(f"{path} has no sentences")
+        raise ParameterError(path, None, "a file of sentences", f"{path} has no sentences")
     return _without_digits(sentences, path) if segment_digits else sentences
 
 
@@ -85,7 +85,7 @@ def read_tagged_as(
     lines have two columns and `columns` name others, these are token and tag.
 
     Raises:
-        ValueError: as there; or an entity type is not among the labels. Names file and line.
+        ParameterError: as there; or an entity type is not among the labels. Names file and line.
     """
     columns = columns_in(path, columns or ColumnsConfig())
     text = read_tagged(path, False, scheme, columns, labels)
@@ -97,15 +97,16 @@ def read_tagged_as(
     for number, tag in numbered_tags(text):
         if tag not in labels and kind_of(tag, scheme) not in kinds:
             known = ", ".join(sorted(kinds - {""}))
-            raise ValueError(
-                f"{path}, line {number}: {brief(tag)} is of a kind that the model does not have; it has {known}"
-            )
+            where = f"{path}, line {number}"
+            message = f"{where}: {brief(tag)} is of a kind that the model does not have; it has {known}"
+            raise ParameterError(where, tag, sorted(kinds - {""}), message)
     return text
 
 
 def _warn_of_unseen(text: list[TaggedSentence], name: str, level: str) -> None:
     """Warns of tokens that a line of text never has: it is read character by character, or split at white space."""
-    n, unseen = sum(len(sentence.tokens) for sentence in text), []
+    n = sum(len(sentence.tokens) for sentence in text)
+    unseen = []
     for sentence in text:
         for i, token in enumerate(sentence.tokens):
             if (len(token) > 1) if level == "char" else (BLANK in token):
@@ -113,7 +114,8 @@ def _warn_of_unseen(text: list[TaggedSentence], name: str, level: str) -> None:
     if not unseen:
         return
     token, sentence, i = unseen[0]
-    number, share = line_of(sentence, i), f"as have {len(unseen):,} of {n:,} tokens"
+    number = line_of(sentence, i)
+    share = f"as have {len(unseen):,} of {n:,} tokens"
     if level == "char":
         has = f"{len(token)} characters, {share}: text is tagged character by character, where none of these occurs"
         ways = (
@@ -130,9 +132,9 @@ def _without_digits(text: list[TaggedSentence], path: str) -> list[TaggedSentenc
         for i, token in enumerate(sentence.tokens):
             if len(token) < 2 or token[-1] not in "0123456789":
                 where = f"{path}, line {line_of(sentence, i)}"
-                raise ValueError(
-                    f"{where}: with segment_digits a token must be text and one digit, as 科0, got {brief(token)}"
-                )
+                allowed = "text and one digit, as 科0"
+                message = f"{where}: with segment_digits a token must be {allowed}, got {brief(token)}"
+                raise ParameterError(where, token, allowed, message)
     return [sentence._replace(tokens=[token[:-1] for token in sentence.tokens]) for sentence in text]
 
 
@@ -220,7 +222,7 @@ def read_corpus(
         as_before: keep tags that break their scheme as a rule, as earlier versions did: for their runs to go on.
 
     Raises:
-        ValueError: a file is missing, an entity type that the training sentences do not have, vectors of different
+        ParameterError: a file is missing, an entity type that the training sentences do not have, vectors of different
             widths, ...: names file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
@@ -249,7 +251,8 @@ def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
         texts = {split: [TaggedSentence(*row, i) for i, row in enumerate(rows, 1)] for split, rows in made.items()}
         return texts, {split: f"towns, {split}" for split in made}
     if not paths["train"]:
-        raise ValueError("train_path must be given: a file with a token and a tag a line; or dataset=towns")
+        message = "train_path must be given: a file with a token and a tag a line; or dataset=towns"
+        raise ParameterError("train_path", None, "a file with a token and a tag a line", message)
     names = {split: path for split, path in paths.items() if path}
     texts = {
         split: read_tagged(path, config.segment_digits, config.tag_scheme, config) for split, path in names.items()
@@ -267,7 +270,8 @@ def _with_validation(config: TaggedConfig, texts: dict) -> dict:
     """`texts` with sentences to validate on: without any, a share of those to train on."""
     if "valid" in texts:
         return texts
-    train, rest = texts["train"], {split: text for split, text in texts.items() if split != "train"}
+    train = texts["train"]
+    rest = {split: text for split, text in texts.items() if split != "train"}
     chosen = hold_out(["\n".join(sentence.tokens) for sentence in train], config.valid_fraction, "sentences")
     parts = {"train": itertools.compress(train, ~chosen), "valid": itertools.compress(train, chosen)}
     return {split: list(part) for split, part in parts.items()} | rest
@@ -309,7 +313,7 @@ def _read_with(
 
 def _say_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence], vocab: Vocab | None = None) -> None:
     """Logs how many words of a lexicon are in the training sentences and, given a vocabulary, how many of these are not
-    in that. Raises ParameterError where no sentence has one of the file `path`; `None` stands for the run's lexicon.
+    in that. Raises ParameterError if no sentence has one of the file `path`; `None` stands for the run's lexicon.
     """
     name = path or "of the run"
     found = {match.word for sentence in text for match in lexicon.matches(sentence.tokens)}
@@ -331,7 +335,8 @@ def _kinds(tags: Iterable[str]) -> set[str]:
 
 def _encoded(corpus: TaggedCorpus, texts: dict) -> TaggedCorpus:
     """A corpus with its sentences."""
-    encoder, ids = corpus.encoder, {label: i for i, label in enumerate(corpus.labels)}
+    encoder = corpus.encoder
+    ids = {label: i for i, label in enumerate(corpus.labels)}
     corpus.sizes = LineSizes.of((sentence.tokens for sentence in texts["train"]), corpus.level == "word")
     corpus.lines |= {split: [sentence.line for sentence in text] for split, text in texts.items()}
     for split, text in texts.items():
@@ -351,8 +356,10 @@ def _make_labels(texts: dict, names: dict, scheme: str) -> list[str]:
         unknown = tags[split].difference(labels)
         for number, tag in numbered_tags(text) if unknown else ():
             if tag in unknown:
-                raise ValueError(
-                    f"{names[split]}, line {number}: {brief(tag)} is of a kind that {names['train']} does not have; "
+                where = f"{names[split]}, line {number}"
+                message = (
+                    f"{where}: {brief(tag)} is of a kind that {names['train']} does not have; "
                     f"it has {shortened(', '.join(kinds), 200) or 'none'}"
                 )
+                raise ParameterError(where, tag, kinds, message)
     return labels

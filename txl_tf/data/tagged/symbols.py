@@ -15,8 +15,7 @@ from txl_tf.data.tagged.columns import BLANK
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.word_vectors import embedding_matrix, read_vectors
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import ParameterError
-from txl_tf.schema import brief
+from txl_tf.errors import ParameterError, brief
 
 logger = logging.getLogger("txl_tf")
 
@@ -34,27 +33,30 @@ class _Symbols(NamedTuple):
 def make_vocabs(config: TaggedConfig, texts: dict, lexicon: Lexicon | None) -> tuple[Vocab, Vocab, dict]:
     """`(vocab, bigram_vocab, embeddings)`, as `TaggedCorpus` has them, of the sentences of each split."""
     own = "word_vectors" if config.token_level == "word" else "char_vectors"
-    chars = _choose(config, texts, list, config.min_freq, own)
-    bigrams = _choose(config, texts, BESIDES[config.token_level], config.min_freq, "bigram_vectors")
+    min_freq = config.min_freq or 0
+    chars = _choose(config, texts, list, min_freq, own)
+    bigrams = _choose(config, texts, BESIDES[config.token_level], min_freq, "bigram_vectors")
     words = _Symbols([], {}, None)
     if lexicon:
         words = _choose(config, texts, lambda tokens: [m.word for m in lexicon.matches(tokens)], 0, "word_vectors")
     if chars.dim and words.dim and chars.dim != words.dim:
-        raise ValueError(
+        message = (
             f"char_vectors {config.char_vectors} have {chars.dim} numbers and word_vectors {config.word_vectors} have "
             f"{words.dim}: with a lexicon both are in one table and must have the same width"
         )
+        raise ParameterError("word_vectors", words.dim, f"vectors of {chars.dim} numbers, as char_vectors", message)
     items = list(dict.fromkeys(chars.symbols + words.symbols))  # a token of several characters may be a word, too
     both = _Symbols(items, words.vectors | chars.vectors, chars.dim or words.dim)
-    vocabs, embeddings = [], {}
+    vocabs = {}
+    embeddings = {}
     for name, table in (("vocab", both), ("bigram_vocab", bigrams)):
-        vocab = Vocab(special=SPECIAL, unk=SPECIAL[1], min_freq=config.min_freq)
-        vocab.set_lines([*SPECIAL, *table.symbols], config.train_path or config.dataset)
+        vocab = Vocab(special=SPECIAL, unk=SPECIAL[1], min_freq=min_freq)
+        vocab.set_lines([*SPECIAL, *table.symbols], str(config.train_path or config.dataset))
         if table.dim:
             rng = np.random.default_rng(0)
             embeddings[name] = embedding_matrix(vocab.symbols, table.vectors, table.dim, rng)
-        vocabs.append(vocab)
-    return *vocabs, embeddings
+        vocabs[name] = vocab
+    return vocabs["vocab"], vocabs["bigram_vocab"], embeddings
 
 
 def extend_vocabs(
@@ -70,7 +72,7 @@ def extend_vocabs(
     longer = {"vocab": vocab.extended(new.symbols), "bigram_vocab": bigram_vocab.extended(new_bigrams.symbols)}
     for name, table in tables.items():
         tables[name] = table[[chosen[name].ids.get(symbol, 0) for symbol in longer[name].symbols]]
-    return *longer.values(), tables
+    return longer["vocab"], longer["bigram_vocab"], tables
 
 
 def _choose(config: TaggedConfig, texts: dict, symbols_of: Callable, min_freq: int, option: str) -> _Symbols:
@@ -82,7 +84,8 @@ def _choose(config: TaggedConfig, texts: dict, symbols_of: Callable, min_freq: i
         min_freq: symbols of the training sentences that are rarer are left out, but for words with a vector.
         option: name of the setting that names the file of vectors, if there is one.
     """
-    counts, path = {}, getattr(config, option)
+    counts = {}
+    path = getattr(config, option)
     for split, text in texts.items():
         counter = Counter(symbol for sentence in text for symbol in symbols_of(sentence.tokens))
         # A vocabulary's file has words without white space; a token such as U+3000 is unknown.
@@ -106,7 +109,7 @@ def _choose(config: TaggedConfig, texts: dict, symbols_of: Callable, min_freq: i
 def _say_found(
     option: str, path: str, wanted: list[str], symbols: list[str], exact: dict, lower: dict, takes_lower: bool
 ) -> None:
-    """Logs how many of the `symbols` that get an id have a vector. Raises ParameterError where none has one.
+    """Logs how many of the `symbols` that get an id have a vector. Raises ParameterError if none has one.
 
     Args:
         wanted: all symbols of the files.

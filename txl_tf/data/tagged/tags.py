@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from txl_tf.schema import brief
+from txl_tf.errors import ParameterError, brief
 
 SCHEMES = {"bio": "BI", "bioes": "BIES", "bmes": "BMES"}  # scheme -> its prefixes, without O
 NONE = "none"
@@ -46,15 +46,14 @@ def split_tag(tag: str) -> tuple[str, str]:
     """`(prefix, kind)`; the kind of "O", and of a tag without one, is "". L is E, and U is S.
 
     Raises:
-        ValueError: it is no tag.
+        ParameterError: it is no tag.
     """
     prefix, dash, kind = tag.partition("-")
     prefix = _OF_BILOU.get(prefix, prefix)
     if prefix not in _PREFIXES or bool(dash) != bool(kind) or (prefix == "O" and kind):
-        raise ValueError(
-            "a tag must be O, or one of B, I, M, E, S with a kind or alone, or L or U of BILOU, as B-PER, got "
-            f"{brief(tag)}; other tags, such as parts of speech, are of the scheme none"
-        )
+        allowed = "O, or one of B, I, M, E, S with a kind or alone, or L or U of BILOU, as B-PER"
+        way_out = "other tags, such as parts of speech, are of the scheme none"
+        raise ParameterError("tag", tag, allowed, f"a tag must be {allowed}, got {brief(tag)}; {way_out}")
     return prefix, kind
 
 
@@ -72,13 +71,15 @@ def detect_scheme(tags: Iterable[str]) -> str:
     """The scheme that a collection of tags is written in: "bio", "bioes" or "bmes". BILOU is "bioes".
 
     Raises:
-        ValueError: names a tag that no scheme has, or two that no scheme has together.
+        ParameterError: names a tag that no scheme has, or two that no scheme has together.
     """
     tags = list(tags)
     by_prefix = {split_tag(tag)[0]: tag for tag in tags}
     inside = by_prefix.get("I") or next(filter(is_bilou, tags), None)
     if "M" in by_prefix and inside:
-        raise ValueError(f"no scheme has both {brief(inside)} and {brief(by_prefix['M'])}")
+        both = [inside, by_prefix["M"]]
+        message = f"no scheme has both {brief(inside)} and {brief(by_prefix['M'])}"
+        raise ParameterError("tags", both, "tags of one scheme", message)
     if "M" in by_prefix:
         return "bmes"
     if "E" in by_prefix or "S" in by_prefix:
@@ -88,7 +89,8 @@ def detect_scheme(tags: Iterable[str]) -> str:
 
 def all_labels(kinds: Iterable[str], scheme: str, outside: bool = True) -> list[str]:
     """ "O" if `outside`, then the tags of each kind, in the order of the scheme's prefixes."""
-    return ["O"] * outside + [_join(prefix, kind) for kind in kinds for prefix in SCHEMES[scheme]]
+    labels = [_join(prefix, kind) for kind in kinds for prefix in SCHEMES[scheme]]
+    return ["O", *labels] if outside else labels
 
 
 def _join(prefix: str, kind: str) -> str:
@@ -119,7 +121,8 @@ def spans_of(tags: Iterable[str], scheme: str | None = None) -> list[Span]:
     """The entities that tags of any scheme mark, in order; of the scheme "none", which must be said, every token."""
     if scheme == NONE:
         return [Span(tag, i, i + 1) for i, tag in enumerate(tags)]
-    spans, previous = [], _OUTSIDE
+    spans = []
+    previous = _OUTSIDE
     for i, tag in enumerate(tags):
         current = split_tag(tag)
         if _continues(previous, current):
@@ -164,7 +167,8 @@ def allowed_transitions(labels: Sequence[str], scheme: str | None = None) -> np.
     """
     if scheme == NONE:
         return None
-    scheme, n = detect_scheme(labels), len(labels)
+    scheme = detect_scheme(labels)
+    n = len(labels)
     parts = [*map(split_tag, labels), _OUTSIDE]
     table = np.zeros([n + 2, n + 2], bool)
     inner = [[_may_follow(previous, current, scheme) for current in parts] for previous in parts]
@@ -187,7 +191,8 @@ def broken_at(tags: Sequence[str], scheme: str | None = None) -> list[int]:
 
 def unused_labels(labels: Sequence[str], scheme: str | None = None) -> list[str]:
     """The labels that no allowed path contains: as ["O", "I-A"] has no B-A, no path comes to I-A."""
-    allowed, n = allowed_transitions(labels, scheme), len(labels)
+    allowed = allowed_transitions(labels, scheme)
+    n = len(labels)
     if allowed is None:
         return []
     steps = allowed[:n, :n].astype(int)

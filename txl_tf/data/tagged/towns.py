@@ -26,7 +26,8 @@ Piece = tuple[str, str]  # a text and the kind of entity that it is, "" for none
 
 def words() -> list[str]:
     """`N_WORDS` words of two or three characters, the first `N_SEEN` of which training sentences have."""
-    rng, found = random.Random(0), {}
+    rng = random.Random(0)
+    found = {}
     while len(found) < N_WORDS:
         found["".join(rng.sample(CHARACTERS, rng.choice((2, 3))))] = None
     return list(found)
@@ -58,7 +59,8 @@ def _clause(known: Sequence[str], rng: random.Random) -> list[Piece]:
     def said(texts: Sequence[str]) -> list[Piece]:
         return [(rng.choice(BETWEEN) + rng.choice(texts), "")]
 
-    form, bridge = rng.randrange(4), rng.choice(SURNAMES) + rng.choice(GIVEN)
+    form = rng.randrange(4)
+    bridge = rng.choice(SURNAMES) + rng.choice(GIVEN)
     if form == 0:
         return [*name("PER"), ("在", ""), *reversed(name("LOC")), (rng.choice(VERBS), "")]
     if form == 1:
@@ -82,7 +84,9 @@ def make_sentences(n_sentences: int, seed: int = 0) -> dict[str, list[tuple[list
 
     Tags are BMES. Of the words of the last two splits, a third is in no sentence of the first.
     """
-    rng, everything, made = random.Random(seed), words(), {}
+    rng = random.Random(seed)
+    everything = words()
+    made = {}
     for split, number in {"train": n_sentences, "valid": 500, "test": 500}.items():
         known = everything[:N_SEEN] if split == "train" else everything
         made[split] = []
