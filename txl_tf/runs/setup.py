@@ -142,7 +142,8 @@ def check_token_nll(path: str | None, **text: Any) -> None:
     """
     ((name, files),) = text.items()
     if path and files and any(same_path(path, file) for file in find_files(files)):
-        raise ParameterError("token_nll", path, f"another file than {name}")
+        allowed = f"another file than {name}"
+        raise ParameterError("token_nll", path, allowed, f"token_nll must be {allowed}, got {path}")
     check_writable(path)
 
 

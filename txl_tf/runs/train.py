@@ -202,7 +202,7 @@ class Run:
         return {}, {}
 
     @property
-    def anew(self) -> tuple[str, ...]:
+    def new_weights(self) -> tuple[str, ...]:
         """Beginnings of the names of weights that are not taken from the run that this one starts from."""
         return ()
 
@@ -303,7 +303,7 @@ class Run:
         if self.checkpoints.write:  # an earlier run, whose checkpoints are gone, may have left some
             self.checkpoints.remove_best()
         if self.origin:
-            self.origin.load(self.model, self.model_config, self.training, self.final, self.anew)
+            self.origin.load(self.model, self.model_config, self.training, self.final, self.new_weights)
         elif self.training.warm_start_path:
             logger.info("starting from the weights of %s", self.training.warm_start_path)
             load_weights(self.model, self.training.warm_start_path)

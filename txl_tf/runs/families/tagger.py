@@ -161,7 +161,7 @@ class TaggerRun(EpochRun):
         return {"longest_sentence": longest, "usual_sentences": usual, "most_sentences": most}
 
     @property
-    def anew(self) -> tuple[str, ...]:
+    def new_weights(self) -> tuple[str, ...]:
         """Weights of the scores of tags are new unless the labels are those of the other run."""
         if self.origin and self.model.labels == self.origin.model.labels:
             return ()
