@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
-from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig
+from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig, already_checked
 from txl_tf.data.batching import EpochBatches
 from txl_tf.data.vocabulary import UnknownSymbol
 from txl_tf.errors import ParameterError
@@ -242,7 +242,9 @@ class Run:
             allowed = "a run whose vocabulary has the symbols of the text"
             raise ParameterError("init_from", self.origin.path, allowed, message) from error
         self.fingerprints = {split: self.corpus.fingerprint(split) for split in self.corpus.splits}
-        self.model_config = dataclasses.replace(self.model_config, **self.from_data())
+        found = self.from_data()
+        with already_checked(type(self.model_config), self.model_config):
+            self.model_config = dataclasses.replace(self.model_config, **found)
 
     def config(self) -> dict:
         """The content of `config.json`."""
@@ -271,7 +273,7 @@ class Run:
         training = self.training
         policy = self.machine.dtype_policy
         of_model, of_compile = self.options()
-        with self.strategy.scope():
+        with self.strategy.scope(), already_checked(type(self.model_config), self.model_config):
             arguments = self.model_config.to_dict()
             model: Any = self.folder.family.make(**arguments, seed=training.seed, dtype=policy, **of_model)
             steps = training.steps_per_execution or 1
