@@ -138,8 +138,6 @@ class Run:
         remedy: end of the message about data with another vocabulary than that of the run.
         metric: unit in which the loss is logged besides nats, "ppl" or "bpc".
         strategies: values of `strategy` with which the models can be trained.
-        samples: whether `sample` is called after every validation.
-        validated: names of the metrics of the validation alone.
     """
 
     folder: RunFolder
@@ -163,8 +161,6 @@ class Run:
     remedy = ""
     metric = "ppl"
     strategies: ClassVar[Sequence[str]] = STRATEGIES
-    samples: ClassVar[Any] = False
-    validated: ClassVar[Any] = ()
 
     # --------------------------------------------------------------------------------------- what subclasses define
 
@@ -211,6 +207,16 @@ class Run:
 
     def log_model(self) -> None:
         """Logs the sizes of the model and of the data."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether `sample` is called after every validation."""
+        return False
+
+    @property
+    def validated(self) -> Sequence[str]:
+        """Names of the metrics of the validation alone."""
+        return ()
 
     @property
     def metrics(self) -> Sequence[str]:
