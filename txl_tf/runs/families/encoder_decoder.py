@@ -146,7 +146,8 @@ class PairsRun(EpochRun):
         right = [references[source] for source in sources]
         rates = error_rates(found, right, target_vocab.level)
         how = "greedily" if search.beam_size == 1 else f"with beam_size={search.beam_size}"
-        wrong = f"{rates['lines']:.2%} of the lines and {rates['symbols']:.2%} of the {counted_in(target_vocab.level)} wrong"
+        unit = counted_in(target_vocab.level)
+        wrong = f"{rates['lines']:.2%} of the lines and {rates['symbols']:.2%} of the {unit} wrong"
         logger.info("%s: %s sources translated %s: %s", split, f"{len(sources):,}", how, wrong)
         if unended:
             logger.warning("%s: %s", split, did_not_end(unended, len(best), search, self.model))
