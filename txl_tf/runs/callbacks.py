@@ -107,7 +107,7 @@ class StopOnSignal(Callback):
 
     @property
     def reason(self) -> str:
-        """What has happened, for messages."""
+        """Why the training stops, for messages."""
         reasons: dict[int | None, str] = {
             signal.SIGINT: "interrupted",
             signal.SIGTERM: "terminated",

@@ -1,4 +1,4 @@
-"""What a new run takes from another run (`init_from`): model, vocabularies and weights.
+"""`Origin`: the run from which a new run takes its model, vocabularies and weights (`init_from`).
 
 A run that has checkpoints resumes from them. It then reads everything from its own folder: the other one may be gone.
 """

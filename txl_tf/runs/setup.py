@@ -1,4 +1,4 @@
-"""What training and evaluation set up: corpus, devices, checks of batches, workers."""
+"""The set-up of training and evaluation: corpus, devices, checks of batches, workers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def encode_text(path: str, vocab: Vocab, data: dict, reading: dict | None = None
 
 
 def name_of(data: dict) -> str:
-    """What messages call a corpus: its folder, or the data set."""
+    """The name of a corpus in messages: its folder, or the data set."""
     return data.get("data_dir") or data["dataset"]
 
 
