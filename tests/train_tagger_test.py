@@ -862,11 +862,10 @@ def test_tag_takes_another_lexicon(made, tool, tmp_path, capsys):
 
 def test_folders_of_other_families_say_what_they_hold(made, tmp_path):
     folder, _ = made
-    with raises_parameter("family", folder.name, ["transformer"]) as raised:
+    with pytest.raises(ValueError, match=f"family must be transformer, got '{folder.name}': it is a tagger"):
         RunFolder(folder, "encoder_decoder").read_config()
-    assert f"family must be transformer, got '{folder.name}': it is a tagger" in str(raised.value)
     (tmp_path / "config.json").write_text('{"data": {}, "model": {}, "vocab": {}}')
-    with raises_parameter("family", "transformer_xl", ["tener", "flat", "bilstm"]):
+    with pytest.raises(ValueError, match="family must be tener or flat or bilstm, got 'transformer_xl'"):
         RunFolder(tmp_path, "tagger").read_config()
 
 
