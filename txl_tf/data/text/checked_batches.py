@@ -176,8 +176,8 @@ def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: 
     """
 
     def check(tokens, labels, weights=None, *, ignoring=True):
-        shape = tf.shape(tokens)
-        found = tf.shape(labels)
+        shape: Any = tf.shape(tokens)
+        found: Any = tf.shape(labels)
         checks = []
         if rows is not None:
             hint = "(drop_remainder=True leaves out a shorter last batch)"

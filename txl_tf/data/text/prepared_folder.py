@@ -134,7 +134,7 @@ def check_sums(data_dir: str, info: dict, tokens_too: bool) -> None:
         raise ParameterError("sha256", list(info["sha256"]), names, message)
     for name in names if tokens_too else [vocab]:
         if sha256(f"{data_dir}/{name}") != info["sha256"][name]:
-            message = f"{data_dir}/{name} is damaged: its checksum is not that in {INFO_FILE}. Prepare it anew"
+            message = f"{data_dir}/{name} is damaged: its checksum differs from {INFO_FILE}. Prepare it again"
             raise ParameterError(f"{data_dir}/{name}", None, f"the file that {INFO_FILE} describes", message)
 
 

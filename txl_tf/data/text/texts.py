@@ -486,7 +486,7 @@ def _in_archive(part: FilePart, progress: Callable | None) -> Iterator[tuple[str
     with _open_zip(part.path) as archive:
         members = _members(archive)
         if not members:
-            raise ParameterError(part.path, None, "an archive of files", f"{part.path} holds no file")
+            raise ParameterError(part.path, None, "an archive of files", f"{part.path} has no file")
         for member in members[part.begin : part.end]:
             with archive.open(member) as file:
                 yield f"{part.path}/{member.filename}", blocks_in(file, f"{part.path}/{member.filename}")
@@ -525,7 +525,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 @contextlib.contextmanager
 def _open_zip(path: str) -> Iterator[zipfile.ZipFile]:
     if inputs.exists(path) and not inputs.size(path):  # zipfile's own message is about a negative position
-        raise ParameterError(path, b"", "a zip archive", f"{path} is empty: it is no zip archive")
+        raise ParameterError(path, b"", "a zip archive", f"{path} is empty: it is not a zip archive")
     with _opened(path) as file, zipfile.ZipFile(file) as archive:
         yield archive
 
