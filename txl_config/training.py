@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txl_tf.config.checks import (
+from txl_config.checks import (
     COUNT_OR_ALL,
     LENGTH,
     NOT_NEGATIVE,
@@ -16,7 +16,7 @@ from txl_tf.config.checks import (
     one_of,
     option,
 )
-from txl_tf.errors import ParameterError
+from txl_config.errors import ParameterError
 
 OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 SCHEDULES = ("cosine", "noam", "linear", "constant")

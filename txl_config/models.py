@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from txl_tf.config.checks import (
+from txl_config.checks import (
     EVEN_SIZE,
     FRACTION,
     INIT_SCALE,
@@ -26,7 +26,7 @@ from txl_tf.config.checks import (
     unless,
     where,
 )
-from txl_tf.errors import ParameterError
+from txl_config.errors import ParameterError
 
 ATTN_TYPES = ("adatrans", "transformer")
 TOKEN_LEVELS = ("char", "word")

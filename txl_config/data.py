@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from txl_tf.config.checks import (
+from txl_config.checks import (
     FRACTION,
     POSITIVE,
     RISING,
@@ -17,9 +17,9 @@ from txl_tf.config.checks import (
     option,
     satisfies,
 )
-from txl_tf.config.models import TOKEN_LEVELS
-from txl_tf.errors import ParameterError, named
-from txl_tf.schema import check_left_out
+from txl_config.errors import ParameterError, named
+from txl_config.models import TOKEN_LEVELS
+from txl_config.schema import check_left_out
 
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
 COUNTED_LEVELS = ("word", "char", "byte")  # levels whose vocabulary comes from counts of tokens

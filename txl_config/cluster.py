@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from txl_tf.config.checks import Config, at_least, group, not_empty, option
-from txl_tf.environment import is_address
-from txl_tf.errors import ParameterError
-from txl_tf.schema import added_later
+from txl_config.checks import Config, at_least, group, not_empty, option
+from txl_config.environment import is_address
+from txl_config.errors import ParameterError
+from txl_config.schema import added_later
 
 
 @added_later
