@@ -6,7 +6,7 @@ class Best:
     step: int
     val_loss: float
 
-check_values({"step": 3, "val_loss": "x"}, Best)    # ValueError: val_loss must be a number, got 'x'
+check_values({"step": 3, "val_loss": "x"}, Best)    # ParameterError: val_loss must be a number, got 'x'
 ```
 """
 

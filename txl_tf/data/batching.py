@@ -12,7 +12,7 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 
 
-def by_length(lengths: np.ndarray | Sequence[np.ndarray], most: int | Callable) -> Iterator[np.ndarray]:
+def by_length(lengths: np.ndarray | Sequence[np.ndarray], most: int | Callable[..., Any]) -> Iterator[np.ndarray]:
     """Yields batches of rows of similar length, the shortest first: int `[B]`, the indices of rows.
 
     Args:
@@ -27,7 +27,7 @@ def by_length(lengths: np.ndarray | Sequence[np.ndarray], most: int | Callable) 
         order = order[size:]
 
 
-def in_order(answer: Callable, items: Sequence, batches: Iterator[np.ndarray]) -> list:
+def in_order(answer: Callable[..., Any], items: Sequence, batches: Iterator[np.ndarray]) -> list:
     """Computes the answers to items in batches, and returns them in the order of the items.
 
     Args:

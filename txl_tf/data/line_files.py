@@ -64,9 +64,9 @@ class Answering(NamedTuple):
         numbers: function of an answer. Returns numbers that are summed over all lines.
     """
 
-    answers: Callable
-    text: Callable
-    numbers: Callable = nothing
+    answers: Callable[..., Any]
+    text: Callable[..., Any]
+    numbers: Callable[..., Any] = nothing
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -87,7 +87,7 @@ class Tally:
     messages: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
-    def count(self, answer: Any, numbers: Callable) -> None:
+    def count(self, answer: Any, numbers: Callable[..., Any]) -> None:
         """Adds one answer."""
         self.lines += 1
         if isinstance(answer, LineError):

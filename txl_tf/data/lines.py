@@ -50,7 +50,11 @@ class LineError(ValueError):
 
 
 def encoded(
-    lines: Iterable, encode: Callable, name: str = "text", strict: bool = True, numbers: Iterable[int] | None = None
+    lines: Iterable,
+    encode: Callable[..., Any],
+    name: str = "text",
+    strict: bool = True,
+    numbers: Iterable[int] | None = None,
 ) -> Iterator:
     """Yields `encode(line)` for every line, or a `LineError` if that failed.
 
@@ -165,7 +169,7 @@ def lines_in(pieces: Iterable[bytes | None], any_end: bool = False) -> Iterator[
         yield rest
 
 
-def as_json(values: dict) -> str:
+def as_json(values: dict[str, Any]) -> str:
     r"""Returns a line of JSON. A byte that is not part of a character becomes the text `\xe9`, because JSON is text."""
     line = json.dumps(values, ensure_ascii=False)
     line = re.sub("[\udc80-\udcff]", lambda match: f"\\\\x{ord(match[0]) - 0xDC00:02x}", line)

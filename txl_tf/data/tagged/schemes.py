@@ -113,7 +113,9 @@ def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bo
 # ------------------------------------------------------------------------------------------------------------- files
 
 
-def in_one_scheme(texts: dict, names: dict, wanted: str | None, as_before: bool = False) -> tuple[dict, str]:
+def in_one_scheme(
+    texts: dict[str, list[TaggedSentence]], names: dict[str, str], wanted: str | None, as_before: bool = False
+) -> tuple[dict, str]:
     """Returns `texts` in the scheme `wanted`, or in the scheme of the training sentences; and the scheme.
 
     Files that break their scheme too often, such as files in IOB1, are converted; for a few mistakes it logs a warning.
@@ -175,7 +177,7 @@ def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | No
         raise ParameterError(name, list(lines), "tags of one scheme", message) from error
 
 
-def _check_prefixes(text: list[TaggedSentence], names: dict, split: str, scheme: str) -> None:
+def _check_prefixes(text: list[TaggedSentence], names: dict[str, str], split: str, scheme: str) -> None:
     for number, tag in numbered_tags(text):
         if split_tag(tag)[0] not in f"O{SCHEMES[scheme]}":
             where = f"{names[split]}, line {number}"

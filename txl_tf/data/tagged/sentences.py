@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -266,7 +267,7 @@ def line_sizes_in(config: TaggedConfig) -> LineSizes:
     return LineSizes.of((sentence.tokens for sentence in texts["train"]), config.token_level == "word")
 
 
-def _with_validation(config: TaggedConfig, texts: dict) -> dict:
+def _with_validation(config: TaggedConfig, texts: dict[str, list[TaggedSentence]]) -> dict[str, Any]:
     """Returns `texts` with sentences for validation; without any, a fraction of the training sentences."""
     if "valid" in texts:
         return texts
@@ -279,8 +280,8 @@ def _with_validation(config: TaggedConfig, texts: dict) -> dict:
 
 def _read_with(
     config: TaggedConfig,
-    texts: dict,
-    names: dict,
+    texts: dict[str, list[TaggedSentence]],
+    names: dict[str, str],
     vocabs: list[Vocab],
     known: list[str],
     extends: bool,
@@ -339,7 +340,7 @@ def _kinds(tags: Iterable[str]) -> set[str]:
     return {split_tag(tag)[1] for tag in tags}
 
 
-def _encoded(corpus: TaggedCorpus, texts: dict) -> TaggedCorpus:
+def _encoded(corpus: TaggedCorpus, texts: dict[str, list[TaggedSentence]]) -> TaggedCorpus:
     """A corpus with its sentences."""
     encoder = corpus.encoder
     ids = {label: i for i, label in enumerate(corpus.labels)}
@@ -352,7 +353,7 @@ def _encoded(corpus: TaggedCorpus, texts: dict) -> TaggedCorpus:
     return corpus
 
 
-def _make_labels(texts: dict, names: dict, scheme: str) -> list[str]:
+def _make_labels(texts: dict[str, list[TaggedSentence]], names: dict[str, str], scheme: str) -> list[str]:
     """Returns the labels of the training sentences, ordered by entity type.
 
     Raises:

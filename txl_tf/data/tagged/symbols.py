@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl_tf.config import TaggedConfig
 from txl_tf.data.tagged.batches import BESIDES, SPECIAL
-from txl_tf.data.tagged.columns import BLANK
+from txl_tf.data.tagged.columns import BLANK, TaggedSentence
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.word_vectors import embedding_matrix, read_vectors
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, brief
 
 logger = logging.getLogger("txl_tf")
+
+Texts = dict[str, list[TaggedSentence]]  # split -> its sentences
 
 _CALLED = {"char_vectors": "characters", "bigram_vectors": "bigrams", "word_vectors": "words"}
 
@@ -30,7 +32,7 @@ class _Symbols(NamedTuple):
     dim: int | None
 
 
-def make_vocabs(config: TaggedConfig, texts: dict, lexicon: Lexicon | None) -> tuple[Vocab, Vocab, dict]:
+def make_vocabs(config: TaggedConfig, texts: Texts, lexicon: Lexicon | None) -> tuple[Vocab, Vocab, dict]:
     """Returns `(vocab, bigram_vocab, embeddings)`, see `TaggedCorpus`, for the sentences of each split.
 
     Raises:
@@ -64,7 +66,11 @@ def make_vocabs(config: TaggedConfig, texts: dict, lexicon: Lexicon | None) -> t
 
 
 def extend_vocabs(
-    config: TaggedConfig, texts: dict, lexicon: Lexicon | None, vocab: Vocab, bigram_vocab: Vocab
+    config: TaggedConfig,
+    texts: Texts,
+    lexicon: Lexicon | None,
+    vocab: Vocab,
+    bigram_vocab: Vocab,
 ) -> tuple[Vocab, Vocab, dict]:
     """Extends `vocab` and `bigram_vocab` by further symbols of the training sentences, characters before words.
 
@@ -79,7 +85,13 @@ def extend_vocabs(
     return longer["vocab"], longer["bigram_vocab"], tables
 
 
-def _choose(config: TaggedConfig, texts: dict, symbols_of: Callable, min_freq: int, option: str) -> _Symbols:
+def _choose(
+    config: TaggedConfig,
+    texts: Texts,
+    symbols_of: Callable[..., Any],
+    min_freq: int,
+    option: str,
+) -> _Symbols:
     """Chooses the symbols of the training sentences, by frequency, then symbols with a vector from the other files.
 
     Args:
@@ -111,7 +123,13 @@ def _choose(config: TaggedConfig, texts: dict, symbols_of: Callable, min_freq: i
 
 
 def _say_found(
-    option: str, path: str, wanted: list[str], symbols: list[str], exact: dict, lower: dict, takes_lower: bool
+    option: str,
+    path: str,
+    wanted: list[str],
+    symbols: list[str],
+    exact: dict[str, np.ndarray],
+    lower: dict[str, np.ndarray],
+    takes_lower: bool,
 ) -> None:
     """Logs how many of the `symbols` that get an id have a vector. Raises ParameterError if none has one.
 

@@ -14,7 +14,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from txl_tf.data.text.prepared_folder import (
 )
 from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of
+from txl_tf.data.text_files import Progress
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, named, shortened
@@ -157,7 +158,7 @@ def prepare(
     verbose: int = 0,
     shard_tokens: int | None = None,
     workers: Any = THIS_PROCESS,
-    **options,
+    **options: Any,
 ) -> Corpus:
     """Prepares a dataset in `data_dir`: corpus-info.json, vocab.txt and the token files, for `load_corpus`.
 
@@ -241,10 +242,10 @@ def _check_shards(recipe: datasets.Recipe, shard_tokens: int | None) -> None:
 def _write_corpus(
     folder: str,
     recipe: datasets.Recipe,
-    inputs: dict,
+    inputs: dict[str, int | None],
     shard_tokens: int | None,
     workers: Any,
-    progress: Callable | None = None,
+    progress: Progress | None = None,
 ) -> None:
     vocab, counts = encoding.make_vocab(recipe, workers, progress)
     cutoffs = datasets.make_cutoffs(recipe, vocab)
@@ -264,7 +265,7 @@ def prepare_texts(
     documents: bool = True,
     shard_tokens: int | None = None,
     workers: Any = THIS_PROCESS,
-    **options,
+    **options: Any,
 ) -> Corpus:
     """Prepares a corpus from an iterable of texts, in bounded memory. Its public name is `txl_tf.prepare`.
 

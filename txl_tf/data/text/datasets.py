@@ -19,7 +19,7 @@ from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB, SPLITS
 from txl_tf.data.text.parquet import Rows, table_rows
 from txl_tf.data.text.sizes import TextSize
 from txl_tf.data.text.texts import FilePart, Text, find_files, have_documents, read_texts, texts_of_rows
-from txl_tf.data.text_files import pydoc_text
+from txl_tf.data.text_files import Progress, pydoc_text
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
 from txl_tf.errors import ParameterError, brief, named
 from txl_tf.schema import check_left_out
@@ -78,7 +78,7 @@ class Recipe:
     def read(
         self,
         portion: list[FilePart] | Rows,
-        progress: Callable | None = None,
+        progress: Progress | None = None,
         numbered: bool = True,
         skipped: Callable[[str], None] | None = None,
     ) -> Iterator[Text]:
@@ -300,7 +300,7 @@ def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
     return dataset in ("enwik8", "text8") or vocab.level in ("char", "byte")
 
 
-def is_by_character_in(data: dict, vocab: Vocab) -> bool:
+def is_by_character_in(data: dict[str, Any], vocab: Vocab) -> bool:
     """Like `is_by_character`, for `"data"` in the `config.json` of a run; a converted run does not contain it."""
     return data.get("by_character", is_by_character(data.get("dataset"), vocab))
 
