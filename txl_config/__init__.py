@@ -6,7 +6,7 @@ takes the group, then use it.
 
 A group checks its values when it is created. An error names the argument, what was found and what is allowed:
 
-    TrainingConfig(tgt_len=-3, ...)   # ValueError: tgt_len must be at least 1, got -3
+    TrainingConfig(tgt_len=-3, ...)   # ParameterError: tgt_len must be at least 1, got -3
 """
 
 from txl_config.checks import Config, already_checked, at_least, check_bins, check_fields, one_of, satisfies

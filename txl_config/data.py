@@ -263,14 +263,14 @@ class TaggedConfig(ColumnsConfig):
                 message = "word_vectors are for the words of a lexicon: give lexicon, too"
                 raise ParameterError("word_vectors", self.word_vectors, "left out without lexicon", message)
             if not self.lexicon:
-                check_left_out({"skip_short_words": self.skip_short_words}, "it is about the words of a lexicon")
+                check_left_out({"skip_short_words": self.skip_short_words}, "it is for the words of a lexicon")
             if not self.bigrams:
                 check_left_out({"bigram_vectors": self.bigram_vectors}, "there are no bigrams")
             return
         not_of_words = {
-            "segment_digits": "a word has no digit of segmentation",
+            "segment_digits": "words have no digit of segmentation",
             "lexicon": "its words are found among characters",
-            "char_vectors": "word_vectors are those of the words",
+            "char_vectors": "the words have word_vectors",
             "bigram_vectors": "words have no bigrams",
         }
         for name, why in not_of_words.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import reprlib
-from typing import Any
+from typing import Any, cast
 
 MOST_CHARACTERS = 500  # of a message
 # Control characters except newline and tab, characters that change the direction of text, and bytes that are not text.
@@ -35,7 +35,8 @@ def shortened(message: str, most: int = MOST_CHARACTERS) -> str:
 
 def named(value: Any) -> str:
     """Returns a path, an address or another text of the user for a message; the middle of a long one is cut out."""
-    return shortened(os.fspath(value) if isinstance(value, os.PathLike) else str(value), 180)
+    path = cast("os.PathLike[str]", value)
+    return shortened(os.fspath(path) if isinstance(value, os.PathLike) else str(value), 180)
 
 
 def visible(text: str) -> str:

@@ -87,9 +87,11 @@ class DecoderConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.init, str | dict):  # an object becomes what `config.json` stores
-            from keras.initializers import serialize  # here, because it takes seconds to import Keras
+            # Imported here, because it takes seconds. It has no stubs.
+            import keras  # pyright: ignore[reportMissingTypeStubs]
 
-            object.__setattr__(self, "init", serialize(keras_initializer(self.init)))
+            initializers: Any = keras.initializers
+            object.__setattr__(self, "init", initializers.serialize(keras_initializer(self.init)))
 
 
 @group

@@ -6,7 +6,7 @@ class Best:
     step: int
     val_loss: float
 
-check_values({"step": 3, "val_loss": "x"}, Best)    # ValueError: val_loss must be a number, got 'x'
+check_values({"step": 3, "val_loss": "x"}, Best)    # ParameterError: val_loss must be a number, got 'x'
 ```
 """
 
@@ -17,7 +17,6 @@ import difflib
 import functools
 import inspect
 import numbers
-import operator
 import os
 import types
 import typing
@@ -161,7 +160,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
         kinds = typing.get_args(kind)
         if value is None and type(None) in kinds:
             return
-        kind = functools.reduce(operator.or_, (kind for kind in kinds if kind is not type(None)))
+        kind = typing.Union[tuple(kind for kind in kinds if kind is not type(None))]  # noqa: UP007 - a computed union
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         check_values(value, kind, prefix=f"{name}.")
         return
@@ -176,7 +175,7 @@ def _types(group: type[Any]) -> dict[str, Any]:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) < 1 << 63
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral) and abs(int(value)) < 1 << 63
 
 
 def _is_number(value: Any) -> bool:
@@ -204,8 +203,12 @@ def _kind(kind: Any) -> tuple[str, Callable[[Any], bool]]:
         return " or ".join(described for described, _ in kinds), lambda value: any(is_of(value) for _, is_of in kinds)
     if origin in (list, Sequence, Iterable):
         each, is_of = _kind(arguments[0])
-        return f"a list ({each} each)", lambda value: isinstance(value, (list, tuple)) and all(map(is_of, value))
+        return f"a list ({each} each)", lambda value: isinstance(value, (list, tuple)) and _all_are(is_of, value)
     if origin is dict:
         each, is_of = _kind(arguments[1])
-        return f"a JSON object ({each} each)", lambda value: isinstance(value, dict) and all(map(is_of, value.values()))
+        return f"a JSON object ({each} each)", lambda value: isinstance(value, dict) and _all_are(is_of, value.values())
     return _KINDS[kind]
+
+
+def _all_are(is_of: Callable[[Any], bool], values: Any) -> bool:
+    return all(map(is_of, values))

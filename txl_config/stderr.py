@@ -6,11 +6,11 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 
 
 @contextlib.contextmanager
-def without_notes(note: re.Pattern[bytes]) -> Iterator[None]:
+def without_notes(note: re.Pattern[bytes]) -> Generator[None]:
     """Collects what the block writes to the standard error, and writes it at the end without lines like `note`."""
     try:
         stderr = os.dup(2)

@@ -1,6 +1,6 @@
-"""Files to read, wherever they are: all that `tf.io.gfile` knows, such as gs://, and s3:// by pyarrow.
+"""Input files, local and remote: every file system of `tf.io.gfile`, such as gs://, and s3:// by pyarrow.
 
-Programs read texts from here. What they write goes by `txl_tf.files`.
+Programs read texts with these functions. They write with `txl_tf.files`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def size(path: str) -> int:
 
 
 def stamp(path: str) -> tuple[int, int]:
-    """Bytes of a file that exists, and when it was written, in nanoseconds: another file has others."""
+    """Returns the bytes of an existing file and its time in nanoseconds, which change when the file changes."""
     if _is_pyarrows(path):
         found = _info(path)
         return found.size, found.mtime_ns
@@ -48,18 +48,21 @@ def stamp(path: str) -> tuple[int, int]:
 
 
 def opened(path: str) -> BinaryIO:
-    """A file to read bytes from: `read(n)`, `seek(place)`, `tell()`, `close()`."""
+    """Opens a file to read bytes from: `read(n)`, `seek(position)`, `tell()`, `close()`."""
     return opened_by_pyarrow(path) if _is_pyarrows(path) else tf.io.gfile.GFile(path, "rb")
 
 
 def opened_by_pyarrow(path: str) -> Any:
-    """A `pyarrow.NativeFile`, of a local file or of any file system that pyarrow knows."""
+    """Opens a local file, or one of any file system that pyarrow knows, as a `pyarrow.NativeFile`."""
     file_system, place = _file_system(path if is_remote(path) else os.path.abspath(path))
     return file_system.open_input_file(place)
 
 
 def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`(folder, folders in it, files in it)` of a folder and those in it; what is removed from a list is left out."""
+    """Yields `(folder, folders in it, files in it)` for a folder and all folders below it, like `os.walk`.
+
+    A folder that the caller removes from the list of folders is not visited.
+    """
     if not _is_pyarrows(folder):
         for parent, folders, names in tf.io.gfile.walk(folder):
             if not is_remote(folder):
@@ -81,7 +84,7 @@ def _is_loop(folder: str, path: str) -> bool:
     target = os.path.realpath(path)
     parent = os.path.dirname(path)
     folder = os.path.normpath(folder)
-    found = os.path.islink(target)  # what no link leads out of
+    found = os.path.islink(target)  # `realpath` returns a link if the links form a loop
     while not found:
         found = f"{os.path.realpath(parent)}/".startswith(f"{target.rstrip('/')}/")
         if os.path.normpath(parent) == folder or not parent:
@@ -93,7 +96,7 @@ def _is_loop(folder: str, path: str) -> bool:
 
 
 def matching(pattern: str) -> list[str]:
-    """The files and folders that a pattern such as `shards/*.txt` stands for, by name."""
+    """Returns the files and folders that match a pattern such as `shards/*.txt`, sorted by name."""
     if not _is_pyarrows(pattern):
         return sorted(tf.io.gfile.glob(pattern))
     folder, _, names = pattern.rpartition("/")
@@ -104,7 +107,7 @@ def matching(pattern: str) -> list[str]:
 
 
 def _entries(folder: str) -> dict[str, Any]:
-    """`{name: pyarrow.fs.FileInfo}` of what is in a folder."""
+    """Returns `{name: pyarrow.fs.FileInfo}` for the files and folders in a folder."""
     from pyarrow.fs import FileSelector
 
     file_system, place = _file_system(folder)
@@ -121,12 +124,12 @@ def _is_pyarrows(path: str) -> bool:
 
 
 def _file_system(path: str) -> tuple[Any, str]:
-    """`(pyarrow.fs.FileSystem, path in it)`. Keys and region are those of the environment, as pyarrow reads them."""
+    """Returns `(pyarrow.fs.FileSystem, path in it)`. Pyarrow reads keys and region from the environment."""
     return pyarrow(f"{_PYARROW} paths").fs.FileSystem.from_uri(path)
 
 
 def pyarrow(user: str) -> Any:
-    """The package, for what `user` names. Raises ParameterError if it is not installed."""
+    """Returns the package. Raises ParameterError, which names the `user` of the package, if it is not installed."""
     try:
         import pyarrow
         import pyarrow.fs

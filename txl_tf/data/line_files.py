@@ -1,17 +1,18 @@
-"""Files of lines, answered block by block into files of the same names: by one process or by many, and not twice.
+"""Answers to files of lines, block by block, in files of the same names. Finished blocks are not answered again.
 
     files = [LineFile(path, name, "answers", key) for path, name in find_named_files("corpus")]
     plan = Plan(files, most=2000)
-    for tally in plan.answer(run):       # `run(blocks)` has each block answered by `answer_block`, wherever
+    for tally in plan.answer(run):       # `run(blocks)` calls `answer_block` for each block, in any process
         print(*tally.messages)           # in the order of the lines
 
-What is there of the answers, in the folder of the output files:
+The folder of the output files also has the answers so far:
 
     .answers/<name>/<fingerprint>/<block>.txt    the answers to a block
-    .answers/<name>/<fingerprint>/<block>.json   written after them, so that they are whole: what they add up to
-    .answers/<name>/done.json                    the output file is whole, and the parts are removed
+    .answers/<name>/<fingerprint>/<block>.json   their `Tally`, written after the answers: they are complete
+    .answers/<name>/done.json                    the output file is complete, and the blocks are removed
 
-The fingerprint is that of the input and of all that answers depend on. What has another one is not used again.
+The fingerprint depends on the input and on everything that determines the answers. Answers with another fingerprint are
+not used.
 """
 
 from __future__ import annotations
@@ -49,35 +50,35 @@ _READ_BYTES = 1 << 20
 
 
 def nothing(answer: Any) -> tuple:
-    """Of an answer of which nothing is added up."""
+    """Default for `Answering.numbers`: no sums."""
     return ()
 
 
 class Answering(NamedTuple):
-    """What answers lines.
+    """The functions that answer lines.
 
     Attributes:
-        answers: function of lines, their name, `strict` and, by keyword, `numbers`, as `txl_tf.data.lines.answers` has
-            them: an iterator of answers, with a `LineError` for a line that has none.
-        text: function of an answer, or a `LineError`, and its number: what is written in its place.
-        numbers: function of an answer: numbers to add up over all lines.
+        answers: function of lines, their name, `strict` and, by keyword, `numbers`, as in `txl_tf.data.lines.answers`.
+            Returns an iterator of answers, with a `LineError` for a line that has no answer.
+        text: function of an answer or a `LineError`, and of its number. Returns the text for the output file.
+        numbers: function of an answer. Returns numbers that are summed over all lines.
     """
 
-    answers: Callable
-    text: Callable
-    numbers: Callable = nothing
+    answers: Callable[..., Any]
+    text: Callable[..., Any]
+    numbers: Callable[..., Any] = nothing
 
 
 @dataclasses.dataclass(kw_only=True)
 class Tally:
-    """What answers add up to.
+    """Counts and sums of answers.
 
     Attributes:
-        lines: how many.
-        missing: how many of them have no answer.
-        sums: of what `Answering.numbers` gives.
-        messages: why lines have no answer, in their order.
-        notes: what can be done about it, each once.
+        lines: number of lines.
+        missing: number of lines without an answer.
+        sums: sums of the numbers of `Answering.numbers`.
+        messages: why lines have no answer, in the order of the lines.
+        notes: what can be done about it, each note once.
     """
 
     lines: int = 0
@@ -86,7 +87,7 @@ class Tally:
     messages: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
-    def count(self, answer: Any, numbers: Callable) -> None:
+    def count(self, answer: Any, numbers: Callable[..., Any]) -> None:
         """Adds one answer."""
         self.lines += 1
         if isinstance(answer, LineError):
@@ -95,9 +96,9 @@ class Tally:
             self._add_numbers(numbers(answer))
 
     def add(self, other: Tally) -> None:
-        """Adds the answers of another."""
-        self.lines = self.lines + other.lines
-        self.missing = self.missing + other.missing
+        """Adds the counts and sums of other answers."""
+        self.lines += other.lines
+        self.missing += other.missing
         self._add_numbers(other.sums)
         self.messages += other.messages
         self.notes += [note for note in other.notes if note not in self.notes]
@@ -111,7 +112,7 @@ class Tally:
 
 @dataclasses.dataclass(kw_only=True)
 class Done(Tally):
-    """That of an output file, of so many bytes, without messages."""
+    """The tally of an output file of `size` bytes, without messages."""
 
     fingerprint: str
     size: int
@@ -122,11 +123,11 @@ class Block(NamedTuple):
 
     path: str
     name: str  # of the file, for messages
-    start: int  # its place in the file, in bytes
-    length: int
+    start: int  # position in the file, in bytes
+    length: int  # in bytes
     first: int  # number of its first line
     lines: int
-    part: str  # its answers are in <part>.txt, and <part>.json says that they are whole
+    part: str  # <part>.txt has its answers, <part>.json their tally
     any_end: bool = False  # see `lines_in`
 
     @property
@@ -162,7 +163,7 @@ def pieces_of(block: Block) -> Iterator[bytes]:
 
 
 def _lines_with_ends(pieces: Iterable[bytes], any_end: bool) -> Iterator[bytes]:
-    """The lines of a file in pieces, each with its end."""
+    """Yields the lines in the pieces of a file, each with its end."""
     rest = b""
     for piece in pieces:
         if any_end:
@@ -183,7 +184,7 @@ class LineFile:
         path: of the file.
         name: of the file of answers, below `folder`.
         folder: of the answers to all files.
-        key: what answers depend on besides the file, for JSON.
+        key: everything else that determines the answers, as a value for JSON.
         any_end: see `lines_in`.
 
     Raises:
@@ -207,7 +208,7 @@ class LineFile:
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def done(self) -> Done | None:
-        """The tally of the output file, if it is there and of this fingerprint."""
+        """Returns the tally of the output file; `None` if it does not exist or has another fingerprint."""
         if not (tf.io.gfile.exists(self.done_file) and tf.io.gfile.exists(self.output)):
             return None
         done = Done(**read_json(self.done_file, lambda values: check_values(values, Done)))
@@ -244,9 +245,9 @@ class LineFile:
         return found
 
     def missing(self, blocks: list[Block]) -> list[Block]:
-        """Those of its blocks that have no answers."""
-        there = set(tf.io.gfile.listdir(self.parts)) if tf.io.gfile.isdir(self.parts) else set()
-        return [block for block in blocks if os.path.basename(block.tally) not in there]
+        """Returns the blocks that have no answers."""
+        existing = set(tf.io.gfile.listdir(self.parts)) if tf.io.gfile.isdir(self.parts) else set()
+        return [block for block in blocks if os.path.basename(block.tally) not in existing]
 
     def join(self, blocks: list[Block], tally: Tally) -> None:
         """Makes the output file of the answers to all blocks, and removes these. Raises OSError if the file itself
@@ -271,7 +272,7 @@ class LineFile:
 
 
 class Plan:
-    """What is to be done of files.
+    """The blocks of files that still have to be answered.
 
     Args:
         files: `LineFile`s.
@@ -279,7 +280,7 @@ class Plan:
 
     Attributes:
         missing: `Block`s without answers.
-        before: lines that have answers.
+        before: number of lines that have answers.
     """
 
     def __init__(self, files: Iterable[LineFile], most: int | None):
@@ -293,7 +294,7 @@ class Plan:
         output file appears when all of its blocks have answers.
 
         Args:
-            run: has blocks answered, and yields their parts in any order.
+            run: answers blocks, and yields `Block.part` of each as soon as it is done, in any order.
         """
         for parts in {os.path.dirname(block.part) for block in self.missing}:
             with writing(parts):

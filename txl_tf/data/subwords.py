@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from txl_tf.config import SUBWORD_TYPES, one_of
+from txl_tf.data.text_files import checked_string
 from txl_tf.data.vocabulary import Vocab, as_iterable
 from txl_tf.errors import ParameterError
 
@@ -283,7 +284,7 @@ def train_on_lines(
             if found:
                 allowed = f"at {word} {found[1]} for this text and {subword_type}"
                 raise ParameterError("vocab_size", vocab_size, allowed) from error
-        message = f"SentencePiece makes no {vocab_size} subwords of this text: {error}"
+        message = f"SentencePiece cannot make {vocab_size} subwords of this text: {error}"
         raise ParameterError("vocab_size", vocab_size, "a number that fits the text", message) from error
     vocab.set_data(written.getvalue(), "the trained model")
     vocab.count(lines)
@@ -359,10 +360,10 @@ class Sample:
             self._n_bytes = sum(len(line.encode()) for _, line in self._hashed)
 
 
-def training_lines(texts: Iterable[str]) -> Iterator[str]:
+def training_lines(texts: Iterable[str | bytes]) -> Iterator[str]:
     """Yields the lines of texts in a form of which SentencePiece skips none: not empty, not long."""
     for text in texts:
-        for line in _RESERVED.split(text):
+        for line in _RESERVED.split(checked_string(text)):
             begin = 0
             while begin < len(line):
                 end = len(line)

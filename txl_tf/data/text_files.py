@@ -76,10 +76,11 @@ def plain_text(text: str) -> str:
 
 def plain_pieces(pieces: Iterable[str | bytes]) -> Iterator[str]:
     """Like `plain_text`, for the pieces of a text, which are strings."""
-    return (piece.replace("\ufeff", "") for piece in pieces_with_newlines(map(_checked_string, pieces)))
+    return (piece.replace("\ufeff", "") for piece in pieces_with_newlines(map(checked_string, pieces)))
 
 
-def _checked_string(piece: str | bytes) -> str:
+def checked_string(piece: str | bytes) -> str:
+    """Returns a piece of text. Raises ParameterError if it is bytes, which only level "byte" has."""
     if isinstance(piece, bytes):
         raise ParameterError("texts", piece, "strings")
     return piece
@@ -101,10 +102,10 @@ def pieces_with_newlines(pieces: Iterable[Piece]) -> Iterator[Piece]:
         if not piece:
             yield piece
             continue
-        cr, lf = _line_ends(piece)
-        rest = piece[1:] if after_cr and piece.startswith(lf) else piece
-        after_cr = piece.endswith(cr)
-        yield with_newlines(rest)
+        text: Any = piece
+        cr, lf = _line_ends(text)
+        yield with_newlines(text[1:] if after_cr and text.startswith(lf) else text)
+        after_cr = text.endswith(cr)
 
 
 def _line_ends(text: str | bytes) -> tuple[Any, Any]:

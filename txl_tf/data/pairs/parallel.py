@@ -1,8 +1,7 @@
 """Pairs of lines, sources and targets: from files to ids, and to the batches of an encoder-decoder.
 
-Every line ends with the end symbol, a target begins with the start symbol once it is in a batch. Ids 0, 1 and 2 are
-padding, start and end on both sides. At level "char" the end symbol is the newline, so that a file's text is what is
-encoded.
+Every line ends with the end symbol. In a batch, a target begins with the start symbol. Ids 0, 1 and 2 are padding,
+start and end on both sides. At level "char" the end symbol is the newline, so the text of a file is encoded as it is.
 
 Shapes:
     B: batch      S: source      T: target, its start symbol included
@@ -36,10 +35,10 @@ _NO_UNKNOWN = (
 
 
 class Lines(NamedTuple):
-    """Lines of ids, one after the other, each with its end symbol."""
+    """The ids of several lines in one array, each line with its end symbol."""
 
     ids: np.ndarray  # int32 [n]
-    ends: np.ndarray  # int64 [lines], where each ends in `ids`, exclusive
+    ends: np.ndarray  # int64 [lines], position after the last id of each line
 
     @property
     def lengths(self) -> np.ndarray:
@@ -49,7 +48,7 @@ class Lines(NamedTuple):
         return self.ids[self.ends[i - 1] if i else 0 : self.ends[i]]
 
     def take(self, chosen: np.ndarray) -> Lines:
-        """The lines where the bool array `[lines]` says so."""
+        """Returns the lines for which the bool array `chosen`, `[lines]`, is true."""
         return Lines(self.ids[np.repeat(chosen, self.lengths)], np.cumsum(self.lengths[chosen]))
 
 
@@ -69,10 +68,10 @@ class ParallelCorpus:
 
     Attributes:
         splits: `"train"`, `"valid"` and perhaps `"test"` -> `Pairs`.
-        names: split -> what messages call it: its files.
-        numbers: split -> the line of every pair in its files, from 1.
-        texts: held-out split -> sources and targets as they were read, also what no vocabulary can spell.
-        said: sentences about how the files were read.
+        names: split -> its files, for messages.
+        numbers: split -> the line number of every pair in its files, from 1.
+        texts: held-out split -> sources and targets as text, with symbols that no vocabulary has.
+        said: sentences about unused columns and skipped lines.
         is_held_out: whether `"valid"` is a part of the file of `"train"`.
     """
 
@@ -90,17 +89,17 @@ class ParallelCorpus:
         return [self.source_vocab, self.target_vocab]
 
     def file_of(self, split: str) -> str:
-        """The name of the file that a split was read from."""
+        """Returns the name of the file that a split was read from."""
         return self.names["train" if split == "valid" and self.is_held_out else split]
 
     def unknown(self, split: str) -> list[int]:
-        """How many symbols the vocabularies do not have: of the sources of a split, and of its targets."""
+        """Returns how many symbols in the sources of a split, and in its targets, are not in the vocabularies."""
         unknown_ids = [-1 if vocab.unk is None else vocab.ids.get(vocab.unk, -1) for vocab in self.vocabs]
         sides = zip(unknown_ids, self.splits[split], strict=True)
         return [int(np.count_nonzero(lines.ids == unknown)) for unknown, lines in sides]
 
     def fingerprint(self, split: str) -> str:
-        """A SHA-256 that tells whether a split has changed."""
+        """Returns a SHA-256 that changes if the split changes."""
         digest = hashlib.sha256()
         for lines in self.splits[split]:
             digest.update(lines.ids.astype("<i4").tobytes())
@@ -122,13 +121,13 @@ def read_pairs(
     Args:
         config: what to read.
         vocabs: of sources and of targets, instead of new ones.
-        max_len: most symbols of a line, ends included, where `skip_bad_lines` leaves out the longer ones.
-        has_unknown: whether new vocabularies have `<unk>`, which stands for symbols that they do not have; those of
-            earlier versions do not. With `min_freq` and `max_size` they have it anyway.
-        extend_vocab: whether symbols that `vocabs` lack, chosen as those of new ones, get ids behind theirs.
+        max_len: most symbols of a line, with its end; `skip_bad_lines` skips longer lines.
+        has_unknown: whether new vocabularies have `<unk>` for unknown symbols; in earlier versions they had not. With
+            `min_freq` and `max_size` they always have it.
+        extend_vocab: whether symbols that `vocabs` lack get ids after theirs; `config` chooses these symbols.
 
     Raises:
-        ParameterError: files of different length, an empty line, a symbol that the vocabulary does not have, ...: names
+        ParameterError: the files have different lengths, a line is empty, a symbol is not in the vocabulary, ...: names
             file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
@@ -204,16 +203,19 @@ def _read_splits(config: PairsConfig) -> tuple[dict[str, Any], dict[str, str], l
 
 
 def read_sides(path: str | Iterable[str]) -> tuple[SideText, SideText]:
-    """Sources and targets of one file of `source<TAB>target` lines, or of two files: `PairReader.read`."""
+    """Reads sources and targets from one file of `source<TAB>target` lines, or two files: see `PairReader.read`."""
     return PairReader().read(path)
 
 
 def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tuple[np.ndarray, str | None]:
-    """Which pairs have at most `max_len` symbols on both sides, and what there is to say of the others.
+    """Returns which pairs have at most `max_len` symbols on both sides, and a sentence about the others.
 
     Args:
-        lengths: int `[pairs]`, symbols of the longer side, its end included.
+        lengths: int `[pairs]`, symbols of the longer side, with its end.
         texts: both sides.
+
+    Raises:
+        ParameterError: no pair is short enough.
     """
     fits = lengths <= max_len
     if fits.all():
@@ -228,14 +230,14 @@ def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tup
 
 
 def _extended(vocab: Vocab, new: Vocab) -> Vocab:
-    """A vocabulary with the symbols that only a new one has; with its unknown symbol, where the old one has none."""
+    """Returns a vocabulary extended by the symbols of a new one, and by its unknown symbol if it has none."""
     vocab = vocab.extended(new.symbols)
     vocab.unk = vocab.unk or new.unk
     return vocab
 
 
 def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = False) -> None:
-    """Raises ParameterError if options choose other symbols, or are not those of the vocabularies to use."""
+    """Raises ParameterError if options choose symbols, or differ from those of the vocabularies."""
     chosen = ("min_freq", "max_size", "source_symbols", "target_symbols", "vocab_size")
     if not extends:
         check_left_out({name: getattr(config, name) for name in chosen}, KNOWN_SYMBOLS)
@@ -251,7 +253,7 @@ def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = Fals
 def _make_vocab(
     config: PairsConfig, side: str, lower_case: bool, lines: list[str], others: Sequence[str], has_unknown: bool
 ) -> Vocab:
-    """The vocabulary of a side: the symbols of `lines` by frequency, then what only `others` have."""
+    """Makes the vocabulary of a side: the symbols of `lines` by frequency, then those that only `others` have."""
     level = getattr(config, f"{side}_level")
     path = getattr(config, f"{side}_symbols")
     if level == "subword":
@@ -285,7 +287,7 @@ def _make_vocab(
 
 
 def _make_subwords(config: PairsConfig, path: str | None, lines: list[str]) -> SubwordVocab:
-    """The subwords of some lines, or those of a SentencePiece model at `path`, as another run has it."""
+    """Makes subwords from lines, or reads the SentencePiece model at `path`, such as the model of another run."""
     if not path:
         return train_line_subwords(lines, config.vocab_size, config.subword_type)
     check_left_out({"vocab_size": config.vocab_size}, KNOWN_SYMBOLS)
@@ -298,7 +300,7 @@ def _make_subwords(config: PairsConfig, path: str | None, lines: list[str]) -> S
 
 
 def encode_side(vocab: Vocab, text: SideText) -> Lines:
-    """`encode_lines` of a side of a file; messages have the numbers of the file."""
+    """Like `encode_lines`, for a side of a file; messages have the line numbers of the file."""
     return encode_lines(vocab, text.lines, text.name, text.side, text.numbers)
 
 
@@ -309,19 +311,20 @@ def encode_lines(
     side: str | None = None,
     numbers: Sequence[int] | np.ndarray | None = None,
 ) -> Lines:
-    """Ids of lines that end with a newline.
+    """Returns the ids of lines that end with a newline.
 
     Args:
-        name, side: what messages call the lines, and whether they are the "source" or the "target".
+        name: how messages call the lines.
+        side: "source" or "target", for messages.
         numbers: of the lines, for messages; by default they are counted from 1.
 
     Raises:
-        ParameterError: a line is empty or holds a symbol that the vocabulary does not have or uses itself.
+        ParameterError: a line is empty, or has a symbol that is reserved or not in the vocabulary.
     """
     numbers = list(range(1, len(lines) + 1)) if numbers is None else numbers
     try:
         ids = vocab.encode(lines, name=name)
-    except UnknownSymbol as error:  # again, line by line, where some lines of the file were left out
+    except UnknownSymbol as error:  # encodes line by line, because the numbers may have gaps
         for number, line in zip(numbers, lines, strict=True):
             try:
                 list(vocab.encode_stream([line], name, int(number)))
@@ -349,7 +352,7 @@ def encode_lines(
 
 
 def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
-    """Raises ParameterError if a line is longer than the position table."""
+    """Raises ParameterError if a line has more symbols than `max_len`."""
     for split, pairs in corpus.splits.items():
         for side, lines in zip(SIDES, pairs, strict=True):
             longest = int(np.argmax(lines.lengths))
@@ -370,17 +373,17 @@ def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
 def pair_batches(
     pairs: Pairs, batch_size: int, batch_tokens: int | None = None, seed: int | None = None, multiple: int = 1
 ) -> EpochBatches:
-    """Batches of pairs of like lengths, `(source, target)`: int32 `[B, S]` and `[B, T]`, 0 at padding.
+    """Makes batches of pairs of similar length, `(source, target)`: int32 `[B, S]` and `[B, T]`, 0 at padding.
 
-    Pairs are sorted by the lengths of source and target, those of the same lengths in a new order every epoch, and cut
-    into batches, which come in a new order every epoch.
+    Pairs are sorted by the lengths of source and target, and cut into batches. Every epoch has a new order of the
+    batches, and of pairs of the same lengths.
 
     Args:
         pairs: `Pairs`.
         batch_size: most pairs of a batch.
-        batch_tokens: most tokens of a batch, `B * (S + T)`; `None` for no limit. A pair that is longer is alone.
+        batch_tokens: most tokens of a batch, `B * (S + T)`; `None` for no limit. A longer pair gets its own batch.
         seed: of the orders; `None` keeps the order by length.
-        multiple: every batch has a multiple of it in rows, filled up with padding: the number of replicas.
+        multiple: rows of padding are added to every batch until it has a multiple of this: the number of replicas.
     """
     sources, targets = pairs.sources.lengths, pairs.targets.lengths + 1
 

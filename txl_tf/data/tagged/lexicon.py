@@ -1,4 +1,4 @@
-"""A lexicon: which words a sentence of characters holds, overlapping ones too."""
+"""A lexicon, which finds its words in a sentence of characters. The words may overlap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from txl_tf.data.tagged.lexicon_files import words_of
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError, brief
 
-JIEBA, TOWNS = "jieba", "towns"
+JIEBA = "jieba"
+TOWNS = "towns"
 _WHITE = re.compile(r"\s")
 
 
@@ -31,14 +32,14 @@ class Lexicon:
     """Words of two characters or more.
 
     Args:
-        words: the words; the second of two equal ones is left out. White space in a word is `BLANK`, ␣, and so are
-            spaces and tabs in sentences.
+        words: the words; duplicates are left out. White space in a word becomes `BLANK`, ␣, and so do spaces and tabs
+            in sentences.
 
     Attributes:
-        words: list of str, in their order, with `BLANK` for white space.
+        words: list of str, in order, with `BLANK` for white space.
 
     Raises:
-        ParameterError: a word of one character or none.
+        ParameterError: a word has fewer than two characters.
     """
 
     def __init__(self, words: Iterable[str]):
@@ -47,7 +48,7 @@ class Lexicon:
         if short is not None:
             message = f"words of a lexicon must have two characters or more, got {brief(short)}"
             raise ParameterError("words", short, "words of two characters or more", message)
-        self._is_word = {}  # of words and their beginnings
+        self._is_word: dict[str, bool] = {}  # has the words and all their beginnings
         for word in self.words:
             for end in range(2, len(word)):
                 self._is_word[word[:end]] = False
@@ -57,11 +58,11 @@ class Lexicon:
         return len(self.words)
 
     def matches(self, tokens: str | Sequence[str]) -> list[Match]:
-        """Every word from every place, by start, then by end.
+        """Returns all words in a sentence, ordered by start, then by end.
 
         Args:
-            tokens: characters. A token of several characters is one place: a word begins and ends between tokens, and
-                has two of them or more.
+            tokens: characters, or tokens of several characters. A word begins and ends between tokens, and has at least
+                two tokens.
         """
         text = "".join(tokens).translate(BLANKS)
         cuts = [0, *itertools.accumulate(map(len, tokens))]
@@ -82,12 +83,12 @@ class Lexicon:
     def load(cls, path: str, skip_short: bool = False) -> Lexicon:
         """Reads the words of a file: a list of words, jieba's dict.txt, vectors in word2vec's text format, ...
 
-        `words_of` says where a word ends.
+        See `words_of` for where a word ends.
 
         Args:
-            path: of a UTF-8 file; or "jieba", the words of the installed package jieba of two characters or more; or
-                "towns", those of the made-up sentences.
-            skip_short: leave out words of one character.
+            path: of a UTF-8 file; or "jieba", for the words of the installed package jieba that have two characters or
+                more; or "towns", for the words of the made-up sentences.
+            skip_short: skip words of one character.
 
         Raises:
             FileNotFoundError: the file does not exist.
@@ -116,7 +117,7 @@ class Lexicon:
 
 
 def _jieba_words() -> str:
-    """The file of the words of the package jieba, which is not imported."""
+    """Returns the file of the words of the package jieba, without importing it."""
     spec = importlib.util.find_spec(JIEBA) if is_installed(JIEBA) else None
     if spec is None or spec.origin is None:
         message = "lexicon=jieba needs the package jieba: pip install jieba"

@@ -1,4 +1,4 @@
-"""Files of tags in other schemes than BIO, BIOES and BMES: which one a file follows, told by all of its entities.
+"""Other schemes of tags than BIO, BIOES and BMES. All entities of a file together show which scheme it has.
 
     scheme                an entity of one token    of several    directly after one of the same kind
     BIO                   B                         B I I         the same
@@ -9,8 +9,8 @@
     IOE2                  E                         I I E         the same
     IOE1                  I                         I I I         of the two, the first one ends with E
 
-`spans_of` reads all of them. But a decoder of BIO or BIOES cannot find what breaks its scheme. So a file that breaks it
-as a rule is converted, and one with a few mistakes is left as it is.
+`spans_of` reads all of them. But a decoder of BIO or BIOES cannot find tags that break its scheme. So a file in which
+most entities break it is converted, and a file with a few mistakes is not.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from txl_tf.data.tagged.columns import TaggedSentence, line_of, numbered_tags, t
 from txl_tf.data.tagged.tags import NONE, SCHEMES, broken_at, convert_tags, detect_scheme, is_bilou, spans_of, split_tag
 from txl_tf.errors import ParameterError, brief
 
-MIXED, SEVERAL = "mixed", "several schemes"  # names of no scheme; the second one of files with both I and M
-FEW = 0.05  # share of the entities that may break a scheme by mistake
-CERTAIN = 10  # fewer entities that break a scheme may be mistakes, whatever their share
+MIXED = "mixed"  # in place of a scheme: too many entities break each scheme
+SEVERAL = "several schemes"  # in place of a scheme: a file with both I and M
+FEW = 0.05  # fraction of the entities that may break a scheme by mistake
+CERTAIN = 10  # fewer entities that break a scheme are always taken for mistakes
 
 logger = logging.getLogger("txl_tf")
 
@@ -81,16 +82,16 @@ _STANDARD = {"bio": _bio, "bioes": _bioes, "bmes": _bioes}
 
 
 def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bool) -> str | None:
-    """The name of what the tags of a file are written in, if they break `scheme` as a rule; else `None`.
+    """Returns the scheme of a file whose tags break `scheme` too often; otherwise `None`.
 
     Args:
-        sentences: tags of each.
-        scheme: "bio", "bioes" or "bmes", as their prefixes say.
-        has_single: whether this file or one beside it has an S or a U.
+        sentences: the tags of each sentence.
+        scheme: "bio", "bioes" or "bmes", by the prefixes of the tags.
+        has_single: whether this file or another file of the corpus has an S or a U.
 
     Returns:
-        Such as "IOB1": no more than 5% of the entities break this scheme, and more of them break `scheme`. `MIXED`:
-        the file follows no scheme, but 5% of the entities, or of those of one kind, and at least 10 break `scheme`.
+        A name such as "IOB1": at most 5% of the entities break this scheme, and more of them break `scheme`. `MIXED`:
+        no scheme fits, but at least 10 entities, and more than 5% of them or of those of one kind, break `scheme`.
     """
     entities = [entity for tags in sentences for entity in _entities_of(tags)]
     total = Counter(entity.kind for entity in entities)
@@ -112,20 +113,22 @@ def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bo
 # ------------------------------------------------------------------------------------------------------------- files
 
 
-def in_one_scheme(texts: dict, names: dict, wanted: str | None, as_before: bool = False) -> tuple[dict, str]:
-    """`texts` in the scheme `wanted`, or all in that of the training sentences; and the scheme.
+def in_one_scheme(
+    texts: dict[str, list[TaggedSentence]], names: dict[str, str], wanted: str | None, as_before: bool = False
+) -> tuple[dict, str]:
+    """Returns `texts` in the scheme `wanted`, or in the scheme of the training sentences; and the scheme.
 
-    Files that break their scheme as a rule, such as those in IOB1, are converted; of a few mistakes there is a warning.
+    Files that break their scheme too often, such as files in IOB1, are converted; for a few mistakes it logs a warning.
 
     Raises:
-        ParameterError: without `wanted`, a file mixes schemes or has another one than the training sentences.
+        ParameterError: without `wanted`, a file mixes schemes or has another scheme than the training sentences.
     """
     if wanted == NONE:
         return texts, NONE
     schemes = {split: _scheme_of(text, names[split], bool(wanted)) for split, text in texts.items()}
     target = wanted or schemes["train"]
     if target == "bmes" and not wanted and "bioes" in schemes.values() and "M" not in _prefixes(texts["train"]):
-        target = "bioes"  # an entity of three tokens is in another file alone
+        target = "bioes"  # only another file has an entity of three tokens
     has_single = any("S" in _prefixes(text) for text in texts.values())
     converted = {}
     habits = {}
@@ -159,7 +162,7 @@ def _prefixes(text: list[TaggedSentence]) -> set[str]:
 
 
 def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | None:
-    """`detect_scheme` of a file's tags, whose error names the lines; `None` for a mixture that is allowed."""
+    """Like `detect_scheme`, for the tags of a file; the error names the lines. `None` for a mixture, if `may_mix`."""
     lines = {}
     for number, tag in numbered_tags(text):
         lines.setdefault(tag, number)
@@ -174,7 +177,7 @@ def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | No
         raise ParameterError(name, list(lines), "tags of one scheme", message) from error
 
 
-def _check_prefixes(text: list[TaggedSentence], names: dict, split: str, scheme: str) -> None:
+def _check_prefixes(text: list[TaggedSentence], names: dict[str, str], split: str, scheme: str) -> None:
     for number, tag in numbered_tags(text):
         if split_tag(tag)[0] not in f"O{SCHEMES[scheme]}":
             where = f"{names[split]}, line {number}"
@@ -188,11 +191,11 @@ def _check_prefixes(text: list[TaggedSentence], names: dict, split: str, scheme:
 def _say_what_is_broken(
     text: list[TaggedSentence], name: str, broken: list, scheme: str | None, habit: str | None, target: str | None
 ) -> None:
-    """Says how tags are read that are in another scheme than BIO, BIOES or BMES, and warns of those that break these.
+    """Logs how tags of another scheme than BIO, BIOES or BMES are read, or a warning about tags that break these.
 
     Args:
-        broken: `(sentence, place)` of the tags that break `scheme`.
-        habit: the other scheme.
+        broken: `(sentence, position)` of the tags that break `scheme`.
+        habit: the other scheme, or `None`.
         target: the scheme that the tags are converted to, or `None`.
     """
     if habit and habit != MIXED:

@@ -5,7 +5,7 @@ then of each vector the word, a space and the numbers as float32.
 
 ```python
 dim, vectors = open_vectors("vectors.bin.gz", {"Berlin", "Paris"})
-for word, vector in vectors: ...                                # only those that are wanted, as the file has them
+for word, vector in vectors: ...                                # only the wanted words, in the order of the file
 ```
 """
 
@@ -32,15 +32,15 @@ from txl_tf.files import reading
 
 _HEADER = re.compile(r"[0-9]+[ \t]+[0-9]+[ \t]*")
 _BINARY_HEADER = re.compile(rb"([0-9]+)[ \t]+([0-9]+)[ \t]*\r?\n")
-_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
-_SAMPLE = 100  # lines that tell how many numbers a vector has
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that a text does not contain
+_SAMPLE = 100  # lines that decide how many numbers a vector has
 _UNPACKERS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ": lzma.LZMAFile,
 }
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
-# First bytes of a file -> what it is, and the way out.
+# First bytes of a file -> its format, and what to do.
 _OTHERS = {
     b"\xba\x16\x4f\x2f": "a model of fastText: its vectors are in the file of the same name that ends in .vec"
 } | {
@@ -61,11 +61,16 @@ def is_header(line: str) -> bool:
 def open_vectors(
     path: str, wanted: Collection[str], option: str = "path"
 ) -> tuple[int, Iterator[tuple[str, np.ndarray]]]:
-    """The width of the vectors of a file, and those of the `wanted` words: `(word, float32 [dim])`.
+    """Returns the width of the vectors of a file, and an iterator of `(word, float32 [dim])` for the `wanted` words.
 
-    Of text, the last `dim` fields of a line are the numbers, and what stands before them is the word: it may hold
-    spaces. Spaces and tabs separate fields; other white space, such as U+3000, can be a word. The header says `dim`;
-    without one, it is how many numbers most of the first lines have. `option` is what errors call the file's argument.
+    In a text file, the last `dim` fields of a line are the numbers, and the text before them is the word, which may
+    contain spaces. Spaces and tabs separate fields; other white space, such as U+3000, can be a word. The header has
+    `dim`; without a header, it is how many numbers most of the first lines have.
+
+    Args:
+        path: of the file.
+        wanted: the words whose vectors are read.
+        option: name of the argument for the file, for errors.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -86,7 +91,7 @@ def open_vectors(
 
 
 def _blocks(path: str, option: str) -> Iterator[bytes]:
-    """The bytes of a file, unpacked where its first bytes say that it is packed."""
+    """Yields the bytes of a file, unpacked if its first bytes show that it is packed."""
     if not inputs.exists(path):
         raise FileNotFoundError(f"there is no file {named(path)}")
     if inputs.is_folder(path):
@@ -109,7 +114,7 @@ def _blocks(path: str, option: str) -> Iterator[bytes]:
 
 
 def _in_zip(packed: IO[bytes], path: str, option: str) -> IO[bytes]:
-    """The file in an archive that holds one."""
+    """Opens the only file in an archive. Raises ParameterError if the archive does not have exactly one."""
     archive = zipfile.ZipFile(packed)
     hidden = (".", "__MACOSX")
     members = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith(hidden)]
@@ -160,13 +165,13 @@ def _text_vectors(path: str, lines: Iterable, dim: int, wanted: Collection[str])
 
 
 def _count_numbers(line: str) -> int:
-    """How many fields at the end of a line are numbers, the first field not counted."""
+    """Returns how many fields at the end of a line are numbers; the first field does not count."""
     _, *fields = re.split("[ \t]+", line)
     return sum(1 for _ in itertools.takewhile(is_number, reversed(fields)))
 
 
 def is_number(field: str | bytes) -> bool:
-    """Whether a field of a line is a number, as Python writes it."""
+    """Whether a field of a line is a number that Python can read."""
     try:
         float(field)
     except ValueError:
@@ -190,7 +195,7 @@ def _parse(numbers: list[str], path: str, line_number: int) -> np.ndarray:
 
 
 def _is_binary(block: bytes) -> bool:
-    """Whether a file that begins with `block` is of word2vec's binary format: a header, and no text after it."""
+    """Whether a file that begins with `block` has word2vec's binary format: a header, and then bytes, not text."""
     header = _BINARY_HEADER.match(block)
     if not header or _NO_TEXT.search(block):
         return bool(header)

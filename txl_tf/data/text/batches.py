@@ -119,7 +119,7 @@ class Segments:
         setattr(dataset, "tgt_len", tgt_len)  # noqa: B010 - TensorFlow's class does not declare it
         return dataset
 
-    def _column_reader(self, rows: range, n_column: int) -> Callable:
+    def _column_reader(self, rows: range, n_column: int) -> Callable[..., Any]:
         """Returns a function of tensors: `(epoch, begin, end) -> columns [rows, end - begin]`, int32."""
         tokens = self.tokens
         documents = self.documents
@@ -140,7 +140,7 @@ class Segments:
         return lambda epoch, begin, end: tf.numpy_function(read, [epoch, begin, end], tf.int32)
 
 
-def _read_ahead(tokens_of: Callable, rows: range, n_column: int) -> Callable:
+def _read_ahead(tokens_of: Callable[..., Any], rows: range, n_column: int) -> Callable[..., Any]:
     """Returns a function that reads `_READ_AHEAD` columns at a time, and returns the requested columns from them."""
     nothing = np.zeros([len(rows), 0], np.int32)
     held: tuple[Any, Any, int, np.ndarray] = (None, None, 0, nothing)  # epoch, its tokens, first column, columns

@@ -164,7 +164,7 @@ def _remedy(data: Any) -> str:
 # --------------------------------------------------------------------------------------------- checks of every batch
 
 
-def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: int | None) -> Callable:
+def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: int | None) -> Callable[..., Any]:
     """Returns a function that checks the rows of a batch, its length against `longest`, its ids and its weights.
 
     The input pipeline does this on the host: a GPU reads zeros for an id outside the vocabulary, and XLA drops
@@ -176,8 +176,8 @@ def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: 
     """
 
     def check(tokens, labels, weights=None, *, ignoring=True):
-        shape = tf.shape(tokens)
-        found = tf.shape(labels)
+        shape: Any = tf.shape(tokens)
+        found: Any = tf.shape(labels)
         checks = []
         if rows is not None:
             hint = "(drop_remainder=True leaves out a shorter last batch)"

@@ -14,7 +14,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from txl_tf.data.text.prepared_folder import (
 )
 from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of
+from txl_tf.data.text_files import Progress
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, named, shortened
@@ -157,7 +158,7 @@ def prepare(
     verbose: int = 0,
     shard_tokens: int | None = None,
     workers: Any = THIS_PROCESS,
-    **options,
+    **options: Any,
 ) -> Corpus:
     """Prepares a dataset in `data_dir`: corpus-info.json, vocab.txt and the token files, for `load_corpus`.
 
@@ -223,7 +224,9 @@ def _check_outside(data_dir: str, data_path: Any) -> None:
     files = [f"{data_dir}/{name}" for name in (INFO_FILE, VOCAB_FILE, "train.npy")]
     folder = data_path and folder_around(files, data_path)
     if folder:
-        message = f"data_dir must lie outside of {folder}, all files of which are the text of data_path, got {data_dir}"
+        message = (
+            f"data_dir must be outside of {folder}, because all files in it are the text of data_path, got {data_dir}"
+        )
         raise ParameterError("data_dir", data_dir, f"a folder outside of {folder}", message)
 
 
@@ -239,10 +242,10 @@ def _check_shards(recipe: datasets.Recipe, shard_tokens: int | None) -> None:
 def _write_corpus(
     folder: str,
     recipe: datasets.Recipe,
-    inputs: dict,
+    inputs: dict[str, int | None],
     shard_tokens: int | None,
     workers: Any,
-    progress: Callable | None = None,
+    progress: Progress | None = None,
 ) -> None:
     vocab, counts = encoding.make_vocab(recipe, workers, progress)
     cutoffs = datasets.make_cutoffs(recipe, vocab)
@@ -262,7 +265,7 @@ def prepare_texts(
     documents: bool = True,
     shard_tokens: int | None = None,
     workers: Any = THIS_PROCESS,
-    **options,
+    **options: Any,
 ) -> Corpus:
     """Prepares a corpus from an iterable of texts, in bounded memory. Its public name is `txl_tf.prepare`.
 
@@ -282,8 +285,8 @@ def prepare_texts(
         **options: the other hyper-parameters of `TextConfig`, such as `level` and `valid_fraction`.
 
     Raises:
-        ParameterError: a text is empty or is none, unless `skip_bad_lines` leaves such texts out and counts them; or as
-            `prepare`. Names the number of the text, from 1.
+        ParameterError: a row has no text or an empty one, unless `skip_bad_lines` skips and counts such rows; or as
+            `prepare`. Names the number of the row, from 1.
         OSError: the folder cannot be written to, or another process is preparing it.
     """
     if isinstance(texts, (str, bytes, Mapping)):
@@ -323,7 +326,7 @@ def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bo
             file.write("\n")
     encoding.say_skipped(len(skipped), skipped[0] if skipped else None)
     if not os.path.getsize(path):
-        raise ParameterError("texts", 0, "at least one text", "texts must hold at least one text, got none")
+        raise ParameterError("texts", 0, "at least one text", "texts must contain at least one text, got none")
 
 
 def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
@@ -349,10 +352,10 @@ def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
     for split, tokens in splits.items():
         if len(tokens) != info["n_tokens"][split]:
             n_tokens = info["n_tokens"][split]
-            message = f"the split {split} of {data_dir} has {len(tokens)} tokens, but {INFO_FILE} says {n_tokens}"
+            message = f"the split {split} of {data_dir} has {len(tokens)} tokens, but {INFO_FILE} has {n_tokens}"
             raise ParameterError("n_tokens", n_tokens, f"{len(tokens)} for {split}", message)
     if verify and "sha256" not in info:
-        message = f"{data_dir}/{INFO_FILE} has no checksums to verify: prepare the corpus anew to have them"
+        message = f"{data_dir}/{INFO_FILE} has no checksums to verify: prepare the corpus again to get them"
         raise ParameterError("verify", verify, "False for a folder without checksums", message)
     if verify is None:
         n_bytes = sum(len(tokens) * tokens.dtype.itemsize for tokens in splits.values())
@@ -360,7 +363,7 @@ def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
     vocab = load_vocab(f"{data_dir}/{vocab_name(info)}", **info["vocab"])
     if len(vocab) != info["vocab_size"]:
         path = f"{data_dir}/{vocab_name(info)}"
-        message = f"{path} has {len(vocab)} symbols, but {INFO_FILE} says vocab_size {info['vocab_size']}"
+        message = f"{path} has {len(vocab)} symbols, but {INFO_FILE} has vocab_size {info['vocab_size']}"
         raise ParameterError("vocab_size", info["vocab_size"], f"{len(vocab)}, the symbols of {path}", message)
     check_sums(data_dir, info, verify)
     sums = info.get("sha256", {})

@@ -19,7 +19,7 @@ from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB, SPLITS
 from txl_tf.data.text.parquet import Rows, table_rows
 from txl_tf.data.text.sizes import TextSize
 from txl_tf.data.text.texts import FilePart, Text, find_files, have_documents, read_texts, texts_of_rows
-from txl_tf.data.text_files import pydoc_text
+from txl_tf.data.text_files import Progress, pydoc_text
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
 from txl_tf.errors import ParameterError, brief, named
 from txl_tf.schema import check_left_out
@@ -78,7 +78,7 @@ class Recipe:
     def read(
         self,
         portion: list[FilePart] | Rows,
-        progress: Callable | None = None,
+        progress: Progress | None = None,
         numbered: bool = True,
         skipped: Callable[[str], None] | None = None,
     ) -> Iterator[Text]:
@@ -129,7 +129,7 @@ def make_recipe(config: TextConfig) -> Recipe:
         options["documents"] = True
     if config.skip_bad_lines:
         if not of_rows:
-            why = "it leaves out rows of JSON lines, JSON arrays and Parquet, and there are none"
+            why = "it skips rows of JSON lines, JSON arrays and Parquet, and the text has no such rows"
             check_left_out({"skip_bad_lines": True}, why)
         options["skip_bad_lines"] = True
     if config.level == "subword":
@@ -173,8 +173,10 @@ def _check_options(config: TextConfig) -> None:
     counted = {name: getattr(config, name) for name in ("lower_case", "min_freq", "max_size")}
     given = [name for name, value in counted.items() if value]
     if config.level == "subword" and given:
-        message = f"{given[0]} is not for level 'subword', got {brief(counted[given[0]])}: vocab_size says how many"
-        raise ParameterError(given[0], counted[given[0]], "left out at level subword", message)
+        found = counted[given[0]]
+        why = "vocab_size sets the size of the vocabulary"
+        message = f"{given[0]} is not for level 'subword', got {brief(found)}: {why}"
+        raise ParameterError(given[0], found, "left out at level subword", message)
     if config.level != "subword" and config.vocab_size is not None:
         message = (
             f"vocab_size={config.vocab_size} needs level 'subword', got {brief(config.level)}: max_size limits other "
@@ -194,7 +196,7 @@ def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
         found = getattr(config, given[0])
         message = (
             f"{given[0]} is for your own text, got {brief(found)}: dataset {brief(dataset)} has "
-            "the original's tokens; dataset 'text' with data_path reads its files as any others"
+            "the original's tokens; dataset 'text' with data_path reads its files like any others"
         )
         raise ParameterError(given[0], found, f"left out with dataset={dataset}", message)
     folders = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path or [])
@@ -298,7 +300,7 @@ def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
     return dataset in ("enwik8", "text8") or vocab.level in ("char", "byte")
 
 
-def is_by_character_in(data: dict, vocab: Vocab) -> bool:
+def is_by_character_in(data: dict[str, Any], vocab: Vocab) -> bool:
     """Like `is_by_character`, for `"data"` in the `config.json` of a run; a converted run does not contain it."""
     return data.get("by_character", is_by_character(data.get("dataset"), vocab))
 

@@ -29,7 +29,7 @@ class Documents:
         self.seed = seed
         self.ends = document_ends(tokens, document_id)  # [documents]
         if len(self.ends) < 2:
-            message = f"the text must have two documents at least to be shuffled, got {len(self.ends)}"
+            message = f"the text must have at least two documents to be shuffled, got {len(self.ends)}"
             raise ParameterError("tokens", len(self.ends), "a text of two documents at least", message)
 
     def order(self, epoch: int) -> DocumentOrder:

@@ -155,7 +155,7 @@ def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
         )
     except Exception as error:  # get_file raises nothing narrower
         raise OSError(
-            f"cannot fetch {url}: {error}\nput {name} into {folder} yourself, or say with --download_url where it is"
+            f"cannot fetch {url}: {error}\nput {name} into {folder} yourself, or give its address with --download_url"
         ) from error
     finally:
         if chatty:

@@ -14,7 +14,7 @@ import logging
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from txl_tf.data.text.parquet import Rows
 from txl_tf.data.text.portions import THIS_PROCESS
 from txl_tf.data.text.sizes import END_OF_DOCUMENT, Extent, TextSize, extent_of
 from txl_tf.data.text.texts import FilePart, Text, read_texts
+from txl_tf.data.text_files import Progress
 from txl_tf.data.token_files import token_type
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, brief, shortened
@@ -86,7 +87,7 @@ def _uncounted(vocab: Vocab) -> Vocab:
 # -------------------------------------------------------------------------------------------------------- counting
 
 
-def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Callable | None = None) -> tuple[Vocab, Counts]:
+def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Progress | None = None) -> tuple[Vocab, Counts]:
     """Returns the vocabulary, and the portions of the counted files with their counts."""
     options = recipe.vocab_options
     subwords = recipe.vocab_options["level"] == "subword"
@@ -175,7 +176,7 @@ def take_sample(recipe: Recipe, portion: Portion, first: int, share: int, **read
 
 
 def _train(
-    lines: list[str], progress: Callable | None = None, numbered: bool = True, **options: Any
+    lines: list[str], progress: Progress | None = None, numbered: bool = True, **options: Any
 ) -> Iterator[Vocab]:
     yield train_on_lines(lines, **options)
 
@@ -188,7 +189,7 @@ def encode(
     vocab: Vocab,
     counts: Counts,
     workers: Any = THIS_PROCESS,
-    progress: Callable | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Piece]:
     """Yields the pieces of each split in order. The shard is 0, except for shuffled files."""
     vocab = _uncounted(vocab)
@@ -311,7 +312,7 @@ def _joined(pieces: Iterable[Piece], dtype: np.dtype) -> Iterator[Piece]:
             yield Piece(split, shard, np.concatenate(waiting, dtype=dtype, casting="unsafe"), extent)
 
 
-def _encode_shuffled(recipe: Recipe, vocab: Vocab, workers: Any, progress: Callable | None) -> Iterator[Piece]:
+def _encode_shuffled(recipe: Recipe, vocab: Vocab, workers: Any, progress: Progress | None) -> Iterator[Piece]:
     """Yields the training files of lm1b, the sentences of each in the original's random order for the seed.
 
     With several shuffles, all files come in a first order, then all files in a second order, ...

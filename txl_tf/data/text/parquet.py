@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from txl_tf.data import inputs
+from txl_tf.data.text_files import Progress
 from txl_tf.errors import ParameterError, brief, named, shortened
 from txl_tf.files import reading, reason
 
@@ -38,7 +39,7 @@ def row_groups(path: str) -> list[int]:
 
 
 def parquet_rows(
-    path: str, field: str, begin: int = 0, end: int | None = None, progress: Callable | None = None
+    path: str, field: str, begin: int = 0, end: int | None = None, progress: Progress | None = None
 ) -> Iterator[tuple[str, dict]]:
     """Yields the name and `{field: value}` of each row of the row groups from `begin` to `end`.
 

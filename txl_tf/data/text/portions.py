@@ -13,6 +13,7 @@ from typing import Any
 from txl_tf.data import inputs, text_files
 from txl_tf.data.text.parquet import is_parquet, row_groups
 from txl_tf.data.text.texts import FilePart, is_json_array, sizes_in_zip
+from txl_tf.data.text_files import Progress
 
 _PORTIONS_OF_WORKER = 8  # at least, so that no worker waits long for the others at the end
 _MOST_BLOCKS = 64  # of a portion. If a worker dies, its portion is done again
@@ -24,7 +25,9 @@ class ThisProcess:
     def portions(self, paths: Iterable[str]) -> list[list[FilePart]]:
         return [[FilePart(path) for path in paths]]
 
-    def each(self, function: Callable, calls: Iterable[tuple], progress: Callable | None = None) -> Iterator[Any]:
+    def each(
+        self, function: Callable[..., Any], calls: Iterable[tuple], progress: Progress | None = None
+    ) -> Iterator[Any]:
         """Yields what a generator function yields for each tuple of arguments, in order.
 
         Args:

@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -63,14 +64,14 @@ class _Info:
     n_tokens: dict[str, int]
     files: dict[str, list[str]]
     vocab: Vocab
-    options: dict
+    options: dict  # pyright: ignore[reportMissingTypeArgument] - `check_values` describes it as "a JSON object"
     inputs: dict[str, int | None]
     sizes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     sha256: dict[str, str] = dataclasses.field(default_factory=dict)
     joined_sha256: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def _check_info(info: dict) -> None:
+def _check_info(info: dict[str, Any]) -> None:
     if info.get("format", FORMAT) != FORMAT:
         raise ParameterError("format", info["format"], f"{FORMAT}, which this version reads")
     own = {"format", "files"} & info.keys()
@@ -99,29 +100,29 @@ def _check_info(info: dict) -> None:
         raise ParameterError("sizes", sizes, f"{', '.join(TextSize._fields)} of splits")
 
 
-def vocab_name(info: dict) -> str:
+def vocab_name(info: dict[str, Any]) -> str:
     """Returns the name of the vocabulary's file in a prepared folder."""
     return vocab_file("vocab", info["vocab"].get("level"))
 
 
-def _files(info: dict) -> list[str]:
+def _files(info: dict[str, Any]) -> list[str]:
     """Returns the names of the vocabulary's file and of the token files."""
     return [vocab_name(info), *(name for names in info["files"].values() for name in names)]
 
 
-def read_info(path: str) -> dict:
+def read_info(path: str) -> dict[str, Any]:
     """Reads a corpus-info.json, also of the original program, which has no `"format"`."""
     return read_json(path, _check_info)
 
 
-def read_prepared_info(data_dir: str) -> dict | None:
+def read_prepared_info(data_dir: str) -> dict[str, Any] | None:
     """Reads corpus-info.json of a prepared folder; `None` if it does not exist or is of the original program."""
     path = f"{data_dir}/{INFO_FILE}"
     info = read_info(path) if tf.io.gfile.exists(path) else {}
     return info if "format" in info else None
 
 
-def check_sums(data_dir: str, info: dict, tokens_too: bool) -> None:
+def check_sums(data_dir: str, info: dict[str, Any], tokens_too: bool) -> None:
     """Raises ParameterError if a file of a prepared folder has changed. Older folders have no checksums."""
     vocab = vocab_name(info)
     names = _files(info)
@@ -134,7 +135,7 @@ def check_sums(data_dir: str, info: dict, tokens_too: bool) -> None:
         raise ParameterError("sha256", list(info["sha256"]), names, message)
     for name in names if tokens_too else [vocab]:
         if sha256(f"{data_dir}/{name}") != info["sha256"][name]:
-            message = f"{data_dir}/{name} is damaged: its checksum is not that in {INFO_FILE}. Prepare it anew"
+            message = f"{data_dir}/{name} is damaged: its checksum differs from {INFO_FILE}. Prepare it again"
             raise ParameterError(f"{data_dir}/{name}", None, f"the file that {INFO_FILE} describes", message)
 
 
@@ -147,8 +148,8 @@ def write_files(
     vocab: Vocab,
     cutoffs: list[int],
     pieces: Iterable,
-    options: dict,
-    inputs: dict,
+    options: dict[str, Any],
+    inputs: dict[str, int | None],
     shard_tokens: int | None = None,
 ) -> dict[str, int]:
     """Writes the files of a prepared corpus to a local folder; returns the number of tokens of each split.
@@ -309,7 +310,7 @@ def new_files(data_dir: str) -> Iterator[str]:
         remove(new)
 
 
-def check_same(data_dir: str, info: dict, recipe: datasets.Recipe) -> None:
+def check_same(data_dir: str, info: dict[str, Any], recipe: datasets.Recipe) -> None:
     """Raises ParameterError if the folder was prepared with other arguments, or from files of other sizes.
 
     The error names the first argument that differs; the message lists all of them. A file that has been removed since

@@ -28,6 +28,7 @@ import tensorflow as tf
 from txl_tf.data import inputs
 from txl_tf.data.text.parquet import is_parquet, parquet_rows
 from txl_tf.data.text_files import (
+    Progress,
     blocks_in,
     blocks_of,
     cut_between,
@@ -240,7 +241,7 @@ def read_texts(
     parts: Iterable[FilePart],
     level: str,
     text_field: str | None = None,
-    progress: Callable | None = None,
+    progress: Progress | None = None,
     numbered: bool = True,
     raw_text: bool = True,
     skipped: Callable[[str], None] | None = None,
@@ -467,7 +468,7 @@ class _Stream(NamedTuple):
     is_last: bool = True
 
 
-def _streams_of(part: FilePart, progress: Callable | None, numbered: bool, raw_text: bool = True) -> Iterator[_Stream]:
+def _streams_of(part: FilePart, progress: Progress | None, numbered: bool, raw_text: bool = True) -> Iterator[_Stream]:
     """Yields a text file, or the text files in an archive."""
     if inputs.has_ending(part.path, ".zip"):
         for name, blocks in _in_archive(part, progress):
@@ -482,11 +483,11 @@ def _streams_of(part: FilePart, progress: Callable | None, numbered: bool, raw_t
         yield _Stream(part.path, blocks, begin, first_line, is_last=end is None)
 
 
-def _in_archive(part: FilePart, progress: Callable | None) -> Iterator[tuple[str, Iterator[bytes]]]:
+def _in_archive(part: FilePart, progress: Progress | None) -> Iterator[tuple[str, Iterator[bytes]]]:
     with _open_zip(part.path) as archive:
         members = _members(archive)
         if not members:
-            raise ParameterError(part.path, None, "an archive of files", f"{part.path} holds no file")
+            raise ParameterError(part.path, None, "an archive of files", f"{part.path} has no file")
         for member in members[part.begin : part.end]:
             with archive.open(member) as file:
                 yield f"{part.path}/{member.filename}", blocks_in(file, f"{part.path}/{member.filename}")
@@ -500,7 +501,7 @@ def sizes_in_zip(path: str) -> list[int]:
         return [member.compress_size for member in _members(archive)]
 
 
-def _unpacked(path: str, progress: Callable | None) -> Iterator[bytes]:
+def _unpacked(path: str, progress: Progress | None) -> Iterator[bytes]:
     with _opened(path) as packed, gzip.GzipFile(fileobj=packed) as file:
         before = 0
         for block in blocks_in(file, path):
@@ -525,7 +526,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 @contextlib.contextmanager
 def _open_zip(path: str) -> Iterator[zipfile.ZipFile]:
     if inputs.exists(path) and not inputs.size(path):  # zipfile's own message is about a negative position
-        raise ParameterError(path, b"", "a zip archive", f"{path} is empty: it is no zip archive")
+        raise ParameterError(path, b"", "a zip archive", f"{path} is empty: it is not a zip archive")
     with _opened(path) as file, zipfile.ZipFile(file) as archive:
         yield archive
 
