@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, dataclass_transform
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from txl_tf.errors import ParameterError, brief
 from txl_tf.schema import check_field
@@ -211,6 +211,8 @@ def check_fields(group: type[Config], values: Any) -> None:
 class Config:
     """A group of hyper-parameters."""
 
+    removed: ClassVar[Mapping[str, Any]] = {}  # options of earlier versions -> the only value that files may have
+
     def __post_init__(self) -> None:
         check_fields(type(self), self)
 
@@ -232,3 +234,16 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """`{name: value}`, as `config.json` holds it."""
         return {name: getattr(self, name) for name in self.names()}
+
+    @classmethod
+    def without_removed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values from a file without the options that were removed.
+
+        Raises:
+            ParameterError: such an option has a value that this version does not implement.
+        """
+        for name, only in cls.removed.items():
+            if values.get(name, only) != only:
+                message = f"{name} must be {only!r}, got {brief(values[name])}: other values were removed from txl_tf"
+                raise ParameterError(name, values[name], [only], message)
+        return {name: value for name, value in values.items() if name not in cls.removed}

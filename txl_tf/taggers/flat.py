@@ -14,11 +14,10 @@ import tensorflow as tf
 from txl_tf.config import FlatConfig
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
-from txl_tf.nn.arguments import LayerOptions, takes, values_of
+from txl_tf.nn.arguments import LayerOptions, takes
 from txl_tf.nn.base import check_layer
 from txl_tf.nn.ops import Linear
 from txl_tf.taggers.flat_layers import FlatLayer
-from txl_tf.taggers.flat_variants import LatticeProcess, check_sequence
 from txl_tf.taggers.lattice import PositionFusion, distance_table, distinct_pairs
 from txl_tf.taggers.tener import SentenceNetwork
 
@@ -49,8 +48,8 @@ class Flat(SentenceNetwork):
         max_seq_len: most characters of a sentence, for data and export, and for `rel_pos_init` 0.
         fusion: see `PositionFusion`. fusion_shared: whether all layers share one.
         rel_pos_init: 1, distances are what they are; 0, `max_seq_len` is added to each, as the program does.
-        scale, q_proj, k_proj, v_proj, r_proj, attn_ff: see `LatticeAttn`. The program leaves keys as they are.
-        pre, post, residual, activation: see `FlatLayer`.
+        scale, k_proj: see `LatticeAttn`.
+        residual: see `FlatLayer`.
         dropout, dropatt: rates in the feed-forward nets and of the attention probabilities.
         embed_dropout: rate of the embeddings, of characters and of words.
         token_dropout: rate at which training takes the unknown id for another.
@@ -87,13 +86,10 @@ class Flat(SentenceNetwork):
         self, *, n_token: int, d_model: int, n_layer: int, n_head: int, d_inner: int, n_bigram: int = 0,
         d_embed: int = 50, d_bigram: int = 50, max_seq_len: int = 512, token_dropout: float = 0.0, scale: bool = False,
         dropout: float = 0.0, dropatt: float = 0.0, embed_dropout: float = 0.0, fusion: str = "ff",
-        fusion_shared: bool = True, rel_pos_init: int = 1, q_proj: bool = True, k_proj: bool = True,
-        v_proj: bool = True, r_proj: bool = True, attn_ff: bool = False, pre: str = "", post: str = "an",
-        residual: str = "input", activation: str = "relu", seed: int | None = None, **kwargs: Unpack[LayerOptions],
+        fusion_shared: bool = True, rel_pos_init: int = 1, k_proj: bool = True, residual: str = "input",
+        seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(seed, **kwargs)
-        check_sequence("pre", self.pre)
-        check_sequence("post", self.post)
         options = {"dtype": self.dtype_policy}
         self.char_proj = Linear(self.d_model, **options, name="char_proj")
         self.lex_proj = Linear(self.d_model, **options, name="lex_proj")
@@ -101,19 +97,23 @@ class Flat(SentenceNetwork):
         self.fusions = [
             PositionFusion(self.d_model, self.fusion, **options, name=f"fusion{i}") for i in range(n_fusion)
         ]
-        of_layers = values_of(self, "d_model n_head d_inner pre post residual activation dropout")
-        of_layers["attention"] = values_of(self, "scale q_proj k_proj v_proj r_proj attn_ff dropatt")
-        self.stacked = [
-            FlatLayer(**of_layers, seed=self.draw_key, **options, name=f"layer{i}") for i in range(self.n_layer)
-        ]
-        self.last = LatticeProcess(self.pre.replace("a", ""), **options, name="last")
+        of_layers = {
+            "d_model": self.d_model, "n_head": self.n_head, "d_inner": self.d_inner, "residual": self.residual,
+            "dropout": self.dropout, "seed": self.draw_key,
+            "attention": {"scale": self.scale, "k_proj": self.k_proj, "dropatt": self.dropatt},
+        }  # fmt: skip
+        self.stacked = [FlatLayer(**of_layers, **options, name=f"layer{i}") for i in range(self.n_layer)]
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**FlatConfig.without_removed(config))
 
     def build(self, inputs_shape=None, **_):
         self.build_tables()
         width = (None, None, self.d_model)
         self.char_proj.build((None, None, self.token_width))
         self.lex_proj.build((None, None, self.d_embed))
-        for layer in [*self.fusions, *self.stacked, self.last]:
+        for layer in [*self.fusions, *self.stacked]:
             layer.build(width)
 
     def mask_of(self, inputs):
@@ -158,7 +158,6 @@ class Flat(SentenceNetwork):
         for i, (layer, key) in enumerate(zip(self.stacked, keys[4:], strict=True)):
             x = layer(x, fused[i % len(fused)], index, items, dropout_key=key)
         x = x[:, : keras.ops.shape(inputs["bigrams"])[1]]
-        x = self.last(x, x)
         x._keras_mask = self.mask_of(inputs)
         return x
 
@@ -174,5 +173,4 @@ class Flat(SentenceNetwork):
         fused, index = self.positions(inputs)
         for i in range(layer):
             x = self.stacked[i](x, fused[i % len(fused)], index, items)
-        attended = self.stacked[layer]
-        return attended.attn.attention_probs(attended.preprocess(x, x), fused[layer % len(fused)], index, items)
+        return self.stacked[layer].attn.attention_probs(x, fused[layer % len(fused)], index, items)
