@@ -159,7 +159,8 @@ class RunState(keras.callbacks.Callback):
 
     `fit` starts with `initial_epoch=2`. `on_epoch_begin` puts the sums of the steps 101 to 130 back, which the
     checkpoint holds. After step 150, `on_train_batch_end` sets `stop_training`, which ends Keras's epoch early;
-    `on_epoch_end` takes that back unless the training is done.
+    `on_epoch_end` takes that back unless the training is done, or another callback set `stop_training`, too. For that,
+    `before_epoch_end` is called first of all at the end of an epoch.
 
     Checkpoints in the middle of an interval are written after the step, those at its end after the validation and the
     loggers: `log.csv` has the lines of all intervals before a checkpoint.
@@ -175,6 +176,7 @@ class RunState(keras.callbacks.Callback):
         self.carried, self.sums = state
         self.training = training
         self.others = others
+        self.stopped_by_others = False
 
     def on_train_begin(self, logs=None):
         self.saved_step = step = step_of(self.model)
@@ -202,6 +204,7 @@ class RunState(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         step = step_of(self.model)
+        self.stopped_by_others = self.model.stop_training
         if step >= self.training.train_steps or step % self.training.iterations == 0:
             self.model.stop_training = True  # that is, the epoch: see on_epoch_end
         elif self.is_due(step):
@@ -209,9 +212,12 @@ class RunState(keras.callbacks.Callback):
         if self.model.stop_agreed and step < self.training.train_steps:
             raise Stopped
 
+    def before_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = self.stopped_by_others
+
     def on_epoch_end(self, epoch, logs=None):
         step = step_of(self.model)
-        done = step >= self.training.train_steps
+        done = step >= self.training.train_steps or self.model.stop_training
         if "val_loss" in logs:
             self.checkpoints.save_best(logs[self.checkpoints.folder.family.monitor])
             done = done or self.checkpoints.stops_early(self.training, step)

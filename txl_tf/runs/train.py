@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import signal
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -16,6 +17,7 @@ import tensorflow as tf
 from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig
 from txl_tf.data.batching import EpochBatches
 from txl_tf.data.vocabulary import UnknownSymbol
+from txl_tf.errors import ParameterError
 from txl_tf.nn.parts import own_parts
 from txl_tf.runs import callbacks, trackers
 from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
@@ -45,6 +47,7 @@ def train_run(
     training: RunConfig,
     final: Config | None = None,
     machine: MachineConfig | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> dict:
     """Trains a model and evaluates it; everything it leaves behind is in the folder.
 
@@ -61,6 +64,10 @@ def train_run(
             other run, up to what its weights leave `free`, and text is read in its vocabularies.
         final: how the model is evaluated at the end: `EvaluationConfig` of a language model, whose `eval_split` is
             evaluated with `do_eval`, besides "valid"; `SearchConfig` of an encoder-decoder.
+        callbacks: given to `fit`, on every worker. An epoch is an interval of `iterations` steps, and `logs` at its end
+            is a row of `log.csv`, with `step`. Where a callback sets `stop_training`, the run is saved and the training
+            ends. A resumed run calls new callbacks from the epoch of its checkpoint on: checkpoints do not hold their
+            state.
 
     Returns:
         By split, the mean nll in nats: of a token, for a language model; for others `{"loss": mean nll, ...}` with the
@@ -83,11 +90,12 @@ def train_run(
     if training.warm_start_path and not training.init_from and not folder.steps():
         check_exists(training.warm_start_path)
     trackers.check_tracker(training.tracker)
+    check_callbacks(callbacks)
     strategy, machine = open_machine(machine)
     chief = is_chief(strategy)
     final = final or (family.final and family.final())
     origin = Origin(folder, training.init_from) if training.init_from else None
-    run = family.run(folder, strategy, data, model, optimizer, training, machine, final, origin)
+    run = family.run(folder, strategy, data, model, optimizer, training, machine, final, origin, tuple(callbacks))
     if origin:
         origin.check(family, model, training.extend_vocab)
     run.prepare()
@@ -109,6 +117,15 @@ def train_run(
         return run.train(state)
 
 
+def check_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raises ParameterError unless these are a list or tuple of Keras's callbacks."""
+    if not isinstance(callbacks, (list, tuple)):
+        raise ParameterError("callbacks", callbacks, "a list of keras.callbacks.Callback")
+    for i, callback in enumerate(callbacks):
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ParameterError(f"callbacks[{i}]", callback, "a keras.callbacks.Callback")
+
+
 @dataclasses.dataclass
 class Run:
     """One training. The subclass of a family says how data are read and batched, and how the model is evaluated:
@@ -126,6 +143,7 @@ class Run:
         metric: name of what the loss is shown as besides nats: "ppl" or "bpc".
         samples: whether `sample` is called at every validation.
         validated: names of what is measured in validation alone.
+        own_callbacks: callbacks of the tracker and of the user.
     """
 
     folder: RunFolder
@@ -137,6 +155,7 @@ class Run:
     machine: MachineConfig
     final: Config | None = None
     origin: Origin | None = None
+    own_callbacks: tuple[keras.callbacks.Callback, ...] = ()
 
     kind, remedy, metric = "language models", "", "ppl"
     strategies, samples, validated = STRATEGIES, False, ()
@@ -249,23 +268,21 @@ class Run:
         return None, None
 
     def train(self, state: tuple) -> dict:
-        """`fit(state)`, then the evaluations at the end, whose results it returns; the tracker follows both."""
-        with trackers.make_tracker(self.training, self.checkpoints, step_of(self.model)) as self.tracker:
+        """`fit`, then the evaluations at the end, whose results it returns; the tracker is given both."""
+        with trackers.tracked(self.training, self.checkpoints, step_of(self.model)) as tracked:
+            self.own_callbacks = (*tracked.callbacks, *self.own_callbacks)
             self.fit(state)
             self.save_average()
             results = self.finish()
             folder = self.folder
             logger.info("the run is in %s: log.csv, checkpoints, curves (tensorboard --logdir=%s)", folder, folder)
-            self.tracker.log_results(trackers.final(results))
+            tracked.log_results(trackers.final(results))
         return results
 
     def show_text(self, name: str, text: str) -> None:
-        """Shows a text in TensorBoard and in the tracker, at the step that is done. Only the chief does so."""
-        if not self.checkpoints.write:
-            return
-        step = step_of(self.model)
-        self.board.log_text(name, text, step)
-        self.tracker.log_text(name, text, step)
+        """Shows a text in TensorBoard, at the step that is done. Only the chief does so."""
+        if self.checkpoints.write:
+            self.board.log_text(name, text, step_of(self.model))
 
     def sample_if_validated(self, epoch: int, logs: dict) -> None:
         """At the end of an interval of steps with a validation."""
@@ -299,8 +316,10 @@ class Run:
             if self.samples:
                 followers.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
             csv_logger = callbacks.StepCSVLogger(log_file, metrics, checkpoints, validated)
-            followers += [self.board, csv_logger, self.tracker]
+            followers += [self.board, csv_logger]
+        followers += self.own_callbacks  # when the logs of an epoch are complete
         run_state = callbacks.RunState(checkpoints, state, training, followers)
+        first = keras.callbacks.LambdaCallback(on_epoch_end=run_state.before_epoch_end)
         stopped = False
         with stop:
             try:
@@ -311,7 +330,7 @@ class Run:
                     steps_per_epoch=training.iterations,
                     shuffle=False,
                     verbose=0,
-                    callbacks=[*followers, run_state],
+                    callbacks=[first, *followers, run_state],
                 )
             except Stopped:
                 run_state.save(mid_interval=True)
@@ -333,15 +352,12 @@ class Run:
         self.checkpoints.check_validation(found["loss"])
         logs = {f"val_{name}": value for name, value in found.items()}
         self.show(logs, "val_")
-        missing, step = False, step_of(self.model)
         if self.checkpoints.write:
             with self.checkpoints.naming_last():
-                missing = callbacks.complete_log(self.folder.log_file, step, logs)
+                missing = callbacks.complete_log(self.folder.log_file, step_of(self.model), logs)
             if missing:
                 self.board.on_epoch_end(None, logs)
         self.checkpoints.save_best(logs[self.folder.family.monitor])
-        if missing:  # last, as a server may be gone
-            self.tracker.log_validation(logs, step)
 
     def save_average(self) -> None:
         """Writes the moving average of the weights, if there is one; the end of `fit` has put it in their place."""
