@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from helpers import SMALL, assert_variables_equal, make_run, program, run_program, train_run, word_vocab
+from helpers import (
+    SMALL,
+    assert_variables_equal,
+    make_run,
+    program,
+    raises_parameter,
+    run_program,
+    train_run,
+    word_vocab,
+)
 from pytorch_models import KINDS, module_of, tensors_of, vocab_of, write_case
 from torch_files import BFloat16, Instance, Module, write_legacy, write_safetensors, write_shards, write_zip
 
@@ -596,7 +605,7 @@ def test_the_programs_flags(case, tmp_path, printed):
     lm, path = case("kimi", SHARED)
     write_zip(path, tensors_of(lm, "kimi"))
     command = [f"--pytorch_checkpoint={path}", "--mem_len=4"]
-    with pytest.raises(ValueError, match="cutoffs is needed"):
+    with raises_parameter("cutoffs", None, "a list of 2"):
         printed(*command)
     assert not (tmp_path / "run").exists()
     out = printed(*command, "--cutoffs=5,12", "--clamp_len=3", "--layer_norm_epsilon=1e-4")

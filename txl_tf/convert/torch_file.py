@@ -1,7 +1,7 @@
-"""Reads files of PyTorch and safetensors with NumPy alone, without running anything in them, see `pickles`.
+"""Reads files of PyTorch and safetensors with NumPy alone. Nothing in the files is run, see `pickles`.
 
-read_torch_file    .bin, .pt and .pkl: what torch.save or pickle wrote, whole modules included
-read_tensors       the tensors in one of these, in a .safetensors, or in the shards of an *.index.json, by name
+read_torch_file    reads .bin, .pt and .pkl files of torch.save or pickle, whole modules included
+read_tensors       reads the tensors of such a file, of a .safetensors, or of the shards of an *.index.json, by name
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from txl_tf.convert.tensors import (
     unpacked,
 )
 
-PICKLES = (b"\x80", b"(", b"]", b"}", b")", b"c")  # how they begin: of protocols 0 and 1, those of containers
-MAGIC = 0x1950A86A20F9469CFC6C  # how files of torch < 1.6 begin, after pickling
+PICKLES = (b"\x80", b"(", b"]", b"}", b")", b"c")  # first byte: protocol 2 and later, then containers of 0 and 1
+MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch < 1.6
 VERSION = 1001
 MAX_KEY = 20  # digits of the key of a storage
 MAX_PACKED = 4_000_000  # bytes of a data.pkl that is compressed
@@ -58,7 +58,9 @@ PACKAGES = (
     "torch", "transformers", "tokenizers", "sacremoses", "pytorch_transformers", "pytorch_pretrained_bert", "apex",
     "mem_transformer", "proj_adaptive_softmax", "data_utils", "vocabulary", "utils", "numpy", "__main__",
 )  # fmt: skip
-BUILTINS = "set frozenset dict list tuple int float complex object bytearray str bytes".split()
+BUILTINS = (
+    "set", "frozenset", "dict", "list", "tuple", "int", "float", "complex", "object", "bytearray", "str", "bytes",
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -184,10 +186,12 @@ def _read_pickles(path: str, file: BinaryIO) -> Any:
         if unpickler.storages:
             raise ValueError("it names storages of torch.save, but is a pickle alone")
         return first
-    version, system = unpickler.load(), unpickler.load()
+    version = unpickler.load()
+    system = unpickler.load()
     if version != VERSION or by_text(system).get("little_endian") is not True:
         raise ValueError(f"its version is {shown(version)}, not {VERSION}, or it is not little-endian")
-    found, keys = unpickler.load(), unpickler.load()
+    found = unpickler.load()
+    keys = unpickler.load()
     keys = [text(key) for key in keys] if type(keys) is list and all(map(is_storage_key, keys)) else None
     if keys is None or len(set(keys)) < len(keys) or set(keys) != set(unpickler.storages):
         raise ValueError("its list of storages is not that of its tensors")
@@ -258,7 +262,8 @@ KNOWN = {
 class _TorchUnpickler(PlainUnpickler):
     """Reads one pickle of a file or several, one after the other.
 
-    `storages`: those that they name, by key. Where they lie, others tell.
+    Attributes:
+        storages: the storages that the pickles name, by key. The caller sets where they are in the file.
     """
 
     def __init__(self, file: BoundedFile, path: str):
@@ -274,7 +279,7 @@ class _TorchUnpickler(PlainUnpickler):
     def _dictionary(self, *args: Any) -> dict:
         """An `OrderedDict` or `defaultdict`. Python 2 writes it with its pairs.
 
-        They are copied, so they are counted: the file may name the same ones many times.
+        A small file can name the same pairs many times, and every dictionary gets a copy. So they are counted.
         """
         pairs = args[0] if args and type(args[0]) in (list, tuple) else []
         self._n_pair += len(pairs)
@@ -319,10 +324,13 @@ def named_tensors(found: Any) -> dict[str, Tensor]:
     if not isinstance(found, Named):
         raise ValueError(f"there are no tensors in {shown(found)}")
     tensors: dict[str, Tensor] = {}
-    todo, n_part = [("", found)], 0
-    while todo:  # a module may be in itself, or in many others
+    todo = [("", found)]
+    n_part = 0
+    while todo:  # not recursive, and bounded: a module may contain itself, or be in many others
         prefix, module = todo.pop()
-        attributes, parameters, modules = module.attributes, members(module, "_parameters"), members(module, "_modules")
+        attributes = module.attributes
+        parameters = members(module, "_parameters")
+        modules = members(module, "_modules")
         n_part += 1 + len(attributes) + len(parameters) + len(modules)
         longest = max(map(len, [*attributes, *parameters, *modules]), default=0)
         if n_part > MAX_PARTS or len(prefix) + longest > MAX_NAME:
