@@ -242,21 +242,21 @@ def test_its_configuration_makes_it_again(options):
 
 
 BAD = [
-    ({"n_token": 0}, "n_token must be at least 1, got 0"),
-    ({"d_model": 7}, "d_model must be even .*got 7"),
-    ({"d_model": 10, "n_head": 4}, "d_model must be a multiple of n_head=4, got 10"),
-    ({"fusion": "sum"}, "fusion must be one of ff, ff_two, got 'sum'"),
-    ({"fusion": "gate"}, "fusion must be one of ff, ff_two, got 'gate'"),
-    ({"rel_pos_init": 2}, "rel_pos_init must be at most 1, got 2"),
-    ({"residual": "both"}, "residual must be one of input, own, got 'both'"),
-    ({"k_proj": "no"}, "k_proj must be True or False, got 'no'"),
-    ({"embed_dropout": 1.0}, r"embed_dropout must lie in \[0, 1\), got 1.0"),
+    ({"n_token": 0}, "n_token", "1"),
+    ({"d_model": 7}, "d_model", "even"),
+    ({"d_model": 10, "n_head": 4}, "d_model", "n_head=4"),
+    ({"fusion": "sum"}, "fusion", "ff_two"),
+    ({"fusion": "gate"}, "fusion", "ff_two"),
+    ({"rel_pos_init": 2}, "rel_pos_init", "1"),
+    ({"residual": "both"}, "residual", "own"),
+    ({"k_proj": "no"}, "k_proj", "True"),
+    ({"embed_dropout": 1.0}, "embed_dropout", "[0, 1)"),
 ]
 
 
 def test_bad_arguments_are_errors():
-    for options, message in BAD:
-        with pytest.raises(ValueError, match=message):
+    for options, name, limit in BAD:
+        with raises_parameter(name, options[name], limit=limit):
             make_flat(**options)
             pytest.fail(f"no error: {options}")
 

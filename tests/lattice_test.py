@@ -274,7 +274,7 @@ def test_attention_round_trips_and_names_a_bad_width():
         assert_round_trips(LatticeAttn(8, 2, True, k_proj=k_proj, dropatt=0.1))
     with raises_parameter("q_proj", False, error=UnknownArgumentError):
         LatticeAttn(8, 2, q_proj=False)
-    with pytest.raises(ValueError, match="d_model must be a multiple of n_head=3, got 8"):
+    with raises_parameter("d_model", 8, limit="n_head=3"):
         LatticeAttn(8, 3)
 
 

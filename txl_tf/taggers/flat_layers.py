@@ -1,4 +1,4 @@
-"""FLAT: self-attention over a lattice, in which every pair of items has a position of its own (Li et al. 2020).
+"""FLAT: self-attention over a lattice, in which every pair of items has its own position (Li et al. 2020).
 
     scores = (q_i + u) . k_j + (q_i + v) . W_(k,R) R_ij         `LatticeAttn`; R_ij: see `lattice.py`
     x = LayerNorm(x + attention(x))                             `FlatLayer`
@@ -8,10 +8,11 @@ Of the program's other options, those of its published results are here: two dis
 projected, and layers without a residual connection.
 
 Shapes:
-    B: batch      T: items      H: n_head      D: d_head, E / H      E: d_model      U: pairs that differ
+    B: batch      T: items      H: n_head      D: d_head, E / H      E: d_model      U: different pairs
 """
 
 import types
+from collections.abc import Iterable
 from typing import Any, Unpack
 
 import keras
@@ -21,6 +22,7 @@ from txl_tf.config import RESIDUALS, FlatConfig, one_of
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import attend, attention_probs, join_heads, pairwise_scores
 from txl_tf.kernels.dropout import dropout, split
+from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_heads, check_sizes, check_tensors
 from txl_tf.nn.feed_forward import feed_forward
@@ -33,9 +35,10 @@ from txl_tf.vanilla.multi_head_attention import heads_of
 EPSILON = 1e-5  # of the layer norms, PyTorch's
 
 
-def items(x, r, index, mask, d_model):
-    """The mask of a call, bool `[B, T]`, true at items; `None` where all are. Raises ValueError on other shapes."""
-    mask, sizes = mask_of_call(x, mask), {"d_model": d_model}
+def items(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int):
+    """Checks the arguments of a call. Returns the mask, bool `[B, T]`, true at items, or `None` without padding."""
+    mask = mask_of_call(x, mask)
+    sizes = {"d_model": d_model}
     check_tensors(sizes, x=(x, "float batch items d_model"), r=(r, "float pairs d_model"))
     check_tensors(sizes, index=(index, "int batch items items"), mask=(mask, "bool? batch items"))
     return mask
@@ -43,7 +46,7 @@ def items(x, r, index, mask, d_model):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class LatticeAttn(Layer):
-    """Attention over a lattice (`MultiHead_Attention_Lattice_rel_save_gpumm` of the program).
+    """Attention over a lattice (`MultiHead_Attention_Lattice_rel_save_gpumm` of the original program).
 
     ```python
     # Three characters and the word of the first two, which begins at character 0 and ends at character 1.
@@ -58,29 +61,31 @@ class LatticeAttn(Layer):
     Args:
         d_model, n_head: width, and number of heads.
         scale: whether to divide the scores by `sqrt(d_head)`.
-        k_proj: whether keys are projected, as in the paper. The program's keys are the hidden states as they are.
+        k_proj: whether keys are projected, as in the paper. In the original program, they are the hidden states.
         dropatt: dropout rate of the attention probabilities.
-        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+        seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
     Call arguments:
         x: `[batch, items, d_model]`.
-        r: `[U, d_model]`, a vector for every different pair, which `PositionFusion` makes.
+        r: `[U, d_model]`, a vector for every different pair, from `PositionFusion`.
         index: int32 `[batch, items, items]`, the number of each pair among the different ones: `Pairs.index`.
-        mask: bool, or numbers 0 and 1, `[batch, items]`, true at items; without one, that which Keras passed on with
-            `x`, or else all are.
+        mask: bool, or numbers 0 and 1, `[batch, items]`, true at items. By default, the mask that Keras passes on with
+            `x`; without any, there is no padding.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:
         `[batch, items, d_model]`.
 
     Raises:
-        ValueError: `n_head` does not divide `d_model`; a tensor or the mask has another shape.
+        ParameterError: `d_model` is not a multiple of `n_head`, or a tensor or the mask has another shape.
 
     Reference:
         Li et al. 2020, section 3.2.
     """
 
     free_settings = {"dropatt": FREE_RATE, "seed": FREE_SEED}
+
+    w_k: Any  # `Linear`, or `None` without projection
 
     @stored
     def __init__(
@@ -91,28 +96,36 @@ class LatticeAttn(Layer):
         check_heads("d_model", d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
         self.score_scale = (d_model // n_head) ** -0.5 if scale else 1.0
-        options = {"dtype": self.dtype_policy}
+        options: dict[str, Any] = {"dtype": self.dtype_policy}
         self.w_q = Linear(d_model, **options, name="w_q")
         self.w_k = Linear(d_model, **options, name="w_k") if k_proj else None
         self.w_v = Linear(d_model, **options, name="w_v")
         self.w_r = Linear(d_model, **options, name="w_r")
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]):
         return cls(**FlatConfig.without_removed(config))
 
-    def build(self, x_shape=None, **_):
+    def build(self, x_shape: Any = None, **_: Any) -> None:
         self.build_parts(x_shape, *(w for w in (self.w_q, self.w_k, self.w_v, self.w_r) if w is not None))
         for name in ("u", "v"):
             self.add_table(name, (self.n_head, self.d_model // self.n_head), "glorot_uniform")
 
-    def call(self, x, r, index, mask=None, training=None, dropout_key=None):
+    def call(
+        self,
+        x: Tensor,
+        r: Tensor,
+        index: Tensor,
+        mask: Tensor | None = None,
+        training: bool | None = None,
+        dropout_key: Tensor | None = None,
+    ) -> Any:
         visible = visible_keys(items(x, r, index, mask, self.d_model))
         q, k, v, position_scores = self.parts(*self.computed(x, r), index)
         dropout_key = self.key_of_call(x, training, dropout_key)
         return join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
 
-    def heads(self, x):
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values: `[H, B, T, D]` each."""
         linears = [linear for linear in (self.w_q, self.w_k, self.w_v) if linear is not None]
         kernels = [tf.cast(linear.kernel, x.dtype) for linear in linears]
@@ -120,27 +133,27 @@ class LatticeAttn(Layer):
         q, *k, v = heads_of(x, kernels, biases, self.n_head)
         return q, k[0] if k else split_heads(x, self.n_head), v
 
-    def positions(self, r):
+    def positions(self, r: Tensor) -> Tensor:
         """The heads of the pairs' positions: `[U, H, D]`."""
         return tf.reshape(self.w_r(r), [-1, self.n_head, self.d_model // self.n_head])
 
-    def parts(self, x, r, index):
+    def parts(self, x: Tensor, r: Tensor, index: Tensor):
         """`(q + u, k, v, position_scores)`, the arguments of `attend`."""
         q, k, v = self.heads(x)
         u_bias, v_bias = (tf.cast(bias, q.dtype)[:, None, None] for bias in (self.u, self.v))
         r = self.positions(r)
         return q + u_bias, k, v, pairwise_scores(q + v_bias, r, tf.cast(index, tf.int32))
 
-    def attention_probs(self, x, r, index, mask=None):
+    def attention_probs(self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None):
         """The probabilities of the call, without dropout: `[n_head, batch, items, items]`."""
         visible = visible_keys(items(x, r, index, mask, self.d_model))
         q, k, _, position_scores = self.parts(*self.computed(x, r), index)
         return attention_probs(q, k, position_scores, visible, self.score_scale)
 
 
-def split_heads(x, n_head):
+def split_heads(x: Tensor, n_head: int) -> Tensor:
     """`[B, T, E]` to `[H, B, T, D]`."""
-    batch, length, _ = keras.ops.shape(x)
+    batch, length, _ = shape_of(x)
     return tf.transpose(tf.reshape(x, [batch, length, n_head, -1]), [2, 0, 1, 3])
 
 
@@ -154,18 +167,18 @@ class AddAndNorm(Layer):
         super().__init__(**kwargs)
         self.layer_norm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layer_norm")
 
-    def build(self, y_shape, **_):
+    def build(self, y_shape: Any, **_: Any) -> None:
         self.layer_norm.build(y_shape)
 
-    def call(self, y, added):
+    def call(self, y: Tensor, added: Tensor) -> Any:
         return self.layer_norm(y + added)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class FlatLayer(Layer):
-    """Attention, then a feed-forward net (`Transformer_Encoder_Layer` of the program).
+    """Attention and a feed-forward net (`Transformer_Encoder_Layer` of the original program).
 
-    Both sublayers share one layer norm before and one after them, as in the program.
+    Both sublayers share one layer norm before and one after them, as in the original program.
 
     ```python
     characters = keras.Input([None, 32])  # of characters and words
@@ -178,17 +191,17 @@ class FlatLayer(Layer):
 
     Args:
         d_model, n_head, d_inner: width, number of heads, width inside the feed-forward net.
-        residual: what is added to the output `y` of a sublayer before the layer norm: "input", the input of the
-            sublayer, as in the paper; or "own", `y` again, as in the program: `LayerNorm(y + y)` is no residual
-            connection.
-        dropout: rate after the activation and at the end of the feed-forward net.
-        attention: arguments of `LatticeAttn`.
-        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+        residual: the tensor that is added to the output of a sublayer. "input" is the input of the sublayer, as in the
+            paper. "own" is its output again, as in the original program, whose layers have no residual connection:
+            `LN(y + y)`.
+        dropout: dropout rate after the activation and at the end of the feed-forward net.
+        attention: dictionary of arguments of `LatticeAttn`.
+        seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
-    Call arguments, returns: those of `LatticeAttn`.
+    Call arguments, returns: see `LatticeAttn`.
 
     Raises:
-        ValueError: an argument is out of its range; the message names it.
+        ParameterError: an argument is out of its range.
     """
 
     free_settings = {"dropout": FREE_RATE, "seed": FREE_SEED}
@@ -205,47 +218,57 @@ class FlatLayer(Layer):
             raise ParameterError("attention", attention, "a dictionary of arguments of LatticeAttn")
         self.attention = types.MappingProxyType(dict(attention or {}))
         self.start_keys(seed, dropout=dropout, dropatt=self.attention.get("dropatt", 0.0))
-        options = {"dtype": self.dtype_policy}
-        self.attn = LatticeAttn(d_model, n_head, **self.attention, seed=self.draw_key, **options, name="attn")
-        self.ff_0, self.ff_1 = Linear(d_inner, **options, name="ff_0"), Linear(d_model, **options, name="ff_1")
+        options: dict[str, Any] = {"dtype": self.dtype_policy}
+        of_attention: dict[str, Any] = {**self.attention, "seed": self.draw_key}
+        self.attn = LatticeAttn(d_model, n_head, **of_attention, **options, name="attn")
+        self.ff_0 = Linear(d_inner, **options, name="ff_0")
+        self.ff_1 = Linear(d_model, **options, name="ff_1")
         self.postprocess = AddAndNorm(**options, name="postprocess")
 
     def rates(self):
         return [self.dropout, self.attn.dropatt]
 
-    def settings_changed(self, names):
+    def settings_changed(self, names: Iterable[str]) -> None:
         super().settings_changed(names)
         if self.attn.dropatt != self.attention.get("dropatt", 0.0):  # set by `Flat`
             self.store("attention", types.MappingProxyType({**self.attention, "dropatt": self.attn.dropatt}))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "attention": dict(self.attention)}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]):
         config = FlatConfig.without_removed(config)
         if config.get("attention"):
             config["attention"] = FlatConfig.without_removed(config["attention"])
         return cls(**config)
 
-    def build(self, x_shape=None, *_, **__):
+    def build(self, x_shape: Any = None, *_: Any, **__: Any) -> None:
         self.build_parts(x_shape, self.attn, self.ff_0, self.postprocess)
         self.ff_1.build((None, None, self.d_inner))
 
-    def call(self, x, r, index, mask=None, training=None, dropout_key=None):
+    def call(
+        self,
+        x: Tensor,
+        r: Tensor,
+        index: Tensor,
+        mask: Tensor | None = None,
+        training: bool | None = None,
+        dropout_key: Tensor | None = None,
+    ) -> Any:
         mask = items(x, r, index, mask, self.d_model)
         attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 3)
         x, r = self.computed(x, r)
         x = self._sublayer(x, lambda y: self.attn(y, r, index, mask, dropout_key=attention_key))
         return self._sublayer(x, lambda y: self.feed_forward(y, inner_key, output_key))
 
-    def _sublayer(self, x, function):
-        """In the paper, `LayerNorm(x + function(x))`."""
+    def _sublayer(self, x: Tensor, function: Any):
+        """Computes `LayerNorm(x + function(x))` in the paper's configuration."""
         y = function(x)
         return self.postprocess(y, x if self.residual == "input" else y)
 
-    def feed_forward(self, x, inner_key=None, output_key=None):
-        """The feed-forward net alone."""
+    def feed_forward(self, x: Tensor, inner_key: Tensor | None = None, output_key: Tensor | None = None):
+        """The feed-forward net without residual connection and layer norm."""
         x, *weights = self.computed(x, *self.ff_0.weights, *self.ff_1.weights)
         output = feed_forward(x, *weights, tf.nn.relu, self.dropout, inner_key)
         return dropout(output, self.dropout, output_key)
