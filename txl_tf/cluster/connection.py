@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 from txl_config.cluster import cluster_address
 from txl_tf.environment import check_listens
@@ -86,7 +87,8 @@ def last_words(message: str) -> Iterator[None]:
     code = f"import os, sys\nif not os.read(0, 1): os.write(2, {(message + chr(10)).encode()!r})"
     command = [sys.executable, "-I", "-S", "-c", code]
     # A session of its own: Ctrl-C in a terminal goes to all processes of one session.
-    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    options: dict[str, Any] = {"stdout": subprocess.DEVNULL, "start_new_session": True}
+    watcher: Any = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
     try:
         yield
     finally:

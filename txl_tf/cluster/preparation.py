@@ -14,7 +14,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -90,7 +90,7 @@ class ClusterWorkers(contextlib.ExitStack):
     def __init__(self, config: ClusterConfig, dataset: tuple[Any, str] | None = None):
         super().__init__()
         self._config = config
-        self._dataset = dataset
+        self._dataset: Any = dataset
 
     @functools.cached_property
     def _ray(self) -> ModuleType:
@@ -113,7 +113,7 @@ class ClusterWorkers(contextlib.ExitStack):
 
     # ------------------------------------------------------------------------------------------------- portions
 
-    def portions(self, paths: Iterable[str]) -> list[list[FilePart] | Rows]:
+    def portions(self, paths: Iterable[str]) -> Sequence[list[FilePart] | Rows]:
         return self._rows if self._dataset else cut_in_portions(paths, self._n_workers())
 
     @functools.cached_property
@@ -195,7 +195,7 @@ def _work(folder: str, function: Callable, *call: Any) -> Iterator[tuple[Any, in
 
     if os.path.isdir(folder):
         os.chdir(folder)  # the driver's, for paths that are relative
-    call = [value._replace(table=ray.get(value.table)) if isinstance(value, Rows) else value for value in call]
+    arguments = [value._replace(table=ray.get(value.table)) if isinstance(value, Rows) else value for value in call]
     n_bytes = 0
 
     def progress(n):
@@ -203,11 +203,11 @@ def _work(folder: str, function: Callable, *call: Any) -> Iterator[tuple[Any, in
         n_bytes += n
 
     try:
-        for result in function(*call, progress=progress, numbered=False):
+        for result in function(*arguments, progress=progress, numbered=False):
             yield result, n_bytes
             n_bytes = 0
     except ValueError:
-        for _ in function(*call, numbered=True):
+        for _ in function(*arguments, numbered=True):
             pass  # raises the same, but with the number of the line in the whole file
         raise
     yield None, n_bytes

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from txl_tf.cluster.connection import connected
@@ -38,7 +38,7 @@ def run_workers(
     command: list[str],
     cluster: TrainingClusterConfig,
     write: Callable[[bytes], Any],
-    rows: list[int] = (),
+    rows: Sequence[int] = (),
 ) -> tuple[int, str]:
     """Runs a program on the workers of a cluster, until all of them have ended.
 
@@ -66,7 +66,7 @@ def run_workers(
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         desk = ray.remote(num_cpus=0, scheduling_strategy=here)(Desk).remote()
-        most = cluster.ray_workers
+        most: Any = cluster.ray_workers
         least = cluster.ray_min_workers
         devices = max(cluster.ray_gpus, 1)
         trainer = TensorflowTrainer(
@@ -121,7 +121,7 @@ class Desk:
         self.running: set[int] = set()
         self.starts = 0
         self.gone = ""
-        self.failure = (0, "")
+        self.failure: tuple[int, str] = (0, "")
 
     def started(self, rank: int) -> None:
         self.starts += rank == 0
@@ -153,7 +153,8 @@ class Desk:
         return written, self.starts, self.gone
 
     def result(self) -> tuple[int, str, str]:
-        return *self.failure, self.gone
+        status, errors = self.failure
+        return status, errors, self.gone
 
 
 def _why(error: Exception) -> str:
@@ -220,9 +221,9 @@ def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: Tra
         raise ending
 
 
-def _needed(cluster: TrainingClusterConfig, free: dict[str, float]) -> tuple[str, bool]:
+def _needed(cluster: TrainingClusterConfig, free: Mapping[str, float]) -> tuple[str, bool]:
     """The resources that the workers need, in words, and whether the cluster as a whole has them free."""
-    workers = cluster.ray_min_workers or cluster.ray_workers
+    workers: Any = cluster.ray_min_workers or cluster.ray_workers
     needed = {name: each * workers for name, each in cluster.resources.items()}
     enough = all(free.get(name, 0) >= amount for name, amount in needed.items())
     amounts, found = (", ".join(f"{some.get(name, 0):g} {name}" for name in needed) for some in (needed, free))
@@ -250,7 +251,7 @@ def _signals_raised() -> Iterator[None]:
 
 def _work(config: dict) -> None:
     """Ray Train calls this on every worker. Runs the program to its end. Raises OSError if the program was lost."""
-    import ray
+    import ray.train
 
     desk = config["desk"]
     rank = ray.train.get_context().get_world_rank()
@@ -259,7 +260,7 @@ def _work(config: dict) -> None:
         return
     ray.get(desk.started.remote(rank))
     command = [sys.executable, *config["command"]]
-    program = subprocess.Popen(
+    program: Any = subprocess.Popen(
         command,
         cwd=config["directory"],
         env=environment,
@@ -296,7 +297,7 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(("WANDB_", "MLFLOW_"))}
 
 
-def worker_environment(environment: dict[str, str], rows: list[int]) -> dict[str, str] | None:
+def worker_environment(environment: dict[str, str], rows: Sequence[int]) -> dict[str, str] | None:
     """The environment of a worker's program, made from that of Ray's process; `None` if the worker stands by.
 
     The first workers in TF_CONFIG work: the largest number of them that divides all of `rows`.

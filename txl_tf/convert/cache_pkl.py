@@ -124,7 +124,7 @@ class _Array(StandIn):
         """Number of tokens."""
         shape = self.shape
         dtype = self.dtype.name if isinstance(self.dtype, _Dtype) else None
-        if not are_sizes(shape, 2**62) or len(shape) != 1 or not re.fullmatch(INTEGER, dtype or ""):
+        if not are_sizes(shape, 2**62) or len(shape) != 1 or dtype is None or not re.fullmatch(INTEGER, dtype):
             raise ValueError(f"tokens must be a 1-D integer array, got {dtype}, its shape {shown(shape)}")
         if type(self.data) is not bytes or len(self.data) != shape[0] * int(dtype[1]):
             raise ValueError(f"{shape[0]} tokens of {dtype} in {shown(self.data)}")

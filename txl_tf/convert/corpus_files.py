@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -38,7 +39,7 @@ class SourceCorpus:
     """
 
     path: str
-    dataset: str
+    dataset: Any  # str or None
     vocab: Vocab
     cutoffs: dict
     splits: dict
@@ -88,7 +89,7 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
         names = ", ".join(PAPER_DATASETS)
         message = f"dataset is needed, to tell how text becomes the words of {path}: one of {names}{found}"
         raise ParameterError("dataset", dataset, list(PAPER_DATASETS), message)
-    options = info["vocab"] if "vocab" in info else dict(PAPER_DATASETS[dataset][0])
+    options = info["vocab"] if "vocab" in info else dict(PAPER_DATASETS[str(dataset)][0])
     if cache and cache.lower_case is not None:
         options["lower_case"] = cache.lower_case
     vocab = vocab_of(cache.symbols, path, options) if cache else load_vocab(path, **options)

@@ -222,7 +222,7 @@ def _projection_choices(found: _Shapes, d_model: int, d_embed: int, widths: list
 def div_vals(widths: list[int], n_bin: int) -> list[int]:
     """Values of `div_val` that give tables of these widths. The simplest is first."""
     if len(widths) == 1:
-        return [1] if n_bin > 1 else range(1, widths[0] + 1)
+        return [1] if n_bin > 1 else list(range(1, widths[0] + 1))
     fit = [v for v in range(2, widths[0] + 1) if all(width == widths[0] // v**i for i, width in enumerate(widths))]
     if not fit:
         message = f"no div_val gives embeddings of the widths {widths} of transformer/adaptive_embed/cutoff_*"

@@ -17,7 +17,7 @@ import functools
 import os
 import pickle
 from collections.abc import Callable, Iterable
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeGuard
 
 import tensorflow as tf
 
@@ -134,7 +134,28 @@ def instance(kind: Any, *_: Any) -> Any:
     return kind()
 
 
-class PlainUnpickler(pickle._Unpickler):
+if TYPE_CHECKING:
+
+    class _PythonUnpickler:
+        """The parts of `pickle._Unpickler` that are used here. Python's stubs do not have them."""
+
+        stack: list[Any]
+        metastack: list[list[Any]]
+        memo: dict[int, Any]
+        dispatch: ClassVar[dict[int, Callable[[Any], Any]]]
+
+        def __init__(self, file: Any, *, encoding: str = "ASCII") -> None: ...
+        def load(self) -> Any: ...
+        def load_mark(self) -> None: ...
+        def pop_mark(self) -> list[Any]: ...
+        def append(self, value: Any) -> None: ...
+        def read(self, n: int) -> bytes: ...
+
+else:
+    _PythonUnpickler = pickle._Unpickler
+
+
+class PlainUnpickler(_PythonUnpickler):
     """Python's own unpickler in Python, for operations that only make data. The one in C uses an array as memo.
 
     Args:
@@ -267,10 +288,10 @@ def _dispatch() -> dict[int, Callable]:
         "NEWOBJ", "REDUCE", "PUT", "LONG_BINPUT", "MEMOIZE", "BINPERSID",
     )  # fmt: skip
     own = {load.__name__: load for load in vars(PlainUnpickler).values() if callable(load)}
-    dispatch = {code: refused(code) for code in range(256)}
+    dispatch: dict[int, Callable[[Any], Any]] = {code: refused(code) for code in range(256)}
     for name in (*plain, *small):
         (code,) = getattr(pickle, name)
-        load = pickle._Unpickler.dispatch[code]
+        load = _PythonUnpickler.dispatch[code]
         load = own.get(load.__name__, load)
         dispatch[code] = counted(load) if name in small else load
     return dispatch
@@ -282,13 +303,13 @@ PlainUnpickler.dispatch = _dispatch()
 # ------------------------------------------------------------------------------------- values of the file in messages
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: Any) -> TypeGuard[str | bytes]:
     return type(value) in (str, bytes)
 
 
 def text(value: str | bytes) -> str:
     """A str of Python 3, or of Python 2: UTF-8 bytes."""
-    return value.decode("utf-8", "backslashreplace") if type(value) is bytes else value
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def cut(value: str | bytes, quote: str = "") -> str:

@@ -37,7 +37,7 @@ class Storage:
     path: str
     dtype: str
     numel: int
-    offset: int | None = None
+    offset: Any = None  # int, when the reader has found the storage in the file
     member: zipfile.ZipInfo | None = None
 
     @property

@@ -11,8 +11,8 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
-import keras
 import tensorflow as tf
 
 from txl_tf.config import RunConfig
@@ -55,7 +55,7 @@ class Tracked:
     """
 
     id: str = ""
-    callbacks: tuple[keras.callbacks.Callback, ...] = ()
+    callbacks: tuple[Any, ...] = ()
     log_results: Callable[[dict[str, float]], object] = lambda results: None
     error: type[Exception] | tuple[()] = ()
 
@@ -112,19 +112,19 @@ def _wandb_run(folder: RunFolder, project: str | None, run_id: str | None) -> It
 @contextlib.contextmanager
 def _mlflow_run(folder: RunFolder, project: str | None, run_id: str | None) -> Iterator[Tracked]:
     import mlflow
+    from mlflow.exceptions import MlflowException
     from mlflow.keras import MlflowCallback
 
-    error = mlflow.exceptions.MlflowException
-    with _opening("mlflow", error):
+    with _opening("mlflow", MlflowException):
         named_by_environment = any(os.environ.get(f"MLFLOW_EXPERIMENT_{what}") for what in ("NAME", "ID"))
         if project or not named_by_environment:
             mlflow.set_experiment(project or _PROJECT)
         run = mlflow.start_run(run_id=run_id, run_name=None if run_id else _name_of(folder))
     with run:
-        with _opening("mlflow", error):
+        with _opening("mlflow", MlflowException):
             mlflow.log_dict(folder.read_config(), "config.json")
         try:
-            yield Tracked(run.info.run_id, (MlflowCallback(),), mlflow.log_metrics, error)
+            yield Tracked(run.info.run_id, (MlflowCallback(),), mlflow.log_metrics, MlflowException)
         finally:
             mlflow.flush_async_logging()
 
