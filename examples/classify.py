@@ -174,7 +174,7 @@ def batches(tokens, labels, shuffle_seed=None):
 def make_classifier(network, n_class):
     """A functional Keras model over a `TransformerXL`: int tokens `[batch, length]` to logits `[batch, n_class]`.
 
-    Tokens may end with `PADDING`. The mask goes on with the hidden states to the pooling.
+    Tokens may end with `PADDING`. Keras passes the mask on with the hidden states to the pooling.
     """
     tokens = keras.Input([None], dtype="int32", name="tokens")
     hidden, _ = network(tokens, padding_mask=keras.ops.not_equal(tokens, PADDING))

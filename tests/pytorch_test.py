@@ -24,7 +24,7 @@ from torch_files import BFloat16, Instance, Module, write_legacy, write_safetens
 import txl_tf
 from txl_tf.config import EvaluationConfig
 from txl_tf.convert.pytorch import pytorch_to_run
-from txl_tf.convert.pytorch_vocab import mended, read_vocabulary
+from txl_tf.convert.pytorch_vocab import read_vocabulary, repaired
 from txl_tf.data.text.corpus import load_corpus
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
@@ -424,12 +424,12 @@ FRENCH = ["<eos>", "<unk>", "été", "à", "東京", "the"]
 GARBLED = [word.encode().decode("latin1") for word in FRENCH]
 
 
-def test_words_read_as_latin1_are_mended_where_that_is_certain():
-    assert mended(GARBLED) == (FRENCH, 3)
-    assert mended(FRENCH) == (FRENCH, 0)  # 東 is no latin1
-    assert mended(["<eos>", "é"]) == (["<eos>", "é"], 0)  # é of latin1 is no UTF-8
-    assert mended([*GARBLED, "é"]) == ([*GARBLED, "é"], 0)
-    assert mended(["a", "b"]) == (["a", "b"], 0)
+def test_words_read_as_latin1_are_repaired_where_that_is_certain():
+    assert repaired(GARBLED) == (FRENCH, 3)
+    assert repaired(FRENCH) == (FRENCH, 0)  # 東 is no latin1
+    assert repaired(["<eos>", "é"]) == (["<eos>", "é"], 0)  # é of latin1 is no UTF-8
+    assert repaired([*GARBLED, "é"]) == ([*GARBLED, "é"], 0)
+    assert repaired(["a", "b"]) == (["a", "b"], 0)
 
 
 VOCABULARIES = {
@@ -447,7 +447,7 @@ def test_vocabularies(tmp_path, name):
         source, notes = read_vocabulary(path)
         assert source.vocab.symbols == FRENCH and source.dataset is None
         assert source.vocab.lower_case == (name in ("vocab.pkl", "vocab.bin"))
-        assert [n for n in notes if "3 words" in n and "read as latin1: mended" in n] or name == "vocab.txt"
+        assert [n for n in notes if "3 words" in n and "read as latin1: repaired" in n] or name == "vocab.txt"
         assert "no dataset is known: a line ends in <eos>, and unknown words are <unk>" in notes[-1]
         np.testing.assert_array_equal(source.vocab.encode("été nouveau\n"), [2, 1, 0])
     assert read_vocabulary(tmp_path / name, "wt2")[0].dataset == "wt2"

@@ -70,7 +70,7 @@ def answer_on_cluster(blocks: list[Block], make: Callable[[], Answering], cluste
 
 
 def count_workers(ray: ModuleType, cluster: ClusterConfig) -> int:
-    """How many workers to start: as many as requested, at most as many as fit. Raises ValueError if none fits."""
+    """How many workers to start: as many as requested, at most as many as fit. Raises ParameterError if none fits."""
     needs = {name: number for name, number in cluster.resources.items() if number}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(min((int(node.get(name, 0) // number) for name, number in needs.items()), default=1) for node in nodes)

@@ -132,7 +132,7 @@ class ClusterWorkers(contextlib.ExitStack):
     # ---------------------------------------------------------------------------------------------------- tasks
 
     def each(self, function: Callable, calls: Iterable[tuple], progress: Callable | None = None) -> Iterator[Any]:
-        """What a generator function yields for each tuple of arguments, in order, as `ThisProcess.each`."""
+        """Yields the results of a generator function for each tuple of arguments, in order, as `ThisProcess.each`."""
         options = {"num_cpus": self._config.ray_cpus, "num_returns": "streaming", "max_retries": _RETRIES}
         work = self._ray.remote(scheduling_strategy="SPREAD", **options)(_work)
         begin = functools.partial(work.remote, os.getcwd(), self._ray.put(function))
@@ -167,7 +167,7 @@ class ClusterWorkers(contextlib.ExitStack):
         return self._ray.wait(ends, num_returns=len(ends), timeout=0, fetch_local=False)[1] if ends else []
 
     def _next_result(self, tasks: collections.deque) -> tuple[Any, int]:
-        """What the first task yields next, and how many bytes it has read for it; at its end, the task is removed."""
+        """The next result of the first task, and the number of bytes read for it. Removes the task at its end."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(next(tasks[0]))

@@ -60,7 +60,7 @@ def read_cache_pkl(path: str) -> CachedCorpus:
     Its classes may be in the modules `data_utils` and `vocabulary`, or in a script (`__main__`).
 
     Raises:
-        RefusedError: the file names another class or function. The error says which; it was not called.
+        RefusedError: the file names another class or function. The error names it; it was not called.
         ValueError: the file is no cache.pkl.
         OSError: it cannot be read.
     """

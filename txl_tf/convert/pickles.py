@@ -345,6 +345,8 @@ def by_text(found: Any) -> dict[str, Any]:
 def described(error: Exception) -> str:
     """The type and the message of an error, cut short: its `repr` may contain the whole file."""
     message = error.args[0] if error.args and type(error.args[0]) is str else ""
+    if isinstance(error, ParameterError):
+        message = str(error)
     if isinstance(error, UnicodeError) and len(error.args) == 5:
         message = f"{message} cannot be decoded: {error.args[4]}"
     return f"{type(error).__name__}: {message[:500]}" if message else type(error).__name__

@@ -96,7 +96,7 @@ class ModelMapping:
     # --------------------------------------------------------------------------------------------------- the model
 
     def _measure(self) -> None:
-        """Sizes by the shapes of the tensors."""
+        """Sets the sizes that follow from the shapes of the tensors."""
         tensors = self.source.tensors
         self.n_layer = max(1, count_scopes(tensors, "layers.{}."))
         self.n_table = max(1, count_scopes(tensors, "word_emb.emb_layers.{}."))
@@ -112,7 +112,7 @@ class ModelMapping:
         self.n_cluster = self._get("crit.cluster_weight", None, None).shape[0] if has_clusters else 0
 
     def _arguments(self, cutoffs: list[int]) -> dict[str, Any]:
-        """All arguments of the model; compares them with what was said and given."""
+        """All arguments of the model, compared with the files and the given arguments."""
         found = {name: getattr(self, name) for name in SHAPES}
         found["div_val"] = self._div_val(len(cutoffs) + 1)
         self._compare({"div_val": found["div_val"]} if cutoffs else {})
@@ -132,7 +132,7 @@ class ModelMapping:
             raise self._unfit("a model of consistent sizes", f"{self.source.path}: {error}") from error
 
     def _compare(self, found: dict[str, Any]) -> None:
-        """Raises ValueError where a file or an argument says other sizes than the shapes."""
+        """Raises ParameterError if a size in a file or an argument differs from the shapes."""
         for who, said in ((self.source.told_by, self.source.said), (COMMAND, self.given)):
             wrong = [name for name, value in found.items() if name in said and said[name] != value]
             if wrong:
@@ -141,7 +141,7 @@ class ModelMapping:
                 raise ParameterError(wrong[0], said[wrong[0]], [found[wrong[0]]], message)
 
     def _told(self, name: str, default: Any) -> Any:
-        """The value that a file says, or else the given one; both must agree."""
+        """The value in a file, or else the given value, or else the default. The first two must agree."""
         said = self.source.said.get(name)
         given = self.given.get(name)
         if said is not None and given is not None and said != given:
@@ -201,7 +201,7 @@ class ModelMapping:
     # ------------------------------------------------------------------------------------------------- projections
 
     def _choose_projections(self, n_bin: int) -> None:
-        """Which projection each cluster of the softmax uses, and whether those after the first are the embedding's."""
+        """Sets the projection of each cluster of the softmax, and whether all but the first share the embedding's."""
         self.projected = self.n_table > 1 or self.d_embed != self.d_model
         self.splits_last_word = False
         self.shares = False
@@ -273,7 +273,7 @@ class ModelMapping:
             self._weights[name] = biases, (lambda *arrays: np.stack(arrays)) if self.untie_r else np.asarray
 
     def _map_softmax(self) -> None:
-        """The softmax, whose own words are the rows of the embedding."""
+        """Maps the softmax. Its table of words is that of the embedding."""
         names = "crit.out_layers_biases.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.bias"
         biases = [self._get(names.format(i), table.shape[0]) for i, table in enumerate(self.tables)]
         self._check_tied()
@@ -304,7 +304,7 @@ class ModelMapping:
         self._weights[scope.format(0, "cluster_b")] = clusters[1:], layout[1]
 
     def _check_tied(self) -> None:
-        """Raises ValueError where the softmax has words of its own."""
+        """Raises ParameterError if the softmax does not use the tables of the embedding."""
         names = "crit.out_layers_weights.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.weight"
         for i, table in enumerate(self.tables):
             name = names.format(i)
@@ -321,7 +321,7 @@ class ModelMapping:
         return FileError("path", self.source.path, allowed, message)
 
     def _get(self, name: str, *shape: int | None) -> Tensor:
-        """A tensor, checked; `None` in its shape is any size."""
+        """A tensor with a checked shape. `None` in the shape allows any size."""
         tensor = self.source.tensors.get(name)
         if tensor is None:
             message = f"{self.source.path} does not fit any model: it has no tensor {name}"
@@ -339,7 +339,7 @@ class ModelMapping:
         return tensor
 
     def _check_rest(self) -> None:
-        """Raises ValueError where the checkpoint holds what is not understood, or less than the model."""
+        """Raises FileError if the checkpoint has unknown tensors, or far fewer numbers than the model."""
         left = [name for name in self.source.tensors if name not in self._used and not re.fullmatch(IGNORED, name)]
         if left:
             message = f"{self.source.path} is another network: it has {shown(left[0])}, which no Transformer-XL has"

@@ -82,7 +82,7 @@ class Source:
             raise FileError("path", self.path, "a Transformer-XL with the softmax of a language model", message)
 
     def _check_network(self) -> None:
-        """Raises ValueError where the program computes what `TransformerXLLM` does not."""
+        """Raises ParameterError if the program computes something that `TransformerXLLM` does not."""
         refused = {
             "attn_type": (self.said.get("attn_type", 0) != 0, "0 is the attention of Transformer-XL"),
             "pre_lnorm": (self.said.get("pre_lnorm", False), "layer norm comes after every sublayer here"),
@@ -97,7 +97,7 @@ class Source:
 
 
 def checked(values: dict[str, Any], who: str) -> dict[str, Any]:
-    """The numbers of a model that are not `None`. Raises ValueError where one is not of its type."""
+    """The hyper-parameters that are not `None`. Raises ParameterError if one has another type."""
     values = {name: value for name, value in values.items() if value is not None}
     for name, value in values.items():
         check_type(f"{who}: {name}", value, TYPES[name])
@@ -164,7 +164,7 @@ def _hugging_face(path: str, config_file: str, tensors: dict | None) -> Source:
 
 
 def _check_model_type(config: dict) -> None:
-    """Raises ValueError where a config.json is another model's; very old ones do not name theirs."""
+    """Raises ParameterError if a config.json belongs to another model. Very old ones do not name the model."""
     if config.get("model_type", "transfo-xl") != "transfo-xl":
         model_type = config["model_type"]
         message = f"model_type must be transfo-xl, got {shown(model_type)}"

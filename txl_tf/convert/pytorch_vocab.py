@@ -20,7 +20,7 @@ FILES = ("vocab.pkl", "vocab.bin", "cache.pt", "cache.pkl", INFO_FILE, VOCAB_FIL
 
 
 def vocabulary_beside(folder: str) -> str | None:
-    """The vocabulary in the folder of a checkpoint, if there is one."""
+    """The path of the vocabulary in the folder of a checkpoint, if there is one."""
     paths = [os.path.join(folder, name) for name in FILES]
     return next(filter(os.path.isfile, paths), None)
 
@@ -77,11 +77,11 @@ def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any =
         symbols = texts_of(vocab["idx2sym"])
     except ValueError as error:
         raise FileError("path", path, "a vocabulary of words", f"{path} is no vocabulary: {error}") from None
-    symbols, n_mended = mended(symbols)
+    symbols, n_repaired = repaired(symbols)
     wrong = next((symbol for symbol in symbols if not symbol or not _is_unicode(symbol)), None)
     if wrong is not None:
         raise FileError("path", path, "a vocabulary of words", f"{path} is no vocabulary: {shown(wrong)} is no word")
-    notes = [f"{n_mended} words of {path} were UTF-8 read as latin1: mended"] if n_mended else []
+    notes = [f"{n_repaired} words of {path} were UTF-8 read as latin1: repaired"] if n_repaired else []
     dataset = _agreed(dataset, corpus.get("dataset", said), path)
     options, note = _options(symbols, dataset, vocab)
     splits = {split: _tokens(corpus.get(split), path) for split in SPLITS}
@@ -108,7 +108,7 @@ def _agreed(given: str | None, said: Any, path: str) -> str | None:
     return given or said
 
 
-def mended(symbols: list[str]) -> tuple[list[str], int]:
+def repaired(symbols: list[str]) -> tuple[list[str], int]:
     """The symbols, with words repaired that were UTF-8 read as latin1; and the number of such words.
 
     Hugging Face's vocabulary has this mistake. It is repaired only where it is certain: every symbol, encoded as

@@ -87,7 +87,7 @@ class Tensor:
 
     @property
     def extent(self) -> int:
-        """How many numbers of the storage it spans."""
+        """How many numbers of the storage lie between the first and the last number, both included."""
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)) if self.size else 0
 
     @property
