@@ -23,6 +23,7 @@ from torch_files import BFloat16, Instance, Module, write_legacy, write_safetens
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
+from txl_tf.convert.pickles import FileError
 from txl_tf.convert.pytorch import pytorch_to_run
 from txl_tf.convert.pytorch_vocab import read_vocabulary, repaired
 from txl_tf.data.text.corpus import load_corpus
@@ -508,26 +509,28 @@ def test_the_text_of_lm1b_is_in_sentences(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "tree, message",
+    "tree, found",
     [
         (
             Instance("utils.vocabulary", "OpenAIVocab", max_size=3),
-            "holds no list of words .idx2sym. but a 'OpenAIVocab'",
+            "'OpenAIVocab'",
         ),
-        ({"idx2sym": [1, 2]}, "is no vocabulary: there is no corpus with a vocabulary"),
-        ({"idx2sym": ["a", "a"]}, "holds 'a' twice"),
-        ({"idx2sym": ["a", ""]}, "is no vocabulary: '' is no word"),
-        ({"idx2sym": ["a", "\ud800"]}, r"is no vocabulary: '.ud800' is no word"),
+        ({"idx2sym": [1, 2]}, "idx2sym"),
+        ({"idx2sym": ["a", "a"]}, "'a'"),
+        ({"idx2sym": ["a", ""]}, "''"),
+        ({"idx2sym": ["a", "\ud800"]}, r"\ud800"),
         (
             Instance("data_utils", "Corpus", vocab=vocab_of("abc"), train=np.ones(3)),
-            r"must be int64 .n., got float64 \[3\]",
+            "float64 [3]",
         ),
     ],
     ids=["subwords", "numbers", "twice", "empty", "half a character", "floats"],
 )
-def test_what_is_no_vocabulary(tmp_path, tree, message):
-    with pytest.raises(ValueError, match=message):
-        read_vocabulary(write_zip(tmp_path / "cache.pt", tree))
+def test_what_is_no_vocabulary(tmp_path, tree, found):
+    path = write_zip(tmp_path / "cache.pt", tree)
+    with raises_parameter("path", str(path), error=FileError) as error:
+        read_vocabulary(path)
+    assert found in str(error.value)
 
 
 def test_the_vocabulary_must_be_the_models(case, tmp_path):
