@@ -23,15 +23,16 @@ from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.folder import RunFolder
 from txl_tf.schema import check_values
 
+_NEEDED = {"wandb": ("wandb",), "mlflow": ("mlflow", "pandas")}  # mlflow-skinny does not install pandas
 _PROJECT = "txl_tf"  # where neither the run nor the tracker's environment variables name one
 
 
 def check_tracker(name: str) -> None:
-    """Raises ParameterError where the package of a tracker is not installed; imports nothing."""
-    if name != "none" and not is_installed(name):
-        allowed = "a tracker whose package is installed"
-        message = f'tracker={name} needs the package {name}: in a clone, pip install -e ".[{name}]"'
-        raise ParameterError("tracker", name, allowed, message)
+    """Raises ParameterError if a package that a tracker needs is not installed. Imports nothing."""
+    for package in _NEEDED.get(name, ()):
+        if not is_installed(package):
+            message = f'tracker={name} needs the package {package}: in a clone, pip install -e ".[{name}]"'
+            raise ParameterError("tracker", name, f"a tracker whose package {package} is installed", message)
 
 
 @dataclasses.dataclass
