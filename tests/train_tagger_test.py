@@ -7,7 +7,6 @@ import shutil
 import types
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 from helpers import (
@@ -224,7 +223,6 @@ def test_a_run_that_is_stopped_in_a_validation_learns_of_its_patience_from_that(
     run, state = begun(tmp_path / "run", files, **PATIENT)
     found = {"loss": 1.0, "precision": f1, "recall": f1, "f1": f1}
     monkeypatch.setattr(run.model, "evaluate", lambda *args, **kwargs: found)
-    run.tracker = keras.callbacks.Callback()
     at_step(monkeypatch, RunState, "on_train_batch_end", 10, die)
     with pytest.raises(RuntimeError, match="step 10") if last == 10 else contextlib.nullcontext():
         run.fit(state)

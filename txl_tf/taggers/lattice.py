@@ -30,7 +30,6 @@ from txl_tf.nn.base import Layer, check_sizes, check_tensors, shown
 from txl_tf.nn.masks import as_bool
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
-from txl_tf.taggers import flat_variants
 
 DISTANCES = ("ss", "se", "es", "ee")
 
@@ -186,8 +185,8 @@ class PositionFusion(Layer):
 
     Args:
         d_model: width of the sinusoids and of the vectors.
-        fusion: "ff" is the paper's `relu(W_r [p_hh, p_ht, p_th, p_tt])` with a bias, as in the original program. The
-            others are "ff_two" (only hh and tt), "ff_linear", "attn" and "gate", see `flat_variants.py`.
+        fusion: "ff" is the paper's `relu(W_r [p_hh, p_ht, p_th, p_tt])` with a bias, as in the original program.
+            "ff_two" is the same with only hh and tt, the original program's default.
 
     Call arguments:
         pairs: `Pairs` of the distances in `names`, from `distinct_pairs`.
@@ -207,7 +206,6 @@ class PositionFusion(Layer):
     """
 
     free_settings = {}
-    forward: Linear  # of "ff"
 
     @stored
     def __init__(self, d_model: int, fusion: str = "ff", **kwargs: Unpack[LayerOptions]) -> None:
@@ -215,19 +213,17 @@ class PositionFusion(Layer):
         check_sizes(d_model=d_model)
         one_of(FUSIONS)("fusion", fusion)
         self.names = ("ss", "ee") if fusion == "ff_two" else DISTANCES
-        for name, (_, units) in flat_variants.products_of(fusion, d_model).items():  # "ff" has only `forward`
-            setattr(self, name, Linear(units, dtype=self.dtype_policy, name=name))
+        self.forward = Linear(d_model, dtype=self.dtype_policy, name="forward")
 
     def build(self, *_: Any, **__: Any) -> None:
-        for name, (width, _) in flat_variants.products_of(self.fusion, self.d_model).items():
-            getattr(self, name).build((None, width))
+        self.forward.build((None, len(self.names) * self.d_model))
 
     def call(self, pairs: Any, table: Tensor) -> Any:
         check_tensors({"d_model": self.d_model}, table=(table, "float distances d_model"))
-        pairs = checked_pairs(pairs, self.names)
-        table = tf.cast(table, self.compute_dtype)
-        if self.fusion != "ff":
-            return flat_variants.fuse(self, pairs, table)
+        return self.fuse(checked_pairs(pairs, self.names), tf.cast(table, self.compute_dtype))
+
+    def fuse(self, pairs, table):
+        """The call, with arguments that are checked: `[U, E]`."""
         return tf.nn.relu(self.linear_of(self.forward, pairs, table))
 
     def linear_of(self, linear: Any, pairs: Any, table: Tensor) -> Tensor:
