@@ -149,7 +149,11 @@ def test_contestants_use_public_names_alone():
     for name in FILES:
         tree = ast.parse((ROOT / f"tools/benchmarking/{name}.py").read_text())
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ("txl_tf", "txl_programs"):
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in (
+                "txl_config",
+                "txl_tf",
+                "txl_programs",
+            ):
                 private.append(node.module)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "txl_tf":
                 used.add(node.attr)

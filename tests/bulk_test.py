@@ -282,7 +282,7 @@ def write_some(folder):
         ("a.txt,b.txt", ["--output={tmp}/a.txt"], "output", "a folder"),
         ("*.txt", ["--output={tmp}"], "output", "a folder without files of --input"),
         ("a.txt,b.txt", ["--output={tmp}/link"], "output", "a folder without files of --input"),
-        (".", ["--output={tmp}/out"], "output", "a folder outside of {tmp}/."),
+        (".", ["--output={tmp}/out"], "output", "a folder outside of {tmp}"),
         ("sub/*", ["--output={tmp}/sub/out"], "output", "a folder outside of {tmp}/sub/*"),
         ("*/*", ["--output={tmp}/out"], "output", "a folder outside of {tmp}/*/*"),
         ("a.txt,sub/a.txt", ["--output={tmp}/out"], "input", "files of different names"),

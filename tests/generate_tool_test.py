@@ -227,7 +227,7 @@ def test_every_line_is_a_prompt_of_its_own(tool, word_run, tmp_path, capsys):
     assert run_here(tool, *arguments, *output, "--format=json") == 1
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     err = capsys.readouterr().err
-    assert rows[1] == {"prompt": "", "error": "line 2 is empty: it must hold at least one token"}
+    assert rows[1] == {"prompt": "", "error": "line 2 is empty: it must have at least one token"}
     assert rows[2] == {"prompt": "w1\\xff", "error": "line 3 is not UTF-8 text: see its byte 2"}
     assert "checkpoint: latest, step 1" in err and f"{tmp_path / 'in'}, line 2 is empty" in err
     ids = vocab.encode("w3 w5")
@@ -265,13 +265,7 @@ def test_prompts_are_continued_as_they_come(tool, word_run, monkeypatch):
     [
         (["--input=x", "--prompt=w1"], "prompt"),
         (["--prompt=w1", "--format=json"], "format"),
-        (["--prompt=w1", "--top_p=0"], "top_p"),
-        (["--prompt=w1", "--stop="], "stop_strings"),
-        (["--prompt=w1", "--min_p=1"], "min_p"),
-        (["--prompt=w1", "--repetition_penalty=0"], "repetition_penalty"),
-        (["--prompt=w1", "--repetition_penalty=2", "--repetition_window=0"], "repetition_window"),
         (["--prompt=w1", "--repetition_window=9"], "repetition_window"),
-        (["--prompt=w1", "--num_return_sequences=0"], "num_return_sequences"),
         (["--interactive", "--num_return_sequences=2"], "num_return_sequences"),
         (["--prompt=w1", "--prompt_file=x"], "prompt"),
         (["--prompt=w1", "--greedy", "--top_k=5"], "top_k"),
@@ -291,6 +285,12 @@ def test_a_bad_flag_is_an_error_with_its_name(tool, word_run, arguments, name):
     [
         (["--input=no-such-file"], "no-such-file"),
         (["--prompt="], "prompt is empty"),
+        (["--prompt=w1", "--top_p=0"], "top_p must"),
+        (["--prompt=w1", "--stop="], "stop_strings must"),
+        (["--prompt=w1", "--min_p=1"], "min_p must"),
+        (["--prompt=w1", "--repetition_penalty=0"], "repetition_penalty must"),
+        (["--prompt=w1", "--repetition_penalty=2", "--repetition_window=0"], "repetition_window must"),
+        (["--prompt=w1", "--num_return_sequences=0"], "num_return_sequences must"),
         (["--prompt=w1", "--stop=w1", "--stop=w99"], "of 23 symbols cannot spell the stop string 'w99'"),
         (["--prompt_file=no-such-file"], "no-such-file"),
     ],

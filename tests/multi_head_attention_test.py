@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import raises_parameter
 
 from txl_tf.errors import ParameterError
 from txl_tf.layers import (
@@ -78,7 +79,7 @@ def test_one_product_for_all_projections_gives_what_three_give():
 
 
 def test_heads_must_divide_the_width():
-    with pytest.raises(ValueError, match="d_model must be a multiple of num_heads=4, got 6"):
+    with raises_parameter("d_model", 6, limit="num_heads=4"):
         MultiHeadAttention(d_model=6, num_heads=4)
 
 

@@ -281,7 +281,7 @@ def test_a_wrong_value_is_one_line_in_plain_words(own_flags):
         "--n_layer=0": "--n_layer must be a positive integer, got 0",
         "--rate=x": "--rate must be a number, got 'x'",
         "--untie=x": "--untie must be True or False, got 'x'",
-        "--kind=c": "--kind must be one of a|b, got 'c'",
+        "--kind=c": "--kind must be one of a, b, got 'c'",
         "--cutoffs=1,x": "--cutoffs must be integers, as 20000,40000, got ['1', 'x']",
     }
     for word, message in expected.items():

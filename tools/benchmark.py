@@ -67,6 +67,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from absl import flags, logging
 from benchmarking.shapes import BFLOAT16_AGAINST, REFERENCE, ROUNDED, SCALING, SHAPES, WRITING, WRITING_AGAINST
@@ -346,7 +347,9 @@ def shape_of(mode):
         shape["n_layer"] = 2
     if FLAGS.quick:
         shape |= {name: min(2, shape[name]) for name in ("n_layer", "megabytes") if name in shape}
-    given = {name: FLAGS[name].value for name in shape if name in FLAGS and FLAGS[name].value is not None}
+    given: dict[str, Any] = {
+        name: FLAGS[name].value for name in shape if name in FLAGS and FLAGS[name].value is not None
+    }
     if "cutoffs" in given:
         given["cutoffs"] = [int(cutoff) for cutoff in given["cutoffs"]]
     return {**shape, **given}

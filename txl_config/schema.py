@@ -162,7 +162,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
         if value is None and type(None) in kinds:
             return
         kind = functools.reduce(operator.or_, (kind for kind in kinds if kind is not type(None)))
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         check_values(value, kind, prefix=f"{name}.")
         return
     described, is_of = _kind(kind)

@@ -117,7 +117,6 @@ _PLAIN = (
     (r"--(\w+)=None: Flag --\1 must have a value other than None\.", r"--\1 must be given"),
     (r"--(\w+)=.*: invalid literal for int\(\) with base 10: (.*)", r"--\1 must be an integer, got \2"),
     (r"--(\w+)=.*: could not convert string to float: (.*)", r"--\1 must be a number, got \2"),
-    (r"--(\w+)=(.*): value should be one of <(.*)>", r"--\1 must be one of \3, got '\2'"),
     (r"--(\w+)=(.*): \('Non-boolean argument to boolean flag', .*\)", r"--\1 must be True or False, got '\2'"),
     (r"--(\w+)=(.*): \S* ?is not (an? .*)", r"--\1 must be \3, got \2"),
     (r"--(\w+)=(.*): \S* ?is not (.*)", r"--\1 must be an \3, got \2"),  # integer >= 2
@@ -131,6 +130,10 @@ def _plain(message: str) -> str:
 
 
 def _plain_part(message: str) -> str:
+    match = re.fullmatch(r"--(\w+)=(.*): value should be one of <(.*)>", message, re.S)
+    if match:
+        name, value, choices = match.groups()
+        return f"--{name} must be one of {choices.replace('|', ', ')}, got '{value}'"
     for pattern, plain in _PLAIN:
         match = re.fullmatch(pattern, message, re.S)
         if match:

@@ -30,6 +30,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -123,7 +124,7 @@ class Writer:
                 self.seconds += time.perf_counter() - started
             self.written += tokens.shape[1]
             number -= step
-            self.show(self.as_shown(tokens[0], nll[0] if FLAGS.verbose else None, self.session.excess))
+            self.show(self.as_shown(tokens[0], None if nll is None else nll[0], self.session.excess))
             if self.session.ended:
                 break
         self.show(self.stream.end() + ("" if FLAGS.verbose else "\n"))
@@ -193,7 +194,7 @@ def model_changes():
 
 def sampling_options():
     """The options of sampling."""
-    options = values(("top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed"))
+    options: dict[str, Any] = values(("top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed"))
     return options | {"temperature": 0.0 if FLAGS.greedy else FLAGS.temperature}
 
 

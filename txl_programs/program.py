@@ -75,7 +75,7 @@ def run(main: Callable[[], int | None]) -> None:
                 signal.signal(number, signal.SIG_IGN)
 
 
-def run_training(main: Callable[[], Any], rows_to_divide: Callable[[], Sequence[int]] = list) -> None:
+def run_training(main: Callable[[], Any], rows_to_divide: Callable[[], list[int]] = list) -> None:
     """Runs a training program, as `run`, on the workers that its flags ask for.
 
     Args:
@@ -124,7 +124,7 @@ def _interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
 
-def _train_on_workers(main: Callable[[], Any], rows_to_divide: Callable[[], Sequence[int]]) -> Any:
+def _train_on_workers(main: Callable[[], Any], rows_to_divide: Callable[[], list[int]]) -> Any:
     check_used((("tracker_project",), given(["tracker"]), "is for --tracker, which is not given"))
     if FLAGS.ray_workers == 0:  # this process is a worker
         return main()

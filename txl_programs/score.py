@@ -114,7 +114,8 @@ def main():
         print("The vocabulary has no symbol for the end of a line, so the ends of lines do not count.", file=sys.stderr)
     together = None if config.carry_memory else TOGETHER
     tally, seconds = answer_input(folder, make_answering, __spec__.name, together)
-    report(*tally.sums or (0.0, 0, 0, 0), seconds)
+    nll, tokens, size, lines = tally.sums or (0.0, 0, 0, 0)
+    report(nll, tokens, size, lines, seconds)
     return int(tally.missing > 0)
 
 

@@ -165,7 +165,10 @@ def size_of_text(data):
     recipe = make_recipe(TextConfig(**data))
     check_files(recipe)
     level = "char" if data["dataset"] in ("enwik8", "text8") else recipe.vocab_options["level"]
-    n_bytes = sum(size_of(path) * (3 if has_ending(path, ".gz", ".zip") else 1) for path in recipe.files["train"])
+    n_bytes = 0
+    for path in recipe.files["train"]:
+        size = size_of(path) or 0  # `check_files` has found the files
+        n_bytes += 3 * size if has_ending(path, ".gz", ".zip") else size  # packed text is about a third
     return level, n_bytes, n_bytes / BYTES[level]
 
 

@@ -20,6 +20,7 @@ txl-export-saved-model; average its checkpoints with txl-average-checkpoints.
 
 import logging
 import os
+from typing import Any
 
 from absl import flags
 
@@ -121,7 +122,8 @@ def choose_settings(data, exists):
     says = f"preset {preset}: {weights:.1f} M parameters besides the embeddings, {steps:,} steps"
     if not FLAGS.preset:
         machine = "there is a GPU" if n_gpus else f"there is no GPU, but {n_cores} cores"
-        base = pair_weights(**{name: FLAGS[name].default for name in PAIR_SIZES}) / 1e6
+        sizes_of_base: dict[str, Any] = {name: FLAGS[name].default for name in PAIR_SIZES}
+        base = pair_weights(**sizes_of_base) / 1e6
         says += f", because there are {n_pairs:,} pairs of {n_bytes / 1e6:,.2f} MB and {machine}; --preset=base for "
         says += f"{base:.1f} M"
     kept = [f"{name}={value}" for name, value in sizes.items()]

@@ -20,7 +20,6 @@ terminal, control characters are written like \\x1b, unless --raw is given.
 import functools
 import sys
 
-import numpy as np
 from absl import flags
 
 from txl_config import SearchConfig, TransformerConfig
@@ -55,6 +54,8 @@ define_flags(SearchConfig)
 define_flags(PairFilesConfig)
 
 read_flags(__name__)
+
+import numpy as np
 
 from txl_config.errors import ParameterError
 from txl_config.schema import check_left_out
@@ -125,7 +126,8 @@ def report(found, references, level):
 def make_answering(folder, path):
     """The translator of lines, as the flags describe it, with the weights of a checkpoint."""
     model = folder.load_model(path)
-    translator = Translator(model, *folder.load_vocabs(), config_of(SearchConfig), FLAGS.batch_size)
+    source_vocab, target_vocab = folder.load_vocabs()
+    translator = Translator(model, source_vocab, target_vocab, config_of(SearchConfig), FLAGS.batch_size)
     return Answering(translator.translate_lines, lines_of, counts_of)
 
 

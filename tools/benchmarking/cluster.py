@@ -18,6 +18,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from benchmarking import processes
@@ -243,6 +244,7 @@ class Watched:
         self.kills = []
 
     def run(self):
+        process: Any
         with running(self.command, subprocess.PIPE) as process:
             for line in process.stdout:
                 self.look_at(line)

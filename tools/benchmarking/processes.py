@@ -10,6 +10,7 @@ output of tasks.py. A process imports the txl_tf of its checkout.
 
 import contextlib
 import json
+import math
 import os
 import re
 import socket
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarking.language_models import model_arguments, random_lines, words_of
 from benchmarking.shapes import TAGGER
@@ -132,10 +134,11 @@ def watch(shape, text, checkout):
     """Runs train.py as a user does, for one step: seconds until its line of progress, and until it has ended."""
     with tempfile.TemporaryDirectory() as folder:
         command = train_command(checkout, shape, text, os.path.join(folder, "run"))
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started = time.perf_counter()
         lines = []
         figures = {}
+        process: Any
         with subprocess.Popen(command, env=environment_of(checkout), **pipes) as process:
             for line in process.stdout:
                 lines.append(line)
@@ -183,9 +186,11 @@ def answer(program, folder, checkout):
     if program in ANSWERS:
         model, flags, line = ANSWERS[program]
         command = command_of(checkout, f"tools/{program}", model_dir=os.path.join(folder, model), **flags)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    answered = math.nan
     started = time.perf_counter()
     before = os.times()
+    process: Any
     with subprocess.Popen(command, env=environment_of(checkout), **pipes, bufsize=0) as process:
         process.stdin.write(line.encode())
         process.stdin.close()

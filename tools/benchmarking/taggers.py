@@ -5,7 +5,7 @@ Shapes:
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -57,8 +57,8 @@ def plain_tagger(lattice, shape):
 def library_network(lattice, shape, dtype="float32"):
     import txl_tf
 
-    sizes = {name: shape[name] for name in [*SIZES, "n_layer"]} | {"d_bigram": shape["d_embed"]}
-    own = {"fusion": shape["fusion"], "k_proj": False, "residual": "own"} if lattice else {"dropatt": 0.15}
+    sizes: Any = {name: shape[name] for name in [*SIZES, "n_layer"]} | {"d_bigram": shape["d_embed"]}
+    own: Any = {"fusion": shape["fusion"], "k_proj": False, "residual": "own"} if lattice else {"dropatt": 0.15}
     return (txl_tf.Flat if lattice else txl_tf.Tener)(**sizes, **own, dtype=dtype)
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 
@@ -88,7 +89,7 @@ def export(name, shape, directory):
         txl_tf.export_saved_model(lm, directory, weights="bfloat16" if "bfloat16" in name else "float32")
     else:
         model = port("reference_model").ReferenceModel(**arguments)
-        module = tf.Module()
+        module: Any = tf.Module()
         module.weights = list(model.weights.values())
 
         def next_token(tokens, state):

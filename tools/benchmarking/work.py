@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import time
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -24,7 +25,7 @@ FOREVER = 10**9  # steps of a `fit` that a callback ends
 @functools.cache
 def port(name):
     """A plain port of an original program as a module: tests/reference_model.py is `port("reference_model")`."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tests" / f"{name}.py")
+    spec: Any = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tests" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

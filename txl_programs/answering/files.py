@@ -8,6 +8,7 @@ import itertools
 import sys
 import time
 from pathlib import PurePosixPath
+from typing import Any
 
 import tensorflow as tf
 
@@ -77,7 +78,7 @@ def _answer_files(folder, make_answering, program, together, files, path):
     started = time.perf_counter()
     cluster = cluster_of(ClusterConfig)
     run = functools.partial(_here, make_answering, folder, path)
-    flags = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
+    flags: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
     flags |= {name: sha256(flags[name]) for name in _named_by(flags)}
     key = [program, flags, sha256(folder.config_file), sha256(f"{path}.index"), together]
     with writing(FLAGS.output):
@@ -88,7 +89,7 @@ def _answer_files(folder, make_answering, program, together, files, path):
             count_workers(stack.enter_context(connected(cluster.ray_address)), cluster)  # before files are read
             run = functools.partial(_on_cluster, cluster, program, folder, path)
         any_end = _has_any_end(folder)
-        plan = Plan([LineFile(*file, FLAGS.output, key, any_end) for file in files], together)
+        plan = Plan([LineFile(file, name, FLAGS.output, key, any_end) for file, name in files], together)
         whole = Tally()
         if plan.before:
             print(f"lines answered before: {plan.before:,}", file=sys.stderr)
@@ -172,7 +173,7 @@ def _here(make_answering, folder, path, blocks):
 
 def _on_cluster(cluster, program, folder, path, blocks):
     """Answers blocks on the workers of a cluster, and yields their parts."""
-    given = {flag.name: flag.value for flag in _own_flags() if flag.present}
+    given: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.present}
     given |= {"model_dir": absolute(folder.path), "ckpt_path": absolute(path)}
     given |= {name: absolute(given[name]) for name in _named_by(given)}
     make = functools.partial(make_in_worker, program, folder.task, given)

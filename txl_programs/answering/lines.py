@@ -4,6 +4,8 @@ import contextlib
 import itertools
 import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 
@@ -25,7 +27,7 @@ def input_lines(any_end=True):
             raise ParameterError("input", FLAGS.input, "a file", "the standard input is closed: give --input")
         prompt = (lambda: print("> ", end="", file=sys.stderr, flush=True)) if sys.stdin.isatty() else None
         return lines_in(without_mark(arriving(sys.stdin.buffer, prompt)), any_end), "standard input"
-    pieces = read_files([FLAGS.input], "byte")
+    pieces: Iterator[Any] = read_files([FLAGS.input], "byte")  # bytes, with this level
     return lines_in(without_mark(itertools.chain([next(pieces)], pieces)), any_end), FLAGS.input
 
 

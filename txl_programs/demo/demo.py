@@ -6,9 +6,8 @@
 
 The page has tabs for the tasks of the runs, and can compare two runs of one task.
 
-language models   Write: generates text, with all sampling options. Read: a text coloured by nll; click on a token to
-see
-                  the most likely tokens in its place. Remember: the benefit of the memory; click on a token to see the
+language models   Write: generates text, with all sampling options. Read: a text coloured by nll; click a token to see
+                  the most likely tokens in its place. Remember: the benefit of the memory; click a token to see the
                   attention of every layer and head, and its nll with no memory, half of it and all of it.
 encoder-decoders  The best translations with their scores, and the attention of each head to the source.
 taggers           Entities with probabilities, FLAT's lattice, the attention of an item, and the effect of a word of the

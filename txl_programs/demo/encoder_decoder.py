@@ -1,4 +1,4 @@
-"""What an encoder-decoder writes for a source, and where it looks meanwhile, as HTML."""
+"""Translations of an encoder-decoder and its attention to the source, as HTML."""
 
 from markupsafe import Markup
 
@@ -24,7 +24,8 @@ class EncoderDecoderView:
         self.run = run
         self.limits = limits
         self.model = run.model
-        self.reader = Translator(self.model, *run.vocabs)
+        self.source_vocab, self.target_vocab = run.vocabs
+        self.reader = Translator(self.model, self.source_vocab, self.target_vocab)
         self.encode = self.reader.encode
 
     def translate(self, source: str, beam_size: int, n_best: int, length_penalty: float) -> list[Translation]:
@@ -39,10 +40,11 @@ class EncoderDecoderView:
             raise Refusal("source", source, "one line", sentence)
         search = SearchConfig(beam_size=beam_size, n_best=min(n_best, beam_size), length_penalty=length_penalty)
         with self.run.lock:
-            return Translator(self.model, *self.run.vocabs, search).translate([source], "The source")[0]
+            translator = Translator(self.model, self.source_vocab, self.target_vocab, search)
+            return translator.translate([source], "The source")[0]
 
     def show(self, found: list[Translation]) -> Markup:
-        """The targets with their scores, the best first; a click on one is for `look`."""
+        """The translations with their scores, the best one first. A click on one calls `look`."""
         rows = [
             element(
                 "tr", element("td", i + 1), element("td", target.text, class_="target"),
@@ -55,11 +57,11 @@ class EncoderDecoderView:
         return element("div", element("table", head, *rows, class_="targets"), element("p", note, class_="note"))
 
     def look(self, source: str, target: str, pick: str) -> Markup:
-        """Cross-attention of a head as a matrix, the source above, the target at the left.
+        """The cross-attention of a head as a matrix: columns are the source, rows are the target.
 
         Args:
             source, target: lines.
-            pick: "i" or "i:layer:head": i is handed on to the buttons; by default the last layer's first head.
+            pick: "i" or "i:layer:head". The buttons get i. The default is the first head of the last layer.
         """
         i, *of_head = picked(pick, 1, 3)
         n_layer = self.model.num_layers

@@ -1,6 +1,6 @@
-"""What a language model writes, reads and remembers, as HTML: the page of its family without its buttons.
+"""Texts that a language model generates or reads, and the benefit of its memory, as HTML, without the buttons.
 
-Every token of the text but the first has a pick, its place, for `alternatives` and `look`.
+Every token but the first can be clicked. The click has the index of the token, for `alternatives` and `look`.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, bars, choices, element, facts, figure, legend, matrix, short, tokens
 from txl_programs.demo.runs import OpenRun, other_click, picked
+from txl_tf.data.subwords import SubwordVocab
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.reading import look_back, nll_by_memory, read_text
@@ -34,7 +35,7 @@ SEGMENT = 64  # tokens, where a run does not say what it was trained with
 
 @dataclasses.dataclass
 class Sample:
-    """A text that is written, and may go on."""
+    """A generated text, which may be continued."""
 
     session: Session
     stream: TextStream
@@ -65,13 +66,13 @@ class LanguageModelView:
     # --------------------------------------------------------------------------------------------------------- write
 
     def start(self, prompt: str, rows: int, options: dict) -> list[Sample]:
-        """Reads a prompt and returns the samples to `write`, which have written nothing yet.
+        """Reads a prompt, and returns the samples for `write`, which are empty.
 
         Args:
             prompt: text.
             rows: number of samples.
             options: "sampling" and "stops", arguments of `check_sampling` and `stops_of`. With a seed, the samples are
-                those of `lm.generate`, after a prompt of up to `READ_AT_ONCE` tokens.
+                the same as with `lm.generate`, for a prompt of up to `READ_AT_ONCE` tokens.
         """
         ids = self.encode(prompt, "The prompt")
         self.check(options)
@@ -85,12 +86,12 @@ class LanguageModelView:
         return [Sample(session.copy(), stream.copy(), seed) for seed in seeds]
 
     def check(self, options: dict) -> None:
-        """Raises ValueError where an option is out of its range, or the vocabulary cannot spell a stop string."""
+        """Raises ValueError if an option is out of range, or if the vocabulary cannot encode a stop string."""
         check_sampling(1, **options["sampling"])
         check_stops(len(self.vocab), None, **stops_of(self.vocab, **options["stops"]), vocab=self.vocab)
 
     def write(self, samples: list[Sample], number: int, options: dict) -> Iterator[None]:
-        """Writes so many more tokens of every sample, less where one ends; yields after each token."""
+        """Generates this many more tokens of every sample, fewer if it ends. Yields after each token."""
         stops = stops_of(self.vocab, **options["stops"])
         for _ in range(number):
             for sample in samples:
@@ -108,7 +109,7 @@ class LanguageModelView:
         sample.ended = sample.session.ended
 
     def show_written(self, prompt: str, samples: list[Sample], writing: bool = False) -> Markup:
-        """The samples below each other, each after its prompt."""
+        """The samples, one below the other, each after its prompt."""
         blocks = []
         for i, sample in enumerate(samples):
             goes_on = writing and not sample.ended
@@ -130,7 +131,7 @@ class LanguageModelView:
         return ids
 
     def encode_two(self, text: str) -> np.ndarray:
-        """`encode`, of a text with something to predict."""
+        """`encode` for a text of at least two tokens, so that one can be predicted."""
         ids = self.encode(text)
         if len(ids) < 2:
             sentence = "The text has one token only. No token before it can predict it."
@@ -138,7 +139,7 @@ class LanguageModelView:
         return ids
 
     def read(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
-        """Reads a text: yields `(tokens read, tokens, None)`, and at the end the picture, coloured by nll."""
+        """Reads a text. Yields `(tokens read, tokens, None)`, and at the end the picture, coloured by nll."""
         ids = self.encode_two(text)
         nll = []
         for start, (some,) in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, [self.mem_len])):
@@ -147,7 +148,7 @@ class LanguageModelView:
         yield len(ids), len(ids), self._show_read(ids, np.concatenate(nll))
 
     def _locked(self, steps):
-        """The steps of a computation, each under the lock of the run: those of other visitors come between."""
+        """Yields the steps of a computation. Each holds the lock of the run. Steps of other visitors run in between."""
         while True:
             with self.run.lock:
                 step = next(steps, None)
@@ -169,7 +170,7 @@ class LanguageModelView:
         return element("div", facts(**{said("tokens"): f"{len(nll):,}"}, **means), tokens(places), scale)
 
     def alternatives(self, text: str, pick: str) -> Markup:
-        """The likeliest tokens for the place that was clicked, and the one that stands there."""
+        """The most likely tokens at the clicked position, and the actual token."""
         ids = self.encode_two(text)
         (place,) = picked(pick, 1)
         self._check_place(place, ids)
@@ -194,11 +195,11 @@ class LanguageModelView:
 
     @property
     def kept(self) -> tuple[int, int, int]:
-        """Positions of memory: none, half, all."""
+        """Lengths of memory to compare: none, half, all."""
         return 0, self.mem_len // 2, self.mem_len
 
     def remember(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
-        """As `read`; the picture is coloured by what the memory saves at each token."""
+        """Like `read`, with each token coloured by the benefit of the memory."""
         ids = self.encode_two(text)
         found = []
         for start, nll in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, self.kept)):
@@ -228,10 +229,10 @@ class LanguageModelView:
         return element("div", facts(**shown), tokens(places), scale, element("p", note, class_="note"))
 
     def look(self, text: str, pick: str, room: int = ROOM) -> Markup:
-        """Where heads look to predict the token that was clicked, and its nll with less memory.
+        """The attention of the heads for the clicked token, and its nll with less memory.
 
         Args:
-            text: what was read.
+            text: the text.
             pick: "place", for the mean of all heads, or "place:layer:head".
             room: pixels of the picture.
         """
@@ -260,7 +261,7 @@ class LanguageModelView:
         return bars(rows, "help")
 
     def _show_looks(self, labels, place, back, layer, head):
-        """The text that the token sees, coloured by where one head or the mean of all looks."""
+        """The text that the token sees, coloured by the attention of one head or of the mean of all heads."""
         probs = back.probs.mean((0, 1)) if layer is None else back.probs[layer, head]
         zeros = max(0, -back.first_key)
         of_memory = float(probs[: back.segment - back.first_key].sum())
@@ -281,7 +282,7 @@ class LanguageModelView:
         return element("div", tokens(places), element("p", note, class_="note"))
 
     def _show_heads(self, labels, place, back, layer, head, room):
-        """All heads by keys, or those of one layer where there are many; a click on a name shows its text."""
+        """All heads by keys, or the heads of one layer if there are many. A click on a name shows its text."""
         n_layer, n_head, n_key = back.probs.shape
         layers = range(n_layer) if n_layer * n_head <= MOST_ROWS else [layer or 0]
         first = max(0, -back.first_key)
@@ -316,8 +317,8 @@ class LanguageModelView:
 
 
 def labels_of(vocab: Vocab, ids: np.ndarray) -> list[str]:
-    """What the page writes for tokens: their text, the end of a line as a newline, a word with a space behind it."""
-    if vocab.level == "subword":
+    """The labels of tokens on the page: their text; a newline for the end of a line; a word and a space."""
+    if isinstance(vocab, SubwordVocab):
         return [vocab.token_bytes[i].decode("utf-8", "backslashreplace") or vocab.symbols[i] for i in ids]
     symbols = [vocab.symbols[i].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for i in ids]
     if vocab.level != "word":

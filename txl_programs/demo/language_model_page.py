@@ -42,7 +42,7 @@ PASSAGE = (
 
 def whole_or_nothing(name: str, text: str | None) -> int | None:
     """The integer in a text box; `None` if the box is empty. A number box of Gradio would return 0."""
-    if not (text or "").strip():
+    if text is None or not text.strip():
         return None
     try:
         return int(text)
@@ -118,7 +118,7 @@ class LanguageModelPage(Board):
         return [top_k, top_p, min_p, penalty, window, seed, stop, newline, document]
 
     def _options(self, *values):
-        """Options of a `LanguageModelView` from what the components say."""
+        """The options of a `LanguageModelView`, from the values of the components."""
         *sampling, stop, newline, document = values
         given = dict(zip(SAMPLING, sampling, strict=True))
         optional = {name: whole_or_nothing(name, given.pop(name)) for name in ("top_k", "seed")}
@@ -133,7 +133,7 @@ class LanguageModelPage(Board):
 
     @answered
     def write(self, names, prompt, rows, number, *values):
-        """Writes samples of the chosen runs: yields pictures, and the key to continue them with."""
+        """Generates samples with the chosen runs. Yields pictures, and the key to continue them."""
         views = self.chosen(names)
         options = self._options(*values)
         number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
@@ -144,7 +144,7 @@ class LanguageModelPage(Board):
 
     @answered
     def go_on(self, key, number, *values):
-        """Continues what `write` has written."""
+        """Continues the texts of `write`."""
         kept = self.shelf.get(key)
         options = self._options(*values)
         if kept is None:
@@ -197,28 +197,28 @@ class LanguageModelPage(Board):
 
     @answered
     def remember(self, names, text):
-        """A text coloured by what the memory saves."""
+        """A text coloured by the benefit of the memory."""
         views = self.chosen(names)
         for shown in in_turns({name: view.remember(text) for name, view in views.items()}):
             yield shown, Asked(text, tuple(views), {})
 
     @answered
     def show_alternatives(self, asked, data: gr.EventData):
-        """What could stand at the place that was clicked."""
+        """The most likely tokens at the clicked position."""
         asked = self._pick(asked, data)
         found = {name: self.views[name].alternatives(asked.text, pick) for name, pick in asked.of_runs.items()}
         yield side_by_side(found, asked.names), asked
 
     @answered
     def show_look(self, asked, data: gr.EventData):
-        """Where heads look from the place that was clicked."""
+        """The attention of the heads at the clicked position."""
         asked = self._pick(asked, data)
         room = room_of(asked.of_runs)
         found = {name: self.views[name].look(asked.text, pick, room) for name, pick in asked.of_runs.items()}
         yield side_by_side(found, asked.names), asked
 
     def _pick(self, asked, data):
-        """The click in its run, and in the others that have the same tokens at the same places."""
+        """The click in its run, and in other runs with the same tokens at the same positions."""
         name, pick = self.clicked(asked, data)
         if ":" in pick:
             return asked._replace(of_runs={**asked.of_runs, name: pick})

@@ -1,4 +1,4 @@
-"""What a visitor of the page may ask for, and what is kept of visitors."""
+"""Limits for the requests of visitors, and the objects that the page keeps for them."""
 
 import collections
 import dataclasses
@@ -13,31 +13,31 @@ CHARACTERS_OF_A_TOKEN = 20  # a text of more characters than this for every toke
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Bounds of a request. Each check raises ValueError with a sentence for the page."""
+    """Limits of a request. The checks raise ParameterError with a sentence for the page."""
 
-    max_tokens: int = 2000  # of a text that is read
-    max_new_tokens: int = 500  # of a text that is written
-    max_rows: int = 4  # samples of a text
-    visitors: int = 4  # that are answered at a time
+    max_tokens: int = 2000  # most tokens of a text to read
+    max_new_tokens: int = 500  # most tokens to generate
+    max_rows: int = 4  # most samples of a text
+    visitors: int = 4  # requests that are answered at the same time
 
     @property
     def waiting(self) -> int:
-        """Requests that may wait; who comes after them is told so."""
+        """Most requests that wait. Later requests get an error message."""
         return 8 * self.visitors
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of a request: JSON of a text of as many characters as are taken, each of which may need six bytes."""
+        """Most bytes of a request: the JSON of the longest text. A character may need six bytes."""
         return 6 * CHARACTERS_OF_A_TOKEN * self.max_tokens + 2**16
 
     @property
     def sessions(self) -> int:
-        """Visitors of whom the page keeps what they have asked for; it forgets the one who has been away longest."""
+        """Most visitors whose last requests the page keeps. It forgets the one who has been away longest."""
         return 4 * (self.visitors + self.waiting)
 
     @property
     def streams(self) -> int:
-        """Streams that are open at a time: each open page needs one, and one more while it waits for an answer."""
+        """Most open streams: an open page needs one, and another one while it waits for an answer."""
         return 96
 
     def check_text(self, text: Any, name: str = "The text") -> str:

@@ -1,4 +1,4 @@
-"""The pages of what answers a line: encoder-decoders and taggers."""
+"""The pages of encoder-decoders and taggers, which answer a line."""
 
 import gradio as gr
 
@@ -42,7 +42,7 @@ class EncoderDecoderPage(Board):
 
     @answered
     def translate(self, names, source, beams, n_best, penalty):
-        """The best targets of every chosen run."""
+        """The best translations of every chosen run."""
         views = self.chosen(names)
         n_best = self.limits.check_number("Targets", n_best, max(BEAMS))
         found = {name: view.translate(source, beams, n_best, penalty) for name, view in views.items()}
@@ -52,7 +52,7 @@ class EncoderDecoderPage(Board):
 
     @answered
     def look(self, asked, data: gr.EventData):
-        """Cross-attention of the target that was clicked."""
+        """The cross-attention of the clicked translation."""
         name, pick = self.clicked(asked, data)
         targets = asked.of_runs[name]
         i = pick.partition(":")[0]
@@ -88,7 +88,7 @@ class TaggerPage(Board):
 
     @answered
     def look(self, asked, data: gr.EventData):
-        """What the clicked item attends to; or the sentence without a word, or with it again."""
+        """The attention of the clicked item; or the sentence without the clicked word, or with it again."""
         name, pick = self.clicked(asked, data)
         left_out, before = asked.of_runs.get(name, (frozenset(), ""))
         if pick.startswith(("out:", "in:")):

@@ -1,4 +1,4 @@
-"""What a tagger finds in a sentence, its lattice, where characters look, and what a word of the lexicon changes."""
+"""The entities that a tagger finds, its lattice, its attention, and the effect of a word of the lexicon, as HTML."""
 
 from collections.abc import Collection
 
@@ -44,7 +44,9 @@ class TaggerView:
         most = run.model.network.max_seq_len
         sizes = line_sizes(run.folder)
         window = min(sizes.longest if sizes else most, most)
-        self.tagger = TextTagger(run.model, encoder_of(*run.vocabs), window=window, sizes=sizes)
+        vocab, bigram_vocab, *lexicon = run.vocabs
+        encoder = encoder_of(vocab, bigram_vocab, lexicon[0] if lexicon else None)
+        self.tagger = TextTagger(run.model, encoder, window=window, sizes=sizes)
         self.network = run.model.network
 
     def split(self, text: str) -> list[str]:
@@ -61,7 +63,7 @@ class TaggerView:
         return tokens
 
     def entities(self, text: str, left_out: Collection[str] = ()) -> list[Span]:
-        """The entities of a sentence by characters, without words of the lexicon that are left out."""
+        """The entities of a sentence by characters. Words of the lexicon may be left out."""
         tokens = self.split(text)
         with self.run.lock:
             (found,) = self.tagger.tag_in_sentences([tokens], left_out, split=None)
@@ -69,13 +71,13 @@ class TaggerView:
         return [Span(row["start"], row["end"], row["kind"], row["prob"]) for row in rows]
 
     def show(self, text: str, left_out: Collection[str] = (), pick: str = "", room: int = ROOM) -> Markup:
-        """The entities, and the sentence as the network has it: characters, and words of the lattice.
+        """The entities, and the input of the network: characters, and words of the lattice.
 
         Args:
             text: a sentence.
-            left_out: words to take out of the lexicon; the entities with all words are shown, too.
-            pick: "item", for the mean of all heads, or "item:layer:head": what that item attends to is coloured.
-            room: pixels of the picture.
+            left_out: words to remove from the lexicon. The entities with all words are shown, too.
+            pick: "item", for the mean of all heads, or "item:layer:head". Items are coloured by its attention.
+            room: width of the picture in pixels.
         """
         spans = self.entities(text)
         kinds = self.run.model.kinds
@@ -88,7 +90,7 @@ class TaggerView:
         return element("div", *parts, self._show_items(text, left_out, pick, room))
 
     def _show_items(self, text, left_out, pick, room):
-        """The characters, the words of the lattice and what is attended to."""
+        """The characters, the words of the lattice, and the attention."""
         tokens = self.split(text)
         if not hasattr(self.network, "attention_probs"):
             return element("p", said("No picture of attention: this network has none."), class_="note")
@@ -116,7 +118,7 @@ class TaggerView:
         return figure(said(title), *drawn, self._words(tokens, left_out), note=note)
 
     def _picked(self, pick, number):
-        """`(item, layer, head)` of a click; `None` where it does not say."""
+        """`(item, layer, head)` of a click; `None` for what it does not contain."""
         if not pick:
             return None, None, None
         item, *of_head = picked(pick, 1, 3)
@@ -141,7 +143,7 @@ class TaggerView:
         return [legend(said("none"), said("most of the attention")), mean, *heads]
 
     def _words(self, tokens, left_out):
-        """Buttons that take words out of the lexicon, and put them back."""
+        """Buttons that remove words from the lexicon, and add them again."""
         words = list(dict.fromkeys(match.word for match in self.tagger.encoder.matches(tokens)))
         if not words:
             return Markup("")
@@ -151,14 +153,14 @@ class TaggerView:
         return element("div", *rows, *([choices(said("Put back"), outside, "")] if outside else []))
 
     def toggled(self, text: str, left_out: frozenset, pick: str) -> frozenset:
-        """The words that are left out after a click on "out:word" or "in:word"; only words of the sentence count."""
+        """The words that are left out after a click on "out:word" or "in:word". Only words of the sentence count."""
         action, _, word = pick.partition(":")
         known = {match.word for match in self.tagger.encoder.matches(self.split(text))}
         return left_out & known | {word} & known if action == "out" else left_out & known - {word}
 
 
 def changed(before: list[Span], after: list[Span]) -> str:
-    """What is other in the entities of a sentence, in words."""
+    """The difference between two lists of entities, in words."""
     (old, new) = ({(span.start, span.end, span.kind): span.prob for span in spans} for spans in (before, after))
     if set(old) != set(new):
         gone = len(set(old) - set(new))

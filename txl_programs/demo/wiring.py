@@ -1,4 +1,4 @@
-"""What the pages of all tasks share: which runs answer, clicks in a picture, sentences where something is wrong."""
+"""The common parts of the pages of all tasks: the choice of runs, clicks in a picture, error messages."""
 
 import functools
 import traceback
@@ -29,7 +29,7 @@ element.addEventListener('keydown', event => { if (event.key === 'Enter') say(ev
 
 
 class Asked(NamedTuple):
-    """What a visitor asked for last, which clicks are about."""
+    """The last request of a visitor, which clicks refer to."""
 
     text: str = ""
     names: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Board:
         return found
 
     def listen(self, event: Callable, function: Callable, inputs: Any, outputs: Any) -> Any:
-        """Has a function answer an event, and the visitors of all of them count together."""
+        """Calls a function for an event. The limit of visitors counts the events of all functions."""
         return event(function, inputs, outputs, concurrency_id="visitors", concurrency_limit=self.limits.visitors)
 
     def clicked(self, asked: Asked, data: gr.EventData) -> tuple[str, str]:
@@ -129,7 +129,7 @@ def answered(function: Callable) -> Callable:
 
 
 def in_turns(steps: dict[str, Iterator[tuple[int, int, Markup | None]]]) -> Iterator[Markup]:
-    """What several runs make of a text, in turns: how far each is, then what it has found."""
+    """Runs several computations in turns. Shows the progress of each, and then its result."""
     shown = {}
     names = list(steps)
     while steps:
@@ -142,7 +142,7 @@ def in_turns(steps: dict[str, Iterator[tuple[int, int, Markup | None]]]) -> Iter
 
 
 def progress(done: int, total: int) -> Markup:
-    """How far a text is read."""
+    """The progress of reading a text."""
     bar = element("progress", value=done, max=total)
     read = said("{done:,} of {total:,} tokens are read", done=done, total=total)
     return element("p", bar, f" {read}", class_="note")

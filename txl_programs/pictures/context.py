@@ -78,7 +78,7 @@ def nll_by_context(lm, ids, step, n_context):
 
 
 def savings(nll):
-    """What each context length saves over the one before it, as a share of the perplexity: it may cost, too.
+    """The gain of each context length over the one before it, as a share of the perplexity. It may be negative.
 
     Args:
         nll: `[n_context, tokens]`, nats.
@@ -138,7 +138,7 @@ def recl(gains, step):
 
 
 def draw_context(nll, names, step, spans, metric):
-    """Figure of nll against context, of what more context saves, and of the paper's gains, with their RECL.
+    """Figure of nll against context, of the gain from more context, and of the paper's gains, with their RECL.
 
     Args:
         nll: `[models, n_context, tokens]`, nats.
@@ -209,7 +209,7 @@ def nll_by_position(lm, ids, tgt_len, rows=8):
 
 
 def draw_memory(nll, mem_len, metric):
-    """Figure of `nll_by_position`: what the memory is worth, place by place.
+    """Figure of `nll_by_position`: the benefit of the memory at every position.
 
     Args:
         nll: `[2, segments, tgt_len]`, nats.

@@ -2,6 +2,7 @@
 
 import io
 import os
+from typing import Any
 
 from txl_config.errors import ParameterError
 from txl_tf.files import write_atomic
@@ -12,7 +13,8 @@ try:
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
     from PIL import Image  # Matplotlib needs it
 except ImportError:  # see `check_matplotlib`
-    Figure = Image = FuncFormatter = MaxNLocator = NullLocator = font_manager = rcParams = None
+    _missing: Any = None
+    Figure = Image = FuncFormatter = MaxNLocator = NullLocator = font_manager = rcParams = _missing
 
 COLORS = (
     "#0072b2",

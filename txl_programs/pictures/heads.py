@@ -81,6 +81,7 @@ def draw_attention(probs, labels, layer, head=None, same_length=False):
     figure, grid, heads = heads_grid(n_head, head, max(klen * cell, 3.5), max(qlen * cell, 1.2))
     top = max(probs[h].max() for h in heads)
     masked = create_mask(qlen, mlen, same_length).numpy() > 0
+    image = None
     for axes, h in zip(grid.flat, heads, strict=False):
         image = show_roots(axes, np.ma.masked_array(probs[h], masked), top, segment_extent(qlen, klen))
         to_memory = probs[h][:, :mlen].sum(1).mean()
@@ -183,6 +184,7 @@ def draw_pair(weights, queries, keys, which, layer, head=None):
     figure, grid, heads = heads_grid(n_head, head, max(klen * cell, 2.5), max(qlen * cell, 1.2))
     top = max(weights[h].max() for h in heads)
     hidden = np.triu(np.full([qlen, klen], which == "decoder"), 1)
+    image = None
     for axes, h in zip(grid.flat, heads, strict=False):
         image = show_roots(axes, np.ma.masked_array(weights[h], hidden), top)
         axes.set_title(f"layer {layer}, head {h}", fontsize=10)

@@ -324,15 +324,11 @@ def held_out(folder, vocab):
 
 def lengths():
     """`(tgt_len, mem_len)` for pictures without a run."""
-    defaults = {"tgt_len": TGT_LEN, "mem_len": MEM_LEN}
-    found = [
-        default[FLAGS.kind] if FLAGS[name].value is None else FLAGS[name].value for name, default in defaults.items()
-    ]
-    for name, value, least in zip(defaults, found, (1, 0), strict=True):
-        if not least <= value <= MAX_LENGTH:
-            allowed = f"lie between {least} and {MAX_LENGTH}"
-            raise ParameterError(name, value, allowed, f"{name} must {allowed}, got {value}")
-    return found
+    tgt_len = TGT_LEN[FLAGS.kind] if FLAGS.tgt_len is None else FLAGS.tgt_len
+    mem_len = MEM_LEN[FLAGS.kind] if FLAGS.mem_len is None else FLAGS.mem_len
+    check_index("tgt_len", tgt_len, MAX_LENGTH + 1, 1)
+    check_index("mem_len", mem_len, MAX_LENGTH + 1)
+    return tgt_len, mem_len
 
 
 def curves():

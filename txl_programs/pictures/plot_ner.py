@@ -5,8 +5,7 @@
         --font=NotoSansCJKsc-Regular.otf --output=lattice.png
 
 direction  the part of a head's scores that depends on positions, against the distance key minus query: the mean over
-the
-           characters of --text_path. TENER distinguishes left from right. Absolute sinusoids (a run with
+           the characters of --text_path. TENER distinguishes left from right. Absolute sinusoids (a run with
            --attn_type=transformer --pos_embed=sin) do not: their products, drawn next to it, are the same for both
            directions. After the learned projections of queries and keys, a head knows a distance only roughly.
 lattice    the attention of each character and word of a sentence to all others: one head, or the mean of all heads.
@@ -49,7 +48,6 @@ from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.files import check_writable
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.runs.folder import RunFolder
-from txl_tf.taggers.flat import Flat
 from txl_tf.taggers.tener_layers import two_way_positions
 from txl_tf.taggers.text_tagger import TextTagger
 
@@ -61,16 +59,17 @@ def open_tagger(model_dir, family="tener"):
     if found != family:
         message = f"model_dir {folder} must hold a run of family={family}, got family={found}"
         raise ParameterError("model_dir", folder.path, f"a run of family={family}", message)
-    return load_model(folder), encoder_of(*folder.load_vocabs())
+    vocab, bigram_vocab, *lexicon = folder.load_vocabs()
+    return load_model(folder), encoder_of(vocab, bigram_vocab, lexicon[0] if lexicon else None)
 
 
 # --------------------------------------------------------------------------------------------------------- direction
 
 
 def tener_curves(network, inputs, most):
-    """What positions add to the scores of TENER's heads by distance: `[n_head, 2 * most + 1]`.
+    """The part of TENER's scores that depends on positions, by distance: `[n_head, 2 * most + 1]`.
 
-    `(q + v) . R_d + k . R_{-d}`, q and k the means over all characters.
+    It is `(q + v) . R_d + k . R_{-d}`, where q and k are the means over all characters.
     """
     attention = network.stacked[FLAGS.layer].self_attn
     q, k = mean_queries_and_keys(network, inputs)
@@ -80,7 +79,7 @@ def tener_curves(network, inputs, most):
 
 
 def mean_queries_and_keys(network, inputs):
-    """Means over the characters of the queries and keys of a layer: `[n_head, d_head]` each; 0 without characters."""
+    """The mean query and the mean key of each head of a layer, `[n_head, d_head]` each; zeros without characters."""
     attention = network.stacked[FLAGS.layer].self_attn
     if inputs is None:
         return np.zeros([2, attention.n_head, attention.d_model // attention.n_head])
@@ -95,8 +94,10 @@ def mean_queries_and_keys(network, inputs):
 
 
 def absolute_curves(network, most):
-    """Products of absolute positions by distance, means over 100 places: of sinusoids, and after each head's
-    projections. `([2 * most + 1], [n_head, 2 * most + 1])`.
+    """Products of absolute positions by distance, averaged over 100 positions.
+
+    Returns:
+        `[2 * most + 1]`, the products of the sinusoids, and `[n_head, 2 * most + 1]`, after each head's projections.
     """
     attention = network.stacked[FLAGS.layer].self_attn
     places = np.arange(1, 101 + 2 * most, dtype="float32")
@@ -141,7 +142,7 @@ def is_absolute(tagger):
 
 
 def draw_lattice(tagger, encoder, text):
-    """Figure of the attention of the items of a sentence, characters first, then the words."""
+    """Figure of the attention between the items of a sentence: first the characters, then the words."""
     items, probs = TextTagger(tagger, encoder).attention(list(text))
     words = [item.text for item in items]
     use_font(FLAGS.font, text, "sans-serif")
@@ -186,7 +187,7 @@ def main():
                     message = f"text_path {FLAGS.text_path} has no sentences"
                     raise ParameterError("text_path", FLAGS.text_path, "a file with sentences", message)
                 encoded = text.encode([tokens for tokens in sentences if tokens])
-                arrays = features(encoded, lattice=isinstance(tagger.network, Flat))
+                arrays = features(encoded, lattice=tagger.reads_lattice)
                 inputs = {name: tf.constant(array) for name, array in arrays.items()}
             runs[name] = tagger, inputs
         figure = draw_direction(runs, FLAGS.distance)
@@ -196,10 +197,10 @@ def main():
 
 def check(network):
     """Raises ParameterError if the network has no such layer or head."""
-    for name, number in (("layer", network.n_layer), ("head", network.n_head)):
-        if FLAGS[name].value is not None and not 0 <= FLAGS[name].value < number:
+    for name, value, number in (("layer", FLAGS.layer, network.n_layer), ("head", FLAGS.head, network.n_head)):
+        if value is not None and not 0 <= value < number:
             allowed = f"lie in [0, {number})"
-            raise ParameterError(name, FLAGS[name].value, allowed, f"{name} must {allowed}, got {FLAGS[name].value}")
+            raise ParameterError(name, value, allowed, f"{name} must {allowed}, got {value}")
 
 
 if __name__ == "__main__":
