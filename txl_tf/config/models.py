@@ -32,7 +32,7 @@ TOKEN_LEVELS = ("char", "word")
 POS_EMBEDS = ("none", "sin", "fix")
 POSITIONS = ("sin", "learned")
 # Schemes of positions: name -> class. `txl_tf/nn/position_schemes.py` sets the classes, and users add their own.
-SCHEMES = {"relative": None, "sinusoids": None, "learned": None, "alibi": None, "rotary": None}
+SCHEMES: dict[str, Any] = {"relative": None, "sinusoids": None, "learned": None, "alibi": None, "rotary": None}
 FUSIONS = ("ff", "ff_two", "ff_linear", "attn", "gate")
 RESIDUALS = ("input", "own")
 ACTIVATIONS = ("relu", "leaky")
