@@ -37,8 +37,8 @@ setup(
         "Typing :: Typed",
     ],
     entry_points={"console_scripts": [f"txl-{name} = txl_programs:main" for name in PROGRAMS.split()]},
-    packages=find_packages(include=["txl_tf", "txl_tf.*", "txl_programs", "txl_programs.*"]),
-    package_data={"txl_tf": ["py.typed"]},
+    packages=find_packages(include=["txl_config", "txl_tf", "txl_tf.*", "txl_programs", "txl_programs.*"]),
+    package_data={"txl_config": ["py.typed"], "txl_tf": ["py.typed"]},
     python_requires=">=3.11,<3.14",
     install_requires=["tensorflow>=2.21,<2.22", "keras>=3.15,<3.16", "numpy", "absl-py", "tensorboard"],
     extras_require={

@@ -11,6 +11,7 @@ class Network(Layer):
         super().__init__(**kwargs)
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, TypedDict, TypeVar, cast
 
 import keras
 
-from txl_tf.config import Config, check_fields
+from txl_tf.config import Config, already_checked, check_fields
 from txl_tf.errors import CallError, ParameterError, UnknownArgumentError
 from txl_tf.schema import brief, did_you_mean, keywords_of
 
@@ -106,7 +107,9 @@ def _storing(
         # A subclass calls this constructor inside its own. Only the outermost one ends with a complete layer.
         outermost = not vars(self).setdefault("_making", False)
         vars(self)["_making"] = True
-        init(self, *args, **{name: value for name, value in kwargs.items() if name not in not_of_body})
+        # A model passes its values to its network, which does not need to check them again.
+        with already_checked(group, self) if group is not None else contextlib.nullcontext():
+            init(self, *args, **{name: value for name, value in kwargs.items() if name not in not_of_body})
         if outermost and hasattr(self, "settle"):
             self.settle([given.arguments[name] for name in names])
         if getattr(self, "quantization_mode", None) is not None:
@@ -138,9 +141,9 @@ def _taken_by_bases(cls: type) -> list[str]:
     return [*stored, *(name for init in others for name in keywords_of(init)), *_OF_KERAS]
 
 
-def values_of(x: Any, names: str | Iterable[str]) -> dict[str, Any]:
-    """`{name: attribute}` for these names of attributes. A string of names is split at spaces."""
-    return {name: getattr(x, name) for name in (names.split() if isinstance(names, str) else names)}
+def values_of(x: Any, names: Iterable[str]) -> dict[str, Any]:
+    """`{name: attribute}` for these names of attributes."""
+    return {name: getattr(x, name) for name in names}
 
 
 def stored_names(cls: type) -> list[str]:

@@ -17,14 +17,14 @@ every cluster, and the softmax gives every cluster but the first a fixed capacit
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import keras
 import tensorflow as tf
 
 from txl_tf.config import check_bins
 from txl_tf.equations import Cluster, embed
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.routing import ByNumber, EveryRow, rows_of
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
@@ -95,6 +95,15 @@ class AdaptiveBins(Layer):
     tables: Any
     projs: Any
     free_settings = {}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if len(args) > 3 and cls.__module__.startswith("txl_tf."):  # a user's subclass may have other arguments
+            allowed = "given by name"
+            sizes = ", ".join(map(brief, args[:3]))
+            cutoffs = brief(args[3])
+            message = f"cutoffs must be {allowed}, got {cutoffs}; write {cls.__name__}({sizes}, cutoffs={cutoffs})"
+            raise ParameterError("cutoffs", args[3], allowed, message)
+        return super().__new__(cls, *args, **kwargs)
 
     @stored
     def __init__(
