@@ -28,7 +28,7 @@ from txl_tf.training.keras_arguments import (
     refuse_hooks,
     takes_name,
 )
-from txl_tf.training.trained_model import TrainedModel, Turns, apply_gradients, results_of
+from txl_tf.training.trained_model import TrainedModel, Turns, apply_gradients, as_numbers, results_of
 from txl_tf.training.weighting import class_table
 
 _REFUSED = {
@@ -168,18 +168,25 @@ class Resumable(AmongWorkers, TrainedModel):
             if self.several_workers:
                 self.own_batches(kwargs, "x", "steps")
                 self.steps_left = kwargs["steps"]
-            return super().evaluate(**kwargs)
+            return as_numbers(super().evaluate(**kwargs))
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         """One step of training. Arguments and errors: see `fit`. Returns what Keras's returns."""
         self.build_optimizer()
         with self._turn("train_on_batch"), self._weighing_classes(class_weight):
-            return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
+            self._reset_before_batch()
+            return as_numbers(super().train_on_batch(x, y, sample_weight, return_dict=return_dict))
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
         """Loss and metrics of one batch, as `keras.Model.test_on_batch` returns them."""
         with self._turn("test_on_batch"):
-            return super().test_on_batch(x, y, sample_weight, return_dict)
+            self._reset_before_batch()
+            return as_numbers(super().test_on_batch(x, y, sample_weight, return_dict))
+
+    def _reset_before_batch(self):
+        """The logs of one batch are of that batch alone. Keras does so from 3.15 on."""
+        if self.compiled:
+            self.reset_metrics()
 
     @contextlib.contextmanager
     def _turn(self, method: str) -> Iterator[None]:
