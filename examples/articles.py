@@ -1,11 +1,11 @@
-"""The code of four articles beside the library's: the same weights and inputs, and the largest difference.
+"""Runs the code of four articles and the library's with the same weights and inputs, and prints the largest difference.
 
-    python examples/articles.py                     all
-    python examples/articles.py rel_shift flat      those whose names hold one of these words
+    python examples/articles.py                     all comparisons
+    python examples/articles.py rel_shift flat      the comparisons whose names contain one of these words
 
-docs/articles.md says which article has what. The articles' side is plain TensorFlow, as short as the equations, in the
-articles' layouts: time first in article 1, batch first in the others. Dropout is off on both sides. The program ends
-with status 1 if a difference is above 1e-5.
+docs/articles.md lists the contents of each article. The code of the articles is rewritten in plain TensorFlow, in the
+layouts of the articles: time first in article 1, batch first in the others. Dropout is off on both sides. The program
+ends with status 1 if a difference is above 1e-5.
 """
 
 import argparse

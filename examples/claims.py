@@ -1,26 +1,29 @@
-"""What the articles claim about positions and memory, tried out: short trainings, each with several seeds, and a table.
+"""Tests what the articles claim about positions and memory, in short training runs with several seeds each.
 
     python examples/claims.py --data_path=tinyshakespeare.txt                     all of them
     python examples/claims.py --data_path=tinyshakespeare.txt --claim=memory      one
 
-positions  sinusoids and learned positions of the vanilla language model do alike, also beyond the length of training
-biases     the scores of Transformer-XL need two biases, u for content and v for positions
-memory     a memory is worth what it was trained with: of no positions or of some, in training and in evaluation
+positions  Sinusoids and learned positions work equally well in the vanilla language model, also beyond the lengths of
+           the training.
+biases     The scores of Transformer-XL need two biases, u for content and v for positions.
+memory     To use memory in evaluation, a model needs memory in training.
 
-The models have 4 layers of width 128 and read characters (bytes) in segments of 64; figures are nats a character of the
-last tenth of the text, mean and extremes over the seeds. The default text is Python's reference manual.
+The models have 4 layers of width 128 and read characters (bytes) in segments of 64. The tables show nats per character
+on the last tenth of the text: the mean over the seeds, with the lowest and the highest value. The default text is
+Python's reference manual.
 """
 
 from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import FLAGS, check_integers, read_flags, run
+from txl_programs.flag_values import FLAGS, check_integers
+from txl_programs.program import read_flags, run
 
 flags.DEFINE_string("data_path", None, "Text file; default: Python's reference manual.")
-flags.DEFINE_enum("claim", "all", ["all", "positions", "biases", "memory"], "What to try.")
-flags.DEFINE_integer("train_steps", 2000, "Steps of each training.", lower_bound=1)
-flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each training.")
+flags.DEFINE_enum("claim", "all", ["all", "positions", "biases", "memory"], "Claim to test.")
+flags.DEFINE_integer("train_steps", 2000, "Steps of each training run.", lower_bound=1)
+flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each training run.")
 check_integers("seeds")
 flags.register_validator("seeds", bool, "must be one at least")
 
@@ -41,7 +44,7 @@ LONGEST = 3 * SEGMENT  # that is read without a break
 
 
 def read_text():
-    """Bytes to train and to validate on."""
+    """The training bytes and the validation bytes."""
     text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
     train, valid = np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
     if len(valid) <= LONGEST:
@@ -50,7 +53,7 @@ def read_text():
 
 
 def trained(lm, text):
-    """The model, after its training."""
+    """Trains the model and returns it."""
     steps = FLAGS.train_steps
     optimizer = txl_tf.make_optimizer(learning_rate=1e-3, warmup_steps=steps // 20, train_steps=steps, min_lr_ratio=0.1)
     lm.compile(optimizer)
@@ -59,7 +62,7 @@ def trained(lm, text):
 
 
 def nll(lm, text, mem_len=None):
-    """Mean nll of a text, with the memory of training or with one of another length."""
+    """Mean nll of a text, with the memory length of the training or with another one."""
     if mem_len is not None:
         weights, lm = lm.get_weights(), txl_tf.TransformerXLLM(**SIZES, mem_len=mem_len)
         lm.set_weights(weights)
@@ -68,14 +71,14 @@ def nll(lm, text, mem_len=None):
 
 
 def tied(lm):
-    """The model with one bias in place of two: u = v. Position scores take that of content; the other one rests."""
+    """Makes the model use one bias in place of two: u = v. Position scores use u, and v is not trained."""
     lm.network.r_r_bias.trainable = False
     lm.network.r_r_bias = lm.network.r_w_bias
     return lm
 
 
 def nll_by_length(lm, text, n_windows=256):
-    """Mean nll of the first `SEGMENT` characters of windows of a text, of as many more, and of those behind."""
+    """Mean nll of the first, second and third `SEGMENT` characters of windows of a text."""
     starts = np.linspace(0, len(text) - LONGEST - 1, n_windows).astype(int)
     windows = text[starts[:, None] + np.arange(LONGEST + 1)]
     found, _ = lm.score(windows[:, :-1], windows[:, 1:])

@@ -1,18 +1,19 @@
-"""A Keras classifier with Transformer-XL in it, from nothing: which month is a date of?
+"""Trains a Keras classifier with Transformer-XL as a layer from scratch: to which month does a date belong?
 
     python examples/classifier.py --output=runs/months
 
-Dates as people write them ("Sat the 21st of Nov 2026", "11/21/26") are rows of unequal length, padded with 0. What the
-network gives goes on with the mask of its padding, so that Keras's pooling averages over the characters alone. The
-classifier is trained with dropout by Keras's `fit`, saved, and exported as a SavedModel that needs no txl_tf. Accuracy
-on dates never seen, after 47 s of two CPU cores: 0.99.
+The input are dates as people write them ("Sat the 21st of Nov 2026", "11/21/26"): rows of unequal length, padded with
+0. The network passes on the mask of its padding, so Keras's pooling averages only over the characters. The classifier
+is trained with dropout by Keras's `fit`, saved, and exported as a SavedModel that does not need txl_tf. The accuracy on
+held-out dates is 0.99, after 47 s on two CPU cores.
 """
 
 from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import read_flags, run, values
+from txl_programs.flag_values import values
+from txl_programs.program import read_flags, run
 
 flags.DEFINE_string("output", None, "Folder for classifier.keras and the SavedModel.")
 flags.DEFINE_integer("n_dates", 8000, "Dates to learn from.")
@@ -70,7 +71,7 @@ def train(output, n_dates, epochs, seed):
 
 
 def main():
-    train(**values("output n_dates epochs seed"))
+    train(**values(("output", "n_dates", "epochs", "seed")))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
-"""An encoder-decoder in Keras's functional API, of the layers of txl_tf alone: dates as people write them to ISO 8601.
+"""Builds an encoder-decoder from the layers of txl_tf with Keras's functional API. It converts dates to ISO 8601.
 
     python examples/encoder_decoder.py --output=runs/iso
 
-The layers draw their own dropout in `fit`, and Keras's masks of padding go from layer to layer. The model is saved, and
-exported as a SavedModel that needs no txl_tf. (`txl_tf.Transformer` is the whole of it in one class, with label
-smoothing, cached generation and beam search.) Right dates of 1,000 never seen, after 140 s of two CPU cores: 0.97.
+The layers apply dropout in `fit`, and Keras passes the padding masks from layer to layer. The model is saved, and
+exported as a SavedModel that does not need txl_tf. (`txl_tf.Transformer` is the same model as one class, with label
+smoothing, cached generation and beam search.) Of 1,000 held-out dates, 97% are right, after 140 s on two CPU cores.
 """
 
 from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import read_flags, run, values
+from txl_programs.flag_values import values
+from txl_programs.program import read_flags, run
 
 flags.DEFINE_string("output", None, "Folder for model.keras and the SavedModel.")
 flags.DEFINE_integer("n_dates", 20000, "Dates to learn from.")
@@ -37,13 +38,13 @@ def to_ids(texts, length):
 
 
 def embed(ids):
-    """Characters and their positions; id 0 is padding, which Keras's mask says to all layers behind."""
+    """Embeds characters and adds their positions. Id 0 is padding; Keras's mask passes this on to all later layers."""
     x = layers.Embeddings(128, D_MODEL, mask_zero=True)(ids)
     return layers.PositionalEncoding(D_MODEL, max_len=64, rate=RATE)(x)
 
 
 def make_model(n_layer=2):
-    """`(source, target so far)`, int `[batch, any]`, to logits of what follows, `[batch, any, 128]`."""
+    """Makes the model: `(source, target so far)`, int `[batch, any]`, to logits `[batch, any, 128]` of what follows."""
     source = keras.Input([None], dtype="int32", name="source")
     target = keras.Input([None], dtype="int32", name="target")
     encoded, decoded = embed(source), embed(target)
@@ -88,7 +89,7 @@ def train(output, n_dates, epochs, seed):
 
 
 def main():
-    train(**values("output n_dates epochs seed"))
+    train(**values(("output", "n_dates", "epochs", "seed")))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""A tagger of one's own: any Keras encoder, here a BiLSTM, and the CRF of txl_tf. Where are year and month of a date?
+"""Builds a tagger from your own Keras encoder, here a BiLSTM, and the CRF of txl_tf: which part of a date is the year?
 
     python examples/own_tagger.py --output=runs/parts
 
-`txl_tf.Tagger` adds the layer of emissions and the CRF to a network, trains them by the likelihood of whole paths, and
-tells precision, recall and F1 of the parts. The tagger is saved, and exported as a SavedModel that needs no txl_tf. F1
-of dates never seen, after 20 s of two CPU cores: 1.00.
+`txl_tf.Tagger` adds the emission layer and the CRF to a network, trains them by the likelihood of whole sequences of
+tags, and reports precision, recall and F1 of the parts (year and month). The tagger is saved, and exported as a
+SavedModel that does not need txl_tf. F1 on held-out dates is 1.00, after 20 s on two CPU cores.
 """
 
 import re
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import read_flags, run, values
+from txl_programs.flag_values import values
+from txl_programs.program import read_flags, run
 
 flags.DEFINE_string("output", None, "Folder for tagger.keras and the SavedModel.")
 flags.DEFINE_integer("n_dates", 4000, "Dates to learn from.")
@@ -79,7 +80,7 @@ def train(output, n_dates, epochs, seed):
 
 
 def main():
-    train(**values("output n_dates epochs seed"))
+    train(**values(("output", "n_dates", "epochs", "seed")))
 
 
 if __name__ == "__main__":

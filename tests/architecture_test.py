@@ -13,6 +13,7 @@ import sys
 import pytest
 from helpers import ROOT, TEXT
 
+CONFIG = sorted((ROOT / "txl_config").rglob("*.py"))
 PATHS = sorted((ROOT / "txl_tf").rglob("*.py"))
 PROGRAMS = sorted((ROOT / "txl_programs").rglob("*.py"))
 TOOLS = sorted((ROOT / "tools").rglob("*.py"))
@@ -24,7 +25,7 @@ def name_of(path):
 
 @pytest.fixture(scope="module")
 def trees():
-    return {path: ast.parse(path.read_text()) for path in (*PATHS, *PROGRAMS, *TOOLS)}
+    return {path: ast.parse(path.read_text()) for path in (*CONFIG, *PATHS, *PROGRAMS, *TOOLS)}
 
 
 def module_name(path):
@@ -73,9 +74,18 @@ def test_imports_go_downwards_only(trees, levels):
     assert not wrong
 
 
+def test_the_configuration_imports_nothing_slow(trees):
+    """Programs read their flags with it. Only the check of initializers imports Keras, when it is called."""
+    allowed = {*sys.stdlib_module_names, "txl_config"}
+    for path in CONFIG:
+        at_once = ast.Module([node for node in trees[path].body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+        assert {name.split(".")[0] for name in imports(at_once)} <= allowed, path
+        assert {name.split(".")[0] for name in imports(trees[path])} <= {*allowed, "keras"}, path
+
+
 def test_no_flags_and_nothing_printed(trees):
     wrong = []
-    for path in PATHS:
+    for path in (*CONFIG, *PATHS):
         wrong += [f"{path}: {name}" for name in imports(trees[path]) if name.split(".")[0] == "absl"]
         calls = [node.func for node in ast.walk(trees[path]) if isinstance(node, ast.Call)]
         wrong += [f"{path}: print" for call in calls if isinstance(call, ast.Name) and call.id == "print"]
@@ -136,7 +146,7 @@ def installed(tmp_path_factory):
     source, wheels, folder = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "installed"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "train.py"):
         shutil.copy(ROOT / name, source / name)
-    for name in ("txl_tf", "txl_programs", "tools", "tests"):
+    for name in ("txl_config", "txl_tf", "txl_programs", "tools", "tests"):
         ignored = shutil.ignore_patterns("__pycache__", "goldens")
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
     pip = [sys.executable, "-m", "pip"]
@@ -155,8 +165,8 @@ def test_the_wheel_holds_every_module_and_works_without_the_repository(installed
     folder, environment = installed
     files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
     files = {str(file) for file in files if file.parts[0] != "bin" and ".dist-info" not in file.parts[0]}
-    assert files == {*map(name_of, (*PATHS, *PROGRAMS)), "txl_tf/py.typed"}
-    command = [sys.executable, "-P", "-c", IMPORT_ALL, str(folder), *map(module_name, PATHS)]
+    assert files == {*map(name_of, (*CONFIG, *PATHS, *PROGRAMS)), "txl_config/py.typed", "txl_tf/py.typed"}
+    command = [sys.executable, "-P", "-c", IMPORT_ALL, str(folder), *map(module_name, (*CONFIG, *PATHS))]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 

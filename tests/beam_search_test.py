@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import randomise
+from helpers import raises_parameter, randomise
 
 from txl_tf.language.beam_search import beam_search, sample_sequences
 from txl_tf.vanilla.transformer import Transformer
@@ -120,7 +120,7 @@ def test_suppressed_symbols_are_not_written(options, model):
     [([END], "suppress_tokens"), ([VOCAB], "suppress_tokens"), (3, "suppress_tokens"), ([1, 3], "beam_size")],
 )
 def test_symbols_that_cannot_be_suppressed_are_refused(model, given, name):
-    with pytest.raises(ValueError, match=name):
+    with raises_parameter(name):
         model.generate(SOURCE, start=START, end=END, suppress_tokens=given, beam_size=4)
 
 

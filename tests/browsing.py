@@ -56,8 +56,8 @@ def page(*model_dirs, stderr=None, **options):
 
 
 @contextlib.contextmanager
-def visitor(address, width=1240, height=1000, dark=False):
-    """A `Visitor` with a headless Chromium of its own, who has opened the page."""
+def visitor(address, width=1240, height=1000, dark=False, language="en-US"):
+    """A `Visitor` with a headless Chromium of its own, who reads a language and has opened the page."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -65,7 +65,7 @@ def visitor(address, width=1240, height=1000, dark=False):
     for argument in (
         "--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-sync",
-        "--hide-scrollbars", f"--window-size={width},{height}",
+        "--hide-scrollbars", f"--window-size={width},{height}", f"--lang={language}", f"--accept-lang={language}",
     ):  # fmt: skip
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from clusters import children, raylets
-from helpers import ROOT, make_run, program, randomise, run_here, word_vocab, write_text
+from helpers import ROOT, make_run, program, raises_parameter, randomise, run_here, word_vocab, write_text
 from small_runs import make_encoder_decoder, make_tagger
 
 from txl_programs.answering import files as answering_files
@@ -139,7 +139,7 @@ def test_sums_of_many_files_are_those_of_one(scoring, small_blocks, tmp_path, ca
     assert capsys.readouterr().err.endswith(
         f"lines answered before: 18\nlines without an answer: 2; --strict stops at the first\n{whole}\n"
     )
-    with pytest.raises(ValueError, match=r"of files that were answered before, 2 line\(s\) have no answer"):
+    with raises_parameter("strict"):
         scoring.run("--strict", output=tmp_path / "out")
 
 
@@ -268,34 +268,52 @@ def test_strict_stops_at_the_first_line_in_order_and_keeps_the_parts(scoring, sm
 # --------------------------------------------------------------------------------------------------------------- files
 
 
+def write_some(folder):
+    for name in ("a.txt", "b.txt", "empty.txt", "sub/a.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("" if name == "empty.txt" else "w1\n")
+    (folder / "link").symlink_to(folder)
+
+
+@pytest.mark.parametrize(
+    "inputs, flags, name, allowed",
+    [
+        ("a.txt,b.txt", [], "output", "a folder"),
+        ("a.txt,b.txt", ["--output={tmp}/a.txt"], "output", "a folder"),
+        ("*.txt", ["--output={tmp}"], "output", "a folder without files of --input"),
+        ("a.txt,b.txt", ["--output={tmp}/link"], "output", "a folder without files of --input"),
+        (".", ["--output={tmp}/out"], "output", "a folder outside of {tmp}"),
+        ("sub/*", ["--output={tmp}/sub/out"], "output", "a folder outside of {tmp}/sub/*"),
+        ("*/*", ["--output={tmp}/out"], "output", "a folder outside of {tmp}/*/*"),
+        ("a.txt,sub/a.txt", ["--output={tmp}/out"], "input", "files of different names"),
+        ("sub,a.txt,a.txt", ["--output={tmp}/out"], "input", "files of different names"),
+        ("-", ["--ray_address=auto"], "input", "files, folders or patterns"),
+        ("a.txt", ["--ray_workers=2"], "output", "a folder"),
+        ("a.txt", ["--ray_workers=0"], "ray_workers", "at least 1"),
+    ],
+    ids=str,
+)
+def test_a_bad_flag_is_an_error_and_nothing_is_answered(scoring, counted, tmp_path, inputs, flags, name, allowed):
+    write_some(tmp_path)
+    paths = ",".join(path if path == "-" else str(tmp_path / path) for path in inputs.split(","))
+    with raises_parameter(name, allowed=allowed.format(tmp=tmp_path)):
+        run_here(scoring.tool, *scoring.flags, f"--input={paths}", *(flag.format(tmp=tmp_path) for flag in flags))
+    assert not counted
+
+
 @pytest.mark.parametrize(
     "inputs, flags, message",
     [
-        ("a.txt,b.txt", [], "--output must be a folder, for a file for each of --input, got None"),
-        ("a.txt,b.txt", ["--output={tmp}/a.txt"], "--output must be a folder, for a file for each of --input, got "),
-        ("*.txt", ["--output={tmp}"], "--output must hold no file of --input, got "),
-        ("a.txt,b.txt", ["--output={tmp}/link"], "--output must hold no file of --input, got "),
-        (".", ["--output={tmp}/out"], ", all of which is --input, got "),
-        ("sub/*", ["--output={tmp}/sub/out"], "--output must lie outside of "),
-        ("*/*", ["--output={tmp}/out"], "/*/*, all of which is --input, got "),
-        ("a.txt,sub/a.txt", ["--output={tmp}/out"], "--input must not name two files whose answers both go to "),
-        ("sub,a.txt,a.txt", ["--output={tmp}/out"], "--input must not name two files whose answers both go to "),
         ("a.txt,nowhere.txt", ["--output={tmp}/out"], "nowhere.txt cannot be read"),
         ("a.txt,empty.txt", ["--output={tmp}/out"], "empty.txt is empty"),
         ("*.jsonl", ["--output={tmp}/out"], "there is no file in the pattern "),
         ("a.txt,b.txt", ["--output={tmp}/a.txt/out"], "out cannot be written"),
         ("a.txt,b.txt", ["--output={tmp}/out", "--model_dir=nowhere"], "nowhere is not the folder of a run"),
-        ("-", ["--ray_address=auto"], "--ray_address and --ray_workers need --input: files, folders or patterns"),
-        ("a.txt", ["--ray_workers=2"], "--output must be a folder, for a file for each of --input, got None"),
-        ("a.txt", ["--ray_workers=0"], "ray_workers must be at least 1, got 0"),
     ],
     ids=str,
 )
 def test_bad_files_are_one_clear_error_and_nothing_is_answered(scoring, counted, tmp_path, inputs, flags, message):
-    for name in ("a.txt", "b.txt", "empty.txt", "sub/a.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("" if name == "empty.txt" else "w1\n")
-    (tmp_path / "link").symlink_to(tmp_path)
+    write_some(tmp_path)
     paths = ",".join(path if path == "-" else str(tmp_path / path) for path in inputs.split(","))
     with pytest.raises((ValueError, OSError), match=re.escape(message)):
         run_here(scoring.tool, *scoring.flags, f"--input={paths}", *(flag.format(tmp=tmp_path) for flag in flags))
@@ -329,17 +347,17 @@ def test_without_ray_its_flags_say_what_to_install(case, monkeypatch, tmp_path):
 
 
 CASES_OF_ONE_MACHINE = [
-    ("tag", ["--tagged=a"], "ray_address must be left out, got 'auto': --tagged is for one machine"),
-    ("translate", ["--pairs=a"], "ray_address must be left out, got 'auto': --pairs is for one machine"),
-    ("generate", ["--prompt=a"], "--ray_address is for the lines of --input, which is not given"),
-    ("generate", ["--interactive"], "--ray_address is for the lines of --input, which is not given"),
+    ("tag", ["--tagged=a"]),
+    ("translate", ["--pairs=a"]),
+    ("generate", ["--prompt=a"]),
+    ("generate", ["--interactive"]),
 ]
 
 
-@pytest.mark.parametrize("name, flags, message", CASES_OF_ONE_MACHINE)
-def test_what_does_not_go_with_a_cluster_is_said(name, flags, message, tmp_path_factory):
+@pytest.mark.parametrize("name, flags", CASES_OF_ONE_MACHINE)
+def test_what_does_not_go_with_a_cluster_is_said(name, flags, tmp_path_factory):
     for case in case_of(name, tmp_path_factory):
-        with pytest.raises(ValueError, match=re.escape(message)):
+        with raises_parameter("ray_address", "auto"):
             run_here(case.tool, case.flags[0], "--ray_address=auto", *flags)
 
 
@@ -456,11 +474,11 @@ def test_ctrl_c_ends_it_within_seconds_and_keeps_what_is_done(writing, cluster):
     assert len([*case.output.rglob("0*.json")]) >= 2
 
 
-@pytest.mark.parametrize("flag", ["--ray_cpus", "--ray_gpus"])
+@pytest.mark.parametrize("flag", ["ray_cpus", "ray_gpus"])
 def test_flags_of_a_worker_are_refused_without_a_cluster(scoring, flag):
     scoring.write(a=5)
-    with pytest.raises(ValueError, match=flag):
-        scoring.run(f"{flag}=1")
+    with raises_parameter(flag):
+        scoring.run(f"--{flag}=1")
 
 
 @pytest.mark.slow

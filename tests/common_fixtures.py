@@ -50,7 +50,7 @@ from helpers import SMALL, TEXT, eagerly, outside_data, randomise, train_run  # 
 from reference_model import ReferenceModel  # noqa: E402
 
 import txl_tf  # noqa: E402
-from txl_programs.program import log_to_stdout  # noqa: E402
+from txl_programs.printing import log_to_stdout  # noqa: E402
 
 TESTS = Path(__file__).parent
 gc.freeze()  # collections need not look at what the imports made

@@ -19,7 +19,7 @@ from helpers import N_TOKEN, OF_ANY_TEXT, ROOT, bins_of, dataset_of
 from original_scripts import DEFAULTS, EVAL, SCRIPTS, TEST_DATA, TRAIN, TRAIN_DATA
 
 from txl_programs import find_program, train
-from txl_programs.program import values
+from txl_programs.flag_values import values
 from txl_tf import TransformerXLLM, make_optimizer
 from txl_tf.config import (
     BiLSTMTaggerConfig,

@@ -487,7 +487,7 @@ def test_the_program_converts_says_what_it_found_and_goes_back(published, tmp_pa
     assert result.returncode == 0, result.stderr
     assert f"{tmp_path / 'run' / 'ckpt-0'}: " in result.stdout
     assert "n_layer=2 d_model=8 d_embed=8 n_head=2 d_head=3 d_inner=12 untie_r=False" in result.stdout
-    assert "it does not say: mem_len=4 same_length=True clamp_len=-1" in result.stdout
+    assert "from the flags: mem_len=4 same_length=True clamp_len=-1" in result.stdout
 
     result = run_program("tools/convert_checkpoint.py", "--to_tf1", run, f"--tf1_checkpoint={tmp_path / 'back'}")
     assert result.stdout.strip() == str(tmp_path / "back" / "model.ckpt-0"), result.stderr

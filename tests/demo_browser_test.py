@@ -151,6 +151,29 @@ def test_text_is_written_as_the_library_writes_it_and_goes_on(look, runs):
         look.press("continue")
 
 
+def test_a_chinese_browser_is_answered_in_chinese(runs):
+    """Labels, hints, answers and errors; the text itself stays as it is."""
+    with page(runs["lm"], max_new_tokens=NEW) as (found, _), visitor(found, language="zh-CN") as look:
+        assert [tab.text.strip() for tab in look.all("button[role=tab]")] == ["生成", "阅读", "记忆"]
+        look.wait("button#write", "生成")
+        shown = look.text()
+        assert "模型如何阅读、记忆和生成" in shown and "个参数" in shown and "提示词" in shown
+        look.type("prompt", TEXT)
+        look.press("write")
+        look.wait("#written .note", f"{NEW} 个 token，随机种子")
+        assert look.contents("#written .prompt") == [TEXT]
+        look.empty("new-tokens")
+        look.press("write")
+        look.wait("#written .notice", "“生成的 token 数”必须是 1 到 30 之间的整数，现在是 None。")
+        look.tab("记忆")
+        look.type("remember-text", 3 * TEXT)
+        look.press("remember")
+        look.wait("#remember-shown .facts", "bits / token，无记忆")
+        look.pick("#remember-shown .token[data-pick]", 99)
+        look.wait("#remember-detail .note", "的注意力落在记忆上")
+        assert look.contents("#remember-detail h4")[0].startswith("第 100 个 token")
+
+
 def test_the_other_options_reach_the_library_too(look, runs):
     """And boxes that are left empty, now that they are to be seen, change nothing."""
     look.pick("#more button")
@@ -259,7 +282,7 @@ def test_on_a_token_is_shown_where_heads_look_and_what_its_memory_is_worth(look,
         nll = np.concatenate([some for _, some in nll_by_memory(lm, ids, 64, kept)], 1)
         np.testing.assert_allclose(numbers([facts[i]]), [nll[0].mean() / np.log(2)], atol=6e-4)
         back = look_back(lm, ids, place, 64)
-        np.testing.assert_allclose(said[3 * i : 3 * i + 3], back.nll, atol=6e-4)
+        np.testing.assert_allclose(said[3 * i : 3 * i + 3], back.nll / np.log(2), atol=6e-4)
         titles = look.contents(f"#remember-detail section[data-run='{i}'] rect title")
         found = shown_cells(titles)
         assert sum(found.values()) == pytest.approx(lm.network.n_layer * lm.network.n_head, abs=0.3)
@@ -372,7 +395,7 @@ def test_a_hostile_text_is_text(look, text):
 def test_a_megabyte_and_nothing_get_a_sentence(look, tab, box, button, shown):
     if tab:
         look.tab(tab)
-    sentences = {"x" * 2**17: "has 131,072 characters; this page takes at most 40,000", "": "is empty"}
+    sentences = {"x" * 2**17: "has 131,072 characters. This page accepts at most 40,000", "": "is empty"}
     for text, sentence in sentences.items():
         look.type(box, text)
         look.press(button)

@@ -6,7 +6,9 @@ import pytest
 import tensorflow as tf
 from helpers import assert_round_trips
 
+from txl_tf.errors import ParameterError
 from txl_tf.kernels import embedding_lookup
+from txl_tf.nn.adaptive import AdaptiveSoftmax
 from txl_tf.nn.embedding import AdaptiveEmbedding, mask_adaptive_embedding_lookup
 
 
@@ -127,3 +129,12 @@ def test_a_bin_of_width_0_is_an_error_that_names_it():
     with pytest.raises(ValueError, match="div_val=4 divides d_embed=15 down to width 0 in bin 2 of 3.*at least 16"):
         AdaptiveEmbedding(23, 15, 8, cutoffs=[5, 12], div_val=4)
     AdaptiveEmbedding(23, 16, 8, cutoffs=[5, 12], div_val=4)
+
+
+@pytest.mark.parametrize("layer_class", [AdaptiveEmbedding, AdaptiveSoftmax])
+def test_cutoffs_by_position_are_an_error_that_names_the_working_call(layer_class):
+    with pytest.raises(ParameterError) as caught:
+        layer_class(20, 16, 16, [6, 12])
+    assert (caught.value.name, caught.value.value, caught.value.allowed) == ("cutoffs", [6, 12], "given by name")
+    assert f"write {layer_class.__name__}(20, 16, 16, cutoffs=[6, 12])" in str(caught.value)
+    assert layer_class(20, 16, 16, cutoffs=[6, 12]).bin_sizes == [6, 6, 8]

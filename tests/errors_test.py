@@ -8,9 +8,9 @@ import tensorflow as tf
 from helpers import SMALL
 
 import txl_tf
+from txl_config.cluster import cluster_address
 from txl_tf import layers
 from txl_tf.config import ClusterConfig, ModelConfig, PairsConfig, TaggedConfig, TextConfig
-from txl_tf.config.cluster import cluster_address
 from txl_tf.convert.corpus_files import read_corpus
 from txl_tf.convert.original import find_tf1_checkpoint, run_to_tf1, tf1_to_run
 from txl_tf.convert.pytorch_source import open_source

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import randomise
+from helpers import raises_parameter, randomise
 
 import txl_tf
 from txl_tf.config import FUSIONS
@@ -237,22 +237,22 @@ def test_its_configuration_makes_it_again(options):
 
 
 BAD = [
-    ({"n_token": 0}, "n_token must be at least 1, got 0"),
-    ({"d_model": 7}, "d_model must be even .*got 7"),
-    ({"d_model": 10, "n_head": 4}, "d_model must be a multiple of n_head=4, got 10"),
-    ({"fusion": "sum"}, "fusion must be one of ff, ff_two, ff_linear, attn, gate, got 'sum'"),
-    ({"rel_pos_init": 2}, "rel_pos_init must be at most 1, got 2"),
-    ({"residual": "both"}, "residual must be one of input, own, got 'both'"),
-    ({"activation": "gelu"}, "activation must be one of relu, leaky, got 'gelu'"),
-    ({"pre": "x"}, r"pre must be made of a \(add\) and n \(normalise\), got 'x'"),
-    ({"post": "anx"}, r"post must be made of a \(add\) and n \(normalise\), got 'anx'"),
-    ({"k_proj": "no"}, "k_proj must be True or False, got 'no'"),
-    ({"embed_dropout": 1.0}, r"embed_dropout must lie in \[0, 1\), got 1.0"),
+    ({"n_token": 0}, "n_token", "1"),
+    ({"d_model": 7}, "d_model", "even"),
+    ({"d_model": 10, "n_head": 4}, "d_model", "n_head=4"),
+    ({"fusion": "sum"}, "fusion", "gate"),
+    ({"rel_pos_init": 2}, "rel_pos_init", "1"),
+    ({"residual": "both"}, "residual", "own"),
+    ({"activation": "gelu"}, "activation", "leaky"),
+    ({"pre": "x"}, "pre", "a (add)"),
+    ({"post": "anx"}, "post", "a (add)"),
+    ({"k_proj": "no"}, "k_proj", "True"),
+    ({"embed_dropout": 1.0}, "embed_dropout", "[0, 1)"),
 ]
 
 
 def test_bad_arguments_are_errors():
-    for options, message in BAD:
-        with pytest.raises(ValueError, match=message):
+    for options, name, limit in BAD:
+        with raises_parameter(name, options[name], limit=limit):
             make_flat(**options)
             pytest.fail(f"no error: {options}")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Subwords, word_vocab
+from helpers import Subwords, raises_parameter, word_vocab
 
 from txl_tf.language import generation
 from txl_tf.language.generation import Texts, generate, generate_tokens
@@ -330,27 +330,27 @@ def test_a_new_memory_is_copied_before_it_is_written_to(lm, prompt):
 
 
 def test_bad_arguments_are_named(lm, prompt):
-    for arguments, message in [
-        ({"temperature": -0.1}, "temperature must be 0 or more, got -0.1"),
-        ({"temperature": float("nan")}, "temperature must be 0 or more, got nan"),
-        ({"top_k": 0}, "top_k must be an integer from 1"),
-        ({"top_p": 0}, r"top_p must lie in \(0, 1\], got 0"),
-        ({"top_p": 1.1}, r"top_p must lie in \(0, 1\], got 1.1"),
-        ({"max_new_tokens": -1}, "max_new_tokens must be an integer from 0 .*got -1"),
-        ({"prompt": np.zeros([1, 0], int)}, r"prompt must be integers \[batch, n\], n at least 1"),
-        ({"prompt": [[1.5]]}, "prompt must be integers"),
-        ({"prompt": [[1, 23]]}, "prompt must hold ids between 0 and n_token - 1 = 22, found 23"),
-        ({"lengths": [1, 0, 2]}, "lengths must be .*between 1 and 7"),
-        ({"stop_token": 23}, "stop_token must be an integer from 0 to 22, got 23"),
-        ({"seed": [1, 2]}, "seed must be an integer of 32 bits, or one for each of the 3 rows"),
-        ({"seed": 0.5}, "seed must be an integer"),
-        ({"min_p": 1.0}, r"min_p must lie in \[0, 1\), got 1.0"),
-        ({"repetition_penalty": -1}, "repetition_penalty must be positive, got -1"),
-        ({"num_return_sequences": 0}, "num_return_sequences must be an integer from 1 .*got 0"),
-        ({"stop_strings": ["w1"]}, r"vocab must be the model's vocabulary where text ends at \['w1'\], got None"),
-        ({"stop_at_newline": True}, r"vocab must be the model's vocabulary where text ends at \['\\n'\], got None"),
-        ({"stop_strings": "w1", "vocab": word_vocab()}, "stop_strings must be a list of strings, got 'w1'"),
-        ({"stop_strings": ["w1", "w99"], "vocab": word_vocab()}, "of 23 symbols cannot spell the stop string 'w99'"),
+    for arguments, name, limit in [
+        ({"temperature": -0.1}, "temperature", ""),
+        ({"temperature": float("nan")}, "temperature", ""),
+        ({"top_k": 0}, "top_k", "from 1"),
+        ({"top_p": 0}, "top_p", "(0, 1]"),
+        ({"top_p": 1.1}, "top_p", "(0, 1]"),
+        ({"max_new_tokens": -1}, "max_new_tokens", "from 0"),
+        ({"prompt": np.zeros([1, 0], int)}, "prompt", "n at least 1"),
+        ({"prompt": [[1.5]]}, "prompt", ""),
+        ({"prompt": [[1, 23]]}, "prompt", "22"),
+        ({"lengths": [1, 0, 2]}, "lengths", "1 and 7"),
+        ({"stop_token": 23}, "stop_token", "0 to 22"),
+        ({"seed": [1, 2]}, "seed", "3 rows"),
+        ({"seed": 0.5}, "seed", ""),
+        ({"min_p": 1.0}, "min_p", "[0, 1)"),
+        ({"repetition_penalty": -1}, "repetition_penalty", ""),
+        ({"num_return_sequences": 0}, "num_return_sequences", "from 1"),
+        ({"stop_strings": ["w1"]}, "vocab", "['w1']"),
+        ({"stop_at_newline": True}, "vocab", r"['\n']"),
+        ({"stop_strings": "w1", "vocab": word_vocab()}, "stop_strings", ""),
+        ({"stop_strings": ["w1", "w99"], "vocab": word_vocab()}, "stop_strings", ""),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with raises_parameter(name, limit=limit):
             generate(lm, **{"prompt": prompt, "max_new_tokens": 1, **arguments})

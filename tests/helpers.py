@@ -71,10 +71,11 @@ ANY = object()  # in `raises_parameter`: a field that the test does not compare
 
 
 @contextlib.contextmanager
-def raises_parameter(name, value=ANY, allowed=ANY, error=ParameterError):
+def raises_parameter(name, value=ANY, allowed=ANY, error=ParameterError, limit=""):
     """Asserts that the block raises a `ParameterError` with these fields, and yields what `pytest.raises` yields.
 
-    The fields say what is wrong; the wording of the message may change.
+    The fields say what is wrong; the wording of the message may change. `limit` is a number or a choice that `allowed`
+    contains, such as "1 to 8" in "an integer from 1 to 8".
     """
     with pytest.raises(error) as raised:
         yield raised
@@ -84,6 +85,7 @@ def raises_parameter(name, value=ANY, allowed=ANY, error=ParameterError):
         assert found.value == value, found
     if allowed is not ANY:
         assert found.allowed == allowed, found
+    assert limit in str(found.allowed), found.allowed
 
 
 def randomise(model, seed=0, scale=0.3):

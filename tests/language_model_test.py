@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import eagerly
+from helpers import eagerly, raises_parameter
 
 from txl_tf.errors import ParameterError
 
@@ -132,31 +132,31 @@ def test_weights_file_round_trips(small_lm, small_batches, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, name, limit",
     [
-        ({"d_model": 7}, "d_model must be even .*got 7"),
-        ({"n_token": 0}, "n_token must be at least 1, got 0"),
-        ({"n_token": 20.5}, "n_token must be an integer, got 20.5"),
-        ({"n_layer": 2.5}, "n_layer must be an integer, got 2.5"),
-        ({"mem_len": None}, "mem_len must be an integer, got None"),
-        ({"n_layer": 0}, "n_layer must be at least 1, got 0"),
-        ({"n_head": -1}, "n_head must be at least 1, got -1"),
-        ({"d_head": 0}, "d_head must be at least 1, got 0"),
-        ({"d_inner": 0}, "d_inner must be at least 1, got 0"),
-        ({"d_embed": 0}, "d_embed must be at least 1, got 0"),
-        ({"mem_len": -1}, "mem_len must be at least 0, got -1"),
-        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
-        ({"dropatt": -0.1}, r"dropatt must lie in \[0, 1\), got -0.1"),
-        ({"init": "xavier"}, "init must be one of normal, uniform, got 'xavier'"),
-        ({"cutoffs": [12, 5]}, r"cutoffs must increase and lie between 0 and n_token=23, got \[12, 5\]"),
-        ({"cutoffs": [5, 24]}, r"cutoffs must increase and lie between 0 and n_token=23, got \[5, 24\]"),
-        ({"cutoffs": [5, 12], "div_val": 3}, "div_val=3 divides d_embed=8 down to width 0 in bin 2 of 3"),
-        ({"n_tokens": 5}, "n_tokens"),
+        ({"d_model": 7}, "d_model", "even"),
+        ({"n_token": 0}, "n_token", "1"),
+        ({"n_token": 20.5}, "n_token", "an integer"),
+        ({"n_layer": 2.5}, "n_layer", "an integer"),
+        ({"mem_len": None}, "mem_len", "an integer"),
+        ({"n_layer": 0}, "n_layer", "1"),
+        ({"n_head": -1}, "n_head", "1"),
+        ({"d_head": 0}, "d_head", "1"),
+        ({"d_inner": 0}, "d_inner", "1"),
+        ({"d_embed": 0}, "d_embed", "1"),
+        ({"mem_len": -1}, "mem_len", "0"),
+        ({"dropout": 1.0}, "dropout", "[0, 1)"),
+        ({"dropatt": -0.1}, "dropatt", "[0, 1)"),
+        ({"init": "xavier"}, "init", "uniform"),
+        ({"cutoffs": [12, 5]}, "cutoffs", "n_token=23"),
+        ({"cutoffs": [5, 24]}, "cutoffs", "n_token=23"),
+        ({"cutoffs": [5, 12], "div_val": 3, "d_embed": 8}, "d_embed", "9"),
+        ({"n_tokens": 5}, "n_tokens", ""),
     ],
     ids=str,
 )
-def test_bad_arguments_are_named(small_lm, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments_are_named(small_lm, options, name, limit):
+    with raises_parameter(name, options[name], limit=limit):
         small_lm(**options)
 
 
@@ -166,12 +166,11 @@ def test_ids_outside_the_vocabulary_are_an_error_of_score_and_log_probs(small_lm
     (tokens,), (labels,) = small_batches(n=1)
     wrong = tokens.copy()
     wrong[1, 3] = bad
-    message = f"{{}} must hold ids between 0 and n_token - 1 = 22, found {bad}"
-    with pytest.raises(ValueError, match=message.format("tokens")):
+    with raises_parameter("tokens", bad, limit="22"):
         lm.score(wrong, labels)
-    with pytest.raises(ValueError, match=message.format("labels")):
+    with raises_parameter("labels", bad, limit="22"):
         lm.score(tokens, wrong)
-    with pytest.raises(ValueError, match=message.format("tokens")):
+    with raises_parameter("tokens", bad, limit="22"):
         lm.log_probs(wrong)
 
 
@@ -179,7 +178,7 @@ def test_ids_that_are_no_matrix_of_integers_are_an_error(small_lm):
     lm = small_lm(n_layer=1)
     with pytest.raises(ValueError, match=r"tokens must be integers \[batch, tgt_len\], got float32 \[2, 5\]"):
         lm.log_probs(np.zeros([2, 5], np.float32))
-    with pytest.raises(ValueError, match=r"tokens must be integers \[batch, tgt_len\], got int32 \[5\]"):
+    with raises_parameter("tokens", limit="[batch, tgt_len]"):
         lm.log_probs(np.zeros([5], np.int32))
     with pytest.raises(ValueError, match=r"labels must have the shape of tokens, .*2, 5.*got .*2, 4"):
         lm.score(np.zeros([2, 5], np.int32), np.zeros([2, 4], np.int32))

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from txl_programs import program
+from txl_programs import printing
 from txl_tf.data import lines
 from txl_tf.data.lines import LineError, answers, arriving, as_json, in_blocks, lines_in, sentence_of, text_of
 
@@ -39,7 +39,7 @@ def test_the_way_out_of_an_error_goes_with_it():
         raise error
 
     (found,) = answers(["é"], encode, doubled, strict=False)
-    assert program._message_of(found) == "text, line 1: 'é' is not known\nTrain with min_freq=2."
+    assert printing.message_of(found) == "text, line 1: 'é' is not known\nTrain with min_freq=2."
 
 
 def test_strict_stops_at_the_first_and_blocks_before_it_are_answered():

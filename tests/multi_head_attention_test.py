@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import raises_parameter
 
+from txl_tf.errors import ParameterError
 from txl_tf.layers import (
     MultiHeadAttention,
     create_look_ahead_mask,
@@ -77,5 +79,29 @@ def test_one_product_for_all_projections_gives_what_three_give():
 
 
 def test_heads_must_divide_the_width():
-    with pytest.raises(ValueError, match="d_model must be a multiple of num_heads=4, got 6"):
+    with raises_parameter("d_model", 6, limit="num_heads=4"):
         MultiHeadAttention(d_model=6, num_heads=4)
+
+
+@pytest.mark.parametrize("arguments, named, name, value, working", [
+    ((), {"num_heads": 4, "key_dim": 16}, "key_dim", 16, "MultiHeadAttention(d_model=64, num_heads=4)"),
+    ((4,), {"key_dim": 16}, "key_dim", 16, "MultiHeadAttention(d_model=64, num_heads=4)"),
+    ((), {"d_model": 64, "num_heads": 4, "key_dim": 16}, "key_dim", 16, "MultiHeadAttention(d_model=64, num_heads=4)"),
+    ((), {"key_dim": "16"}, "key_dim", "16", "MultiHeadAttention(d_model=num_heads * key_dim, num_heads=num_heads)"),
+    ((4, 16), {}, "d_model", 4, "MultiHeadAttention(d_model=64, num_heads=4)"),
+])  # fmt: skip
+def test_the_constructor_of_keras_s_layer_is_an_error_that_names_the_working_call(
+    arguments, named, name, value, working
+):
+    with pytest.raises(ParameterError) as caught:
+        MultiHeadAttention(*arguments, **named)
+    assert (caught.value.name, caught.value.value) == (name, value)
+    assert working in str(caught.value)
+
+
+def test_a_subclass_may_have_the_constructor_of_keras_s_layer():
+    class ByHeads(MultiHeadAttention):
+        def __init__(self, num_heads, key_dim):
+            super().__init__(d_model=num_heads * key_dim, num_heads=num_heads)
+
+    assert (ByHeads(2, 8).d_model, ByHeads(num_heads=2, key_dim=8).depth) == (16, 8)

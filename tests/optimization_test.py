@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import raises_parameter
 
 import txl_tf
 from txl_tf.config import OptimizerConfig
@@ -52,21 +53,21 @@ def test_defaults_are_those_of_the_original_s_flags():
 
 
 BAD = [
-    ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
-    ({"learning_rate": 1e-3, "warmup_steps": -1}, r"warmup_steps must lie in \[0, train_steps=100000\), got -1"),
-    ({"learning_rate": 1e-3, "warmup_steps": 5, "train_steps": 5}, r"train_steps=5\), got 5"),
-    ({"learning_rate": 1e-3, "min_lr_ratio": 1.5}, r"min_lr_ratio must lie in \[0, 1\], got 1.5"),
-    ({"learning_rate": 1e-3, "clip": 0.0}, "clip must be positive, or None for no clipping, got 0.0"),
-    ({"clip_value": -1.0}, "clip_value must be positive, or None for no clipping, got -1.0"),
-    ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
-    ({"optimizer": "sgd", "weight_decay": 0.1}, "weight_decay must be .*0 for adam and sgd, got 0.1 for sgd"),
-    ({"schedule": "linear", "warmup_steps": 5, "train_steps": 5}, r"train_steps=5\), got 5"),
+    ({"learning_rate": 0.0}, "learning_rate", "positive"),
+    ({"learning_rate": 1e-3, "warmup_steps": -1}, "warmup_steps", "[0, 100000)"),
+    ({"learning_rate": 1e-3, "warmup_steps": 5, "train_steps": 5}, "warmup_steps", "[0, 5)"),
+    ({"learning_rate": 1e-3, "min_lr_ratio": 1.5}, "min_lr_ratio", "[0, 1]"),
+    ({"learning_rate": 1e-3, "clip": 0.0}, "clip", "None"),
+    ({"clip_value": -1.0}, "clip_value", "None"),
+    ({"momentum": 1.0}, "momentum", "[0, 1)"),
+    ({"optimizer": "sgd", "weight_decay": 0.1}, "weight_decay", ""),
+    ({"schedule": "linear", "warmup_steps": 5, "train_steps": 5}, "warmup_steps", "[0, 5)"),
 ]
 
 
 def test_bad_arguments_are_named():
-    for arguments, message in BAD:
-        with pytest.raises(ValueError, match=message):
+    for arguments, name, limit in BAD:
+        with raises_parameter(name, arguments[name], limit=limit):
             txl_tf.make_optimizer(**arguments)
             pytest.fail(f"no error: {arguments}")
 
@@ -159,7 +160,7 @@ def test_the_noam_schedule_peaks_at_the_learning_rate_and_falls_with_the_square_
     rates = [float(optimizer._learning_rate(step)) for step in (0, 50, 100, 400)]
     np.testing.assert_allclose(rates, [0, 5e-4, 1e-3, 5e-4], rtol=1e-6)
     assert optimizer.beta_2 == 0.98
-    with pytest.raises(ValueError, match="warmup_steps must be at least 1, got 0"):
+    with raises_parameter("warmup_steps", 0, limit="1"):
         txl_tf.make_optimizer(schedule="noam")
 
 

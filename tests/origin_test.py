@@ -7,7 +7,17 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import TEXT, TINY_RUN, assert_variables_equal, log_rows, make_run, program, read_checkpoint, train_run
+from helpers import (
+    TEXT,
+    TINY_RUN,
+    assert_variables_equal,
+    log_rows,
+    make_run,
+    program,
+    raises_parameter,
+    read_checkpoint,
+    train_run,
+)
 
 from txl_tf.config import ModelConfig, TrainingConfig
 from txl_tf.data.text.corpus import build_corpus, prepare
@@ -250,8 +260,9 @@ def settings_of():
             train_py.FLAGS(["train.py", f"--model_dir={run_dir}", *line])
             group, settings = train_py.settings_of(RunFolder(run_dir))
             training = TrainingConfig(**train_py.completed(TrainingConfig, settings["training"]))
-            model = group(**train_py.model_arguments(group, instead=settings["model"]))
-            optimizer = train_py.optimizer_arguments(train_py.OptimizerConfig, training, settings["training"])
+            instead = train_py.model_defaults(group, settings["model"])
+            model = train_py.config_of(group, instead, leave_out=train_py.FROM_TEXT)
+            optimizer = train_py.optimizer_config(training, settings["training"])
             return train_py.data_arguments(settings["data"]), model, training, optimizer
 
         yield settings_of
@@ -263,10 +274,10 @@ def test_train_py_takes_the_model_from_the_run_and_the_steps_from_the_text(train
     sizes = {**TINY_RUN["model"], "dropout": 0.2}
     assert {name: getattr(model, name) for name in sizes} == sizes and data["level"] == "char"
     assert (training.tgt_len, training.train_batch_size) == (8, 4)
-    assert training.train_steps == 100 * (3 * len(OTHER) // 32 // 100) and optimizer["warmup_steps"] == 10
+    assert training.train_steps == 100 * (3 * len(OTHER) // 32 // 100) and optimizer.warmup_steps == 10
     _, _, training, optimizer = settings_of(run_dir, *line, "--train_steps=5000")
-    assert (training.train_steps, training.save_steps, optimizer["warmup_steps"]) == (5000, 1250, 500)
-    with pytest.raises(ValueError, match="preset must be left out with init_from"):
+    assert (training.train_steps, training.save_steps, optimizer.warmup_steps) == (5000, 1250, 500)
+    with raises_parameter("preset", "tiny"):
         settings_of(run_dir, *line, "--preset=tiny")
 
 
@@ -276,17 +287,17 @@ def test_own_text_takes_a_preset_that_its_size_and_the_machine_decide(run_dir, t
     _, model, training, optimizer = settings_of(run_dir, f"--data_path={text}", "--dropatt=0.3", "--train_steps=15")
     assert (model.n_layer, model.d_model, model.dropatt, model.mem_len) == (4, 192, 0.3, 96)
     assert (training.tgt_len, training.train_batch_size, training.train_steps) == (96, 2, 15)
-    assert (optimizer["learning_rate"], optimizer["warmup_steps"]) == (2e-3, 1)
+    assert (optimizer.learning_rate, optimizer.warmup_steps) == (2e-3, 1)
     assert capsys.readouterr().out.splitlines() == [
         "preset tiny: 1.9 M parameters besides the embeddings, because the text has 2 kB and there is no GPU, but 2 "
         "cores; --preset=base for 13.5 M parameters",
-        "warmup_steps=20, the default, is not below train_steps=15: 1 instead",
+        "The default warmup_steps=20 is not less than train_steps=15: warmup_steps=1 is used instead.",
     ]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
     assert settings_of(run_dir, f"--data_path={text}", "--preset=small")[1].d_model == 256
     _, model, training, optimizer = settings_of(run_dir, f"--data_path={text}", "--n_layer=2", "--d_inner=60")
     assert (model.n_layer, model.d_inner, model.d_model, model.untie_r) == (2, 60, 192, True)
-    assert (training.tgt_len, training.train_steps, optimizer["warmup_steps"]) == (96, 100, 20)
+    assert (training.tgt_len, training.train_steps, optimizer.warmup_steps) == (96, 100, 20)
     said = capsys.readouterr().out.splitlines()[-1]
     assert "preset tiny: 0.4 M parameters" in said and "100 steps" in said and "n_layer=2, d_inner=60" in said
     as_before = (
@@ -297,7 +308,7 @@ def test_own_text_takes_a_preset_that_its_size_and_the_machine_decide(run_dir, t
     for line in as_before:
         _, model, training, optimizer = settings_of(run_dir, *line.split())
         assert (model.d_model, model.mem_len, training.train_steps) == (500, 70, 100000), line
-        assert optimizer["warmup_steps"] == 0
+        assert optimizer.warmup_steps == 0
         assert "100,000 steps" in capsys.readouterr().out  # never in silence
 
 
@@ -307,7 +318,7 @@ def test_a_run_that_is_there_keeps_its_settings(trained_run, settings_of, capsys
     line = [f"--data_path={config['data']['data_path']}"]
     _, model, training, optimizer = settings_of(trained_run[0], *line)
     assert model == ModelConfig(**{**config["model"], "cutoffs": ()})  # which the text decides
-    assert (training.train_steps, training.save_steps, optimizer["warmup_steps"]) == (12, 6, 2)
+    assert (training.train_steps, training.save_steps, optimizer.warmup_steps) == (12, 6, 2)
     assert capsys.readouterr().out == ""
     sizes = {"n_layer": 4, "d_model": 192, "d_embed": 192, "n_head": 4, "d_head": 48, "d_inner": 768}
     model = settings_of(trained_run[0], *line, "--preset=tiny")[1]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from helpers import SMALL, program, randomise
+from helpers import SMALL, program, raises_parameter, randomise
 
 from txl_programs.pictures import context, drawing, heads, ideas
 from txl_tf.data.vocabulary import Vocab
@@ -121,7 +121,7 @@ def test_runs_of_different_measures_are_refused(plot, run):
     log = plot.read_log(run)
     words = {name.replace("bpc", "ppl"): column for name, column in log.items()}
     plot.draw_curves({"words": words})
-    with pytest.raises(ValueError, match="in bpc and in ppl"):
+    with raises_parameter("model_dir"):
         plot.draw_curves({"a": log, "words": words})
 
 
@@ -317,7 +317,7 @@ def test_places_in_a_segment_are_scored_with_the_memory_of_the_segments_before_a
     for line, values in zip(axes.lines, (without, with_memory), strict=True):
         np.testing.assert_allclose(line.get_data(), [range(1, 6), np.exp(values.mean(0))], rtol=1e-6)
     assert axes.lines[0].get_label() == f"every segment on its own: {np.exp(without.mean()):.2f} perplexity"
-    with pytest.raises(ValueError, match="the text must hold 21 tokens or more, got 20"):
+    with raises_parameter("text", 20, "at least 21 tokens"):
         context.nll_by_position(lm, ids[:20], tgt_len=5, rows=2)
 
 
@@ -365,11 +365,11 @@ def test_the_program_draws_the_benchmark_s_figures(main, tmp_path, capsys):
     main("--kind=scaling", f"--figures={path}", f"--output={output}")
     assert output.read_bytes().startswith(b"\x89PNG")
     path.write_text(json.dumps({"rows": [{"mode": "training"}]}))
-    with pytest.raises(ValueError, match="has no costs by argument: make it by tools/benchmark.py --scaling"):
+    with raises_parameter("figures"):
         main("--kind=scaling", f"--figures={path}", f"--output={output}")
     for other in ("# A README", "[]", '{"columns": []}', '{"rows": null}'):
         path.write_text(other)
-        with pytest.raises(ValueError, match="figures.json has no costs by argument: make it by tools/benchmark.py"):
+        with raises_parameter("figures"):
             main("--kind=scaling", f"--figures={path}", f"--output={output}")
     with pytest.raises(flags.IllegalFlagValueError, match="kind=scaling needs --figures"):
         main("--kind=scaling", f"--output={output}")
@@ -403,24 +403,34 @@ def test_the_program_writes_a_png_file(main, run, tmp_path, capsys, arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, name, value",
     [
-        (["--model_dir=nowhere"], "nowhere has no curves: nowhere/log.csv does not exist"),
-        (["--kind=attention"], "no text to attend to: give either text or text_path"),
-        (["--kind=attention", "--text=abc", "--layer=2"], "layer must lie between -1 and 1, got 2"),
-        (["--kind=attention", "--text=abc", "--head=-1"], "head must lie between 0 and 1, got -1"),
-        (["--kind=attention", "--text=abc", "--tgt_len=4"], "tgt_len must lie between 1 and the 3 tokens of the te"),
-        (["--kind=attention", "--text=abc", "--model_dir=a,b"], "model_dir must be one run here, got 2: a, b"),
-        (["--kind=attention", "--text_path=no.txt"], "there is no file no.txt"),
-        (["--kind=attention", "--text=abc", "--attention=cross"], "attention=cross is for runs of pairs"),
-        (["--kind=terms", "--text=abc"], "kind=terms draws one head: give head"),
-        (["--kind=terms", "--text=abc", "--head=2"], "head must lie between 0 and 1, got 2"),
-        (["--kind=terms", "--head=0"], "no text to attend to: give either text or text_path"),
-        (["--kind=context", "--max_context=8"], "max_context must be two context_step or more, got 8 and 16"),
-        (["--kind=memory"], "tgt_len must be 1 or more, got None: the run in .* does not say what it was"),
-        (["--kind=memory", "--mem_len=0"], "kind=memory needs a model with memory, got mem_len=0"),
-        (["--kind=attention", "--text=abc", "--font=log.csv"], "font log.csv cannot be read as a font"),
+        (["--model_dir=nowhere"], "model_dir", "nowhere"),
+        (["--kind=attention"], "text", None),
+        (["--kind=attention", "--text=abc", "--layer=2"], "layer", 2),
+        (["--kind=attention", "--text=abc", "--head=-1"], "head", -1),
+        (["--kind=attention", "--text=abc", "--tgt_len=4"], "tgt_len", 4),
+        (["--kind=attention", "--text=abc", "--model_dir=a,b"], "model_dir", ["a", "b"]),
+        (["--kind=attention", "--text=abc", "--attention=cross"], "attention", "cross"),
+        (["--kind=terms", "--text=abc"], "head", None),
+        (["--kind=terms", "--text=abc", "--head=2"], "head", 2),
+        (["--kind=terms", "--head=0"], "text", None),
+        (["--kind=context", "--max_context=8"], "max_context", 8),
+        (["--kind=memory"], "tgt_len", None),
+        (["--kind=memory", "--mem_len=0"], "mem_len", 0),
+        (["--kind=attention", "--text=abc", "--font=log.csv"], "font", "log.csv"),
     ],
+    ids=str,
+)
+def test_a_bad_flag_is_an_error_with_its_name(main, run, tmp_path, arguments, name, value):
+    with raises_parameter(name, value):
+        main(f"--model_dir={run}", f"--output={tmp_path / 'picture.png'}", *arguments)
+    assert not (tmp_path / "picture.png").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [(["--kind=attention", "--text_path=no.txt"], "there is no file no.txt")],
     ids=str,
 )
 def test_bad_input_is_one_clear_error(main, run, tmp_path, arguments, message):
@@ -446,14 +456,26 @@ def test_the_program_draws_runs_of_pairs(main, pairs_run, tmp_path, which):
 
 
 @pytest.mark.parametrize(
+    "arguments, name",
+    [
+        ([], "text"),
+        (["--text=abc", "--tgt_len=4"], "tgt_len"),
+        (["--text=abc", "--mem_len=4"], "mem_len"),
+        (["--text=abc", "--layer=2"], "layer"),
+        (["--text=abc", "--head=2"], "head"),
+        (["--text=abc\nab"], "text"),
+    ],
+    ids=str,
+)
+def test_a_bad_flag_for_runs_of_pairs_is_an_error_with_its_name(main, pairs_run, tmp_path, arguments, name):
+    with raises_parameter(name):
+        main("--kind=attention", f"--model_dir={pairs_run}", f"--output={tmp_path / 'picture.png'}", *arguments)
+    assert not (tmp_path / "picture.png").exists()
+
+
+@pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], "no text to attend to: give either text or text_path"),
-        (["--text=abc", "--tgt_len=4"], "tgt_len is for language models"),
-        (["--text=abc", "--mem_len=4"], "mem_len is for language models"),
-        (["--text=abc", "--layer=2"], "layer must lie between -1 and 1, got 2"),
-        (["--text=abc", "--head=2"], "head must lie between 0 and 1, got 2"),
-        (["--text=abc\nab"], "text must be one line, the source, got 2"),
         (["--text="], "text, line 1 is empty"),
         (["--text=abd"], "text, line 1"),
         (["--kind=terms", "--text=abc", "--head=0"], "family must be .*, got 'transformer'"),
@@ -471,7 +493,7 @@ def test_a_source_may_come_from_a_file_of_one_line(main, pairs_run, tmp_path):
     path, output = tmp_path / "source.txt", tmp_path / "picture.png"
     path.write_text("abc\nab\n")
     arguments = ["--kind=attention", f"--model_dir={pairs_run}", f"--text_path={path}", f"--output={output}"]
-    with pytest.raises(ValueError, match="source.txt must be one line, the source, got 2"):
+    with raises_parameter(str(path), 2):
         main(*arguments)
     path.write_text("abc\n")
     main(*arguments)
@@ -484,7 +506,7 @@ def test_absolute_positions_have_no_terms_to_draw(main, tmp_path):
     model = {**SMALL, "mem_len": 0}
     RunFolder(tmp_path / "run").create({}, model, [vocab], TransformerLM(**model), step=1)
     arguments = ["--kind=terms", f"--model_dir={tmp_path / 'run'}", "--text=abc", "--head=0", "--output=no.png"]
-    with pytest.raises(ValueError, match="kind=terms is for relative positions, which family=transformer_lm"):
+    with raises_parameter("kind", "terms"):
         main(*arguments)
 
 
@@ -498,17 +520,17 @@ def test_a_text_shorter_than_the_segment_is_all_of_it(plot, run, monkeypatch):
 def test_a_font_without_glyphs_for_a_text_is_refused_rather_than_drawn_as_boxes(tmp_path, monkeypatch):
     monkeypatch.setitem(drawing.rcParams, "font.monospace", [*drawing.rcParams["font.monospace"]])
     drawing.use_font(None, "abc ␣é")
-    with pytest.raises(ValueError, match=r"the font DejaVuSans.ttf has no glyphs for '南', '京': name .* by --font"):
+    with pytest.raises(ValueError, match=r"the font DejaVuSans.ttf has no glyphs for '南', '京': choose .* by --font"):
         drawing.use_font(None, "南京南", "sans-serif")
     file = drawing.font_manager.findfont("DejaVu Serif")
     drawing.use_font(file, "abc")
     assert drawing.rcParams["font.monospace"][0] == "DejaVu Serif"
-    with pytest.raises(ValueError, match=r"the font DejaVuSerif.ttf has no glyphs for '南'"):
+    with raises_parameter("font", file):
         drawing.use_font(file, "南")
 
 
 def test_a_missing_matplotlib_is_named_with_its_extra(main, plot, run, monkeypatch):
-    monkeypatch.setattr(plot, "Figure", None)
+    monkeypatch.setattr(drawing, "Figure", None)
     with pytest.raises(ValueError, match=r'pictures need matplotlib: in a clone, pip install -e "\.\[plot\]"'):
         main(f"--model_dir={run}", "--output=picture.png")
 
@@ -636,5 +658,5 @@ def test_the_picture_along_a_text_has_none_half_and_all_of_the_memory(main, run,
         np.testing.assert_allclose(line.get_data(), [range(1, 11), values], rtol=1e-4)
     assert [line.get_xdata()[0] for line in starts] == [0.5, 5.5]
     assert [label.get_text() for label in axes.get_xticklabels()] == [*"bc␣def␣ghi"]
-    with pytest.raises(ValueError, match="text must have 2 to 400 tokens for kind=memory, got 1"):
+    with raises_parameter("text", "a"):
         main("--kind=memory", f"--model_dir={run}", "--text=a", "--tgt_len=5", f"--output={tmp_path / 'a.png'}")

@@ -23,7 +23,7 @@ from own_parts import SETTINGS, checks_of, expected_nll, wrong
 from saved_models import STRANGER
 
 import txl_tf
-from txl_tf.config.models import SCHEMES as SCHEMES_BY_NAME
+from txl_config import SCHEMES as SCHEMES_BY_NAME
 from txl_tf.language.session import Session
 from txl_tf.language.window import window_start
 from txl_tf.layers import MultiHeadAttn, Positions, register_positions

@@ -13,7 +13,7 @@ from helpers import INSTALLED, PROJECT, ROOT
 from packaging.requirements import Requirement
 
 import txl_tf
-from txl_tf import environment
+from txl_config import environment
 
 WORKFLOWS = ROOT / ".github" / "workflows"
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import raises_parameter
 
 from txl_tf.language.sampling import (
     Sampling,
@@ -230,27 +231,27 @@ def test_options_become_a_number_a_row():
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, name, limit",
     [
-        ({"temperature": -0.1}, "temperature must be 0 or more, got -0.1"),
-        ({"temperature": float("inf")}, "temperature must be 0 or more, got inf"),
-        ({"top_k": 0}, "top_k must be an integer from 1 to 2147483647, got 0"),
-        ({"top_k": 2.0}, "top_k must be an integer from 1 to 2147483647, got 2.0"),
-        ({"top_k": True}, "top_k must be an integer from 1 to 2147483647, got True"),
-        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
-        ({"top_p": 1.5}, r"top_p must lie in \(0, 1\], got 1.5"),
-        ({"temperature": "hot"}, "temperature must be 0 or more, got 'hot'"),
-        ({"min_p": 1}, r"min_p must lie in \[0, 1\), got 1"),
-        ({"min_p": -0.1}, r"min_p must lie in \[0, 1\), got -0.1"),
-        ({"repetition_penalty": 0}, "repetition_penalty must be positive, got 0"),
-        ({"repetition_penalty": float("inf")}, "repetition_penalty must be positive, got inf"),
-        ({"repetition_window": 0}, "repetition_window must be an integer from 1 to 1073741823, got 0"),
-        ({"repetition_window": None}, "repetition_window must be an integer from 1 to 1073741823, got None"),
-        ({"seed": 2**31}, "seed must be an integer of 32 bits, or one for each of the 3 rows, got 2147483648"),
-        ({"seed": [1, 2]}, r"seed must be .* one for each of the 3 rows, got \[1, 2\]"),
+        ({"temperature": -0.1}, "temperature", "0"),
+        ({"temperature": float("inf")}, "temperature", ""),
+        ({"top_k": 0}, "top_k", "1 to 2147483647"),
+        ({"top_k": 2.0}, "top_k", "1 to 2147483647"),
+        ({"top_k": True}, "top_k", "1 to 2147483647"),
+        ({"top_p": 0.0}, "top_p", "(0, 1]"),
+        ({"top_p": 1.5}, "top_p", "(0, 1]"),
+        ({"temperature": "hot"}, "temperature", ""),
+        ({"min_p": 1}, "min_p", "[0, 1)"),
+        ({"min_p": -0.1}, "min_p", "[0, 1)"),
+        ({"repetition_penalty": 0}, "repetition_penalty", ""),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty", ""),
+        ({"repetition_window": 0}, "repetition_window", "1 to 1073741823"),
+        ({"repetition_window": None}, "repetition_window", "1 to 1073741823"),
+        ({"seed": 2**31}, "seed", "3 rows"),
+        ({"seed": [1, 2]}, "seed", "3 rows"),
     ],
     ids=str,
 )
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_options_are_named(options, name, limit):
+    with raises_parameter(name, options[name], limit=limit):
         check_sampling(3, **options)

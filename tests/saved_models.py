@@ -22,15 +22,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 from helpers import LEXICON, SMALL, TEXT, TINY_RUN, made_up, spread_emissions, train_run, word_vocab
-from txl_tf.models.decoding.session import Session
-from txl_tf.models.vanilla.translator import Translator
 
 import txl_tf
 from txl_tf import config, layers
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
+from txl_tf.language.session import Session
 from txl_tf.runs.train import train_run as train_any_run
 from txl_tf.training.optimization import make_optimizer
+from txl_tf.vanilla.translator import Translator
 
 SAVED = Path(__file__).parent / "saved"
 DROPS = {"dropout": 0.1, "dropatt": 0.1, "seed": 7}

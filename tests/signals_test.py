@@ -248,7 +248,7 @@ def test_processes_wait_until_all_listen_and_end_by_signals_meanwhile():
     script = f"""
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
-spec = spec_from_file_location("environment", {str(ROOT / "txl_tf" / "environment.py")!r})
+spec = spec_from_file_location("environment", {str(ROOT / "txl_config" / "environment.py")!r})
 environment = module_from_spec(spec)
 spec.loader.exec_module(environment)
 print("waiting", flush=True)

@@ -195,6 +195,16 @@ def test_generate_is_a_method_of_language_models(pages):
 
 
 @pytest.mark.slow
+def test_the_reference_shows_the_methods_of_users_first_and_no_internals(pages):
+    text = pages["reference/models/transformer-xl/index.html"].text
+    shown = re.findall(r'id="txl_tf\.(\w+\.\w+)"', text)
+    methods = [name for name in shown if name.startswith("TransformerXLLM.")]
+    assert methods[:5] == [f"TransformerXLLM.{name}" for name in ("fit", "evaluate", "generate", "score", "log_probs")]
+    assert "TransformerXL.attention" in shown
+    assert not {"TransformerXL.build_biases", "TransformerXL.enter", "TransformerXLLM.step_with_memory"} & {*shown}
+
+
+@pytest.mark.slow
 def test_every_link_leads_somewhere(site, pages):
     wrong = []
     for path, page in pages.items():
@@ -216,6 +226,17 @@ def test_the_readme_is_the_front_page(pages):
     headings = re.findall(r"^## (.*)$", (ROOT / "README.md").read_text(), re.M)
     assert re.findall(r"<h2[^>]*>(.*?)<a", pages["index.html"].text) == headings
     assert "guide/#pictures" in pages["index.html"].links
+
+
+@pytest.mark.slow
+def test_the_front_page_has_its_pictures_and_a_column_of_pages(site, pages):
+    page = pages["index.html"]
+    pictures = [address for address in page.loaded if address.endswith(".png") and "assets" not in address]
+    assert pictures == re.findall(r"!\[[^\]]*\]\(docs/([\w-]+\.png)\)", (ROOT / "README.md").read_text()) != []
+    assert all((site / picture).exists() for picture in pictures)
+    column = re.search(r'<div class="md-sidebar md-sidebar--primary"[^>]*>', page.text)[0]
+    assert "hidden" not in column
+    assert {"learn/", "faq/", "guide/"} <= {*page.links}
 
 
 @pytest.mark.slow
@@ -246,6 +267,11 @@ def test_nothing_is_loaded_from_elsewhere(site, pages):
         ("rel_shift", "reference/layers/attention-and-positions/#txl_tf.layers.rel_shift"),
         ("Distributed", "distributed/"),
         ("位置编码", "articles.zh/"),
+        ("early stopping", "faq/#how-do-i-use-early-stopping"),
+        ("GPU memory", "faq/#out-of-memory-gpu-memory-or-main-memory"),
+        ("tokenizer", "faq/#can-i-use-my-own-tokenizer"),
+        ("export a model to ONNX", "faq/#can-i-export-a-model-to-onnx-tflite-or-tensorflowjs"),
+        ("hidden states", "faq/#how-do-i-get-hidden-states-or-an-embedding-of-a-text"),
     ],
 )
 def test_the_search_index_has_it(site, word, location):
@@ -317,6 +343,19 @@ def test_the_search_finds_rel_shift_and_no_request_leaves_the_machine(browser, a
     urls = requests_of(browser)
     assert f"{address}search/search_index.json" in urls
     assert of_this_machine(urls, address) == urls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["early stopping", "GPU memory", "tokenizer", "export onnx", "hidden states"])
+def test_the_search_leads_to_the_answer(browser, address, words):
+    browser.get(address)
+    browser.find_element("css selector", "[data-md-component=search-query]")
+    browser.execute_script("document.querySelector('#__search').click()")
+    browser.find_element("css selector", "[data-md-component=search-query]").send_keys(words)
+    browser.find_element("css selector", ".md-search-result__item a")
+    results = browser.find_elements("css selector", ".md-search-result__item > a")
+    found = [urllib.parse.urlsplit(result.get_attribute("href")).path for result in results]
+    assert "/faq/" in found[:3], found
 
 
 @pytest.mark.slow

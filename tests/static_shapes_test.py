@@ -16,7 +16,7 @@ from helpers import ROOT, SMALL, bins_of, word_vocab
 
 from tools.compile_for_tpu import PUBLISHED, unallocated, zipf_text
 from txl_programs import train  # noqa: F401, which defines the flags
-from txl_programs.program import values
+from txl_programs.flag_values import values
 from txl_tf import TransformerLM, TransformerXLLM, make_optimizer
 from txl_tf.config import ModelConfig, OptimizerConfig
 from txl_tf.data.text.batches import choose_bin_capacities
@@ -35,7 +35,7 @@ def values_of(name, rows="train_batch_size"):
     """`(arguments of the model, tgt_len, rows of a batch, arguments of the optimizer)` of a configuration."""
     flags.FLAGS.unparse_flags()
     flags.FLAGS(["train.py", f"--flagfile={ROOT}/configs/{name}.cfg"])
-    model, optimizer = values(ModelConfig), {**values(OptimizerConfig), **values("train_steps")}
+    model, optimizer = values(ModelConfig), {**values(OptimizerConfig), **values(("train_steps",))}
     tgt_len, rows = values(f"tgt_len {rows}").values()
     flags.FLAGS.unparse_flags()
     return {**model, **bins_of(name.removesuffix("_eval"))}, tgt_len, rows, optimizer

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, assert_regularized, randomise, spread_emissions
+from helpers import SMALL, assert_regularized, raises_parameter, randomise, spread_emissions
 
 import txl_tf
 from txl_tf.data.tagged.tags import allowed_transitions, broken_at, prf, spans_of
@@ -530,7 +530,7 @@ def test_predict_gives_the_tags_that_decode_gives(name):
 
 def test_compile_takes_no_loss():
     tagger, _ = make_tagger("tener")
-    with pytest.raises(ValueError, match="loss must be None: the model has its own"):
+    with raises_parameter("loss", "mse"):
         tagger.compile(sgd(), loss="mse")
     with pytest.raises(ParameterError) as caught:
         tagger.compile(sgd(), loss_weights=[1.0])
@@ -632,14 +632,14 @@ def test_evaluation_weighs_the_nll_and_counts_entities_as_they_are():
 def test_bad_weights_and_no_tags_are_one_clear_error():
     tagger, inputs = make_tagger("tener")
     tagger.compile(sgd(), run_eagerly=True)
-    for arguments, weights, message in [
-        ((), {}, r"x and y must both be given, as in fit\(inputs, tags\), or a dataset of such pairs: got no y"),
-        ((random_tags(),), {"sample_weight": np.ones([4, 4])}, r"must be \[batch\] or \[batch, labels=5\], got \[4, 4"),
-        ((random_tags(),), {"class_weight": {5: 1.0}}, "class_weight must have ids from 0 to 4, got 5"),
+    for arguments, weights, name, limit in [
+        ((), {}, "y", "fit(inputs, tags)"),
+        ((random_tags(),), {"sample_weight": np.ones([4, 4])}, "sample_weight", "[batch, labels=5]"),
+        ((random_tags(),), {"class_weight": {5: 1.0}}, "class_weight", "0 to 4"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with raises_parameter(name, limit=limit):
             tagger.train_on_batch(inputs, *arguments, **weights)
-            pytest.fail(f"no error: {message}")
+            pytest.fail(f"no error: {name}")
 
 
 # ---------------------------------------- export
@@ -651,7 +651,7 @@ def test_an_exported_tagger_gives_its_emissions_for_batches_of_any_size(name, tm
     make, inputs_of = CASES[name]
     tagger, inputs = txl_tf.Tagger(make(), LABELS), as_tensors(inputs_of([3, 7, 2]))
     if name == "transformer-xl":
-        with pytest.raises(ValueError, match="export needs to know what network is called with: call the tagger once"):
+        with raises_parameter("export"):
             tagger.export(tmp_path / "unknown", verbose=False)
     if name in ("transformer-xl", "keras, a mask"):
         tagger(inputs_of())
@@ -721,22 +721,24 @@ def test_in_bfloat16_fit_learns():
 
 
 BAD = [
-    ({"labels": []}, "labels must be different tags, at least one, got"),
-    ({"labels": ["O", "O"]}, r"labels must be different tags, at least one, got \['O', 'O'\]"),
-    ({"labels": ["O", "X-PER"]}, "a tag must be O, or one of B, I, M, E, S with a kind or alone.*got 'X-PER'"),
-    ({"labels": ["O", "I-X", "M-X"]}, "no scheme has both 'I-X' and 'M-X'"),
-    ({"output_dropout": 1.0}, r"output_dropout must lie in \[0, 1\), got 1.0"),
-    ({"scheme": "bio"}, "scheme must be one of none, got 'bio'"),
-    ({"token_level": "byte"}, "token_level must be one of char, word, got 'byte'"),
-    ({"start_end": "yes"}, "start_end must be True or False, got 'yes'"),
+    ({"labels": []}, "labels", "at least one"),
+    ({"labels": ["O", "O"]}, "labels", "different"),
+    ({"output_dropout": 1.0}, "output_dropout", "[0, 1)"),
+    ({"scheme": "bio"}, "scheme", "none"),
+    ({"token_level": "byte"}, "token_level", "word"),
+    ({"start_end": "yes"}, "start_end", "True"),
 ]
 
 
 def test_bad_arguments_are_errors():
-    for options, message in BAD:
-        with pytest.raises(ValueError, match=message):
+    for options, name, limit in BAD:
+        with raises_parameter(name, options[name], limit=limit):
             txl_tf.Tagger(plain_encoder(), **{"labels": LABELS, **options})
             pytest.fail(f"no error: {options}")
+    for labels, wrong in ((["O", "X-PER"], "'X-PER'"), (["O", "I-X", "M-X"], "'M-X'")):
+        with pytest.raises(ValueError) as raised:
+            txl_tf.Tagger(plain_encoder(), labels)
+        assert wrong in str(raised.value)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -784,7 +786,7 @@ def test_weights_are_loaded_over_a_functional_network_and_are_an_error_where_a_c
 
     by_call = txl_tf.Tagger(Network(), LABELS)
     by_call.build((None, 5))
-    with pytest.raises(ValueError, match="load_weights needs the width of what network returns: call the tagger"):
+    with raises_parameter("load_weights", file):
         by_call.load_weights(file)
 
 
@@ -821,9 +823,9 @@ def test_there_is_a_tag_for_every_element(name):
     tagger, inputs = make_tagger(name)
     tagger.compile(sgd())
     for tags in (random_tags([6] * 4), random_tags([4] * 4)):
-        with pytest.raises(ValueError, match=r"tags must be int \[batch.*, time=5\], got int32 \["):
+        with raises_parameter("tags", limit="time=5"):
             tagger.train_on_batch(inputs, tags)
-        with pytest.raises(ValueError, match=r"tags must be int \[batch=4, time=5\], got int32 \[4, "):
+        with raises_parameter("tags", limit="batch=4, time=5"):
             tagger.nll(inputs, tags)
 
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import randomise
+from helpers import raises_parameter, randomise
 
 import txl_tf
 
@@ -207,21 +207,21 @@ def test_its_configuration_makes_it_again(options):
 
 
 BAD = [
-    ({"n_token": 0}, "n_token must be at least 1, got 0"),
-    ({"n_bigram": -1}, "n_bigram must be at least 0, got -1"),
-    ({"d_model": 7}, "d_model must be even .*got 7"),
-    ({"d_model": 10, "n_head": 4}, "d_model must be a multiple of n_head=4, got 10"),
-    ({"attn_type": "naive"}, "attn_type must be one of adatrans, transformer, got 'naive'"),
-    ({"pos_embed": "learned"}, "pos_embed must be one of none, sin, fix, got 'learned'"),
-    ({"after_norm": "yes"}, "after_norm must be True or False, got 'yes'"),
-    ({"embed_dropout": 1.0}, r"embed_dropout must lie in \[0, 1\), got 1.0"),
-    ({"token_dropout": -0.5}, r"token_dropout must lie in \[0, 1\), got -0.5"),
-    ({"max_seq_len": 0}, "max_seq_len must be at least 1, got 0"),
+    ({"n_token": 0}, "n_token", "1"),
+    ({"n_bigram": -1}, "n_bigram", "0"),
+    ({"d_model": 7}, "d_model", "even"),
+    ({"d_model": 10, "n_head": 4}, "d_model", "n_head=4"),
+    ({"attn_type": "naive"}, "attn_type", "transformer"),
+    ({"pos_embed": "learned"}, "pos_embed", "fix"),
+    ({"after_norm": "yes"}, "after_norm", "True"),
+    ({"embed_dropout": 1.0}, "embed_dropout", "[0, 1)"),
+    ({"token_dropout": -0.5}, "token_dropout", "[0, 1)"),
+    ({"max_seq_len": 0}, "max_seq_len", "1"),
 ]
 
 
 def test_bad_arguments_are_errors():
-    for options, message in BAD:
-        with pytest.raises(ValueError, match=message):
+    for options, name, limit in BAD:
+        with raises_parameter(name, options[name], limit=limit):
             make_tener(**options)
             pytest.fail(f"no error: {options}")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import randomise, spread_emissions
+from helpers import raises_parameter, randomise, spread_emissions
 
 import txl_tf
 from txl_tf.data.tagged.batches import SentenceEncoder, features
@@ -197,7 +197,7 @@ def test_a_word_that_is_left_out_is_as_one_that_the_lexicon_has_not():
 
 @pytest.mark.parametrize("tokens", ["", "abcdabcd"])
 def test_attention_is_of_a_sentence_that_the_network_takes(tokens):
-    with pytest.raises(ValueError, match=f"tokens must be 1 to max_seq_len=7 for a picture, got {len(tokens)}"):
+    with raises_parameter("tokens", tokens, limit="max_seq_len=7"):
         text_tagger("tener", 7).attention(tokens)
 
 
@@ -205,5 +205,5 @@ def test_a_network_without_attention_tags_and_says_that_it_has_none():
     sizes = {"n_token": 6, "n_bigram": len(BIGRAMS), "d_embed": 6, "d_bigram": 4, "d_model": 8, "n_layer": 1}
     tagging = TextTagger(txl_tf.Tagger(txl_tf.BiLSTM(**sizes), LABELS), ENCODERS["tener"])
     assert len(tagging.tag(["abcd"])[0].tags) == 4
-    with pytest.raises(ValueError, match="a tagger with attention is needed, got one with BiLSTM"):
+    with raises_parameter("tagger", tagging.tagger):
         tagging.attention("abcd")

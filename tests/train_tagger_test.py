@@ -491,7 +491,7 @@ def test_train_ner_reads_its_flags(files, tmp_path):
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["model"]["fusion"] == "ff_two" and config["model"]["k_proj"] is False
     done = run_program("tools/train_ner.py", f"--model_dir={tmp_path / 'no'}", *paths, "--fusion=ff_two")
-    assert done.returncode == 1 and "--fusion is no flag of --model=tener" in done.stderr
+    assert done.returncode == 1 and "--fusion is not a flag of --model=tener" in done.stderr
     done = run_program("tools/train_ner.py", f"--model_dir={tmp_path / 'no'}", *paths, "--n_sentences=9")
     assert done.returncode == 1 and "--n_sentences is for --dataset=towns" in done.stderr
 

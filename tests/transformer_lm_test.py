@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, assert_round_trips, eagerly, randomise
+from helpers import SMALL, assert_round_trips, eagerly, raises_parameter, randomise
 
 import txl_tf
 from txl_tf.config import TransformerLMConfig
@@ -429,26 +429,26 @@ def test_sliding_window_of_step_1_gives_every_token_a_full_window(small_lm):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, name, limit",
     [
-        ({"context_len": 1}, "context_len must be at least 2, got 1"),
-        ({"context_len": 2.5}, "context_len must be an integer, got 2.5"),
-        ({"mem_len": -1}, "mem_len must be at least 0, got -1"),
-        ({"d_model": 7}, "d_model must be even .*got 7"),
-        ({"untie_r": True}, "untie_r"),
-        ({"clamp_len": 5}, "clamp_len"),
-        ({"reset_token": 1}, "reset_token"),
-        ({"pos_embed": "none"}, "pos_embed must be one of sin, learned, got 'none'"),
+        ({"context_len": 1}, "context_len", "2"),
+        ({"context_len": 2.5}, "context_len", "an integer"),
+        ({"mem_len": -1}, "mem_len", "0"),
+        ({"d_model": 7}, "d_model", "even"),
+        ({"untie_r": True}, "untie_r", ""),
+        ({"clamp_len": 5}, "clamp_len", ""),
+        ({"reset_token": 1}, "reset_token", ""),
+        ({"pos_embed": "none"}, "pos_embed", "learned"),
     ],
     ids=str,
 )
-def test_bad_arguments_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments_are_named(options, name, limit):
+    with raises_parameter(name, options[name], limit=limit):
         make(**options)
 
 
 def test_the_network_refuses_what_is_about_distances():
-    with pytest.raises(ValueError, match="clamp_len is about distances"):
+    with raises_parameter("clamp_len", 4):
         AbsoluteTransformer(**SMALL, clamp_len=4)
 
 
@@ -461,18 +461,18 @@ def test_no_segment_is_longer_than_the_learned_positions(small_batches):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, name, limit",
     [
-        ({"tokens": [1]}, r"tokens must be integers \[n\], n at least 2, got int64 \[1\]"),
-        ({"tokens": [1.0, 2.0]}, "tokens must be integers"),
-        ({"tokens": [[1, 2]]}, r"got int64 \[1, 2\]"),
-        ({"tokens": [1, 23]}, "tokens must hold ids between 0 and n_token - 1 = 22, found 23"),
-        ({"window": 0}, "window must be an integer from 1"),
-        ({"batch_size": 0}, "batch_size must be an integer from 1"),
-        ({"step": 5}, "step must be an integer from 1 to 4, got 5"),
+        ({"tokens": [1]}, "tokens", "n at least 2"),
+        ({"tokens": [1.0, 2.0]}, "tokens", "integers"),
+        ({"tokens": [[1, 2]]}, "tokens", "[n]"),
+        ({"tokens": [1, 23]}, "tokens", "22"),
+        ({"window": 0}, "window", "from 1"),
+        ({"batch_size": 0}, "batch_size", "from 1"),
+        ({"step": 5}, "step", "1 to 4"),
     ],
     ids=str,
 )
-def test_bad_arguments_of_the_sliding_window_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments_of_the_sliding_window_are_named(arguments, name, limit):
+    with raises_parameter(name, limit=limit):
         sliding_window_nll(make(n_layer=1), **{"tokens": [1, 2, 3], "window": 4, **arguments})

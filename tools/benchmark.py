@@ -67,11 +67,13 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from absl import flags, logging
 from benchmarking.shapes import BFLOAT16_AGAINST, REFERENCE, ROUNDED, SCALING, SHAPES, WRITING, WRITING_AGAINST
 
-from txl_programs.program import FLAGS, check_integers, read_flags, run
+from txl_programs.flag_values import FLAGS, check_integers
+from txl_programs.program import read_flags, run
 
 # A contestant's process lasts for all its turns.
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
@@ -110,6 +112,7 @@ from benchmarking.scaling import measure, scale, scale_length
 from benchmarking.tables import describe, print_summary, print_table, rows_of, summary_of, take_turns
 from benchmarking.work import Calls
 
+from txl_config.errors import ParameterError
 from txl_tf.files import check_writable
 from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
 
@@ -272,7 +275,8 @@ def start(mode, name, checkout, shape, seconds, folder, stack):
 @functools.cache
 def written(mode, folder):
     """A folder with what the preparation and train.py read: train.txt, valid.txt and test.txt."""
-    shape, folder = shape_of(mode), tempfile.mkdtemp(dir=folder)
+    shape = shape_of(mode)
+    folder = tempfile.mkdtemp(dir=folder)
     n_token = 5000 if mode in ("startup", "first_answer") else shape["n_token"]
     for split, megabytes in (("train", shape["megabytes"]), ("valid", 0.2), ("test", 0.2)):
         write_text(os.path.join(folder, f"{split}.txt"), n_token, megabytes)
@@ -282,7 +286,8 @@ def written(mode, folder):
 @functools.cache
 def trained(mode, checkout, folder):
     """A folder with runs that the programs of a checkout have trained."""
-    shape, runs = shape_of(mode), tempfile.mkdtemp(dir=folder)
+    shape = shape_of(mode)
+    runs = tempfile.mkdtemp(dir=folder)
     if mode == "scoring":
         processes.train_to_score(checkout, shape, runs)
     else:
@@ -302,7 +307,8 @@ def write_text(path, n_token, megabytes):
     words[2] = "<unk>"
     total = np.cumsum(language_models.frequencies(n_token))
     headings = [" = " + " ".join(words[i] for i in rng.integers(n_token, size=3)) + " = \n" for _ in range(100)]
-    written, before = 0, []
+    written = 0
+    before = []
     with open(path, "w") as file:
         while written < megabytes * 1e6:
             kind = rng.random()
@@ -341,7 +347,9 @@ def shape_of(mode):
         shape["n_layer"] = 2
     if FLAGS.quick:
         shape |= {name: min(2, shape[name]) for name in ("n_layer", "megabytes") if name in shape}
-    given = {name: FLAGS[name].value for name in shape if name in FLAGS and FLAGS[name].value is not None}
+    given: dict[str, Any] = {
+        name: FLAGS[name].value for name in shape if name in FLAGS and FLAGS[name].value is not None
+    }
     if "cutoffs" in given:
         given["cutoffs"] = [int(cutoff) for cutoff in given["cutoffs"]]
     return {**shape, **given}
@@ -350,13 +358,14 @@ def shape_of(mode):
 def check_mode(mode, shape):
     """Raises ValueError unless a mode can measure a shape, and has contestants of the names asked for."""
     if mode == "writing" and shape["batch_size"] != 1:
-        raise ValueError(f"batch_size must be 1 for mode=writing, which tries several rows, got {shape['batch_size']}")
+        allowed = "1 for mode=writing, which tries several numbers of rows"
+        raise ParameterError("batch_size", shape["batch_size"], allowed)
     if mode == "workers" and shape["batch_size"] % WORKERS[-1]:
-        raise ValueError(f"batch_size must be a multiple of {WORKERS[-1]}, the most workers, got {shape['batch_size']}")
+        raise ParameterError("batch_size", shape["batch_size"], f"a multiple of {WORKERS[-1]}, the most workers")
     contestants.check_shape(mode, shape)
     if FLAGS.contestants and (FLAGS.scaling or mode in ON_SEVERAL or not groups_of(mode)):
-        given = ",".join(FLAGS.contestants)
-        raise ValueError(f"contestants must have names in mode={mode}, and cannot be chosen with scaling, got {given}")
+        allowed = f"left out with mode={mode} or with scaling"
+        raise ParameterError("contestants", FLAGS.contestants, allowed)
 
 
 def rows_of_mode(mode, shape, peaks, folder):
@@ -392,7 +401,8 @@ def chosen_modes():
     modes = known if FLAGS.mode == ["all"] else FLAGS.mode
     unknown = set(modes) - set(known)
     if unknown or not modes:
-        raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown)) or 'none'}")
+        message = f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown)) or 'none'}"
+        raise ParameterError("mode", sorted(unknown), list(known), message)
     return modes
 
 
@@ -415,9 +425,10 @@ def commit_of(checkout):
 def main():
     modes = chosen_modes()
     if FLAGS.against and (FLAGS.scaling or not os.path.isdir(os.path.join(FLAGS.against, "txl_tf"))):
-        raise ValueError(f"against must be a folder with a txl_tf, and without scaling, got {FLAGS.against}")
+        raise ParameterError("against", FLAGS.against, "a folder with a txl_tf, and left out with scaling")
     if FLAGS.jit and (FLAGS.scaling or not any(language_models.is_training(mode) or mode in PAIRS for mode in modes)):
-        raise ValueError(f"jit is for modes of training without scaling, got {', '.join(modes)}")
+        message = f"jit is for modes of training without scaling, got {', '.join(modes)}"
+        raise ParameterError("jit", FLAGS.jit, "left out for these modes", message)
     check_writable(FLAGS.json)
     logging.set_verbosity(logging.ERROR)  # with --scaling, TensorFlow warns of many functions
     if FLAGS.inter_op_threads:

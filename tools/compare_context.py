@@ -1,17 +1,17 @@
-"""The Transformer-XL paper's comparison with the vanilla Transformer: speed of evaluation, and what the parts bring.
+"""Compares Transformer-XL with the vanilla Transformer, as in its paper: speed of evaluation, and an ablation.
 
-    python tools/compare_context.py --data_path=tinyshakespeare.txt                 both parts and the picture
-    python tools/compare_context.py --part=speed --n_layer=3 --attn_lens=100,200    one of them, smaller
+    python tools/compare_context.py --data_path=tinyshakespeare.txt                 (both parts, and the picture)
+    python tools/compare_context.py --part=speed --n_layer=3 --attn_lens=100,200    (one part, smaller)
 
-speed      seconds a token of evaluation, where every token sees attn_len tokens: the vanilla model reads a window of
-           them again for every token, Transformer-XL keeps them as its memory and reads segments of 128 tokens (paper,
-           table 9). The shape is that of configs/enwik8_base.cfg, one text at a time; the models take turns, and the
-           figures are medians over the rounds.
-training   four models of as many parameters and steps on one text (paper, table 6): positions relative or absolute,
-           with memory or without. Their validation loss by segments; where there is no memory, also that of the first
-           20,000 tokens with a full window before each; and by the number of tokens before the one that is predicted.
-           What absolute positions lack in parameters, they have in d_inner. Runs are in output_dir, where the same
-           command goes on with them.
+speed      evaluation time per token, in seconds, if every token sees attn_len tokens. The vanilla model reads a window
+           of them again for every token. Transformer-XL keeps them in its memory and reads segments of 128 tokens
+           (table 9 of the paper). The shape is that of configs/enwik8_base.cfg, with one text at a time. The models
+           take turns; the numbers are medians over the rounds.
+training   four models with the same number of parameters and steps on one text (table 6 of the paper): relative or
+           absolute positions, with or without memory. It prints their validation loss by segments; without memory, also
+           the loss of the first 20,000 tokens with a full window before each; and the loss by the number of tokens
+           before the predicted one. Absolute positions need fewer parameters: these models have a larger d_inner. The
+           runs are in output_dir. The same command resumes them.
 
 The tables are Markdown. The picture needs matplotlib: pip install -e ".[plot]".
 """
@@ -19,18 +19,20 @@ The tables are Markdown. The picture needs matplotlib: pip install -e ".[plot]".
 import os
 import statistics
 import time
+from typing import Any
 
 from absl import flags
 
-from txl_programs.program import FLAGS, read_flags, run
-from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
+from txl_config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
+from txl_programs.flag_values import FLAGS
+from txl_programs.program import read_flags, run
 
 flags.DEFINE_enum("part", "both", ["both", "speed", "training"], "What to compare.")
-flags.DEFINE_list("attn_lens", ["800", "1800", "2800", "3800"], "Of speed: tokens that every token sees.")
-flags.DEFINE_integer("n_layer", 12, "Of speed: layers.", lower_bound=1)
-flags.DEFINE_integer("rounds", 3, "Of speed: turns of each model.", lower_bound=1)
-flags.DEFINE_string("data_path", None, "Of training: text file; default: Python's reference manual.")
-flags.DEFINE_integer("train_steps", 3000, "Of training: steps of each model.", lower_bound=200)
+flags.DEFINE_list("attn_lens", ["800", "1800", "2800", "3800"], "For speed: number of tokens that every token sees.")
+flags.DEFINE_integer("n_layer", 12, "For speed: number of layers.", lower_bound=1)
+flags.DEFINE_integer("rounds", 3, "For speed: number of turns of each model.", lower_bound=1)
+flags.DEFINE_string("data_path", None, "For training: text file. Default: Python's reference manual.")
+flags.DEFINE_integer("train_steps", 3000, "For training: steps of each model.", lower_bound=200)
 flags.DEFINE_string("output_dir", "runs/compare_context", "Folder of the runs.")
 flags.DEFINE_string("output", None, "PNG file to draw the picture to.")
 
@@ -39,8 +41,9 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 
+from txl_config.errors import ParameterError
 from txl_programs.pictures.context import nll_of_windows
-from txl_programs.pictures.drawing import MISSING, Figure
+from txl_programs.pictures.drawing import Figure, check_matplotlib
 from txl_tf import TransformerLM, TransformerXLLM, load_run
 from txl_tf.files import check_writable
 from txl_tf.language.sliding_window import sliding_window_nll
@@ -48,11 +51,13 @@ from txl_tf.runs.metrics import to_metric
 from txl_tf.runs.setup import open_corpus
 from txl_tf.runs.train import train_run
 
-SHAPE = {"n_token": 204, "d_model": 512, "d_embed": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
+SHAPE: Any = {"n_token": 204, "d_model": 512, "d_embed": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # times faster, on the authors' GPU
-TGT_LEN = 128  # of Transformer-XL in speed
-SMALL = {"n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0, "dropatt": 0.0}
-MEMORY, SEGMENT, D_INNER = 128, 64, 512  # of training
+TGT_LEN = 128  # tokens of a segment of Transformer-XL, for speed
+SMALL: Any = {"n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0, "dropatt": 0.0}
+MEMORY = 128  # positions, for training
+SEGMENT = 64
+D_INNER = 512
 CONTEXTS = 192  # tokens
 
 
@@ -60,7 +65,7 @@ CONTEXTS = 192  # tokens
 
 
 def vanilla_turn(attn_len, tokens=3):
-    """A function that evaluates with a sliding window: the seconds that each of so many windows took."""
+    """Returns a function that evaluates with a sliding window, and returns the seconds per window."""
     lm = TransformerLM(**SHAPE, n_layer=FLAGS.n_layer)
     text = np.random.default_rng(0).integers(SHAPE["n_token"], size=attn_len + tokens + 1)
 
@@ -73,7 +78,7 @@ def vanilla_turn(attn_len, tokens=3):
 
 
 def memory_turn(attn_len, segments=2):
-    """As `vanilla_turn`, of Transformer-XL."""
+    """Like `vanilla_turn`, for Transformer-XL: the seconds per token."""
     lm = TransformerXLLM(**SHAPE, n_layer=FLAGS.n_layer, mem_len=attn_len - 1, same_length=True)
     evaluation_nll = tf.function(lm.evaluation_nll, autograph=False)
     tokens = tf.constant(np.random.default_rng(0).integers(SHAPE["n_token"], size=[1, TGT_LEN]), tf.int32)
@@ -82,16 +87,17 @@ def memory_turn(attn_len, segments=2):
     def turn():
         nonlocal carried
         started = time.perf_counter()
+        nll = None
         for _ in range(segments):
             nll, _, carried = evaluation_nll(tokens, tokens, carried)
-        nll.numpy()
+        np.asarray(nll)  # wait for it
         return (time.perf_counter() - started) / (segments * TGT_LEN)
 
     return turn
 
 
 def compare_speed():
-    """Rows `(attn_len, vanilla's seconds a token, Transformer-XL's, their ratio)`."""
+    """Rows `(attn_len, seconds per token of the vanilla model, of Transformer-XL, their ratio)`."""
     rows = []
     print("| tokens that each sees | vanilla, s a token | Transformer-XL, s a token | times faster | in the paper |")
     print("|---|---|---|---|---|")
@@ -111,7 +117,7 @@ def compare_speed():
 
 
 def configs():
-    """`{name: hyper-parameters}`, of as many parameters each."""
+    """`{name: hyper-parameters}` of models with the same number of parameters."""
     per_layer = SMALL["n_head"] * SMALL["d_head"] * SMALL["d_model"]  # of the projection of positions
     wider = D_INNER + round(per_layer / (2 * SMALL["d_model"] + 1))
     return {
@@ -133,12 +139,13 @@ def nll_by_position(lm, text, n_windows=256):
 
 
 def compare_training():
-    """`{name: nll by position}`; prints the table."""
+    """Trains the models, and prints the table. Returns `{name: nll by position}`."""
     data = {"dataset": "text", "data_path": FLAGS.data_path, "level": "char", "valid_fraction": 0.1}
     data = data if FLAGS.data_path else {"dataset": "pydoc"}
-    training = {"tgt_len": SEGMENT, "train_batch_size": 12, "train_steps": FLAGS.train_steps, "iterations": 100}
-    evaluation = {"tgt_len": SEGMENT, "eval_batch_size": 4}
-    rows, curves = [], {}
+    training: Any = {"tgt_len": SEGMENT, "train_batch_size": 12, "train_steps": FLAGS.train_steps, "iterations": 100}
+    evaluation: Any = {"tgt_len": SEGMENT, "eval_batch_size": 4}
+    rows = []
+    curves = {}
     for name, model in configs().items():
         folder = os.path.join(FLAGS.output_dir, name.replace(", ", "_"))
         results = train_run(
@@ -165,7 +172,7 @@ def compare_training():
 
 
 def draw(speed, curves):
-    """Figure of what was compared: time a token against attn_len, nll against the tokens before."""
+    """Figure of both comparisons: time per token against attn_len, nll against the number of tokens before."""
     figure = Figure(figsize=(11, 4), layout="constrained")
     parts = [part for part in (speed, curves) if part]
     for axes, part in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
@@ -179,7 +186,8 @@ def draw(speed, curves):
                 smooth = nll[: len(nll) // 8 * 8].reshape(-1, 8).mean(1)
                 axes.plot(np.arange(len(smooth)) * 8 + 4.5, smooth, label=name)
             axes.axvline(SEGMENT, color="gray", linewidth=0.8, linestyle=":")
-            label, transform = f"  {SEGMENT}: the segments of training", axes.get_xaxis_transform()
+            label = f"  {SEGMENT}: the segments of training"
+            transform = axes.get_xaxis_transform()
             axes.text(SEGMENT, 0.45, label, color="dimgray", fontsize=9, va="center", transform=transform)
             axes.set(xlabel="tokens before the one that is predicted", ylabel="nats a character", ylim=(None, 3))
         axes.grid(alpha=0.25)
@@ -189,9 +197,9 @@ def draw(speed, curves):
 
 def main():
     if not all(length.isdigit() and int(length) > 1 for length in FLAGS.attn_lens):
-        raise ValueError(f"attn_lens must be integers above 1, as 800,1800, got {','.join(FLAGS.attn_lens)}")
-    if FLAGS.output and Figure is None:
-        raise ValueError(MISSING)
+        raise ParameterError("attn_lens", FLAGS.attn_lens, "integers above 1, such as 800,1800")
+    if FLAGS.output:
+        check_matplotlib()
     check_writable(FLAGS.output)
     speed = compare_speed() if FLAGS.part in ("both", "speed") else []
     curves = compare_training() if FLAGS.part in ("both", "training") else {}

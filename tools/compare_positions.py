@@ -1,19 +1,19 @@
-"""The paper's ablation of positions (section 4.2, table 6), for every scheme that txl_tf has.
+"""Compares all position schemes of txl_tf, as in the ablation of the paper (section 4.2, table 6).
 
     python tools/compare_positions.py --data_path=tinyshakespeare.txt --output=schemes.png
-    python tools/compare_positions.py --positions=relative,alibi --train_steps=200        some schemes, a quick look
+    python tools/compare_positions.py --positions=relative,alibi --train_steps=200        (some schemes, quick)
 
-Every scheme trains two models on one text: one with memory and one without. All models have about as many parameters
-(what a scheme does not need for positions goes into d_inner) and train for the same time: first the models train a few
-steps in turns, and a scheme whose step takes half as long gets twice as many steps.
+For every scheme, the program trains two models on one text: with and without memory. All models have about the same
+number of parameters (a scheme with fewer parameters for positions gets a larger d_inner) and train for the same time:
+first the models train a few steps in turns, and a scheme with steps of half the time gets twice as many steps.
 
-The table is Markdown, in nats a character of the last tenth of the text, which is read in segments of 64:
+The table is Markdown. Its numbers are nats per character of the last tenth of the text, in segments of 64:
 
     without memory    the model that was trained without memory
-    with memory       the model that was trained with a memory of 128, mean and extremes over the seeds
-    gain              what the memory saves
+    with memory       the model that was trained with a memory of 128: mean and extremes over the seeds
+    gain              the difference between both
     4 times           the same model with a memory of 704: a token sees four times as many tokens as in training
-    train, evaluate   steps per second, with memory, as a ratio to the first scheme
+    train, evaluate   steps per second with memory, relative to the first scheme
 
 The picture needs matplotlib: pip install -e ".[plot]".
 """
@@ -21,21 +21,25 @@ The picture needs matplotlib: pip install -e ".[plot]".
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
-from txl_programs.program import FLAGS, check_integers, read_flags, run
-from txl_tf.config import SCHEMES
+from txl_config import SCHEMES
+from txl_programs.flag_values import FLAGS, check_integers
+from txl_programs.program import read_flags, run
 
 flags.DEFINE_list("positions", list(SCHEMES), "Schemes to compare.")
-flags.DEFINE_string("data_path", None, "Text file; default: Python's reference manual.")
-flags.DEFINE_integer("train_steps", 2000, "Steps of the first scheme; others get as much time.", lower_bound=1)
-flags.DEFINE_list("seeds", ["0"], "Seeds of each training.")
-flags.DEFINE_integer("rounds", 5, "Turns in which speed is measured.", lower_bound=1)
+flags.DEFINE_string("data_path", None, "Text file. Default: Python's reference manual.")
+flags.DEFINE_integer(
+    "train_steps", 2000, "Training steps of the first scheme. The others train for the same time.", lower_bound=1
+)
+flags.DEFINE_list("seeds", ["0"], "Seeds: one training run of every model for each.")
+flags.DEFINE_integer("rounds", 5, "Number of turns that measure the speed.", lower_bound=1)
 flags.DEFINE_string("output", None, "PNG file to draw the picture to.")
 check_integers("seeds")
-flags.register_validator("seeds", bool, "must be one at least")
-flags.register_validator("positions", bool, "must be one at least")
+flags.register_validator("seeds", bool, "must name at least one")
+flags.register_validator("positions", bool, "must name at least one")
 
 read_flags(__name__)
 
@@ -43,30 +47,35 @@ import keras
 import numpy as np
 
 import txl_tf
-from txl_programs.pictures.drawing import COLORS, MISSING, Figure
+from txl_config.errors import ParameterError
+from txl_programs.pictures.drawing import COLORS, Figure, check_matplotlib
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.files import check_writable
 
 SIZES = {
     "n_token": 256, "n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0,
 }  # fmt: skip
-D_INNER, ROWS, SEGMENT, MEMORY = 512, 12, 64, 128
+D_INNER = 512
+ROWS = 12
+SEGMENT = 64
+MEMORY = 128
 LONGER = 4 * (SEGMENT + MEMORY) - SEGMENT  # memory with which a token sees four times as many tokens
 STEPS_OF_A_TURN = 20
 
 
 def read_text():
-    """Bytes to train and to validate on."""
+    """The bytes for training and for validation."""
     text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
     train, valid = np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
     if len(valid) <= 4 * SEGMENT:
-        raise ValueError(f"data_path must have more than {40 * SEGMENT} bytes, got {len(text)} in {FLAGS.data_path}")
+        message = f"data_path must have more than {40 * SEGMENT} bytes, got {len(text)} in {FLAGS.data_path}"
+        raise ParameterError("data_path", FLAGS.data_path, f"a file of more than {40 * SEGMENT} bytes", message)
     return train, valid
 
 
 def make_model(positions, mem_len, seed):
-    """A language model with as many parameters as one with relative positions, as nearly as d_inner allows."""
-    options = {"context_len": SEGMENT} if positions == "learned" else {}
+    """A language model with about as many parameters as with relative positions: d_inner makes up for them."""
+    options: Any = {"context_len": SEGMENT} if positions == "learned" else {}
 
     def model(d_inner):
         return txl_tf.TransformerXLLM(
@@ -95,7 +104,7 @@ def seconds_of(function):
 
 
 def compare_speed(schemes, train, valid):
-    """`{scheme: (training, evaluation)}`: seconds of a turn, medians over rounds in which the schemes take turns."""
+    """`{scheme: (training, evaluation)}`: seconds of a turn, medians over the rounds. The schemes take turns."""
     turns = []
     for positions in schemes:
         lm = compiled(make_model(positions, MEMORY, seed=0), 1_000_000)
@@ -110,7 +119,7 @@ def compare_speed(schemes, train, valid):
 
 
 def compare_training(positions, steps, train, valid, seed):
-    """Nats of the text to validate on: `(without memory, with memory, with four times the context)`."""
+    """Validation loss in nats: `(without memory, with memory, with four times the context)`."""
     nats = []
     for mem_len in (0, MEMORY):
         keras.utils.set_random_seed(seed)
@@ -122,7 +131,7 @@ def compare_training(positions, steps, train, valid, seed):
 
 
 def with_extremes(values):
-    """The mean, and where there are several values their extremes."""
+    """The mean, and the extremes if there are several values."""
     mean = f"{statistics.mean(values):.3f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.3f} to {max(values):.3f})"
 
@@ -139,7 +148,7 @@ def print_row(positions, steps, found, ratios):
 
 
 def draw(found):
-    """Bars of the losses of `{scheme: [(without memory, with memory, longer), ...]}`, means over the seeds."""
+    """Bars with the losses in `{scheme: [(without memory, with memory, longer), ...]}`, averaged over the seeds."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     labels = "without memory", f"memory {MEMORY}", f"memory {LONGER}, trained with {MEMORY}"
@@ -159,8 +168,8 @@ def main():
     unknown = [name for name in FLAGS.positions if name not in SCHEMES]
     if unknown:
         raise txl_tf.ParameterError("positions", unknown[0], list(SCHEMES))
-    if FLAGS.output and Figure is None:
-        raise ValueError(MISSING)
+    if FLAGS.output:
+        check_matplotlib()
     check_writable(FLAGS.output)
     train, valid = read_text()
     seconds = compare_speed(FLAGS.positions, train, valid)

@@ -5,12 +5,12 @@
     python tools/compile_for_tpu.py --flagfile=configs/enwik8_base.cfg --n_token=204 --replicas=4 --largest_batch
     python tools/compile_for_tpu.py --published=enwik8_base,wt103_base --chip=v4 --precisions=float32,bfloat16
 
-Of the training step (update included), the evaluation step and one token of generation it prints how long the compiler
-took, the size of the program, the most memory of a core that it needs, and its operations and bytes, all of one core. A
-run says itself what it is; without one, the flags of train.py do, and --n_token and --cutoffs stand for the text. The
-status is 1 where a program does not compile or not fit.
+The programs are the training step (with the update), the evaluation step and the generation of one token. For each, it
+prints the compile time, the size of the program, the peak memory of a core, and the operations and bytes of a core. The
+hyper-parameters are those of the run, or without a run the flags of train.py, with --n_token and --cutoffs in place of
+a text. The exit status is 1 if a program does not compile or does not fit.
 
-What the compiler cannot see: the exchange between cores, and how long a step takes.
+The compiler does not show the communication between cores or the time of a step.
 """
 
 import dataclasses
@@ -22,25 +22,28 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from absl import flags
 
 os.environ.update(TPU_SKIP_MDS_QUERY="1", JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
-os.environ.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")  # else it complains of having none
+os.environ.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")  # without them, it prints warnings
 
+from txl_config import AUTO, PRECISIONS, OptimizerConfig, one_of
+from txl_config.errors import ParameterError
 from txl_programs import train  # defines the flags of a configuration
-from txl_programs.program import FLAGS, read_flags, run, values
-from txl_tf.config import AUTO, PRECISIONS, OptimizerConfig, one_of
+from txl_programs.flag_values import FLAGS, completed, values
+from txl_programs.program import read_flags, run
 
-FLAGS.set_default("model_dir", "")  # which train.py requires
+FLAGS.set_default("model_dir", "")  # train.py requires it, and this program does not
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30
-# What each chip is called by the compiler, and the memory of one of its cores (v4, v5p: of the two that work as one).
+# The compiler's name of each chip, and the memory of a core in GiB (v4, v5p: of the two cores that work as one).
 CHIPS = {"v4": ("v4:2x2x1", 32), "v5e": ("v5e:2x2", 16), "v5p": ("v5p:2x2x1", 95), "v6e": ("v6e:2x2", 32)}
 PROGRAMS = ("training", "evaluation", "generation")
-# The published configurations: vocabulary, and on how many GPUs or TPU cores the original's scripts train them.
+# The published configurations: size of the vocabulary, and number of GPUs or TPU cores in the original's scripts.
 PUBLISHED = {
     "enwik8_base": (204, 4), "text8_base": (27, 4), "wt103_base": (267735, 4), "lm1b_base": (793471, 4),
     "enwik8_large": (204, 32), "text8_large": (27, 32), "wt103_large": (267735, 64), "lm1b_large": (793471, 512),
@@ -52,9 +55,11 @@ HEADING = (
 
 flags.DEFINE_enum("chip", "v4", CHIPS, "Kind of TPU.")
 flags.DEFINE_list("program", list(PROGRAMS), f"Programs to compile, of {', '.join(PROGRAMS)}.")
-flags.DEFINE_integer("replicas", 1, "Cores that a batch is divided among.", lower_bound=1)
-flags.DEFINE_integer("n_token", None, "Size of the vocabulary, where there is no text.", lower_bound=1)
-flags.DEFINE_bool("largest_batch", False, "Say how many rows of training fit a core; compiles some more batches.")
+flags.DEFINE_integer("replicas", 1, "Number of cores that share a batch.", lower_bound=1)
+flags.DEFINE_integer("n_token", None, "Size of the vocabulary. Needed without a run.", lower_bound=1)
+flags.DEFINE_bool(
+    "largest_batch", False, "Find the largest number of training rows that fits into a core. Compiles more batches."
+)
 flags.DEFINE_list("published", None, "Compile the training of published configurations, of " + ", ".join(PUBLISHED))
 flags.DEFINE_list("precisions", "float32,bfloat16", "With --published: values of --mixed_precision.")
 
@@ -77,7 +82,7 @@ from txl_tf.runs.setup import corpus_of
 
 @dataclasses.dataclass
 class Compiled:
-    """What the compiler says of a program, for one core."""
+    """The results of the compiler for a program, for one core."""
 
     seconds: float
     program: int  # bytes
@@ -87,7 +92,7 @@ class Compiled:
 
 
 def compiler_of(chip):
-    """A description of a core of that chip, whose client compiles for it."""
+    """A description of a core of this chip. Its client compiles for the core."""
     try:
         from jax.experimental import topologies
 
@@ -100,7 +105,7 @@ def compiler_of(chip):
 
 
 def lower(function, *arguments):
-    """The StableHLO of a function, the variables that it uses among its parameters."""
+    """The StableHLO of a function. The variables that it uses are among its parameters."""
 
     @functools.partial(tf.function, jit_compile=True, autograph=False)
     def flat(*leaves):
@@ -119,7 +124,7 @@ def lower(function, *arguments):
 
 
 def compile_text(text, device, n_layer):
-    """`Compiled`, or RuntimeError where the compiler refuses the program, or it does not fit."""
+    """Returns `Compiled`. Raises RuntimeError if the compiler refuses the program, or if it does not fit."""
     import jax
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax, xla_client
@@ -132,7 +137,8 @@ def compile_text(text, device, n_layer):
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
         executable = device.client.compile(module, _jax.DeviceList((device,)), options)
-    seconds, sizes = time.perf_counter() - started, executable.get_compiled_memory_stats()
+    seconds = time.perf_counter() - started
+    sizes = executable.get_compiled_memory_stats()
     program = sizes.generated_code_size_in_bytes
     cost = cost_of(executable.hlo_modules()[0], jax.local_devices()[0].client, n_layer)
     return Compiled(seconds, program, sizes.peak_memory_in_bytes, cost["flops"], cost["bytes accessed"])
@@ -170,7 +176,9 @@ def cost_of(module, client, n_layer):
             if loop.opcode == "while":
                 body, condition = (computations[i] for i in loop.called_computation_ids)
                 limits = [i.literal.s32s[0] for i in condition.instructions if i.literal.s32s]
-                first, every, n = once(body), all_times(body), limits[0] if limits else n_layer
+                first = once(body)
+                every = all_times(body)
+                n = limits[0] if limits else n_layer
                 total = {name: total[name] + n * every[name] - first[name] for name in total}
         return total
 
@@ -181,7 +189,7 @@ def cost_of(module, client, n_layer):
 
 
 def unallocated():
-    """A context in which weights get memory that nobody writes to: they take none, and hold anything."""
+    """Within this context, weights get memory that is never written. They take none, and have random values."""
 
     def initialize(variable, initializer):
         variable._initialize(tf.raw_ops.Empty(shape=variable.shape, dtype=variable.dtype, init=False))
@@ -190,40 +198,48 @@ def unallocated():
 
 
 def zipf_text(n, n_token):
-    """Tokens as often as words are, by Zipf's law, where no text is at hand."""
+    """Random tokens with the frequencies of words, by Zipf's law, in place of a text."""
     weights = 1 / np.arange(1, n_token + 1)
     return np.random.default_rng(0).choice(n_token, n, p=weights / weights.sum())
 
 
 def make_case():
-    """`(make_lm, tgt_len, rows)` of the run in model_dir if there is one, else of what the flags say.
+    """`(make_lm, tgt_len, rows)` for the run in model_dir, or without a run for the flags.
 
-    `make_lm(rows)` gives the compiled model for so many rows of training on a core; `rows` are those of training and of
-    evaluation that a core has.
+    `make_lm(rows)` returns the compiled model for this many rows of training on a core. `rows` are the numbers of rows
+    of a core in training and in evaluation.
     """
-    folder, parts, tokens = RunFolder(FLAGS.model_dir, "language_model"), FLAGS.gradient_accumulation_steps, None
-    of_optimizer = [field.name for field in dataclasses.fields(OptimizerConfig)]
-    names = " ".join(["tgt_len train_batch_size eval_batch_size train_steps mixed_precision", *of_optimizer])
+    folder = RunFolder(FLAGS.model_dir, "language_model")
+    parts = FLAGS.gradient_accumulation_steps
+    tokens = None
+    of_optimizer = OptimizerConfig.names()
+    names = ["tgt_len", "train_batch_size", "eval_batch_size", "train_steps", "mixed_precision", *of_optimizer]
     settings = values(names)
     if FLAGS.model_dir and folder.has_config():
-        config, family = folder.read_config(), folder.family
-        model, settings = config["model"], {**settings, **config["training"], **values(names, given_only=True)}
+        config = folder.read_config()
+        family = folder.family
+        model = config["model"]
+        settings = {**settings, **config["training"], **values(names, given_only=True)}
         tokens = corpus_of(folder).splits["train"] if model["cutoffs"] else None
     elif FLAGS.n_token is None:
         found = f"{FLAGS.model_dir} is no run" if FLAGS.model_dir else "there is no model_dir"
-        raise ValueError(f"{found}: give n_token, the size of the vocabulary, and cutoffs")
+        message = f"{found}: give n_token, the size of the vocabulary, and cutoffs"
+        raise ParameterError("n_token", None, "given without a run", message)
     else:
         family = family_of(train.MODELS[FLAGS.model])
         cutoffs = [int(cutoff) for cutoff in FLAGS.cutoffs or []]
-        model = {**train.model_arguments(family.config), "n_token": FLAGS.n_token, "cutoffs": cutoffs}
-    rows, tgt_len = {}, settings["tgt_len"]
+        hyper_parameters = completed(family.config, train.model_defaults(family.config, {}))
+        train.check_model_flags(family.config, hyper_parameters.get("positions", "relative"))
+        model = {**hyper_parameters, "n_token": FLAGS.n_token, "cutoffs": cutoffs}
+    rows = {}
+    tgt_len = settings["tgt_len"]
     policy = {**PRECISIONS, AUTO: "mixed_bfloat16"}[settings["mixed_precision"]]  # of a TPU
     for program, shares in (("train", FLAGS.replicas * parts), ("eval", FLAGS.replicas)):
         batch = settings[f"{program}_batch_size"]
         if batch % shares:
-            raise ValueError(
-                f"{program}_batch_size={batch} must be a multiple of {shares}, for replicas={FLAGS.replicas}"
-            )
+            name = f"{program}_batch_size"
+            message = f"{name}={batch} must be a multiple of {shares}, for replicas={FLAGS.replicas}"
+            raise ParameterError(name, batch, f"a multiple of {shares}", message)
         rows[program] = batch // FLAGS.replicas
 
     def make_lm(rows):
@@ -242,7 +258,7 @@ def make_case():
 
 
 def stand_ins(function):
-    """Tensors like those that a function returns; nobody writes to their memory."""
+    """Tensors like those that a function returns. Their memory is never written."""
     outputs = tf.function(function, autograph=False).get_concrete_function().structured_outputs
 
     def stand_in(x):
@@ -291,19 +307,21 @@ def row_of(program, rows, tokens, compiled):
 
 
 def rows_that_fit(rows, compiled, attempt):
-    """`(rows, compiled)` of the largest batch of training that a core has memory for, to a twentieth."""
-    parts, most = FLAGS.gradient_accumulation_steps, None
+    """`(rows, compiled)` for the largest training batch that fits into the memory of a core, within 5%."""
+    parts = FLAGS.gradient_accumulation_steps
+    most = None
     while most is None or most - rows > max(parts, rows / 20):
         n = 2 * rows if most is None else (rows + most) // 2 // parts * parts
         try:
-            rows, compiled = n, attempt(n)
+            compiled = attempt(n)
+            rows = n
         except RuntimeError:  # it does not fit
             most = n
     return rows, compiled
 
 
 def compile_published():
-    """A row for the training step of each published configuration, each compiled in a process of its own."""
+    """Prints a row for the training step of each published configuration. Each is compiled in a process of its own."""
     failed = False
     for name in FLAGS.published:
         one_of(PUBLISHED)("published", name)
@@ -316,7 +334,7 @@ def compile_published():
             f"--cutoffs={','.join(map(str, cutoffs))}", f"--replicas={replicas}", f"--mixed_precision={precision}",
             f"--recompute={recompute}", f"--chip={FLAGS.chip}", "--program=training",
         ]  # fmt: skip
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        process: Any = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         answer = process.stdout.read().strip().splitlines()[-1:]
         _, status, used = os.wait4(process.pid, 0)
         failed |= status != 0

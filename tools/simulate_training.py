@@ -1,22 +1,23 @@
-"""How fast a training on many workers that fail is, how much work it loses, and when to save: a simulation.
+"""Simulates training on many workers that fail: its speed, the lost work, and the best interval of checkpoints.
 
     python tools/simulate_training.py --tokens=1e12 --parameters=1e9 --workers=64,256,1024 --mtbf_hours=5000
     python tools/simulate_training.py --tokens=1e6 --parameters=13e6 --workers=1,2,4 --tokens_per_second=4000 --shared
 
-A step takes the time of its tokens, their share on every worker, and of the sum of the gradients in a ring: each worker
-sends 2 (N - 1) / N times their bytes, in 2 (N - 1) messages. Any worker that fails takes back all of them to the newest
-checkpoint: they notice, start again and repeat the steps since. Failures come at random, by the hours that one worker
-lasts in the mean. Every line is the mean of --runs trainings:
+A step takes the time for a worker's share of the tokens, and the time for the ring all-reduce of the gradients: each
+worker sends 2 (N - 1) / N times their bytes, in 2 (N - 1) messages. If one worker fails, all workers return to the
+newest checkpoint: they notice the failure, restart and repeat the steps since then. Failures are random, with the given
+mean time between failures of one worker. Every line is the mean of --runs simulated training runs:
 
-    step          seconds of a step: tokens, and sum of the gradients
-    save every    steps between two checkpoints; by default the best, sqrt(2 * save_seconds * hours of all), see below
-    useful        share of the time that made steps which stayed; repeated is what failures took back, starting and
-                  saving are the other losses
-    days          until all tokens are trained on
-    failures      how many there were
+    step          seconds of a step: tokens, and all-reduce of the gradients
+    save every    steps between two checkpoints. Default: the best number, see below
+    useful        share of the time for steps that were kept. The other shares are steps that were repeated, restarts,
+                  and checkpoints
+    days          until all tokens are read
+    failures      number of failures
 
-The best interval is Young's (1974): long ones repeat more, short ones save more often. docs/scale.md compares lines
-with real runs; the defaults of the flags are guesses.
+The best interval is Young's (1974), sqrt(2 * save_seconds * mean time between failures of all workers): with a longer
+one, more steps are repeated, and with a shorter one, more checkpoints are saved. docs/scale.md compares lines with real
+runs. The defaults of the flags are guesses.
 """
 
 import math
@@ -25,22 +26,23 @@ import numpy as np
 from absl import flags
 from benchmarking.failing import best_save_steps, step_seconds, train
 
-from txl_programs.program import FLAGS, run
+from txl_programs.flag_values import FLAGS
+from txl_programs.program import run
 
 flags.DEFINE_float("tokens", 1e12, "Tokens to train on.")
-flags.DEFINE_float("parameters", 1e9, "Weights of the model; each is 4 bytes of a gradient.")
+flags.DEFINE_float("parameters", 1e9, "Weights of the model. The gradient of each has 4 bytes.")
 flags.DEFINE_list("workers", ["8", "64", "512"], "Numbers of workers to compare.")
-flags.DEFINE_float("batch_tokens", 4e6, "Tokens of a step, over all workers.")
-flags.DEFINE_float("tokens_per_second", 4e4, "Of one worker by itself.")
-flags.DEFINE_bool("shared", False, "All workers share the processor of one machine: they are as fast as one of them.")
-flags.DEFINE_float("gigabits", 100, "Network of a worker, in Gbit/s.")
-flags.DEFINE_float("message_seconds", 50e-6, "From one worker to the next, for a message of no size.")
-flags.DEFINE_float("mtbf_hours", 5000, "Mean time between failures of one worker.")
-flags.DEFINE_float("restart_seconds", 120, "From a failure to the first step after it.")
-flags.DEFINE_float("save_seconds", 20, "That a checkpoint takes.")
+flags.DEFINE_float("batch_tokens", 4e6, "Tokens of a step, of all workers together.")
+flags.DEFINE_float("tokens_per_second", 4e4, "Speed of a single worker.")
+flags.DEFINE_bool("shared", False, "All workers share the processor of one machine: together they are as fast as one.")
+flags.DEFINE_float("gigabits", 100, "Network bandwidth of a worker, in Gbit/s.")
+flags.DEFINE_float("message_seconds", 50e-6, "Latency of a message between two workers, in seconds.")
+flags.DEFINE_float("mtbf_hours", 5000, "Mean time between failures of one worker, in hours.")
+flags.DEFINE_float("restart_seconds", 120, "Time from a failure to the next step, in seconds.")
+flags.DEFINE_float("save_seconds", 20, "Time to save a checkpoint, in seconds.")
 flags.DEFINE_integer("save_steps", None, "Steps between two checkpoints. Default: Young's.", lower_bound=1)
-flags.DEFINE_integer("runs", 20, "Simulated trainings of every number of workers.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "Of the failures.")
+flags.DEFINE_integer("runs", 20, "Simulated runs for every number of workers.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "Random seed of the failures.")
 
 
 def _are_numbers(workers):
@@ -61,7 +63,8 @@ def simulate(workers):
         workers, FLAGS.batch_tokens, FLAGS.tokens_per_second, FLAGS.parameters, FLAGS.gigabits, FLAGS.message_seconds,
         FLAGS.shared,
     )  # fmt: skip
-    mtbf, step = FLAGS.mtbf_hours * 3600 / workers, compute + ring
+    mtbf = FLAGS.mtbf_hours * 3600 / workers
+    step = compute + ring
     save_steps = FLAGS.save_steps or best_save_steps(step, FLAGS.save_seconds, mtbf)
     steps = math.ceil(FLAGS.tokens / FLAGS.batch_tokens)
     options = (steps, step, save_steps, FLAGS.save_seconds, FLAGS.restart_seconds, mtbf)

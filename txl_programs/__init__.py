@@ -1,31 +1,36 @@
 """The programs: `txl-train`, `txl-generate`, ...; in a clone also `train.py`, `tools/generate.py`, ...
 
-Each is a module of this package, and runs as `python -m` runs it: as the main module, whose docstring and flags --help
-shows, and which reads its flags before it imports TensorFlow. `program.py` has what all of them have in common.
+Each is a module of this package. It runs as the main module, as with `python -m`: --help shows its docstring and its
+flags, and it reads its flags before it imports TensorFlow. `program.py` has the frame of all programs.
 """
 
 import importlib.util
 import sys
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
-FOLDERS = {"plot": "pictures", "demo": "demo"}  # first word of a program's name -> where it is, with what it draws
+FOLDERS = {"plot": "pictures", "demo": "demo"}  # first word of a program's name -> its folder in this package
 
 
-def find_program(command):
+def find_program(command: str) -> ModuleSpec | None:
     """The spec of the module that a command names, such as txl-train-ner or tools/train_ner.py; `None` if none is."""
     name = Path(command).stem.removeprefix("txl-").replace("-", "_")
     folder = FOLDERS.get(name.partition("_")[0])
     return importlib.util.find_spec(".".join(filter(None, [__name__, folder, name])))
 
 
-def main():
+def main() -> None:
     """Runs the program that the command line names."""
     spec = find_program(sys.argv[0])
-    if spec is None:
+    if spec is None or not isinstance(spec.loader, InspectLoader):
         sys.exit(f"{sys.argv[0]}: there is no program of this name")
-    module = sys.modules["__main__"] = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     module.__name__ = "__main__"
+    sys.modules["__main__"] = module  # the module really is the main one, as with python -m
     try:
-        exec(spec.loader.get_code(spec.name), vars(module))
+        code: Any = spec.loader.get_code(spec.name)
+        exec(code, vars(module))
     except KeyboardInterrupt:  # in an import of the program
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""Makes the folder of a run, which every program here opens, out of another program's checkpoint; and back.
+"""Converts a checkpoint of another program to the folder of a run, or a run to a checkpoint of the original program.
 
     txl-convert-checkpoint --tf1_checkpoint=tf_wt103/model --corpus=tf_wt103/data/cache.pkl \\
         --mem_len=1600 --clamp_len=1000 --same_length --model_dir=runs/wt103
@@ -9,81 +9,98 @@
     txl-convert-checkpoint --pytorch_checkpoint=LM-TFM-wt103/model.pt --corpus=data/cache.pt \\
         --model_dir=runs/mine
 
-A PyTorch checkpoint is a file or folder of Hugging Face (config.json with .safetensors or .bin), of the original's
-PyTorch program (model.pt) or of NVIDIA's (checkpoint_best.pt). PyTorch is not needed, and nothing in the files is run.
+A PyTorch checkpoint is a file or folder of Hugging Face (config.json with .safetensors or .bin), of the original
+PyTorch program (model.pt) or of NVIDIA's program (checkpoint_best.pt). The conversion needs no PyTorch and runs no code
+from the files.
 
-A checkpoint tells what the model is. Flags of the original's commands that describe the model may stay: they are
-compared with it. One of TensorFlow, or the bare state_dict of a PyTorch program, does not tell mem_len, same_length and
-clamp_len: give --mem_len, and the others if the model was trained or evaluated with them.
+The hyper-parameters come from the checkpoint. You may keep the flags of the original's commands that describe the
+model: the program compares them with the checkpoint. A TensorFlow checkpoint, or the plain state_dict of a PyTorch
+program, does not contain mem_len, same_length and clamp_len: give --mem_len, and the other two if the model was trained
+or evaluated with them.
 """
 
 from absl import flags
 
-from txl_programs.program import FLAGS, check_used, define_flags, read_flags, run, values
-from txl_tf.config import DATASETS, ModelConfig
+from txl_config import DATASETS, ModelConfig
+from txl_programs.flag_values import FLAGS, check_used, define_flags, values
+from txl_programs.program import read_flags, run
 
 PAPER_DATASETS = [name for name in DATASETS if name not in ("pydoc", "text")]
 
-flags.DEFINE_string("tf1_checkpoint", None, "The original's checkpoint: its prefix (.../model.ckpt-0) or its folder.")
-flags.DEFINE_string("pytorch_checkpoint", None, "Checkpoint of a PyTorch program: its file or folder.")
-flags.DEFINE_string("model_dir", None, "Folder of the run.")
-flags.DEFINE_string("corpus", None, "Its cache.pkl, vocab.pkl, cache.pt, or list of words; or the folder of one.")
-flags.DEFINE_enum("dataset", None, PAPER_DATASETS, "Whose rules make words of text, where no file says.")
 flags.DEFINE_string(
-    "data_dir", None, "Folder for the text of a cache.pkl or cache.pt, prepared to train on and to evaluate."
+    "tf1_checkpoint", None, "Checkpoint of the original program: its prefix (.../model.ckpt-0) or its folder."
 )
-flags.DEFINE_bool("to_tf1", False, "Go back: write tf1_checkpoint out of model_dir.")
-flags.DEFINE_string("ckpt_path", None, "With to_tf1, the checkpoint of model_dir to take, rather than the latest.")
+flags.DEFINE_string("pytorch_checkpoint", None, "Checkpoint of a PyTorch program: a file or a folder.")
+flags.DEFINE_string("model_dir", None, "Folder of the run.")
+flags.DEFINE_string(
+    "corpus",
+    None,
+    "Vocabulary of the checkpoint: cache.pkl, vocab.pkl, cache.pt or a list of words; or the folder of such a file.",
+)
+flags.DEFINE_enum("dataset", None, PAPER_DATASETS, "Data set whose rules split text into words, if no file says which.")
+flags.DEFINE_string(
+    "data_dir",
+    None,
+    "Folder to write the text of a cache.pkl or cache.pt to, as a prepared corpus for training and evaluation.",
+)
+flags.DEFINE_bool("to_tf1", False, "Convert the other way: write the run in model_dir as tf1_checkpoint.")
+flags.DEFINE_string("ckpt_path", None, "With --to_tf1: checkpoint of model_dir to convert. Default: the latest.")
 
-# What a checkpoint tells is compared with the flags; one of TensorFlow tells nothing of the memory.
-TOLD = "n_layer d_model d_embed n_head d_head d_inner untie_r div_val proj_share_all_but_first proj_same_dim"
-MEMORY = "mem_len same_length clamp_len"
-BARE = "cutoffs layer_norm_epsilon"  # what the state_dict of a PyTorch program may not tell
-FLAGGED = [*TOLD.split(), *MEMORY.split(), *BARE.split()]
-LEFT_OUT = " ".join(name for name in ModelConfig.names() if name not in FLAGGED)
-define_flags(ModelConfig, leave_out=LEFT_OUT, mem_len=None, **dict.fromkeys([*TOLD.split(), *BARE.split()]))
+SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_r")
+BINS = ("div_val", "proj_same_dim", "proj_share_all_but_first")
+RECORDED = (*SIZES, *BINS)  # a checkpoint contains them; flags are compared with them
+MEMORY = ("mem_len", "same_length", "clamp_len")  # a TensorFlow checkpoint does not contain them
+OPTIONAL = ("cutoffs", "layer_norm_epsilon")  # the state_dict of a PyTorch program may lack them
+LEFT_OUT = set(ModelConfig.names()) - {*RECORDED, *MEMORY, *OPTIONAL}
+define_flags(ModelConfig, leave_out=LEFT_OUT, mem_len=None, **dict.fromkeys([*RECORDED, *OPTIONAL]))
 
 flags.mark_flag_as_required("model_dir")
 flags.mark_flags_as_mutual_exclusive(["tf1_checkpoint", "pytorch_checkpoint"], required=True)
 
 read_flags(__name__)
 
+from txl_config.errors import ParameterError
 from txl_tf.convert.original import run_to_tf1, tf1_to_run
 from txl_tf.convert.pytorch import pytorch_to_run
 from txl_tf.runs.folder import RunFolder
 
-CORPUS = "corpus model_dir dataset data_dir"
+CORPUS = ("corpus", "model_dir", "dataset", "data_dir")
+TO_TF1 = ("model_dir", "tf1_checkpoint", "ckpt_path")
+FROM_TF1 = ("tf1_checkpoint", *CORPUS, *MEMORY, *RECORDED)
+FROM_PYTORCH = ("pytorch_checkpoint", *CORPUS, *RECORDED, *MEMORY, *OPTIONAL)
 
 
 def described(names, model):
-    """The arguments of a model or a layer."""
-    values_of = model if isinstance(model, dict) else vars(model)
-    return " ".join(f"{name}={values_of[name]}" for name in names.split())
+    """Arguments of a model or a layer, as text."""
+    found = model if isinstance(model, dict) else vars(model)
+    return " ".join(f"{name}={found[name]}" for name in names)
 
 
 def from_tf1():
     if FLAGS.corpus is None:
-        raise ValueError("--corpus is needed: the cache.pkl or vocabulary file of the checkpoint")
-    lm, vocab, checkpoint = tf1_to_run(**values(f"tf1_checkpoint {CORPUS} {MEMORY} {TOLD}"))
+        message = "--corpus must be given: the cache.pkl or vocabulary file of the checkpoint"
+        raise ParameterError("corpus", None, "the cache.pkl or vocabulary file of the checkpoint", message)
+    lm, vocab, checkpoint = tf1_to_run(**values(FROM_TF1))
     print(f"{checkpoint}: {lm.count_params():,} parameters, {len(vocab):,} symbols")
-    print("the checkpoint says:", described("n_layer d_model d_embed n_head d_head d_inner untie_r", lm.network))
-    print("     ", described("cutoffs div_val proj_same_dim", lm.network), described("proj_share_all_but_first", lm))
-    print("it does not say:", described("mem_len same_length clamp_len", lm.network))
+    bins = described(("cutoffs", "div_val", "proj_same_dim"), lm.network)
+    print("from the checkpoint:", described(SIZES, lm.network))
+    print("     ", bins, described(("proj_share_all_but_first",), lm))
+    print("from the flags:", described(MEMORY, lm.network))
 
 
 def from_pytorch():
-    made = pytorch_to_run(**values(f"pytorch_checkpoint {CORPUS}"), **values(ModelConfig, given_only=True))
+    made = pytorch_to_run(**values(("pytorch_checkpoint", *CORPUS)), **values(ModelConfig, given_only=True))
     source = made.source
     print(f"{source.path}: {source.kind}, {made.n_parameter:,} parameters, {len(made.vocab):,} symbols")
     for who, names in made.origins.items():
-        print(f"said by {who}:", described(" ".join(names), made.model))
+        print(f"said by {who}:", described(names, made.model))
     for note in made.notes:
         print("note:", note)
     print(made.checkpoint)
 
 
 def to_tf1():
-    print(run_to_tf1(**values("model_dir tf1_checkpoint ckpt_path")))
+    print(run_to_tf1(**values(TO_TF1)))
     model = ModelConfig(**RunFolder(FLAGS.model_dir).read_config()["model"])
     for name, original in {"layer_norm_epsilon": "1e-12", "reset_token": "no such thing"}.items():
         value = getattr(model, name)
@@ -92,21 +109,26 @@ def to_tf1():
 
 
 def check_flags(what, taken):
-    """Refuses flags that the conversion, the direction `what`, does not take."""
+    """Raises ParameterError for flags that the conversion does not use.
+
+    Args:
+        what: the flag that chooses the conversion.
+        taken: the flags that it uses.
+    """
     own = FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
-    others = [flag.name for flag in own if flag.name not in ["to_tf1", *taken.split()]]
-    check_used((others, False, f"is not for {what}, which takes {', '.join(taken.split())}"))
+    others = [flag.name for flag in own if flag.name not in ("to_tf1", *taken)]
+    check_used((others, False, f"is not for {what}, which takes {', '.join(taken)}"))
 
 
 def main():
     if FLAGS.to_tf1:
-        check_flags("--to_tf1", "model_dir tf1_checkpoint ckpt_path")
+        check_flags("--to_tf1", TO_TF1)
         to_tf1()
     elif FLAGS.pytorch_checkpoint is not None:
-        check_flags("--pytorch_checkpoint", f"pytorch_checkpoint {CORPUS} {' '.join(FLAGGED)}")
+        check_flags("--pytorch_checkpoint", FROM_PYTORCH)
         from_pytorch()
     else:
-        check_flags("--tf1_checkpoint", f"tf1_checkpoint {CORPUS} {MEMORY} {TOLD}")
+        check_flags("--tf1_checkpoint", FROM_TF1)
         from_tf1()
 
 

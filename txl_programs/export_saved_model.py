@@ -6,7 +6,7 @@
     txl-export-saved-model --model_dir=runs/dates --output=serving/dates --beam_size=4 --n_best=2
     txl-export-saved-model --model_dir=runs/flat --output=serving/flat --lexicon=words.txt   (other than in training)
 
-A server that watches the folder takes up the new version by itself. A version that exists is never overwritten.
+A server that watches the folder loads the new version by itself. An existing version is never overwritten.
 """
 
 import os
@@ -14,54 +14,48 @@ import sys
 
 from absl import flags
 
-from txl_programs.program import (
-    CKPT_HELP,
-    FLAGS,
-    check_used,
-    define_flags,
-    load_model,
-    messages_to_stderr,
-    run,
-    values,
-)
-from txl_tf.config import WEIGHT_TYPES, SearchConfig
+from txl_config import WEIGHT_TYPES, SearchConfig
+from txl_programs.flag_values import CKPT_HELP, FLAGS, check_used, define_flags, values
+from txl_programs.opening import load_model
+from txl_programs.printing import messages_to_stderr
+from txl_programs.program import run
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
-flags.DEFINE_string("output", None, "Folder of the served model; its last part is the model's name.")
-flags.DEFINE_integer("version", 1, "Version to write, a folder in output.", lower_bound=1)
+flags.DEFINE_string("output", None, "Folder of the served model. The last part of the path is the model's name.")
+flags.DEFINE_integer("version", 1, "Version to write: the name of a folder in output.", lower_bound=1)
 flags.DEFINE_string("ckpt_path", None, CKPT_HELP)
-flags.DEFINE_enum("weights", "float32", WEIGHT_TYPES, "Type the weights are stored in.")
-flags.DEFINE_integer("top_n", None, "Tokens that the signature next returns; default: 10.", lower_bound=1)
+flags.DEFINE_enum("weights", "float32", WEIGHT_TYPES, "Type of the stored weights.")
+flags.DEFINE_integer("top_n", None, "Number of tokens that the signature next returns. Default: 10.", lower_bound=1)
 flags.DEFINE_integer(
     "max_tokens",
     None,
-    "Most tokens of a row of a request, and most new ones; default: 4096, max_len, or max_seq_len.",
+    "Most tokens in a row of a request, and most tokens to generate. Default: 4096, max_len or max_seq_len.",
     lower_bound=1,
 )
 flags.DEFINE_integer(
-    "max_rows", None, "Most rows of a request; default: as many as fit 512 MiB, from 1 to 1024.", lower_bound=1
+    "max_rows", None, "Most rows in a request. Default: as many as fit into 512 MiB, from 1 to 1024.", lower_bound=1
 )
-flags.DEFINE_integer("mem_len", None, "Positions of memory, rather than the run's.")
-flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len, rather than as the run does.")
+flags.DEFINE_integer("mem_len", None, "Length of the memory in positions. Default: as in the run.")
+flags.DEFINE_integer("clamp_len", None, "Treat greater distances as this one; -1 for no limit. Default: as in the run.")
 flags.DEFINE_bool(
-    "warmup", None, "Write warm-up requests; default: where tensorflow-serving-api, which they need, is installed."
+    "warmup", None, "Write warm-up requests. They need tensorflow-serving-api. Default: write them if it is installed."
 )
-flags.DEFINE_string("lexicon", None, "For FLAT: file of words to find in place of the run's, or jieba.")
-flags.DEFINE_bool("skip_short_words", None, "Leave out words of one character of --lexicon; default: as the run does.")
-define_flags(SearchConfig)  # of an encoder-decoder
+flags.DEFINE_string("lexicon", None, "For FLAT: lexicon to use instead of the run's, a file of words or jieba.")
+flags.DEFINE_bool("skip_short_words", None, "Ignore words of one character in --lexicon. Default: as in the run.")
+define_flags(SearchConfig)  # for an encoder-decoder
 flags.mark_flags_as_required(["model_dir", "output"])
 
 
-def say_longest(folder, max_tokens):
-    """Says which texts a served tagger takes, and reads less well than in training."""
+def warn_of_longer_texts(folder, max_tokens):
+    """Prints a warning if a served tagger accepts texts that are longer than the training sentences."""
     from txl_tf.runs.families.pipeline import line_sizes
 
     sizes = line_sizes(folder)
     longest = sizes.longest if sizes else max_tokens
     if longest < max_tokens:
         print(
-            f"the longest training sentence has {longest:,} tokens: longer texts, up to {max_tokens:,}, are tagged "
-            f"less well. --max_tokens={longest} refuses them",
+            f"The longest training sentence has {longest:,} tokens. The served model accepts up to {max_tokens:,}, and "
+            f"tags longer texts less well. --max_tokens={longest} refuses them.",
             file=sys.stderr,
         )
 
@@ -73,19 +67,21 @@ def main():
     from txl_tf.runs.families.pipeline import with_lexicon
     from txl_tf.runs.folder import RunFolder
 
-    check_used(("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"))
+    check_used((("length_penalty",), FLAGS.beam_size > 1, "is for a beam search: give --beam_size, too"))
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
     check_no_pattern("output", absolute(FLAGS.output))
     folder = RunFolder(FLAGS.model_dir)
     is_tagger = folder.family.task == "tagger"
-    check_used(("lexicon skip_short_words", is_tagger, f"is for taggers, and {folder} holds {folder.family.described}"))
+    only_taggers = f"is for taggers, and {folder} holds {folder.family.described}"
+    check_used((("lexicon", "skip_short_words"), is_tagger, only_taggers))
     vocabs = with_lexicon(folder, folder.load_vocabs(), FLAGS.lexicon, FLAGS.skip_short_words)
-    model = load_model(folder, **values("mem_len clamp_len", given_only=True))
+    model = load_model(folder, **values(("mem_len", "clamp_len"), given_only=True))
     if is_tagger:
-        say_longest(folder, FLAGS.max_tokens or model.network.max_seq_len)
+        warn_of_longer_texts(folder, FLAGS.max_tokens or model.network.max_seq_len)
     vocab = vocabs[0] if len(vocabs) == 1 else vocabs
     search = values(SearchConfig, given_only=True) or None
-    export_saved_model(model, directory, vocab, search=search, **values("weights top_n max_tokens max_rows warmup"))
+    options = values(("weights", "top_n", "max_tokens", "max_rows", "warmup"))
+    export_saved_model(model, directory, vocab, search=search, **options)
     print(directory)
 
 

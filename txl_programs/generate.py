@@ -1,4 +1,4 @@
-"""Continues a text with a trained model. The text appears as it is written.
+"""Continues a text with a trained language model, and prints the tokens as the model generates them.
 
     txl-generate --model_dir=runs/quickstart --prompt="The import statement" --temperature=0.8 --seed=1
     txl-generate --model_dir=runs/wt103 --prompt_file=article.txt --max_new_tokens=500 --top_p=0.95
@@ -9,20 +9,20 @@
     txl-generate --model_dir=runs/my --input=prompts.txt --output=texts.jsonl --format=json       (a prompt a line)
     txl-generate --model_dir=runs/my --input=prompts/ --output=texts/                 (many files, see docs/scale.md)
 
-Without --prompt and --prompt_file the prompt comes from the standard input; the newline at its end is no part of it.
-Where the run knows documents, an empty prompt begins one.
-With --interactive every line that is typed is read and answered in the same memory, until Ctrl-D. Several samples come
-one after the other, each behind its number on the standard error.
+Without --prompt and --prompt_file, the program reads the prompt from the standard input, without the newline at its
+end. If the run knows documents, an empty prompt begins one. With --interactive, the program answers every line that you
+type until Ctrl-D, and keeps all lines and answers in one memory. Several samples are printed one after the other; the
+standard error has the number of each before it.
 
-With --input every line is a prompt of its own, many at a time: a line of output, or --num_return_sequences of them, is
-what follows it, with newlines written as \\n; with --format=json it is an object with "prompt" and "texts". A text is
-the one that --prompt gives with the same --seed, for prompts of up to 512 tokens. A line that cannot be continued has
-an empty one in its place, or an object with "error"; the standard error says why, and the status is 1. --input=-
-continues lines as they come.
+With --input, every line is a prompt, and the program continues many at the same time. It writes --num_return_sequences
+lines for each: the new text, with newlines written as \\n, or with --format=json one object with "prompt" and "texts".
+For prompts of up to 512 tokens, the text is the same as with --prompt and the same --seed. If a line cannot be
+continued, the output has an empty line or an object with "error". The standard error then says why, and the exit status
+is 1. With --input=-, the program answers a line as soon as the standard input pauses.
 
-The text ends behind the first stop string, also where the last token goes on. --verbose prints a line for every token
-of prompt and answer, with its nll in nats. Text goes to the standard output, the rest to the standard error. Control
-characters are written like \\x1b, so that no text takes over a terminal; --raw writes them as they are.
+The text ends after the first stop string, even if the last token is longer. --verbose prints a line for every token of
+the prompt and the answer, with its nll in nats. Text goes to the standard output, all else to the standard error.
+Control characters are written like \\x1b, so that no text can take over a terminal; --raw writes them unchanged.
 """
 
 import codecs
@@ -30,57 +30,59 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
-from txl_programs.program import (
-    FLAGS,
-    changed,
-    check_used,
-    define_line_flags,
-    load_model,
-    messages_to_stderr,
-    read_flags,
-    run,
-    values,
-)
-from txl_tf.config import REPETITION_WINDOW, ClusterConfig
+from txl_config import REPETITION_WINDOW, ClusterConfig
+from txl_programs.flag_values import FLAGS, changed, check_not_both, check_used, define_line_flags, values
+from txl_programs.opening import load_model
+from txl_programs.printing import messages_to_stderr
+from txl_programs.program import read_flags, run
 
 define_line_flags("prompts", "one prompt, by --prompt, --prompt_file or the standard input")
 flags.DEFINE_string("prompt", None, "Text to continue.")
-flags.DEFINE_string("prompt_file", None, "File that holds it.")
+flags.DEFINE_string("prompt_file", None, "File with the text to continue.")
 flags.DEFINE_enum("format", "text", ["text", "json"], "With --input: lines of text, or of JSON.")
-flags.DEFINE_integer("batch_size", 16, "Prompts of --input to continue at a time.", lower_bound=1)
-flags.DEFINE_integer("max_new_tokens", 200, "Tokens to write, after each line where --interactive.", lower_bound=0)
-flags.DEFINE_float("temperature", 1.0, "Below 1, likely tokens become likelier; 0 takes the most likely.")
-flags.DEFINE_integer("top_k", None, "Draw from that many most likely tokens only.")
-flags.DEFINE_float("top_p", None, "Draw from the most likely tokens that hold this share of the probability only.")
-flags.DEFINE_float("min_p", None, "Draw from tokens at least that many times as likely as the likeliest only.")
-flags.DEFINE_float("repetition_penalty", None, "Above 1, what has just been written becomes less likely.")
-flags.DEFINE_integer("repetition_window", REPETITION_WINDOW, "Last tokens that --repetition_penalty is for.")
-flags.DEFINE_integer("num_return_sequences", 1, "Samples to write; the first is the one that there would be alone.")
-flags.DEFINE_integer("seed", None, "The same seed writes the same text; drawn anew by default.")
+flags.DEFINE_integer("batch_size", 16, "Prompts of --input to continue at the same time.", lower_bound=1)
+flags.DEFINE_integer("max_new_tokens", 200, "Tokens to generate; with --interactive, after each line.", lower_bound=0)
+flags.DEFINE_float(
+    "temperature",
+    1.0,
+    "Sampling temperature. Less than 1: likely tokens become more likely. 0: always take the most likely token.",
+)
+flags.DEFINE_integer("top_k", None, "Sample only from this many most likely tokens.")
+flags.DEFINE_float("top_p", None, "Sample only from the most likely tokens that together have this probability.")
+flags.DEFINE_float(
+    "min_p", None, "Sample only from tokens whose probability is at least min_p times that of the most likely token."
+)
+flags.DEFINE_float("repetition_penalty", None, "More than 1: tokens that were generated recently become less likely.")
+flags.DEFINE_integer(
+    "repetition_window", REPETITION_WINDOW, "Number of recent tokens that --repetition_penalty applies to."
+)
+flags.DEFINE_integer("num_return_sequences", 1, "Number of samples. The first one is the same as with 1.")
+flags.DEFINE_integer("seed", None, "Random seed: the same seed gives the same text. Default: a new one each time.")
 flags.DEFINE_bool("greedy", False, "Take the most likely token, as --temperature=0.")
-_STOP = r"Text that ends the sample, such as \nQ: or <eos>, and is its end; may be given several times."
+_STOP = r"Stop string, such as \nQ: or <eos>: the text ends with it. May be given several times."
 flags.DEFINE_multi_string("stop", [], _STOP)
-flags.DEFINE_bool("stop_at_newline", False, r"End the text with its line, as --stop='\n'.")
-flags.DEFINE_bool("stop_at_document", True, "End the text with its document, where the run knows documents.")
-flags.DEFINE_bool("interactive", False, "Read lines and answer each, in one memory.")
+flags.DEFINE_bool("stop_at_newline", False, r"End the text at the end of a line, as --stop='\n'.")
+flags.DEFINE_bool("stop_at_document", True, "End the text at the end of a document, if the run knows documents.")
+flags.DEFINE_bool("interactive", False, "Read lines, and answer each. All of them are kept in one memory.")
 flags.DEFINE_bool("verbose", False, "Print every token with its nll.")
-flags.DEFINE_bool("raw", False, "Write control characters as they are.")
-flags.DEFINE_integer("mem_len", None, "Positions of memory, rather than the run's.")
-flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len, rather than as the run does.")
+flags.DEFINE_bool("raw", False, "Write control characters unchanged.")
+flags.DEFINE_integer("mem_len", None, "Length of the memory in positions. Default: as in the run.")
+flags.DEFINE_integer("clamp_len", None, "Treat greater distances as this one; -1 for no limit. Default: as in the run.")
 
 read_flags(__name__)
 
 import tensorflow as tf
 
+from txl_config.errors import ParameterError, visible
 from txl_programs.answering.files import answer_input
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
 from txl_tf.data.text_files import with_newlines
 from txl_tf.data.vocabulary import escape, unescape
-from txl_tf.errors import visible
 from txl_tf.files import reading
 from txl_tf.language.sampling import check_integer, check_sampling, of_sequences
 from txl_tf.language.session import Session
@@ -88,16 +90,17 @@ from txl_tf.language.stopping import check_stops
 from txl_tf.language.text_generator import POOL, TextGenerator, TextStream, encode_prompt, stops_of
 from txl_tf.runs.folder import RunFolder
 
-READ_AT_ONCE = 512  # tokens of a prompt, so that its length does not matter
-WRITTEN_AT_ONCE = 4  # tokens between two looks at the screen
+READ_AT_ONCE = 512  # tokens of a prompt per call: prompts of any length need one graph
+WRITTEN_AT_ONCE = 4  # tokens that are generated before they are printed
 
 
 class Writer:
-    """Reads prompts and writes their continuations, to the standard output."""
+    """Reads prompts, and writes their continuations to the standard output."""
 
     def __init__(self, lm, vocab, options):
         self.session = Session(lm)
-        self.vocab, self.options = vocab, options
+        self.vocab = vocab
+        self.options = options
         self.stream = TextStream(vocab)
         self.echoed = ""
         self.written = 0
@@ -112,7 +115,7 @@ class Writer:
                 self.echoed += text
 
     def write(self, number):
-        """Writes so many tokens, or less where a stop string ends the text."""
+        """Generates this many tokens, or fewer if a stop string ends the text."""
         while number > 0:
             started = time.perf_counter()
             step = min(WRITTEN_AT_ONCE, number)
@@ -121,18 +124,21 @@ class Writer:
                 self.seconds += time.perf_counter() - started
             self.written += tokens.shape[1]
             number -= step
-            self.show(self.as_shown(tokens[0], nll[0] if FLAGS.verbose else None, self.session.excess))
+            self.show(self.as_shown(tokens[0], None if nll is None else nll[0], self.session.excess))
             if self.session.ended:
                 break
         self.show(self.stream.end() + ("" if FLAGS.verbose else "\n"))
 
     def write_samples(self, number, seeds):
-        """One text for each seed, all after what was read so far."""
-        session, stream, prompt = self.session, self.stream, self.echoed
+        """Generates a text for each seed. Each continues what was read so far."""
+        session = self.session
+        stream = self.stream
+        prompt = self.echoed
         for i, seed in enumerate(seeds):
             if len(seeds) > 1:
                 print(f"--- {i + 1} of {len(seeds)}", file=sys.stderr, flush=True)
-            self.session, self.stream = session.copy(), stream.copy()
+            self.session = session.copy()
+            self.stream = stream.copy()
             if i:
                 self.show(prompt)
             self.options["seed"] = seed
@@ -155,9 +161,8 @@ class Writer:
 
 
 def read_prompt(vocab):
-    """The prompt as text or bytes; `None` where there is none to be read."""
-    if FLAGS.prompt is not None and FLAGS.prompt_file is not None:
-        raise ValueError("--prompt and --prompt_file exclude each other")
+    """The prompt as bytes; `None` if --interactive needs no prompt."""
+    check_not_both("prompt", "prompt_file")
     if FLAGS.prompt is not None:
         return os.fsencode(FLAGS.prompt)
     if FLAGS.prompt_file is None and FLAGS.interactive:
@@ -172,7 +177,7 @@ def read_prompt(vocab):
 
 
 def line_of(found, number=None):
-    """What is written for a prompt of --input: `(prompt, texts)`."""
+    """The output for a prompt of --input, `(prompt, texts)`."""
     if isinstance(found, LineError):
         error = {"prompt": found.text, "error": found.reason}
         return as_json(error) if FLAGS.format == "json" else "\n" * FLAGS.num_return_sequences
@@ -182,60 +187,67 @@ def line_of(found, number=None):
     return "".join(text.replace("\n", r"\n") + "\n" for text in texts)
 
 
-def of_model():
-    """What is other than in the run, of the model."""
-    return values("mem_len clamp_len", given_only=True)
+def model_changes():
+    """The hyper-parameters of the model that the flags change."""
+    return values(("mem_len", "clamp_len"), given_only=True)
 
 
-def of_sampling():
-    """How tokens are drawn, but for what ends a text."""
-    options = values("top_k top_p min_p repetition_penalty repetition_window seed")
+def sampling_options():
+    """The options of sampling."""
+    options: dict[str, Any] = values(("top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed"))
     return options | {"temperature": 0.0 if FLAGS.greedy else FLAGS.temperature}
 
 
-def of_ends():
-    """What ends a text."""
+def stop_options():
+    """The options that end a text."""
     return {"stop_strings": [*map(unescape, FLAGS.stop)], "stop_at_newline": FLAGS.stop_at_newline}
 
 
 def make_answering(folder, path):
-    """What continues every line of --input, by the flags, with the weights of a checkpoint."""
-    numbers = values("max_new_tokens num_return_sequences batch_size stop_at_document")
-    lm, options = folder.load_model(path, **of_model()), {**numbers, **of_sampling(), **of_ends()}
+    """The generator for the lines of --input, as the flags describe it, with the weights of a checkpoint."""
+    numbers = values(("max_new_tokens", "num_return_sequences", "batch_size", "stop_at_document"))
+    options = {**numbers, **sampling_options(), **stop_options()}
+    lm = folder.load_model(path, **model_changes())
     return Answering(TextGenerator(lm, folder.load_vocab(), **options).generate_lines, line_of)
 
 
 def check_flags():
-    """Refuses flags that do not go together."""
+    """Raises ParameterError for flags that exclude each other."""
     of_lines = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
-    of_draws, drawn = ["top_k", "top_p", "min_p", *changed("num_return_sequences")], "is for tokens that are drawn"
+    of_sampling = ["top_k", "top_p", "min_p", *changed(["num_return_sequences"])]
     check_used(
         (of_lines, FLAGS.input is not None, "is for the lines of --input, which is not given"),
-        ("prompt prompt_file interactive verbose", FLAGS.input is None, "and --input exclude each other"),
-        (["temperature", *of_draws], not FLAGS.greedy, f"{drawn}, and --greedy draws none"),
-        (of_draws, FLAGS.temperature != 0, f"{drawn}, and --temperature=0 draws none"),
-        ("repetition_window", FLAGS.repetition_penalty not in (None, 1), "is for --repetition_penalty, which is none"),
+        (("prompt", "prompt_file", "interactive", "verbose"), FLAGS.input is None, "and --input exclude each other"),
+        (["temperature", *of_sampling], not FLAGS.greedy, "is for sampling, and --greedy does not sample"),
+        (of_sampling, FLAGS.temperature != 0, "is for sampling, and --temperature=0 does not sample"),
+        (
+            ("repetition_window",),
+            FLAGS.repetition_penalty not in (None, 1),
+            "is for --repetition_penalty: give it, too",
+        ),
     )
     if FLAGS.interactive and FLAGS.num_return_sequences > 1:
-        raise ValueError("--interactive and --num_return_sequences exclude each other")
+        message = "--interactive and --num_return_sequences exclude each other"
+        raise ParameterError("num_return_sequences", FLAGS.num_return_sequences, "1 with --interactive", message)
 
 
 @messages_to_stderr()
 def main():
     check_flags()
     folder = RunFolder(FLAGS.model_dir, "language_model")
-    vocab, options = folder.load_vocab(), of_sampling()
-    # All that can be wrong, before the model is loaded.
+    vocab = folder.load_vocab()
+    options = sampling_options()
+    # Check all values before the model is loaded.
     check_integer("num_return_sequences", FLAGS.num_return_sequences, 1)
     seeds = of_sequences(check_sampling(1, **options), FLAGS.num_return_sequences).seeds.numpy().tolist()
-    ends = stops_of(vocab, **of_ends(), stop_at_document=FLAGS.stop_at_document)
+    ends = stops_of(vocab, **stop_options(), stop_at_document=FLAGS.stop_at_document)
     check_stops(len(vocab), None, **ends, vocab=vocab)
     if FLAGS.input is not None:
         tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size, FLAGS.raw)
         return int(tally.missing > 0)
     prompt = read_prompt(vocab)
     ids = None if prompt is None else encode_prompt(vocab, prompt, "prompt")
-    writer = Writer(load_model(folder, **of_model()), vocab, options | ends | {"seed": seeds[0]})
+    writer = Writer(load_model(folder, **model_changes()), vocab, options | ends | {"seed": seeds[0]})
     if ids is not None:
         writer.read(ids, echo=bool(prompt))
         writer.write_samples(FLAGS.max_new_tokens, seeds)
@@ -245,7 +257,7 @@ def main():
 
 
 def answer_typed(writer):
-    """Reads and answers lines in one memory, until Ctrl-D."""
+    """Reads lines, and answers each, until Ctrl-D. All of them are kept in one memory."""
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.buffer.readline()
@@ -260,5 +272,5 @@ def answer_typed(writer):
 
 
 if __name__ == "__main__":
-    tf.config.threading.set_inter_op_parallelism_threads(1)  # of what a token takes, each waits for the one before
+    tf.config.threading.set_inter_op_parallelism_threads(1)  # the operations for one token wait for each other
     run(main)

@@ -2,29 +2,38 @@
 
     txl-prepare-data --dataset=wt103 --data_dir=data/wikitext-103 --download
     txl-prepare-data --dataset=text --data_path=a.txt,b.txt --level=word --data_dir=data/mine
-    txl-prepare-data --data_dir=data/mine --verify          (whether its files are as they were written)
+    txl-prepare-data --data_dir=data/mine --verify          (compares every file with its checksum)
     txl-prepare-data --dataset=text --data_path=gs://bucket/texts/ --data_dir=data/mine --ray_address=auto
 
-The paper's datasets are read from data_dir itself: train.txt, valid.txt and test.txt, as the original's getdata.sh
-makes them. The flags of the original's data_utils.py are accepted; those about batches have no effect.
+The raw text of a data set of the paper is read from data_dir itself: train.txt, valid.txt and test.txt, as the
+original's getdata.sh makes them. The flags of the original's data_utils.py are accepted; its flags about batches have
+no effect.
 """
 
 from absl import flags
 
-from txl_programs.program import FLAGS, check_used, cluster_of, define_flags, run, values
-from txl_tf.config import ClusterConfig, TextConfig
+from txl_config import ClusterConfig, TextConfig
+from txl_programs.flag_values import FLAGS, check_used, cluster_of, define_flags, values
+from txl_programs.program import run
 
-flags.DEFINE_string("data_dir", None, "Folder of the prepared corpus, and of the raw text of the paper's datasets.")
-flags.DEFINE_bool("download", False, "Fetch the public archive of a dataset of the paper, unless its text is there.")
-flags.DEFINE_string("download_url", None, "Address of a folder that has the archive, rather than the usual one.")
-flags.DEFINE_bool("verify", False, "Only check a prepared data_dir: every file against its checksum.")
-flags.DEFINE_integer("shard_tokens", None, "Most tokens of a file; default: each split is one file.", lower_bound=1)
+flags.DEFINE_string(
+    "data_dir", None, "Folder of the prepared corpus. For a data set of the paper, it also has the raw text."
+)
+flags.DEFINE_bool(
+    "download", False, "Download the public archive of a data set of the paper, unless its text exists already."
+)
+flags.DEFINE_string("download_url", None, "URL of a folder that has the archive. Default: the public one.")
+flags.DEFINE_bool("verify", False, "Only check a prepared data_dir: compare every file with its checksum.")
+flags.DEFINE_integer("shard_tokens", None, "Most tokens in a file. Default: one file for each split.", lower_bound=1)
 define_flags(TextConfig, dataset="wt103")
-define_flags(ClusterConfig, leave_out="ray_gpus")
+define_flags(ClusterConfig, leave_out=("ray_gpus",))
 
-# Flags of the original's data_utils.py that have nothing left to say.
-AT_TRAINING_TIME = "No effect: batch size, tgt_len and devices are chosen at training time."
-for name in "tgt_len per_host_train_bsz per_host_valid_bsz per_host_test_bsz num_core_per_host num_passes".split():
+# Flags of the original's data_utils.py that have no effect here.
+AT_TRAINING_TIME = "No effect: batch size, tgt_len and devices are chosen for training."
+OF_BATCHES = (
+    "tgt_len", "per_host_train_bsz", "per_host_valid_bsz", "per_host_test_bsz", "num_core_per_host", "num_passes",
+)  # fmt: skip
+for name in OF_BATCHES:
     flags.DEFINE_integer(name, None, AT_TRAINING_TIME)
 flags.DEFINE_bool("use_tpu", None, AT_TRAINING_TIME)
 flags.DEFINE_integer("num_procs", None, "No effect: one process is fast enough.")
@@ -35,26 +44,27 @@ flags.mark_flag_as_required("data_dir")
 
 
 OWN_TEXT = (
-    "level valid_fraction min_freq max_size lower_case vocab_size subword_type documents text_field raw_text "
-    "skip_bad_lines"
-)
+    "level", "valid_fraction", "min_freq", "max_size", "lower_case", "vocab_size", "subword_type", "documents",
+    "text_field", "raw_text", "skip_bad_lines",
+)  # fmt: skip
 
 
 def check_flags():
-    """Refuses flags that --verify, the dataset or the level leaves without effect."""
+    """Raises ParameterError for flags that have no effect with --verify, or with the data set or level."""
     own = FLAGS.dataset in ("text", "pydoc")
-    dataset, level = f"--dataset={FLAGS.dataset}", f"--level={FLAGS.level}"
+    dataset = f"--dataset={FLAGS.dataset}"
+    level = f"--level={FLAGS.level}"
     made = f"--vocab_path={FLAGS.vocab_path}"
     every = ["download", "download_url", "shard_tokens", *TextConfig.names(), *ClusterConfig.names()]
     check_used(
         (every, not FLAGS.verify, "is for a preparation, and --verify only checks one"),
         (OWN_TEXT, own, f"is for your own text, and {dataset} has the original's tokens"),
-        ("text_field skip_bad_lines", FLAGS.dataset != "pydoc", "is for --dataset=text"),
-        ("download download_url", not own, f"is for datasets of the paper, not for {dataset}"),
-        ("download_url", FLAGS.download, "is for --download, which is not given"),
-        ("num_shuffle seed", FLAGS.dataset == "lm1b", f"is for --dataset=lm1b, not for {dataset}"),
-        ("subword_type", FLAGS.level == "subword", f"is for --level=subword, not for {level}"),
-        ("subword_type", not FLAGS.vocab_path, f"is for making subwords, which {made} has already"),
+        (("text_field", "skip_bad_lines"), FLAGS.dataset != "pydoc", "is for --dataset=text"),
+        (("download", "download_url"), not own, f"is for datasets of the paper, not for {dataset}"),
+        (("download_url",), FLAGS.download, "is for --download, which is not given"),
+        (("num_shuffle", "seed"), FLAGS.dataset == "lm1b", f"is for --dataset=lm1b, not for {dataset}"),
+        (("subword_type",), FLAGS.level == "subword", f"is for --level=subword, not for {level}"),
+        (("subword_type",), not FLAGS.vocab_path, f"is for making subwords, which {made} has already"),
     )
 
 
@@ -68,7 +78,7 @@ def main():
         print("every file is as it was written")
     else:
         cluster = cluster_of(ClusterConfig)
-        arguments = {**values("data_dir download download_url shard_tokens"), **values(TextConfig)}
+        arguments = {**values(("data_dir", "download", "download_url", "shard_tokens")), **values(TextConfig)}
         made = txl_tf.prepare(**arguments, verbose=1, ray=cluster if cluster.given else None)
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in made.splits.items())
     print(f"{FLAGS.data_dir}: {len(made.vocab):,} symbols, cutoffs {made.cutoffs}; tokens: {sizes}")

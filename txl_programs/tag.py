@@ -8,20 +8,20 @@
     txl-tag --model_dir=runs/tener_resume --input=text.txt --nosplit_sentences         (paragraphs, each at once)
     txl-tag --model_dir=runs/flat_resume --input=text.txt --lexicon=words.txt          (other words than in training)
 
-A line of input is a sentence, or a text of several, which is cut at their ends where it has more of them than the lines
-of the training. A line of output is its entities as JSON: kind, start, end (in characters, end excluded), text, and
-prob, the probability that its tokens have just these tags. Tokens are characters or, of a run with
---token_level=word, words between white space; of one with --tag_scheme=none, each is given with its tag. With
---format=conll a space or a tab is written as ␣, which is the same symbol, so that --tagged and txl-train-ner read the
-same entities. Lines are tagged as they come: a pause of the standard input is enough. A line that cannot be tagged has
-an object with "error" in its place, or an empty line; the standard error says why, and the status is 1. Text goes to
-the standard output, the rest to the standard error.
+A line of input is a sentence or several sentences. If a line has more sentences than the training lines had, the
+program splits it. A line of output lists the entities as JSON: kind, start and end (in characters, end excluded), text,
+and prob, the probability that the tokens of the entity have exactly these tags. Tokens are characters or, for a run
+with --token_level=word, words between white space. For a run with --tag_scheme=none, the output lists every token with
+its tag. --format=conll writes a space or a tab as ␣, which is the same symbol, so that --tagged and txl-train-ner read
+the same entities. The program answers a line as soon as the standard input pauses. If a line cannot be tagged, the
+output has an object with "error" or an empty line. The standard error then says why, and the exit status is 1. Text
+goes to the standard output, all else to the standard error.
 
---tagged takes a file of tokens and tags instead, in the columns of the training files unless --token_column and
---tag_column say otherwise, and prints tables to the standard output; --list_wrong also lists the sentences that were
-tagged wrongly. With --output or --format, the program also writes what it found. With --format alone, this goes to the
-standard output, and the tables go to the standard error. The weights are those with the best F1 of the training, unless
---ckpt_path says otherwise.
+--tagged reads a file of tokens and tags instead, compares the tags, and prints tables to the standard output. The file
+has the columns of the training files unless --token_column and --tag_column say otherwise. --list_wrong also lists the
+sentences with wrong tags. With --output or --format, the program also writes the entities that it found; with --format
+alone they go to the standard output, and the tables go to the standard error. The program uses the checkpoint with the
+best validation F1 unless --ckpt_path names another.
 """
 
 import dataclasses
@@ -30,43 +30,39 @@ import sys
 
 from absl import flags
 
-from txl_programs.program import (
-    FLAGS,
-    changed,
-    check_used,
-    define_flags,
-    define_line_flags,
-    messages_to_stderr,
-    read_flags,
-    run,
-    values,
-    with_checkpoint,
-)
-from txl_tf.config import ColumnsConfig
+from txl_config import ColumnsConfig
+from txl_programs.flag_values import FLAGS, changed, check_not_both, check_used, define_flags, define_line_flags, values
+from txl_programs.opening import with_checkpoint
+from txl_programs.printing import messages_to_stderr
+from txl_programs.program import read_flags, run
 
 FORMATS = ("json", "conll")
 
 define_line_flags("sentences")
-flags.DEFINE_string("tagged", None, "File of tokens and tags, to tag and to compare with.")
-flags.DEFINE_bool("list_wrong", False, "With --tagged: list the sentences that were tagged wrongly, below the tables.")
+flags.DEFINE_string("tagged", None, "File of tokens and tags: tag the tokens, and compare with the tags.")
+flags.DEFINE_bool("list_wrong", False, "With --tagged: also list the sentences with wrong tags.")
 define_flags(ColumnsConfig)
-flags.DEFINE_enum("format", "json", FORMATS, "JSON lines of entities, or a token and its tag a line.")
-flags.DEFINE_bool("constraints", None, "Take only paths of tags that their scheme allows; default: as the run does.")
+flags.DEFINE_enum("format", "json", FORMATS, "Entities as JSON lines, or one token and its tag on each line.")
+flags.DEFINE_bool(
+    "constraints", None, "Allow only sequences of tags that the tag scheme allows. Default: as in the run."
+)
 flags.DEFINE_integer("batch_size", 64, "Sentences to tag at a time.", lower_bound=1)
 flags.DEFINE_integer(
-    "max_seq_len", None, "Most tokens to read at a time; default: as many as the longest training sentence has."
+    "max_seq_len", None, "Most tokens to read at a time. Default: as many as the longest training sentence has."
 )
 flags.DEFINE_bool(
     "split_sentences",
     None,
-    "Cut lines at the ends of sentences (。！？；… and . ! ? ;). Default: lines of more sentences than in training, if "
-    "--max_seq_len is not given.",
+    "Split lines at the ends of sentences (。！？；… and . ! ? ;). Default: split lines with more sentences than the "
+    "training lines, unless --max_seq_len is given.",
 )
-flags.DEFINE_string("lexicon", None, "For FLAT: file of words to find in place of the run's, or jieba.")
-flags.DEFINE_bool("skip_short_words", None, "Leave out words of one character of --lexicon; default: as the run does.")
+flags.DEFINE_string("lexicon", None, "For FLAT: lexicon to use instead of the run's, a file of words or jieba.")
+flags.DEFINE_bool("skip_short_words", None, "Ignore words of one character in --lexicon. Default: as in the run.")
 
 read_flags(__name__)
 
+from txl_config.errors import ParameterError
+from txl_config.schema import check_left_out
 from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
@@ -76,19 +72,18 @@ from txl_tf.data.tagged.sentences import read_tagged_as
 from txl_tf.runs.families.pipeline import POOL, TaggedLine, TaggingPipeline
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import confusion, format_confusion, format_scores, format_wrong, score_table
-from txl_tf.schema import check_left_out
 
-WRITTEN = {**BLANKS, 0: "␀"}  # tokens as a file can hold them; one with the byte 0 is none of text
+WRITTEN = {**BLANKS, 0: "␀"}  # characters that a file of columns cannot hold -> what is written instead
 
 
 def columns_of(folder):
-    """The columns of the files that the run was trained on. Those of earlier versions do not say: the defaults."""
+    """The columns of the training files. Runs of earlier versions do not record them: the defaults."""
     known = folder.read_config()["data"]
     return ColumnsConfig(**{name: known.get(name) for name in ColumnsConfig.names()})
 
 
 def lines_of(found, number=None, tag_first=False):
-    """What is written for a sentence, a `TaggedLine`; with `tag_first`, tokens stand in the second column."""
+    """The output for a sentence, a `TaggedLine`. With `tag_first`, the tokens are in the second column."""
     if FLAGS.format == "json":
         error = {"error": found.reason} if isinstance(found, LineError) else {"entities": found.entities}
         return as_json({"text": found.text, **error})
@@ -106,26 +101,30 @@ def text_function(folder):
 def read_tagged(folder):
     """The sentences of --tagged."""
     config = folder.read_config()
-    digits, model = config["data"].get("segment_digits", False), config["model"]
+    digits = config["data"].get("segment_digits", False)
+    model = config["model"]
     columns = dataclasses.replace(columns_of(folder), **values(ColumnsConfig, given_only=True))
     return read_tagged_as(FLAGS.tagged, model["labels"], digits, model.get("scheme"), columns)
 
 
 def open_pipeline(folder, path):
-    """The tagger of a run, by the flags, with the weights of a checkpoint."""
-    changes = values("constraints max_seq_len lexicon skip_short_words", given_only=True)
+    """The tagger of a run, as the flags describe it, with the weights of a checkpoint."""
+    changes = values(("constraints", "max_seq_len", "lexicon", "skip_short_words"), given_only=True)
     return TaggingPipeline.open(folder, path, **changes)
 
 
 def compare(sentences, pipeline, text):
-    """Tags sentences that have tags, writes what it found where that is asked for, and prints tables.
+    """Tags the sentences of --tagged, prints tables, and writes the entities if --output or --format is given.
 
     Args:
-        text: function of a `TaggedLine` that gives what is written.
+        text: function from a `TaggedLine` to the output for it.
     """
-    tagger, model, tags = pipeline.tagger, pipeline.model, [sentence.tags for sentence in sentences]
+    tagger = pipeline.tagger
+    model = pipeline.model
     tagger.batch_size = FLAGS.batch_size
-    tokens, space = [sentence.tokens for sentence in sentences], " " * (model.token_level == "word")
+    tags = [sentence.tags for sentence in sentences]
+    tokens = [sentence.tokens for sentence in sentences]
+    space = " " if model.token_level == "word" else ""
     places = [f"{FLAGS.tagged}, line {line_of(sentence, 0)}" for sentence in sentences]
     for each, place in zip(tokens, places, strict=True):
         pipeline.warn_of_length(each, place, FLAGS.split_sentences)
@@ -134,7 +133,8 @@ def compare(sentences, pipeline, text):
     if written:
         pairs = zip(tokens, results, strict=True)
         write_answers((TaggedLine.of(tagger, space.join(tokens), tokens, found) for tokens, found in pairs), text)
-    found, scheme = [result.tags for result in results], model.scheme
+    found = [result.tags for result in results]
+    scheme = model.scheme
     report = [format_scores(score_table(found, tags, scheme)), format_confusion(confusion(found, tags, scheme))]
     if FLAGS.list_wrong:
         report.append(format_wrong(places, tokens, found, tags, scheme, space))
@@ -143,7 +143,7 @@ def compare(sentences, pipeline, text):
 
 
 def make_answering(folder, path):
-    """What tags lines, by the flags, with the weights of a checkpoint."""
+    """The tagger of lines, as the flags describe it, with the weights of a checkpoint."""
     tag_lines = functools.partial(
         open_pipeline(folder, path).tag_lines, batch_size=FLAGS.batch_size, split_sentences=FLAGS.split_sentences
     )
@@ -153,14 +153,15 @@ def make_answering(folder, path):
 @messages_to_stderr()
 def main():
     if FLAGS.tagged == "":
-        raise ValueError("--tagged must name a file, got ''")
-    if FLAGS.tagged and FLAGS.input:
-        raise ValueError("--tagged and --input exclude each other")
+        raise ParameterError("tagged", "", "a file", "--tagged must name a file, got ''")
+    check_not_both("tagged", "input")
     folder = RunFolder(FLAGS.model_dir, "tagger")
-    folder.load_vocabs()  # errors come before lines are read
+    folder.load_vocabs()  # report errors before any line is read
     if FLAGS.tagged:
-        check_left_out(values("ray_address ray_workers"), "--tagged is for one machine")
-        check_used((changed("strict"), False, "is for lines: --tagged ends at what it cannot read anyway"))
+        check_left_out(values(("ray_address", "ray_workers")), "--tagged is for one machine")
+        check_used(
+            (changed(["strict"]), False, "is for lines: with --tagged, the program always ends at the first error")
+        )
         check_output(FLAGS.tagged)
         sentences = read_tagged(folder)
         pipeline = with_checkpoint(folder, functools.partial(open_pipeline, folder))

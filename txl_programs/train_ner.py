@@ -1,16 +1,16 @@
-"""Trains a tagger of named entities: TENER, FLAT with a lexicon, or the baseline of both, a BiLSTM.
+"""Trains a tagger of named entities: TENER, FLAT with a lexicon, or a BiLSTM, the baseline of both.
 
-    txl-train-ner --flagfile=configs/ner_quickstart.cfg                 (made-up sentences, in two minutes)
+    txl-train-ner --flagfile=configs/ner_quickstart.cfg                 (generated sentences, two minutes)
     txl-train-ner --flagfile=configs/tener_resume.cfg --train_path=DIR/train.char.bmes ...
     txl-train-ner --model=flat --lexicon=jieba --train_path=train.txt --valid_path=dev.txt \\
         --test_path=test.txt --model_dir=runs/mine
 
-A line of a file is a character and its tag, as B-PER, separated by a space or a tab; an empty line ends a sentence.
-With --token_level=word it is a word and its tag, with any columns between them. --token_column and --tag_column name
-other columns, as CoNLL-U needs them. Tags are BIO, BIOES, BMES, IOB1, IO or BILOU; --tag_scheme=none takes tags that
-are no entities, such as parts of speech. The best weights are those with the highest F1 on valid_path, or else on 5% of
-train_path. Training continues from the latest checkpoint of the folder.
-txl-tag tags with it, txl-export-saved-model makes a served model of it.
+A line of a file has a character and its tag, such as B-PER, separated by a space or a tab. An empty line ends a
+sentence. With --token_level=word, a line has a word and its tag, and may have other columns between them.
+--token_column and --tag_column choose other columns, for example for CoNLL-U. Tag schemes are BIO, BIOES, BMES, IOB1,
+IO and BILOU; use --tag_scheme=none for tags that are not entities, such as parts of speech. The best checkpoint is the
+one with the highest F1 on valid_path, or on 5% of train_path if there is no valid_path. Training resumes from the
+latest checkpoint in model_dir. Tag text with the run by txl-tag; serve it with txl-export-saved-model.
 
   data          dataset, or train_path valid_path valid_fraction test_path token_level tag_scheme token_column
                 tag_column comments segment_digits bigrams lexicon char_vectors word_vectors lowercase_vectors ...
@@ -25,18 +25,7 @@ txl-tag tags with it, txl-export-saved-model makes a served model of it.
 
 from absl import flags
 
-from txl_programs.program import (
-    FLAGS,
-    changed,
-    check_used,
-    config_of,
-    define_flags,
-    optimizer_arguments,
-    origin_of,
-    run_training,
-    values,
-)
-from txl_tf.config import (
+from txl_config import (
     BiLSTMTaggerConfig,
     FlatTaggerConfig,
     MachineConfig,
@@ -46,18 +35,23 @@ from txl_tf.config import (
     TenerTaggerConfig,
     TrainingClusterConfig,
 )
+from txl_programs.flag_values import FLAGS, changed, check_used, config_of, define_flags, optimizer_config
+from txl_programs.opening import origin_of
+from txl_programs.program import run_training
 
 MODELS = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig, "bilstm": BiLSTMTaggerConfig}
-FROM_DATA = "labels scheme n_token n_bigram"
+FROM_DATA = ("labels", "scheme", "n_token", "n_bigram")  # hyper-parameters that the data decides
 
-flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabularies, log.csv, curves.")
+flags.DEFINE_string(
+    "model_dir", None, "Folder of the run: checkpoints, vocabularies, log.csv, TensorBoard curves. Required."
+)
 flags.DEFINE_enum("model", "tener", MODELS, "The network.")
 define_flags(TaggedConfig)
 define_flags(TaggerTrainingConfig, train_steps=6000, iterations=250, save_steps=250)
 define_flags(OptimizerConfig, learning_rate=1e-3, clip=None, clip_value=5.0, schedule="linear", warmup_steps=60)
 for group in MODELS.values():
     define_flags(group, leave_out=FROM_DATA)
-define_flags(MachineConfig, leave_out="tpu tpu_zone gcp_project")
+define_flags(MachineConfig, leave_out=("tpu", "tpu_zone", "gcp_project"))
 define_flags(TrainingClusterConfig)
 
 flags.mark_flag_as_required("model_dir")
@@ -70,17 +64,17 @@ def main():
     origin, settings = origin_of(RunFolder(FLAGS.model_dir), "tagger")
     kind = origin.family.name if origin and not FLAGS["model"].present else FLAGS.model
     model = MODELS[kind]
-    given = [name for group in MODELS.values() for name in values(group, given_only=True)]
-    stray = [name for name in given if name not in model.names()]
-    if stray:
-        raise ValueError(f"--{stray[0]} is no flag of --model={kind}")
-    data, training = config_of(TaggedConfig, settings["data"]), config_of(TaggerTrainingConfig, settings["training"])
-    check_used((changed("n_sentences"), data.dataset == "towns", "is for --dataset=towns"))
+    of_models = dict.fromkeys(name for group in MODELS.values() for name in group.names())
+    others = [name for name in of_models if name not in model.names()]
+    check_used((others, False, f"is not a flag of --model={kind}"))
+    data = config_of(TaggedConfig, settings["data"])
+    training = config_of(TaggerTrainingConfig, settings["training"])
+    check_used((changed(["n_sentences"]), data.dataset == "towns", "is for --dataset=towns"))
     train_run(
         FLAGS.model_dir,
         data=data,
         model=config_of(model, settings["model"]),
-        optimizer=OptimizerConfig(**optimizer_arguments(OptimizerConfig, training, settings["training"])),
+        optimizer=optimizer_config(training, settings["training"]),
         training=training,
         machine=config_of(MachineConfig),
     )

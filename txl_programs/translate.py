@@ -1,4 +1,4 @@
-"""Translates lines with a trained encoder-decoder, and says how right it is where the right targets are given.
+"""Translates lines with a trained encoder-decoder, and measures its errors if reference translations are given.
 
     echo "Sat the 21st of Nov 2026" | txl-translate --model_dir=runs/dates
     txl-translate --model_dir=runs/deen --input=test.de --output=test.out --beam_size=4
@@ -6,54 +6,59 @@
     txl-translate --model_dir=runs/cmudict --pairs=test.tsv --beam_size=8           (error rates)
     txl-translate --model_dir=runs/deen --pairs=test.de,test.en --output=test.out   (and BLEU, chrF)
 
-A line of input is a source, a line of output its translation. With --n_best above 1, and with --scores, a line of
-output is number<TAB>score<TAB>translation, n_best lines for every source; a score is the log-probability in nats, of a
-search divided by the length penalty. Lines are translated as they come; a pause of the standard input is enough. A
-line that cannot be translated has an empty one in its place; the standard error says why, and the status is 1. Text
-goes to the standard output, the rest to the standard error: also how many translations were cut off, because they did
-not end within --max_new_tokens, and how many symbols of the sources the vocabulary does not have (<unk>). In --pairs, a
-source may stand on several lines: each of its targets is right, and rates count the source once. BLEU and chrF need
-sacrebleu (pip install sacrebleu); --bleu_tokenize is its tokenizer. On a terminal, control characters are written like
-\\x1b, unless --raw is given.
+A line of input is a source sentence, a line of output its translation. With --n_best above 1, and with --scores, the
+output has n_best lines for every source: number<TAB>score<TAB>translation. The score is the log-probability in nats; a
+beam search divides it by the length penalty. The program answers a line as soon as the standard input pauses. If a line
+cannot be translated, the output has an empty line. The standard error then says why, and the exit status is 1. Text
+goes to the standard output, all else to the standard error. At the end, the program prints how many translations were
+cut off because they did not end within --max_new_tokens, and how many symbols of the sources are not in the vocabulary
+(<unk>). In --pairs, several lines may have the same source: each of its targets counts as correct, and error rates
+count the source once. BLEU and chrF need sacrebleu (pip install sacrebleu); --bleu_tokenize chooses its tokenizer. On a
+terminal, control characters are written like \\x1b, unless --raw is given.
 """
 
 import functools
 import sys
 
-import numpy as np
 from absl import flags
 
-from txl_programs.program import (
+from txl_config import SearchConfig, TransformerConfig
+from txl_config.data import PairFilesConfig
+from txl_programs.flag_values import (
     FLAGS,
+    check_not_both,
     check_used,
     config_of,
     define_flags,
     define_line_flags,
-    messages_to_stderr,
-    read_flags,
-    run,
     values,
-    with_checkpoint,
 )
-from txl_tf.config import SearchConfig, TransformerConfig
-from txl_tf.config.data import PairFilesConfig
+from txl_programs.opening import with_checkpoint
+from txl_programs.printing import messages_to_stderr
+from txl_programs.program import read_flags, run
 
 define_line_flags("sources")
-flags.DEFINE_list("pairs", None, "File of source<TAB>target lines, or two files, to translate and to compare with.")
-flags.DEFINE_integer("batch_size", 64, "Sources to translate at a time.", lower_bound=1)
-flags.DEFINE_bool("scores", False, "Write number and score of every translation.")
+flags.DEFINE_list(
+    "pairs", None, "File of source<TAB>target lines, or two files: translate the sources, and compare with the targets."
+)
+flags.DEFINE_integer("batch_size", 64, "Sources to translate at the same time.", lower_bound=1)
+flags.DEFINE_bool("scores", False, "Write the number and score of every translation, too.")
 flags.DEFINE_string(
     "bleu_tokenize",
     None,
-    "With --pairs: sacrebleu's tokenizer for BLEU, such as 13a, zh, char; default: by the script of the targets.",
+    "With --pairs: sacrebleu's tokenizer for BLEU, such as 13a, zh or char. Default: by the script of the targets.",
 )
-flags.DEFINE_bool("raw", False, "Write control characters to a terminal as they are.")
+flags.DEFINE_bool("raw", False, "Write control characters to a terminal unchanged.")
 
 define_flags(SearchConfig)
 define_flags(PairFilesConfig)
 
 read_flags(__name__)
 
+import numpy as np
+
+from txl_config.errors import ParameterError
+from txl_config.schema import check_left_out
 from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
@@ -62,12 +67,11 @@ from txl_tf.data.pairs.files import PairReader, without_ends
 from txl_tf.data.pairs.parallel import fitting
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import as_spelt, check_tokenizer, corpus_scores, counted_in, error_rates, group_references
-from txl_tf.schema import check_left_out
 from txl_tf.vanilla.translator import POOL, Translation, Translator, assumed_length, did_not_end
 
 
 def lines_of(found, number):
-    """What is written for the translations of a source."""
+    """The output for the translations of a source."""
     if not (FLAGS.scores or FLAGS.n_best > 1):
         return "\n" if isinstance(found, LineError) else f"{found[0].text}\n"
     if isinstance(found, LineError):
@@ -76,32 +80,34 @@ def lines_of(found, number):
 
 
 def counts_of(found):
-    """Of the translations of a source, to add up: whether the best did not end; its unknown symbols, and if any."""
+    """`(unfinished, unknown, lines)` to add up over the sources: whether the best translation was cut off, the unknown
+    symbols of the source, and whether it has any.
+    """
     best = found[0]
     return int(not best.ended), best.unknown, int(best.unknown > 0)
 
 
 def say_counts(tally, search, model):
-    """Says how many translations did not end, and how many symbols of the sources were unknown."""
+    """Prints how many translations were cut off, and how many symbols of the sources were unknown."""
     unended, unknown, lines = map(int, tally.sums or [0, 0, 0])
     if unended:
         print(did_not_end(unended, tally.lines - tally.missing, search, model), file=sys.stderr)
     if unknown:
-        said = (
-            f"symbols of the sources that the vocabulary does not have, read as <unk>: {unknown:,}, in {lines:,} lines"
+        message = (
+            f"symbols of the sources that are not in the vocabulary, read as <unk>: {unknown:,} in {lines:,} lines"
         )
-        print(said, file=sys.stderr)
+        print(message, file=sys.stderr)
 
 
-def kept(answers, best):
-    """The answers; collects the best of each in the list `best`, without text where there is none."""
+def collecting_best(answers, best):
+    """Yields the answers, and appends the best translation of each to the list `best`; an empty text if it has none."""
     for found in answers:
         best.append(Translation("", 0.0) if isinstance(found, LineError) else found[0])
         yield found
 
 
 def of_every_line(sources, answers):
-    """An answer for every source, where `answers` has one for every different source, in the order of the first."""
+    """Yields an answer for every source. `answers` has one for every different source, in order of first occurrence."""
     found = {}
     for source in sources:
         if source not in found:
@@ -110,7 +116,7 @@ def of_every_line(sources, answers):
 
 
 def report(found, references, level):
-    """Prints how right the best translations are. A source without one counts as wrong."""
+    """Prints the error rates of the best translations. A source without a translation counts as wrong."""
     rates = error_rates(found, references, level)
     lines = f"{rates['lines']:.2%} of {len(found):,} lines wrong, {rates['symbols']:.2%} of the {counted_in(level)}"
     scores = corpus_scores(found, references, FLAGS.bleu_tokenize, level)
@@ -118,15 +124,16 @@ def report(found, references, level):
 
 
 def make_answering(folder, path):
-    """What translates lines, by the flags, with the weights of a checkpoint."""
-    model, search = folder.load_model(path), config_of(SearchConfig)
-    translator = Translator(model, *folder.load_vocabs(), search, FLAGS.batch_size)
+    """The translator of lines, as the flags describe it, with the weights of a checkpoint."""
+    model = folder.load_model(path)
+    source_vocab, target_vocab = folder.load_vocabs()
+    translator = Translator(model, source_vocab, target_vocab, config_of(SearchConfig), FLAGS.batch_size)
     return Answering(translator.translate_lines, lines_of, counts_of)
 
 
 def compare(folder, vocabs):
-    """Translates the sources of --pairs, and says how right the translations are."""
-    check_left_out(values("ray_address ray_workers"), "--pairs is for one machine")
+    """Translates the sources of --pairs, and prints the error rates of the translations."""
+    check_left_out(values(("ray_address", "ray_workers")), "--pairs is for one machine")
     check_output(*FLAGS.pairs)
     reader = PairReader(config_of(PairFilesConfig), [vocab.level for vocab in vocabs])
     texts = reader.read(FLAGS.pairs)
@@ -134,16 +141,18 @@ def compare(folder, vocabs):
         lengths = [[vocab.count(line) for line in text.lines] for vocab, text in zip(vocabs, texts, strict=True)]
         fits, reason = fitting(np.max(lengths, 0), texts, folder.read_config()["model"]["max_len"])
         texts = [text.take(fits) for text in texts]
-        reader.said += [reason] * bool(reason)
+        if reason:
+            reader.said.append(reason)
     for sentence in reader.said:
         print(sentence, file=sys.stderr)
     sides = as_spelt([without_ends(text.lines) for text in texts], vocabs)
     references = group_references(*sides)
     first = dict(zip(reversed(sides[0]), reversed(texts[0].numbers), strict=True))
-    numbers, best = [first[source] for source in references], []
+    numbers = [first[source] for source in references]
+    best = []
     answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)
-    answers = of_every_line(sides[0], kept(answers, best))
+    answers = of_every_line(sides[0], collecting_best(answers, best))
     tally = write_answers(answers, answering.text, answering.numbers, FLAGS.raw)
     report([found.text for found in best], list(references.values()), vocabs[1].level)
     return tally
@@ -153,17 +162,17 @@ def compare(folder, vocabs):
 def main():
     search = config_of(SearchConfig)
     check_used(
-        ("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"),
+        (("length_penalty",), FLAGS.beam_size > 1, "is for a beam search: give --beam_size, too"),
         (("bleu_tokenize", *PairFilesConfig.names()), FLAGS.pairs, "is for --pairs"),
     )
     if FLAGS.bleu_tokenize is not None:
         check_tokenizer(FLAGS.bleu_tokenize)
     if FLAGS.pairs == []:
-        raise ValueError("--pairs must name one file, or two, got none")
-    if FLAGS.pairs and FLAGS.input:
-        raise ValueError("--pairs and --input exclude each other")
+        raise ParameterError("pairs", [], "one file or two", "--pairs must name one file or two, got none")
+    check_not_both("pairs", "input")
     folder = RunFolder(FLAGS.model_dir, "encoder_decoder")
-    vocabs, model = folder.load_vocabs(), TransformerConfig(**folder.read_config()["model"])
+    vocabs = folder.load_vocabs()
+    model = TransformerConfig(**folder.read_config()["model"])
     if assumed := assumed_length(search, model):
         print(assumed, file=sys.stderr)
     if FLAGS.pairs:

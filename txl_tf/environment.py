@@ -1,143 +1,24 @@
-"""What the library finds where it runs: packages and servers that may not be there, pipes in place of files."""
+"""What the library finds where it runs: optional packages, servers, named pipes.
 
-from __future__ import annotations
+Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
+"""
 
-import contextlib
-import errno
-import importlib
-import importlib.util
-import json
-import os
-import re
-import socket
-import stat
-import sys
-import time
-from collections.abc import Iterable
+from txl_config.environment import (
+    check_backend,
+    check_listens,
+    check_versions,
+    is_address,
+    is_installed,
+    is_pipe,
+    wait_for_all,
+)
 
-from txl_tf.errors import shortened
-
-_SECONDS_TO_ANSWER = 20
-_OLDEST = {"tensorflow": (2, 18), "keras": (3, 8)}  # of pyproject.toml
-
-
-def is_installed(package: str) -> bool:
-    """Whether a package can be imported; imports nothing."""
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None  # as a folder of that name has none, such as wandb's logs
-
-
-def is_pipe(path: str | os.PathLike) -> bool:
-    """Whether a local path outside of /dev and /proc is a named pipe or a socket, or leads to one."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):  # it does not exist, or is remote
-        return False
-    if os.path.abspath(path).startswith(("/dev/", "/proc/")):
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-
-
-def check_backend() -> None:
-    """Raises ImportError, before Keras is imported, where its backend is not TensorFlow."""
-    name, remedy = _keras_backend()
-    if name != "tensorflow":
-        raise ImportError(f"txl_tf needs the TensorFlow backend of Keras, got {name}: {remedy}")
-
-
-def _keras_backend() -> tuple[str, str]:
-    """The backend that Keras has, or will have once it is imported; and how to get the TensorFlow backend instead."""
-    if "keras" in sys.modules:
-        backend = sys.modules["keras"].config.backend()
-        return backend, "set KERAS_BACKEND=tensorflow before keras is imported"
-    variable = os.environ.get("KERAS_BACKEND")
-    if variable:
-        return variable, f"unset the environment variable KERAS_BACKEND={variable}, or set it to tensorflow"
-    home = os.environ.get("KERAS_HOME", os.path.join("~", ".keras"))
-    file = os.path.expanduser(os.path.join(home, "keras.json"))
-    try:
-        with open(file, encoding="utf-8") as opened:
-            backend = json.load(opened).get("backend", "tensorflow")
-    except (OSError, ValueError, AttributeError):  # Keras then takes its default, or reports what is wrong
-        backend = "tensorflow"
-    return backend, f'write "backend": "tensorflow" in {file}, or set KERAS_BACKEND=tensorflow'
-
-
-def check_versions() -> None:
-    """Raises ImportError, which names the version, where TensorFlow or Keras is older than the library supports.
-
-    It imports both: `tf-nightly` and others are the module `tensorflow`, too, but not the package of that name.
-    """
-    for name, oldest in _OLDEST.items():
-        version = importlib.import_module(name).__version__
-        if tuple(map(int, re.findall(r"\d+", version)[:2])) < oldest:
-            at_least = ".".join(map(str, oldest))
-            raise ImportError(
-                f"txl_tf needs {name} {at_least} or later, got {name} {version}: pip install '{name}>={at_least}'"
-            )
-
-
-def is_address(address: str) -> bool:
-    """Whether it is `host:port`."""
-    host, _, port = address.rpartition(":")
-    return bool(host) and "/" not in host and port.isdecimal() and len(port) <= 5 and int(port) < 1 << 16
-
-
-def check_listens(address: str, what: str) -> None:
-    """Raises ConnectionError, which names `what`, where nobody listens at `host:port`. Libraries would wait."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_ANSWER).close()
-    except (OSError, UnicodeError) as error:
-        raise ConnectionError(shortened(f"{what} cannot be reached: {error}")) from error
-
-
-def wait_for_all(own: str, others: Iterable[str]) -> None:
-    """Waits until somebody listens at all addresses `others`, each `host:port`; listens at `own` meanwhile.
-
-    If all processes of a group call it, and then start servers at their addresses, each returns when all have started.
-    It waits in Python, where Ctrl-C and SIGTERM end it at once.
-
-    It waits for nobody if `own` is no address of this machine: the server may listen at all addresses.
-
-    Raises:
-        ConnectionError: the port of `own` is in use, or not allowed for this user. Names the address.
-    """
-    missing = set(others) - {own}
-    try:
-        listening = _listening(own)
-    except OSError as error:
-        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-            return
-        message = f"this worker cannot listen at {own}, its address in TF_CONFIG: {os.strerror(error.errno)}"
-        raise ConnectionError(message) from error
-    with listening:
-        listening.setblocking(False)
-        while missing:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    listening.accept()[0].close()
-            missing -= {address for address in missing if _listens(address)}
-            if missing:
-                time.sleep(0.2)
-
-
-def _listening(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-    try:
-        return socket.create_server((host, int(port)), family=family)
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
-        return socket.create_server(("", int(port)))  # others reach this machine by an address of a router
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-    except (OSError, UnicodeError):
-        return False
-    return True
+__all__ = [
+    "check_backend",
+    "check_listens",
+    "check_versions",
+    "is_address",
+    "is_installed",
+    "is_pipe",
+    "wait_for_all",
+]

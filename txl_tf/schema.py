@@ -1,195 +1,38 @@
 """Checks of values that come from people and from files, by the fields of a dataclass: their names and types.
 
-```python
-@dataclasses.dataclass
-class Best:
-    step: int
-    val_loss: float
-
-check_values({"step": 3, "val_loss": "x"}, Best)    # ValueError: val_loss must be a number, got 'x'
-```
+Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
 """
 
-from __future__ import annotations
+from txl_config.schema import (
+    Check,
+    Function,
+    added_later,
+    brief,
+    check_field,
+    check_left_out,
+    check_names,
+    check_type,
+    check_values,
+    did_you_mean,
+    differing,
+    keywords_of,
+    known_names,
+    takes_keyword,
+)
 
-import dataclasses
-import difflib
-import functools
-import inspect
-import numbers
-import operator
-import os
-import types
-import typing
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-from txl_tf.errors import ParameterError, UnknownArgumentError, brief
-
-Function = typing.TypeVar("Function", bound=Callable)
-
-_UNIONS = (typing.Union, types.UnionType)
-_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-def check_names(function: str, given: dict[str, Any], known: Iterable[str]) -> None:
-    """Raises UnknownArgumentError, which names the function and lists what it takes, for a name that is not `known`.
-
-    Args:
-        function: what the caller called, for the message.
-        given: `{name: value}` of the arguments.
-        known: the names that the function takes.
-    """
-    known = list(dict.fromkeys(known))
-    for name, value in given.items():
-        if name not in known:
-            takes = f"{did_you_mean(name, known)} It takes {', '.join(known)}"
-            message = f"{function}() got an unexpected keyword argument '{name}'.{takes}"
-            raise UnknownArgumentError(name, value, known, message)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the nearest of the `known` names, with a space in front; empty where none is near."""
-    nearest = difflib.get_close_matches(name, list(known), 1)
-    return f" Did you mean '{nearest[0]}'?" if nearest else ""
-
-
-def keywords_of(function: Callable) -> list[str]:
-    """The names of the arguments that can be given by name, without `self`."""
-    parameters = inspect.signature(function).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind in _BY_NAME and parameter.name != "self"]
-
-
-def takes_keyword(function: Callable, name: str) -> bool:
-    """Whether a function takes an argument of this name, by itself or among its `**kwargs`."""
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values())
-
-
-def known_names(function: Function) -> Function:
-    """Decorator: an argument by another name than those in the signature is an UnknownArgumentError, see `check_names`.
-
-    Python's own error for it does not list the names.
-    """
-    known, (*of_class, name) = keywords_of(function), function.__qualname__.split(".")
-    called = of_class[-1] if name == "__init__" else name
-
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        check_names(called, kwargs, known)
-        return function(*args, **kwargs)
-
-    return call
-
-
-def differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple]:
-    """Name -> its values before and now, where they differ. A tuple is as good as the list that JSON makes of it."""
-    return {name: (before[name], value) for name, value in now.items() if _plain(value) != _plain(before[name])}
-
-
-def _plain(value):
-    return list(value) if isinstance(value, tuple) else value
-
-
-def check_left_out(values: dict[str, Any], why: str) -> None:
-    """Raises ParameterError for the first of `values`, `{name: value}`, that is given."""
-    for name, value in values.items():
-        if value:
-            message = f"{name} must be left out, got {brief(value)}: {why}"
-            raise ParameterError(name, value, "left out", message)
-
-
-def check_values(values: Any, *groups: type, partial: bool = False, prefix: str = "") -> None:
-    """Checks the keys and values of a JSON object.
-
-    Args:
-        values: the object, a dictionary.
-        *groups: dataclasses, whose fields are its keys. A field may have a check of its own in its metadata, see
-            `txl_tf.config`; a field whose type is a dataclass is an object in the object.
-        partial: whether keys may be missing that have no default.
-        prefix: what messages put before the name of a key.
-
-    Raises:
-        ParameterError: names the key, what was found and what is allowed.
-    """
-    if not isinstance(values, dict):
-        raise ParameterError(prefix.removesuffix(".") or "it", values, "a JSON object")
-    fields = {field.name: (field, group) for group in groups for field in dataclasses.fields(group)}
-    for name in values:
-        if name not in fields:
-            unknown, known = prefix + brief(name).strip("'"), sorted(fields)
-            raise ParameterError(unknown, values[name], known, f"{unknown} is unknown; known are {', '.join(known)}")
-    for name, (field, group) in fields.items():
-        if name in values:
-            is_empty = isinstance(values[name], (str, list)) and not values[name]
-            if is_empty and not getattr(field.metadata.get("check"), "recorded", True):
-                continue
-            check_field(field, group, values[name], prefix + name)
-        elif not partial and field.default is field.default_factory is dataclasses.MISSING:
-            raise ParameterError(prefix + name, None, "given", f"{prefix}{name} is missing")
-
-
-def check_field(field: dataclasses.Field, group: type, value: Any, name: str) -> None:
-    """Checks one value by the type and the check of a field; a field with the default `None` may be `None`."""
-    if value is None and field.default is None:
-        return
-    check = field.metadata.get("check")
-    if not hasattr(check, "choices"):  # which say more than their type
-        check_type(name, value, _types(group)[field.name])
-    if check:
-        check(name, value)
-
-
-def check_type(name: str, value: Any, kind: Any) -> None:
-    """Raises ParameterError unless `value` is a `kind`: a plain type, a list, dictionary, union or dataclass."""
-    if typing.get_origin(kind) in _UNIONS:
-        kinds = typing.get_args(kind)
-        if value is None and type(None) in kinds:
-            return
-        kind = functools.reduce(operator.or_, (kind for kind in kinds if kind is not type(None)))
-    if dataclasses.is_dataclass(kind):
-        check_values(value, kind, prefix=f"{name}.")
-        return
-    described, is_of = _kind(kind)
-    if not is_of(value):
-        raise ParameterError(name, value, described)
-
-
-@functools.cache
-def _types(group: type) -> dict[str, Any]:
-    return typing.get_type_hints(group)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) < 1 << 63
-
-
-def _is_number(value: Any) -> bool:
-    return _is_integer(value) if isinstance(value, numbers.Integral) else isinstance(value, numbers.Real)
-
-
-_KINDS = {
-    Any: ("anything", lambda value: True),
-    int: ("an integer", _is_integer),
-    float: ("a number", _is_number),
-    bool: ("True or False", lambda value: isinstance(value, bool)),
-    str: ("a string", lambda value: isinstance(value, (str, os.PathLike))),
-    dict: ("a JSON object", lambda value: isinstance(value, dict)),
-    types.NoneType: ("null", lambda value: value is None),
-}
-
-
-@functools.cache
-def _kind(kind: Any) -> tuple[str, Callable[[Any], bool]]:
-    """How messages describe a type, and a test of its values."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in _UNIONS:
-        descriptions, tests = zip(*map(_kind, arguments), strict=True)
-        return " or ".join(descriptions), lambda value: any(is_of(value) for is_of in tests)
-    if origin in (list, Sequence, Iterable):
-        each, is_of = _kind(arguments[0])
-        return f"a list ({each} each)", lambda value: isinstance(value, (list, tuple)) and all(map(is_of, value))
-    if origin is dict:
-        each, is_of = _kind(arguments[1])
-        return f"a JSON object ({each} each)", lambda value: isinstance(value, dict) and all(map(is_of, value.values()))
-    return _KINDS[kind]
+__all__ = [
+    "Check",
+    "Function",
+    "added_later",
+    "brief",
+    "check_field",
+    "check_left_out",
+    "check_names",
+    "check_type",
+    "check_values",
+    "did_you_mean",
+    "differing",
+    "keywords_of",
+    "known_names",
+    "takes_keyword",
+]

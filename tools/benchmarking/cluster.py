@@ -18,6 +18,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from benchmarking import processes
@@ -62,7 +63,8 @@ def running(command, stdout=subprocess.DEVNULL, **variables):
 
 def run(program, variables=(), **flags):
     """Runs a program to its end: seconds that it took, peak memory in MB of its process and of Ray's largest worker."""
-    begun, peaks = time.perf_counter(), {}
+    begun = time.perf_counter()
+    peaks = {}
     with running(command_of(program, **flags), **dict(variables)) as process:
         while process.poll() is None:
             note_peak(peaks, "peak_memory_mb", [process.pid])
@@ -237,9 +239,12 @@ class Watched:
             "iterations": 1, "save_steps": save_steps,
         }  # fmt: skip
         self.command = command_of("train.py", **flags, **by_ray(address, workers))
-        self.lasts, self.started, self.kills = list(lasts), False, []
+        self.lasts = list(lasts)
+        self.started = False
+        self.kills = []
 
     def run(self):
+        process: Any
         with running(self.command, subprocess.PIPE) as process:
             for line in process.stdout:
                 self.look_at(line)
@@ -265,7 +270,8 @@ class Watched:
         """Seconds of a step, of saving, from a failure to the first step, in all; and how long starts lasted."""
         starts = [times for times in map(times_of, sorted(Path(self.model_dir, "train").glob("*.v2"))) if times]
         steps = np.concatenate([np.diff(times) for times in starts])
-        first, last = np.array([times[0] for times in starts]), starts[-1][-1]
+        first = np.array([times[0] for times in starts])
+        last = starts[-1][-1]
         return {
             "step": np.median(steps), "saving": (np.mean(steps) - np.median(steps)) * save_steps,
             "starting": np.mean(first[1:] - self.kills), "real": last - first[0],

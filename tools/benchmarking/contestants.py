@@ -4,6 +4,8 @@ Work is in work.py; who does it in language_models.py, pairs.py and taggers.py. 
 process can first choose which checkout's.
 """
 
+from typing import Any
+
 from benchmarking import language_models, pairs, taggers
 from benchmarking.shapes import EVALUATION, PROMPT, REFERENCE, WRITING
 from benchmarking.taggers import is_tagging
@@ -30,13 +32,14 @@ def make_contestants(mode, jit=False, run=None):
 
 
 def check_shape(mode, shape):
-    """Raises ValueError unless the library's network of a shape can be made. Large ones are made without weights."""
+    """Raises ValueError unless the library can make the network of a shape. Large networks are made without weights."""
     import txl_tf
 
     if is_tagging(mode):
         taggers.library_network(mode.startswith("flat"), shape)
     elif is_pairs(mode):
-        txl_tf.Transformer(**pairs.arguments_of(shape))
+        arguments: Any = pairs.arguments_of(shape)
+        txl_tf.Transformer(**arguments)
     elif "div_val" in shape:
         txl_tf.TransformerXL(**language_models.model_arguments(shape))
 

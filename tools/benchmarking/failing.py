@@ -2,6 +2,8 @@
 
 import math
 
+from txl_config.errors import ParameterError
+
 MOST_FAILURES = 100_000  # of a training that comes to an end
 
 
@@ -20,7 +22,8 @@ def best_save_steps(step, save_seconds, mtbf):
 def train(steps, step, save_steps, save_seconds, restart_seconds, mtbf, rng):
     """One training, interval by interval: seconds of `useful`, `repeated`, `saving`, `starting`, and `failures`."""
     spent = dict.fromkeys(["useful", "repeated", "saving", "starting", "failures"], 0)
-    done, until_failure = 0, rng.exponential(mtbf)
+    done = 0
+    until_failure = rng.exponential(mtbf)
     while done < steps:
         interval = min(save_steps, steps - done)
         whole = interval * step + save_seconds
@@ -35,5 +38,6 @@ def train(steps, step, save_steps, save_seconds, restart_seconds, mtbf, rng):
             spent["failures"] += 1
             until_failure = rng.exponential(mtbf)
             if spent["failures"] > MOST_FAILURES:
-                raise ValueError(f"a failure every {mtbf:.3g} s lets hardly any {whole:.3g} s between checkpoints pass")
+                message = f"a failure every {mtbf:.3g} s interrupts nearly all {whole:.3g} s between checkpoints"
+                raise ParameterError("mtbf_hours", mtbf / 3600, "much longer than a checkpoint takes", message)
     return spent

@@ -108,7 +108,9 @@ BYTES = {"float32": 4, "bfloat16": 2}  # of a number
 
 def bytes_of_token(shape, size):
     """Bytes that a token reads, its numbers of `size` bytes: kernels, keys, values, position keys, and the softmax."""
-    width, d_model, positions = shape["n_head"] * shape["d_head"], shape["d_model"], shape["mem_len"] + 1
+    width = shape["n_head"] * shape["d_head"]
+    d_model = shape["d_model"]
+    positions = shape["mem_len"] + 1
     layer = d_model * (4 * width + 2 * shape["d_inner"]) + positions * width * (2 * shape["batch_size"] + 1)
     return size * (shape["n_layer"] * layer + shape["n_token"] * d_model)
 
@@ -126,7 +128,9 @@ def training_operations(shape):
     The backward pass has two products for every one of the forward pass, of memory and positions only one.
     """
     rows, tgt_len, mem_len, d_model = (shape[name] for name in ("batch_size", "tgt_len", "mem_len", "d_model"))
-    tokens, klen, width = rows * tgt_len, mem_len + tgt_len, shape["n_head"] * shape["d_head"]
+    tokens = rows * tgt_len
+    klen = mem_len + tgt_len
+    width = shape["n_head"] * shape["d_head"]
     layer = tokens * d_model * (4 * width + 2 * shape["d_inner"])  # queries, keys, values, output; feed-forward
     layer += 3 * tokens * klen * width  # scores of keys and of positions; values
     inputs = (2 * rows * mem_len + klen) * d_model * width  # keys and values of the memory; position keys
@@ -191,7 +195,8 @@ def words_of(shape):
 
 def random_lines(shape):
     """Lines of words as long as sentences, 22 words or so."""
-    rng, words = np.random.default_rng(0), words_of(shape)
+    rng = np.random.default_rng(0)
+    words = words_of(shape)
     lengths = rng.lognormal(3.1, 0.6, shape["lines"]).clip(2, 200).astype(int)
     draws = [rng.choice(len(words), n, p=frequencies(len(words))) for n in lengths]
     return [" ".join(words[i] for i in ids) for ids in draws]
@@ -215,5 +220,6 @@ def scoring_in_batches(shape, run):
     """The nll of all lines, in batches by length, as tools/score.py scores them."""
     import txl_tf
 
-    pipe, lines = txl_tf.pipeline(run), random_lines(shape)
+    pipe = txl_tf.pipeline(run)
+    lines = random_lines(shape)
     return Calls(lambda: [score.nll for score in pipe.score_lines(lines)])

@@ -11,7 +11,8 @@ import numpy as np
 from benchmarking.shapes import REFERENCE
 from benchmarking.work import Calls, Steps, padded, port, repeated
 
-START, END = 1, 2  # and 0 is padding
+START = 1  # and 0 is padding
+END = 2
 
 
 def contestants(mode, jit=False):

@@ -10,6 +10,7 @@ output of tasks.py. A process imports the txl_tf of its checkout.
 
 import contextlib
 import json
+import math
 import os
 import re
 import socket
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarking.language_models import model_arguments, random_lines, words_of
 from benchmarking.shapes import TAGGER
@@ -132,8 +134,11 @@ def watch(shape, text, checkout):
     """Runs train.py as a user does, for one step: seconds until its line of progress, and until it has ended."""
     with tempfile.TemporaryDirectory() as folder:
         command = train_command(checkout, shape, text, os.path.join(folder, "run"))
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started, lines, figures = time.perf_counter(), [], {}
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started = time.perf_counter()
+        lines = []
+        figures = {}
+        process: Any
         with subprocess.Popen(command, env=environment_of(checkout), **pipes) as process:
             for line in process.stdout:
                 lines.append(line)
@@ -163,7 +168,8 @@ def train_to_answer(checkout, shape, text, folder):
 
 def train_to_score(checkout, shape, folder):
     """Trains, for one step, a language model of the words of `random_lines`: `lm`."""
-    words, lines = words_of(shape), random_lines(shape)
+    words = words_of(shape)
+    lines = random_lines(shape)
     repeats = 1 + 20000 // sum(len(line.split()) for line in lines)  # the end of the text is for validation
     text = Path(folder, "text.txt")
     text.write_text("\n".join([*words, *lines * repeats, ""]))
@@ -175,19 +181,24 @@ def answer(program, folder, checkout):
 
     generate.py writes the prompt first, and then one token. IMPORT is that alone, for comparison.
     """
-    command, line = [sys.executable, "-c", f"{IMPORT}\nprint()"], ""
+    command = [sys.executable, "-c", f"{IMPORT}\nprint()"]
+    line = ""
     if program in ANSWERS:
         model, flags, line = ANSWERS[program]
         command = command_of(checkout, f"tools/{program}", model_dir=os.path.join(folder, model), **flags)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    started, before = time.perf_counter(), os.times()
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    answered = math.nan
+    started = time.perf_counter()
+    before = os.times()
+    process: Any
     with subprocess.Popen(command, env=environment_of(checkout), **pipes, bufsize=0) as process:
         process.stdin.write(line.encode())
         process.stdin.close()
         while process.stdout.read(1 << 16):
             answered = time.perf_counter() - started
         errors = process.stderr.read().decode()
-    ended, after = time.perf_counter() - started, os.times()
+    ended = time.perf_counter() - started
+    after = os.times()
     if process.returncode:
         raise failure(program, errors)
     processor = after.children_user + after.children_system - before.children_user - before.children_system

@@ -40,7 +40,8 @@ def rows_of(mode, figure, measured):
     A row has the medians of all figures, but the largest peak memory. Of `figure` it also has the quartiles, and median
     and quartiles of the ratio to the first contestant in the same turn. More of `figure` is better, but for seconds.
     """
-    first, rows = np.array(next(iter(measured.values()))[figure]), []
+    first = np.array(next(iter(measured.values()))[figure])
+    rows = []
     for name, figures in measured.items():
         values = np.array(figures[figure])
         ratios = first / values if figure == "seconds" else values / first

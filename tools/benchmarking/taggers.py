@@ -5,7 +5,7 @@ Shapes:
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -57,8 +57,8 @@ def plain_tagger(lattice, shape):
 def library_network(lattice, shape, dtype="float32"):
     import txl_tf
 
-    sizes = {name: shape[name] for name in [*SIZES, "n_layer"]} | {"d_bigram": shape["d_embed"]}
-    own = {"fusion": shape["fusion"], "k_proj": False, "residual": "own"} if lattice else {"dropatt": 0.15}
+    sizes: Any = {name: shape[name] for name in [*SIZES, "n_layer"]} | {"d_bigram": shape["d_embed"]}
+    own: Any = {"fusion": shape["fusion"], "k_proj": False, "residual": "own"} if lattice else {"dropatt": 0.15}
     return (txl_tf.Flat if lattice else txl_tf.Tener)(**sizes, **own, dtype=dtype)
 
 
@@ -87,7 +87,8 @@ class Sentence(NamedTuple):
 
 def random_sentences(shape):
     """Sentences as long as those of Resume, or of `tgt_len` characters each, with half as many words as characters."""
-    rng, sentences = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    sentences = []
     for _ in range(shape["sentences"]):
         n = shape["tgt_len"] or int(np.clip(rng.lognormal(3.2, 0.75), 2, 180))
         starts = np.sort(rng.integers(0, n, n // 2))

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 
@@ -66,7 +67,8 @@ def prepare(name, folder):
         with open(os.path.join(folder, f"{split}.txt")) as file:
             words += sum(len(line.split()) + 1 for line in file)  # with the end of each line
     with tempfile.TemporaryDirectory() as temporary:
-        output, reference = os.path.join(temporary, "prepared"), port("reference_data")
+        output = os.path.join(temporary, "prepared")
+        reference = port("reference_data")
         started = time.perf_counter()
         if name == "reference":
             reference.prepare(folder, output)
@@ -87,7 +89,7 @@ def export(name, shape, directory):
         txl_tf.export_saved_model(lm, directory, weights="bfloat16" if "bfloat16" in name else "float32")
     else:
         model = port("reference_model").ReferenceModel(**arguments)
-        module = tf.Module()
+        module: Any = tf.Module()
         module.weights = list(model.weights.values())
 
         def next_token(tokens, state):
@@ -136,7 +138,8 @@ def start_reference(shape, text):
     arguments = {**model_arguments(shape), "n_token": len(vocab.idx2sym)}
     model = port("reference_model").ReferenceModel(**arguments)
     model.compile(learning_rate=1e-3, train_steps=10000)
-    tgt_len, rows = shape["tgt_len"], shape["batch_size"]
+    tgt_len = shape["tgt_len"]
+    rows = shape["batch_size"]
     columns = ids[: len(ids) // rows * rows].reshape(rows, -1).T.astype(np.int32)
     model.train_step(columns[:tgt_len], columns[1 : tgt_len + 1], model.initial_mems(rows))[0].numpy()
     return {"peak_memory_mb": peak_memory()}

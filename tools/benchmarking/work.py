@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import time
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -24,7 +25,7 @@ FOREVER = 10**9  # steps of a `fit` that a callback ends
 @functools.cache
 def port(name):
     """A plain port of an original program as a module: tests/reference_model.py is `port("reference_model")`."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tests" / f"{name}.py")
+    spec: Any = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tests" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -59,7 +60,10 @@ class Steps:
     """
 
     def __init__(self, model, batches, steps=1, evaluation=False):
-        self.model, self.batches, self.steps, self.evaluation = model, batches, steps, evaluation
+        self.model = model
+        self.batches = batches
+        self.steps = steps
+        self.evaluation = evaluation
 
     def once(self):
         """The mean loss of the steps."""

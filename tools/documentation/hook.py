@@ -48,7 +48,7 @@ def on_files(files, config):
     generated |= reference_pages(config, root)
 
     linked = {path for origin, text in texts.items() for path in links.targets(text, origin)}
-    for path in sources.paths(root, config.extra["package"], linked - {*PLACES}):
+    for path in sources.paths(root, config.extra["packages"], linked - {*PLACES}):
         PLACES[path] = f"source:{path}"
         generated[sources.src_uri(path)] = sources.page(root, path)
     for uri, content in generated.items():
@@ -58,18 +58,16 @@ def on_files(files, config):
 
 def reference_pages(config, root):
     """`{path on the site: Markdown}` of the reference. The names that it has become NAMES."""
-    pkg = reference.package(config.extra["package"], root)
+    pkg = reference.package(config.extra["packages"], root)
     found = reference.pages(config, pkg)
     NAMES.clear()
     NAMES.update(reference.names_in_code(found))
     apart = {*reference.public(config, pkg), *config.extra["bases"]}
-    pages = {uri: reference.page(pkg, apart, *page) for uri, page in found.items()}
+    pages = {uri: reference.page(pkg, apart, config.extra["methods"], *page) for uri, page in found.items()}
     return pages | {"reference/index.md": reference.overview(config, pkg, found)}
 
 
 def on_page_markdown(markdown, page, **kwargs):
-    if page.is_homepage:
-        page.meta["hide"] = ["navigation"]
     origins = {uri: path for path, uri in PLACES.items()}
     uri = page.file.src_uri
     return links.rewritten(markdown, origins[uri], uri, PLACES) if uri in origins else markdown

@@ -1,1 +1,1 @@
-"""What programs that answer lines have in common: `score`, `tag`, `translate` and `generate`."""
+"""The common parts of the programs that answer lines: `score`, `tag`, `translate` and `generate`."""

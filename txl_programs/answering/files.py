@@ -1,4 +1,4 @@
-"""Files of lines, each with a file of answers of the same name: answered in this process or on a Ray cluster."""
+"""Answers files of lines, in this process or on a Ray cluster. Every input file has an output file of its name."""
 
 import collections
 import contextlib
@@ -8,9 +8,12 @@ import itertools
 import sys
 import time
 from pathlib import PurePosixPath
+from typing import Any
 
 import tensorflow as tf
 
+from txl_config import ClusterConfig
+from txl_config.errors import ParameterError
 from txl_programs.answering.lines import (
     check_output,
     input_lines,
@@ -19,32 +22,32 @@ from txl_programs.answering.lines import (
     say_missing,
     write_answers,
 )
-from txl_programs.program import FLAGS, cluster_of, with_checkpoint
+from txl_programs.flag_values import FLAGS, cluster_of
+from txl_programs.opening import with_checkpoint
 from txl_tf.cluster.blocks import answer_on_cluster, count_workers
 from txl_tf.cluster.connection import connected
-from txl_tf.config import ClusterConfig
 from txl_tf.data.line_files import LineFile, Plan, Tally, answer_block
 from txl_tf.data.text.texts import find_named_files, folder_around
 from txl_tf.files import absolute, lock, same_path, sha256, writing
 from txl_tf.runs.folder import RunFolder
 
-_FILES = ("lexicon",)  # flags that name a file, on whose content answers depend
-# Flags that no answer depends on.
+_FILES = ("lexicon",)  # flags that name a file whose content affects the answers
+# Flags that do not affect the answers.
 _OTHER_FLAGS = {"model_dir", "ckpt_path", "input", "output", "strict", *ClusterConfig.names()}
 
 
 def answer_input(folder, make_answering, program, together, raw=False):
-    """Answers the lines of --input: as they come, or file by file, on a Ray cluster where the flags say so.
+    """Answers the lines of --input: as they arrive, or file by file, on a Ray cluster if the flags ask for one.
 
     Args:
         folder: `RunFolder`.
-        make_answering: function of `folder` and the path of a checkpoint that gives an `Answering`, by the flags.
-        program: name of the module that has it.
-        together: lines that are answered together where files are cut into blocks; `None` for whole files.
+        make_answering: function from `folder` and the path of a checkpoint to an `Answering`, as the flags describe it.
+        program: name of the module that defines it.
+        together: number of lines in a block of a file; `None` for whole files.
         raw: see `write_answers`.
 
     Returns:
-        The `Tally` of all lines, and the seconds that they took; `None` where some were answered before.
+        The `Tally` of all lines, and the time in seconds; `None` if some were answered before.
     """
     if cluster_of(ClusterConfig).given or _is_several(FLAGS.input):
         answer = functools.partial(_answer_files, folder, make_answering, program, together, _named_files())
@@ -59,7 +62,7 @@ def answer_input(folder, make_answering, program, together, raw=False):
 
 
 def _has_any_end(folder):
-    r"""Whether `\r\n` and `\r` end lines as `\n` does: to a language model of bytes or of raw text they are text."""
+    r"""Whether `\r\n` and `\r` end lines as `\n` does. For a language model of bytes or of raw text they are text."""
     return folder.task != "language_model" or folder.load_vocab().has_plain_text
 
 
@@ -71,10 +74,11 @@ def _is_several(inputs):
 
 
 def _answer_files(folder, make_answering, program, together, files, path):
-    """`answer_input` of several files, `(path, name)` each, or on a cluster, with the checkpoint at `path`."""
-    cluster, started = cluster_of(ClusterConfig), time.perf_counter()
+    """`answer_input` for several files, `(path, name)` each, or on a cluster, with the checkpoint at `path`."""
+    started = time.perf_counter()
+    cluster = cluster_of(ClusterConfig)
     run = functools.partial(_here, make_answering, folder, path)
-    flags = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
+    flags: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
     flags |= {name: sha256(flags[name]) for name in _named_by(flags)}
     key = [program, flags, sha256(folder.config_file), sha256(f"{path}.index"), together]
     with writing(FLAGS.output):
@@ -85,7 +89,8 @@ def _answer_files(folder, make_answering, program, together, files, path):
             count_workers(stack.enter_context(connected(cluster.ray_address)), cluster)  # before files are read
             run = functools.partial(_on_cluster, cluster, program, folder, path)
         any_end = _has_any_end(folder)
-        plan, whole = Plan([LineFile(*file, FLAGS.output, key, any_end) for file in files], together), Tally()
+        plan = Plan([LineFile(file, name, FLAGS.output, key, any_end) for file, name in files], together)
+        whole = Tally()
         if plan.before:
             print(f"lines answered before: {plan.before:,}", file=sys.stderr)
         for tally in plan.answer(functools.partial(_with_progress, run)):
@@ -94,13 +99,14 @@ def _answer_files(folder, make_answering, program, together, files, path):
             say_missing(tally)
             whole.add(tally)
     say_how_many(whole)
-    if FLAGS.strict and whole.missing:  # without messages: of files that were answered before
-        raise ValueError(f"of files that were answered before, {whole.missing:,} line(s) have no answer")
+    if FLAGS.strict and whole.missing:  # in files that were answered before, whose messages are not known
+        message = f"{whole.missing:,} line(s) of files that were answered before have no answer"
+        raise ParameterError("strict", True, "left out, or give an empty --output", message)
     return whole, None if plan.before else time.perf_counter() - started
 
 
 def _as_error(tally):
-    """The ValueError of the first line without an answer."""
+    """The ValueError for the first line without an answer."""
     error = ValueError(tally.messages[0])
     for note in tally.notes:
         error.add_note(note)
@@ -108,21 +114,31 @@ def _as_error(tally):
 
 
 def _named_files():
-    """`(path, name)` of the files of --input. Raises ValueError unless each can have a file of its name in --output."""
+    """`(path, name)` of the files of --input.
+
+    Raises:
+        ParameterError: a file cannot have an output file of its name in --output.
+    """
     if FLAGS.input in (None, "-"):
-        raise ValueError("--ray_address and --ray_workers need --input: files, folders or patterns")
+        message = "--ray_address and --ray_workers need --input: files, folders or patterns"
+        raise ParameterError("input", FLAGS.input, "files, folders or patterns", message)
     if not FLAGS.output or (tf.io.gfile.exists(FLAGS.output) and not tf.io.gfile.isdir(FLAGS.output)):
-        raise ValueError(f"--output must be a folder, for a file for each of --input, got {FLAGS.output}")
-    files, output = find_named_files(FLAGS.input), f"{absolute(FLAGS.output)}/"
+        message = f"--output must be a folder, with a file for each file of --input, got {FLAGS.output}"
+        raise ParameterError("output", FLAGS.output, "a folder", message)
+    files = find_named_files(FLAGS.input)
+    output = f"{absolute(FLAGS.output)}/"
     names = collections.Counter(name for _, name in files)
     for name in names:
         if names[name] > 1 or any(str(folder) in names for folder in PurePosixPath(name).parents):
-            raise ValueError(f"--input must not name two files whose answers both go to {output}{name}, or into it")
+            message = f"--input must not name two files whose answers both go to {output}{name}, or into it"
+            raise ParameterError("input", FLAGS.input, "files of different names", message)
     for path, name in files:
         if absolute(path).startswith(output) or same_path(path, f"{output}{name}"):
-            raise ValueError(f"--output must hold no file of --input, got {FLAGS.output}, which holds {path}")
+            message = f"--output must not contain a file of --input, got {FLAGS.output}, which contains {path}"
+            raise ParameterError("output", FLAGS.output, "a folder without files of --input", message)
     if around := folder_around([output, *(f"{output}{name}" for name in names)], FLAGS.input):
-        raise ValueError(f"--output must lie outside of {around}, all of which is --input, got {FLAGS.output}")
+        message = f"--output must be outside of {around}, which --input contains as a whole, got {FLAGS.output}"
+        raise ParameterError("output", FLAGS.output, f"a folder outside of {around}", message)
     return files
 
 
@@ -132,14 +148,15 @@ def _own_flags():
 
 
 def _named_by(flags):
-    """Those of `flags`, `{name: value}`, that name a file which answers depend on."""
+    """The `flags`, `{name: value}`, that name a file whose content affects the answers."""
     paths = {name: flags[name] for name in _FILES if flags.get(name)}
     return [name for name, path in paths.items() if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)]
 
 
 def _with_progress(run, blocks):
-    """The parts that `run` yields for blocks, with a progress bar on a terminal."""
-    bar, lines = progress_bar(sum(block.lines for block in blocks)), {block.part: block.lines for block in blocks}
+    """Yields the parts that `run` yields for blocks. Shows a progress bar on a terminal."""
+    bar = progress_bar(sum(block.lines for block in blocks))
+    lines = {block.part: block.lines for block in blocks}
     for part in run(blocks):
         if bar:
             bar.add(lines[part])
@@ -147,7 +164,7 @@ def _with_progress(run, blocks):
 
 
 def _here(make_answering, folder, path, blocks):
-    """Answers blocks in this process; yields their parts."""
+    """Answers blocks in this process, and yields their parts."""
     answering = make_answering(folder, path)
     for block in blocks:
         answer_block(answering, block)
@@ -155,8 +172,8 @@ def _here(make_answering, folder, path, blocks):
 
 
 def _on_cluster(cluster, program, folder, path, blocks):
-    """Has blocks answered by the workers of a cluster; yields their parts."""
-    given = {flag.name: flag.value for flag in _own_flags() if flag.present}
+    """Answers blocks on the workers of a cluster, and yields their parts."""
+    given: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.present}
     given |= {"model_dir": absolute(folder.path), "ckpt_path": absolute(path)}
     given |= {name: absolute(given[name]) for name in _named_by(given)}
     make = functools.partial(make_in_worker, program, folder.task, given)
@@ -168,12 +185,13 @@ def make_in_worker(program, task, given):
 
     Args:
         program: name of its module.
-        task: of its runs.
+        task: the task of its runs.
         given: `{name: value}` of the flags that its command line gives.
     """
     module = importlib.import_module(program)
     FLAGS.mark_as_parsed()
     for name, value in given.items():
-        FLAGS[name].value, FLAGS[name].present = value, 1
+        FLAGS[name].value = value
+        FLAGS[name].present = 1
     folder = RunFolder(FLAGS.model_dir, task)
     return module.make_answering(folder, folder.find_checkpoint(FLAGS.ckpt_path))

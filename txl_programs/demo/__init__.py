@@ -1,1 +1,1 @@
-"""The page that shows what models read, remember and write: `demo.py` runs it, `shell.py` puts it together."""
+"""The web page that shows what models read, remember and generate. `demo.py` runs it, `shell.py` assembles it."""

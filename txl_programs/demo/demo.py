@@ -1,20 +1,20 @@
-"""A page that shows what models read, remember and write, for a browser on this machine.
+"""Opens a web page on this machine that shows what models read, remember and generate.
 
     txl-demo --model_dir=runs/quickstart
     txl-demo --model_dir=runs/quickstart --model_dir=runs/other --port=7861
     txl-demo --model_dir=runs/dates --model_dir=runs/flat_resume
 
-What the page has depends on the runs. Two runs of one task can be looked at side by side.
+The page has tabs for the tasks of the runs, and can compare two runs of one task.
 
-language models   Write: text as it is made, with all sampling options. Read: a text coloured by nll; on a token, what
-                  else could stand there. Remember: what the memory saves; on a token, where every layer and head looks,
-                  and its nll with none, half and all of the memory.
-encoder-decoders  The best targets, with scores; where each head looks in the source while one is written.
-taggers           Entities with probabilities; FLAT's lattice; what an item attends to; what a word of the lexicon
-                  changes.
+language models   Write: generates text, with all sampling options. Read: a text coloured by nll; click a token to see
+                  the most likely tokens in its place. Remember: the benefit of the memory; click a token to see the
+                  attention of every layer and head, and its nll with no memory, half of it and all of it.
+encoder-decoders  The best translations with their scores, and the attention of each head to the source.
+taggers           Entities with probabilities, FLAT's lattice, the attention of an item, and the effect of a word of the
+                  lexicon.
 
-It listens to this machine alone, unless --host says otherwise, loads nothing from elsewhere and reports to nobody. What
-a visitor may ask for is bounded by --max_tokens, --max_new_tokens, --max_rows and --visitors. Ctrl-C ends it.
+The server accepts connections from this machine only, unless --host says otherwise. It loads nothing from the network
+and sends no reports. --max_tokens, --max_new_tokens, --max_rows and --visitors limit the requests. Ctrl-C stops it.
 
 It needs gradio: in a clone, pip install -e ".[demo]".
 """
@@ -23,25 +23,28 @@ import os
 
 from absl import flags
 
-from txl_programs.program import FLAGS, read_flags, run
+from txl_programs.flag_values import FLAGS
+from txl_programs.program import read_flags, run
 
-flags.DEFINE_multi_string("model_dir", None, "Folder of a run; may be given several times.")
-flags.DEFINE_string("host", "127.0.0.1", "Address to listen at; 0.0.0.0 lets other machines in.")
-flags.DEFINE_integer("port", 7860, "Port to listen at; 0 takes a free one.", lower_bound=0, upper_bound=65535)
-flags.DEFINE_integer("max_tokens", 2000, "Most tokens of a text that is read.", lower_bound=2, upper_bound=100_000)
-flags.DEFINE_integer("max_new_tokens", 500, "Most tokens to write at a time.", lower_bound=1, upper_bound=100_000)
-flags.DEFINE_integer("max_rows", 4, "Most samples to write at a time.", lower_bound=1, upper_bound=64)
-flags.DEFINE_integer("visitors", 4, "Requests that are answered at a time; others wait.", lower_bound=1, upper_bound=64)
+flags.DEFINE_multi_string("model_dir", None, "Folder of a run. May be given several times.")
+flags.DEFINE_string("host", "127.0.0.1", "Address to listen at. 0.0.0.0 also accepts other machines.")
+flags.DEFINE_integer("port", 7860, "Port to listen at; 0 for a free one.", lower_bound=0, upper_bound=65535)
+flags.DEFINE_integer("max_tokens", 2000, "Most tokens of a text to read.", lower_bound=2, upper_bound=100_000)
+flags.DEFINE_integer("max_new_tokens", 500, "Most tokens to generate at a time.", lower_bound=1, upper_bound=100_000)
+flags.DEFINE_integer("max_rows", 4, "Most samples to generate at a time.", lower_bound=1, upper_bound=64)
+flags.DEFINE_integer("visitors", 4, "Requests to answer at the same time. Others wait.", lower_bound=1, upper_bound=64)
 flags.mark_flag_as_required("model_dir")
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN keeps memory for every length of a text
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN keeps memory for every length of text
 
 read_flags(__name__)
 
+from txl_config.environment import is_installed
+from txl_config.errors import ParameterError
 from txl_programs.demo.limits import Limits
-from txl_programs.program import names_of, values
-from txl_tf.environment import is_installed
+from txl_programs.flag_values import values
+from txl_programs.opening import names_of
 
 MISSING = 'the page needs gradio: in a clone, pip install -e ".[demo]"'
 
@@ -54,9 +57,10 @@ def main():
 
     names = names_of(FLAGS.model_dir)
     if len(set(names)) < len(names):
-        raise ValueError(f"model_dir must name different runs, got {', '.join(names)}")
+        message = f"model_dir must name different runs, got {', '.join(names)}"
+        raise ParameterError("model_dir", FLAGS.model_dir, "different runs", message)
     runs = [OpenRun(model_dir, name) for model_dir, name in zip(FLAGS.model_dir, names, strict=True)]
-    serve(runs, Limits(**values("max_tokens max_new_tokens max_rows visitors")), FLAGS.host, FLAGS.port)
+    serve(runs, Limits(**values(("max_tokens", "max_new_tokens", "max_rows", "visitors"))), FLAGS.host, FLAGS.port)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""What an encoder-decoder writes for a source, and where it looks meanwhile, as HTML."""
+"""Translations of an encoder-decoder and its attention to the source, as HTML."""
 
 from markupsafe import Markup
 
+from txl_config import SearchConfig
+from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, choices, element, figure, matrix, short
-from txl_programs.demo.runs import OpenRun, picked
-from txl_tf.config import SearchConfig
+from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.vanilla.translator import Translation, Translator
 
 BEAMS = (1, 2, 4, 8)  # each has a graph of its own
@@ -20,23 +21,30 @@ class EncoderDecoderView:
     """
 
     def __init__(self, run: OpenRun, limits: Limits):
-        self.run, self.limits, self.model = run, limits, run.model
-        self.reader = Translator(self.model, *run.vocabs)
+        self.run = run
+        self.limits = limits
+        self.model = run.model
+        self.source_vocab, self.target_vocab = run.vocabs
+        self.reader = Translator(self.model, self.source_vocab, self.target_vocab)
         self.encode = self.reader.encode
 
     def translate(self, source: str, beam_size: int, n_best: int, length_penalty: float) -> list[Translation]:
-        """The best targets of a line. Raises ValueError with a sentence for the page."""
+        """The best translations of a line. Raises ParameterError with a sentence for the page."""
         source = self.limits.check_text(source, "The source").strip("\n")
         if beam_size not in BEAMS:
-            raise ValueError(f"Beams must be one of {', '.join(map(str, BEAMS))}, got {beam_size!r}.")
+            allowed = ", ".join(map(str, BEAMS))
+            sentence = "Beams must be one of {allowed}, got {value}."
+            raise Refusal("beam_size", beam_size, list(BEAMS), sentence, allowed=allowed, value=repr(beam_size))
         if "\n" in source:
-            raise ValueError("The source has several lines: this page translates one.")
+            sentence = "The source has several lines. This page translates one line."
+            raise Refusal("source", source, "one line", sentence)
         search = SearchConfig(beam_size=beam_size, n_best=min(n_best, beam_size), length_penalty=length_penalty)
         with self.run.lock:
-            return Translator(self.model, *self.run.vocabs, search).translate([source], "The source")[0]
+            translator = Translator(self.model, self.source_vocab, self.target_vocab, search)
+            return translator.translate([source], "The source")[0]
 
     def show(self, found: list[Translation]) -> Markup:
-        """The targets with their scores, the best first; a click on one is for `look`."""
+        """The translations with their scores, the best one first. A click on one calls `look`."""
         rows = [
             element(
                 "tr", element("td", i + 1), element("td", target.text, class_="target"),
@@ -44,29 +52,33 @@ class EncoderDecoderView:
             )
             for i, target in enumerate(found)
         ]  # fmt: skip
-        head = element("tr", *(element("th", name) for name in ("", "target", "score, nats")))
-        note = "The score is the log-probability; of a search, divided by the length penalty. Click a target."
+        head = element("tr", *(element("th", name) for name in ("", said("target"), said("score, nats"))))
+        note = said("The score is the log-probability; of a search, divided by the length penalty. Click a target.")
         return element("div", element("table", head, *rows, class_="targets"), element("p", note, class_="note"))
 
     def look(self, source: str, target: str, pick: str) -> Markup:
-        """Cross-attention of a head as a matrix, the source above, the target at the left.
+        """The cross-attention of a head as a matrix: columns are the source, rows are the target.
 
         Args:
             source, target: lines.
-            pick: "i" or "i:layer:head": i is handed on to the buttons; by default the last layer's first head.
+            pick: "i" or "i:layer:head". The buttons get i. The default is the first head of the last layer.
         """
         i, *of_head = picked(pick, 1, 3)
-        n_layer, n_head = self.model.num_layers, self.model.num_heads
+        n_layer = self.model.num_layers
+        n_head = self.model.num_heads
         layer, head = of_head or (n_layer - 1, 0)
         if not (layer < n_layer and head < n_head):
-            raise ValueError("This click is of another model: translate anew.")
+            raise other_click(pick, "model", "Translate the source again.")
         with self.run.lock:
             found = self.reader.attention(source.strip("\n"), target)
+        chosen = f"{i}:{layer}:{head}"
         heads = [
-            choices(f"Layer {m}, head", [(str(h), f"{i}:{m}:{h}") for h in range(n_head)], f"{i}:{layer}:{head}")
+            choices(said("Layer {layer}, head", layer=m), [(str(h), f"{i}:{m}:{h}") for h in range(n_head)], chosen)
             for m in range(n_layer)
         ]
-        rows, columns = [Place(short(symbol)) for symbol in found.queries], [short(symbol) for symbol in found.keys]
+        rows = [Place(short(symbol)) for symbol in found.queries]
+        columns = [short(symbol) for symbol in found.keys]
         drawn = matrix(found.weights[layer, head], rows, columns, ROOM)
         note = "A row is a symbol that is written; a column, one of the source. Rows sum to 1; colours are roots."
-        return figure(f"Layer {layer}, head {head}: where it looks to write “{target}”", *heads, drawn, note=note)
+        title = "Layer {layer}, head {head}: where it looks to write “{target}”"
+        return figure(said(title, layer=layer, head=head, target=target), *heads, drawn, note=said(note))

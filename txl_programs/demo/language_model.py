@@ -1,6 +1,6 @@
-"""What a language model writes, reads and remembers, as HTML: the page of its family without its buttons.
+"""Texts that a language model generates or reads, and the benefit of its memory, as HTML, without the buttons.
 
-Every token of the text but the first has a pick, its place, for `alternatives` and `look`.
+Every token but the first can be clicked. The click has the index of the token, for `alternatives` and `look`.
 """
 
 import dataclasses
@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 from markupsafe import Markup
 
+from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, bars, choices, element, facts, figure, legend, matrix, short, tokens
-from txl_programs.demo.runs import OpenRun, picked
+from txl_programs.demo.runs import OpenRun, other_click, picked
+from txl_tf.data.subwords import SubwordVocab
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.reading import look_back, nll_by_memory, read_text
@@ -27,12 +29,13 @@ ALTERNATIVES = 10
 WORST = 8.0  # bits of the strongest colour
 MOST_HELP = 4.0  # bits that memory saves, of the strongest colour
 MOST_ROWS = 48  # heads of a picture; of a larger model those of one layer
+STROKE = "A blue stroke begins a segment of {number} tokens. The memory is what the model keeps of the segments before."
 SEGMENT = 64  # tokens, where a run does not say what it was trained with
 
 
 @dataclasses.dataclass
 class Sample:
-    """A text that is written, and may go on."""
+    """A generated text, which may be continued."""
 
     session: Session
     stream: TextStream
@@ -51,7 +54,9 @@ class LanguageModelView:
     """
 
     def __init__(self, run: OpenRun, limits: Limits):
-        self.run, self.limits, self.lm = run, limits, run.model
+        self.run = run
+        self.limits = limits
+        self.lm = run.model
         (self.vocab,) = run.vocabs
         self.mem_len = self.lm.network.mem_len
         self.tgt_len = run.config.get("training", {}).get("tgt_len") or SEGMENT
@@ -61,18 +66,19 @@ class LanguageModelView:
     # --------------------------------------------------------------------------------------------------------- write
 
     def start(self, prompt: str, rows: int, options: dict) -> list[Sample]:
-        """Reads a prompt and returns the samples to `write`, which have written nothing yet.
+        """Reads a prompt, and returns the samples for `write`, which are empty.
 
         Args:
             prompt: text.
             rows: number of samples.
             options: "sampling" and "stops", arguments of `check_sampling` and `stops_of`. With a seed, the samples are
-                those of `lm.generate`, after a prompt of up to `READ_AT_ONCE` tokens.
+                the same as with `lm.generate`, for a prompt of up to `READ_AT_ONCE` tokens.
         """
         ids = self.encode(prompt, "The prompt")
         self.check(options)
         seeds = of_sequences(check_sampling(1, **options["sampling"]), rows).seeds.numpy().tolist()
-        session, stream = self.new_session.copy(), TextStream(self.vocab)
+        session = self.new_session.copy()
+        stream = TextStream(self.vocab)
         with self.run.lock:
             for start in range(0, len(ids), READ_AT_ONCE):
                 session.read(ids[None, start : start + READ_AT_ONCE])
@@ -80,12 +86,12 @@ class LanguageModelView:
         return [Sample(session.copy(), stream.copy(), seed) for seed in seeds]
 
     def check(self, options: dict) -> None:
-        """Raises ValueError where an option is out of its range, or the vocabulary cannot spell a stop string."""
+        """Raises ValueError if an option is out of range, or if the vocabulary cannot encode a stop string."""
         check_sampling(1, **options["sampling"])
         check_stops(len(self.vocab), None, **stops_of(self.vocab, **options["stops"]), vocab=self.vocab)
 
     def write(self, samples: list[Sample], number: int, options: dict) -> Iterator[None]:
-        """Writes so many more tokens of every sample, less where one ends; yields after each token."""
+        """Generates this many more tokens of every sample, fewer if it ends. Yields after each token."""
         stops = stops_of(self.vocab, **options["stops"])
         for _ in range(number):
             for sample in samples:
@@ -103,15 +109,16 @@ class LanguageModelView:
         sample.ended = sample.session.ended
 
     def show_written(self, prompt: str, samples: list[Sample], writing: bool = False) -> Markup:
-        """The samples below each other, each after its prompt."""
+        """The samples, one below the other, each after its prompt."""
         blocks = []
         for i, sample in enumerate(samples):
             goes_on = writing and not sample.ended
             cursor = element("span", class_="cursor") if goes_on else Markup("")
-            said = f"{sample.tokens} tokens, seed {sample.seed}" + (", ended" if sample.ended else "")
+            facts_of = "{number} tokens, seed {seed}, ended" if sample.ended else "{number} tokens, seed {seed}"
+            head = said(facts_of, number=sample.tokens, seed=sample.seed)
             written = sample.text if goes_on else sample.text + sample.stream.copy().end()
             text = element("div", element("span", prompt, class_="prompt"), written, cursor, class_="written")
-            head = f"Sample {i + 1}: {said}" if len(samples) > 1 else said
+            head = said("Sample {i}: {rest}", i=i + 1, rest=head) if len(samples) > 1 else head
             blocks.append(element("div", element("p", head, class_="note"), text))
         return element("div", *blocks, class_="samples")
 
@@ -124,22 +131,24 @@ class LanguageModelView:
         return ids
 
     def encode_two(self, text: str) -> np.ndarray:
-        """`encode`, of a text with something to predict."""
+        """`encode` for a text of at least two tokens, so that one can be predicted."""
         ids = self.encode(text)
         if len(ids) < 2:
-            raise ValueError("The text has one token: nothing comes before it that could predict it.")
+            sentence = "The text has one token only. No token before it can predict it."
+            raise Refusal("text", text, "at least two tokens", sentence)
         return ids
 
     def read(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
-        """Reads a text: yields `(tokens read, tokens, None)`, and at the end the picture, coloured by nll."""
-        ids, nll = self.encode_two(text), []
+        """Reads a text. Yields `(tokens read, tokens, None)`, and at the end the picture, coloured by nll."""
+        ids = self.encode_two(text)
+        nll = []
         for start, (some,) in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, [self.mem_len])):
             nll.append(some)
             yield start + len(some), len(ids), None
         yield len(ids), len(ids), self._show_read(ids, np.concatenate(nll))
 
     def _locked(self, steps):
-        """The steps of a computation, each under the lock of the run: those of other visitors come between."""
+        """Yields the steps of a computation. Each holds the lock of the run. Steps of other visitors run in between."""
         while True:
             with self.run.lock:
                 step = next(steps, None)
@@ -149,45 +158,50 @@ class LanguageModelView:
 
     def _show_read(self, ids, nll):
         first, *labels = self._labels(ids)
-        places = [Place(first, look="first", title="nothing predicts the first token")]
+        places = [Place(first, look="first", title=said("nothing predicts the first token"))]
         for i, (label, value) in enumerate(zip(labels, nll, strict=True), 1):
             bits = to_metric(value, "bpc")
-            title = f"{short(label)}: {value:.3f} nats, probability {math.exp(-value):.3g}"
+            sentence = "{token}: {nats:.3f} nats, probability {prob:.3g}"
+            title = said(sentence, token=short(label), nats=value, prob=math.exp(-value))
             places.append(Place(label, bits / WORST, title, str(i)))
         mean = float(nll.mean(dtype=np.float64))
-        said = {"tokens": f"{len(nll):,}", "nats_a_token": f"{mean:.4f}", self._unit(): self._in_units(mean)}
-        scale = legend("expected", f"a surprise of {WORST:.0f} bits or more")
-        return element("div", facts(**said), tokens(places), scale)
+        means = {said("nats per token"): f"{mean:.4f}", self._unit(): self._in_units(mean)}
+        scale = legend(said("expected"), said("a surprise of {bits:.0f} bits or more", bits=WORST))
+        return element("div", facts(**{said("tokens"): f"{len(nll):,}"}, **means), tokens(places), scale)
 
     def alternatives(self, text: str, pick: str) -> Markup:
-        """The likeliest tokens for the place that was clicked, and the one that stands there."""
-        ids, (place,) = self.encode_two(text), picked(pick, 1)
+        """The most likely tokens at the clicked position, and the actual token."""
+        ids = self.encode_two(text)
+        (place,) = picked(pick, 1)
         self._check_place(place, ids)
         number = min(ALTERNATIVES, self.lm.network.n_token)
         *_, reading = self._locked(read_text(self.lm, ids[: place + 1], self.tgt_len, number))
-        likeliest, probs = reading.ids[-1].tolist(), np.exp(reading.log_probs[-1]).tolist()
+        likeliest = reading.ids[-1].tolist()
+        probs = np.exp(reading.log_probs[-1]).tolist()
         if ids[place] not in likeliest:
-            likeliest, probs = [*likeliest, int(ids[place])], [*probs, math.exp(-reading.nll[-1])]
+            likeliest = [*likeliest, int(ids[place])]
+            probs = [*probs, math.exp(-reading.nll[-1])]
         names = map(short, self._labels(likeliest))
         rows = [(name, prob, f"{prob:.3f}") for name, prob in zip(names, probs, strict=True)]
         chosen = likeliest.index(ids[place])
-        title = f"What could stand in the place of token {place}"
-        return figure(title, bars(rows, chosen=chosen), note="Probabilities; the token of the text is set off.")
+        note = said("Probabilities of the most likely tokens; the token of the text is outlined.")
+        return figure(said("Alternatives for token {place}", place=place), bars(rows, chosen=chosen), note=note)
 
     def _check_place(self, place, ids):
         if not 1 <= place < len(ids):
-            raise ValueError("This click is of another text: read the text anew.")
+            raise other_click(place, "text", "Read the text again.")
 
     # ------------------------------------------------------------------------------------------------------ remember
 
     @property
     def kept(self) -> tuple[int, int, int]:
-        """Positions of memory: none, half, all."""
+        """Lengths of memory to compare: none, half, all."""
         return 0, self.mem_len // 2, self.mem_len
 
     def remember(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
-        """As `read`; the picture is coloured by what the memory saves at each token."""
-        ids, found = self.encode_two(text), []
+        """Like `read`, with each token coloured by the benefit of the memory."""
+        ids = self.encode_two(text)
+        found = []
         for start, nll in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, self.kept)):
             found.append(nll)
             yield start + nll.shape[1], len(ids), None
@@ -200,48 +214,54 @@ class LanguageModelView:
             saved = to_metric(nll[0, i - 1] - nll[2, i - 1], "bpc") if i else 0.0
             look += " segment" if i and (i - 1) % self.tgt_len == 0 else ""
             look += " help" if saved > 0 else " harm"
-            title = f"{short(label)}: memory saves {saved:.2f} bits" if i else None
+            sentence = "{token}: memory saves {bits:.2f} bits"
+            title = said(sentence, token=short(label), bits=saved) if i else None
             places.append(Place(label, abs(saved) / MOST_HELP, title, str(i) if i else None, look))
         means = [float(row.mean(dtype=np.float64)) for row in nll]
-        names = ("without memory", f"with {self.kept[1]} positions", f"with all {self.kept[2]}")
-        said = {f"{self._unit()} {name}": self._in_units(mean) for name, mean in zip(names, means, strict=True)}
+        names = "{unit} without memory", "{unit} with {kept} positions", "{unit} with all {kept}"
+        named = [said(name, unit=self._unit(), kept=kept) for name, kept in zip(names, self.kept, strict=True)]
+        shown = dict(zip(named, map(self._in_units, means), strict=True))
         if not self.mem_len:
-            said = {self._unit(): self._in_units(means[0]), "memory_of_this_model": "no"}
-        note = f"A stroke begins a segment of {self.tgt_len} tokens: what stands before it is memory."
-        saves, costs = legend("memory saves 0", f"{MOST_HELP:.0f} bits or more", "help"), legend("costs", "", "harm")
-        scale = element("div", saves, costs, class_="legends")
-        return element("div", facts(**said), tokens(places), scale, element("p", note, class_="note"))
+            shown = {self._unit(): self._in_units(means[0]), said("memory of this model"): said("no")}
+        saves = legend(said("memory saves 0"), said("{bits:.0f} bits or more", bits=MOST_HELP), "help")
+        scale = element("div", saves, legend(said("costs"), "", "harm"), class_="legends")
+        note = said(STROKE, number=self.tgt_len)
+        return element("div", facts(**shown), tokens(places), scale, element("p", note, class_="note"))
 
     def look(self, text: str, pick: str, room: int = ROOM) -> Markup:
-        """Where heads look to predict the token that was clicked, and its nll with less memory.
+        """The attention of the heads for the clicked token, and its nll with less memory.
 
         Args:
-            text: what was read.
+            text: the text.
             pick: "place", for the mean of all heads, or "place:layer:head".
             room: pixels of the picture.
         """
-        ids, (place, *of_head) = self.encode_two(text), picked(pick, 1, 3)
+        ids = self.encode_two(text)
+        place, *of_head = picked(pick, 1, 3)
         layer, head = of_head or (None, None)
         self._check_place(place, ids)
         if of_head and not (layer < self.lm.network.n_layer and head < self.lm.network.n_head):
-            raise ValueError("This click is of another model: read the text anew.")
+            raise other_click(pick, "model", "Read the text again.")
         with self.run.lock:
             back = look_back(self.lm, ids, place, self.tgt_len)
         labels = self._labels(ids)
-        title = f"Token {place}, {short(labels[place])}: where the model looks to predict it"
+        sentence = "Token {place}, {token}: where the model looks to predict it"
+        title = said(sentence, place=place, token=short(labels[place]))
         parts = [self._show_worth(back), self._show_looks(labels, place, back, layer, head)]
         return figure(title, *parts, self._show_heads(labels, place, back, layer, head, room))
 
     def _show_worth(self, back):
         if not self.mem_len:
-            return element("p", "This model has no memory.", class_="note")
-        worst = max(WORST * math.log(2), float(back.nll.max()))
-        names = "no memory", f"half of it, {back.kept[1]}", f"all of it, {back.kept[2]}"
-        rows = [(name, nll / worst, f"{nll:.3f} nats") for name, nll in zip(names, back.nll.tolist(), strict=True)]
+            return element("p", said("This model has no memory."), class_="note")
+        names = "no memory", "half of it, {kept}", "all of it, {kept}"
+        named = [said(name, kept=kept) for name, kept in zip(names, back.kept, strict=True)]
+        bits = [to_metric(nll, "bpc") for nll in back.nll.tolist()]
+        worst = max(WORST, *bits)
+        rows = [(name, nll / worst, said("{bits:.3f} bits", bits=nll)) for name, nll in zip(named, bits, strict=True)]
         return bars(rows, "help")
 
     def _show_looks(self, labels, place, back, layer, head):
-        """The text that the token sees, coloured by where one head or the mean of all looks."""
+        """The text that the token sees, coloured by the attention of one head or of the mean of all heads."""
         probs = back.probs.mean((0, 1)) if layer is None else back.probs[layer, head]
         zeros = max(0, -back.first_key)
         of_memory = float(probs[: back.segment - back.first_key].sum())
@@ -249,22 +269,28 @@ class LanguageModelView:
         for i in range(max(0, back.first_key), place):
             prob = float(probs[i - back.first_key])
             look = "memory" if i < back.segment else "segment" if i == back.segment else ""
-            title = f"{short(labels[i])}: {prob:.3f} of the attention, {place - i} back"
+            sentence = "{token}: {prob:.3f} of the attention, {back} back"
+            title = said(sentence, token=short(labels[i]), prob=prob, back=place - i)
             places.append(Place(labels[i], prob**0.5, title, None, look))
         places.append(Place(labels[place], look="asked"))
-        which = "the mean of all heads" if layer is None else f"layer {layer}, head {head}"
-        said = f"{which}: {of_memory:.0%} of the attention goes to the memory, which is underlined"
+        of_head = "the mean of all heads" if layer is None else "layer {layer}, head {head}"
+        which = said(of_head, layer=layer, head=head)
+        sentence = "{which}: {share:.0%} of the attention goes to the memory, which is underlined"
+        note = said(sentence, which=which, share=of_memory)
         if zeros:
-            said += f"; {float(probs[:zeros].sum()):.0%} of it to the zeros before the text"
-        return element("div", tokens(places), element("p", said, class_="note"))
+            note += said("; {share:.0%} of it to the zeros before the text", share=float(probs[:zeros].sum()))
+        return element("div", tokens(places), element("p", note, class_="note"))
 
     def _show_heads(self, labels, place, back, layer, head, room):
-        """All heads by keys, or those of one layer where there are many; a click on a name shows its text."""
+        """All heads by keys, or the heads of one layer if there are many. A click on a name shows its text."""
         n_layer, n_head, n_key = back.probs.shape
         layers = range(n_layer) if n_layer * n_head <= MOST_ROWS else [layer or 0]
         first = max(0, -back.first_key)
         rows = [
-            Place(f"layer {i} head {j}", pick=f"{place}:{i}:{j}", look="chosen" if (i, j) == (layer, head) else "")
+            Place(
+                said("layer {layer} head {head}", layer=i, head=j), pick=f"{place}:{i}:{j}",
+                look="chosen" if (i, j) == (layer, head) else "",
+            )
             for i in layers for j in range(n_head)
         ]  # fmt: skip
         values = [back.probs[i, j, first:] for i in layers for j in range(n_head)]
@@ -273,15 +299,15 @@ class LanguageModelView:
         parts = [matrix(values, rows, columns, room, bar if 0 < bar < n_key - first else None)]
         if len(layers) < n_layer:
             picks = [(str(i), f"{place}:{i}:0") for i in range(n_layer)]
-            parts.insert(0, choices("Layer", picks, f"{place}:{layers[0]}:0"))
-        picks = [("mean of all heads", str(place))]
-        parts.insert(0, choices("Shown above:", picks, str(place) if layer is None else ""))
+            parts.insert(0, choices(said("Layer"), picks, f"{place}:{layers[0]}:0"))
+        picks = [(said("mean of all heads"), str(place))]
+        parts.insert(0, choices(said("Shown above:"), picks, str(place) if layer is None else ""))
         return element("div", *parts)
 
     # --------------------------------------------------------------------------------------------------------- units
 
     def _unit(self):
-        return {"bpc": "bits_a_token", "ppl": "perplexity"}[self.metric]
+        return said({"bpc": "bits per token", "ppl": "perplexity"}[self.metric])
 
     def _in_units(self, nll):
         return f"{to_metric(nll, self.metric):.3f}"
@@ -291,8 +317,8 @@ class LanguageModelView:
 
 
 def labels_of(vocab: Vocab, ids: np.ndarray) -> list[str]:
-    """What the page writes for tokens: their text, the end of a line as a newline, a word with a space behind it."""
-    if vocab.level == "subword":
+    """The labels of tokens on the page: their text; a newline for the end of a line; a word and a space."""
+    if isinstance(vocab, SubwordVocab):
         return [vocab.token_bytes[i].decode("utf-8", "backslashreplace") or vocab.symbols[i] for i in ids]
     symbols = [vocab.symbols[i].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for i in ids]
     if vocab.level != "word":

@@ -4,6 +4,9 @@ import time
 
 import gradio as gr
 
+from txl_config import REPETITION_WINDOW
+from txl_config.schema import brief
+from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.language_model import LanguageModelView
 from txl_programs.demo.limits import Limits, Shelf
 from txl_programs.demo.pieces import side_by_side
@@ -18,13 +21,16 @@ from txl_programs.demo.wiring import (
     room_of,
     stop_button,
 )
-from txl_tf.config import REPETITION_WINDOW
 from txl_tf.data.vocabulary import unescape
-from txl_tf.schema import brief
 
-SECONDS = 0.05  # between two looks at a text that is written
-SAMPLING = "temperature top_k top_p min_p repetition_penalty repetition_window seed".split()
-# To begin with; left out where a run cannot spell it.
+CONTINUES = "The model continues a prompt, token by token, in the manner of the text that it was trained on."
+SECONDS = 0.05  # between two updates of a text while it is generated
+TOP_P = "only the most likely tokens that together have this probability"
+MIN_P = "no tokens less likely than this fraction of the most likely one"
+PENALTY = "above 1: tokens that were just written become less likely"
+WINDOW = "the penalty looks at so many last tokens"
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed")
+# The first texts on the page. They are left out if a run cannot encode them.
 PROMPT = "The import statement"
 PASSAGE = (
     'The "with" statement is used to wrap the execution of a block with methods defined by a context manager. The '
@@ -35,13 +41,14 @@ PASSAGE = (
 
 
 def whole_or_nothing(name: str, text: str | None) -> int | None:
-    """The whole number of a text box; `None` where it is empty. A number box of Gradio's would make it 0."""
-    if not (text or "").strip():
+    """The integer in a text box; `None` if the box is empty. A number box of Gradio would return 0."""
+    if text is None or not text.strip():
         return None
     try:
         return int(text)
     except ValueError as error:
-        raise ValueError(f"{name} must be a whole number, or empty, got {brief(text)}") from error
+        sentence = "{name} must be a whole number, or empty, got {value}"
+        raise Refusal(name, text, "a whole number, or empty", sentence, name=said(name), value=brief(text)) from error
 
 
 class LanguageModelPage(Board):
@@ -57,6 +64,7 @@ class LanguageModelPage(Board):
         """Adds the components."""
         names = self.choose()
         with gr.Tab("Write"):
+            gr.Markdown(CONTINUES)
             self._build_write(names)
         with gr.Tab("Read"):
             gr.Markdown("How likely the model finds each token of a text. Click one: what else could stand there.")
@@ -81,7 +89,8 @@ class LanguageModelPage(Board):
             write = gr.Button("Write", variant="primary", min_width=80, scale=0, elem_id="write")
             go_on = gr.Button("Continue", min_width=110, scale=0, elem_id="continue")
             stop = gr.Row(scale=0)
-        key, shown = gr.State(""), pictures("written")
+        key = gr.State("")
+        shown = pictures("written")
         options = [number, temperature, *more]
         outputs = [shown, key]
         events = [
@@ -95,27 +104,28 @@ class LanguageModelPage(Board):
     def _build_options(self):
         """The components of the other options, in the order of `_options`."""
         with gr.Row():
-            top_k = gr.Textbox("", label="Top k", info="likeliest tokens; empty: all", elem_id="top-k")
-            top_p = gr.Slider(0.01, 1, 1, step=0.01, label="Top p", info="share of the probability")
-            min_p = gr.Slider(0, 0.99, 0, step=0.01, label="Min p", info="times the likeliest one's")
+            top_k = gr.Textbox("", label="Top k", info="only the k most likely tokens; empty: all", elem_id="top-k")
+            top_p = gr.Slider(0.01, 1, 1, step=0.01, label="Top p", info=TOP_P)
+            min_p = gr.Slider(0, 0.99, 0, step=0.01, label="Min p", info=MIN_P)
         with gr.Row():
-            penalty = gr.Slider(0.5, 3, 1, step=0.05, label="Repetition penalty", info="above 1: fewer")
-            window = gr.Number(REPETITION_WINDOW, label="Repetition window", precision=0, info="last tokens")
-            seed = gr.Textbox("", label="Seed", info="empty: drawn anew", elem_id="seed")
+            penalty = gr.Slider(0.5, 3, 1, step=0.05, label="Repetition penalty", info=PENALTY)
+            window = gr.Number(REPETITION_WINDOW, label="Repetition window", precision=0, info=WINDOW)
+            seed = gr.Textbox("", label="Seed", info="empty: another text every time", elem_id="seed")
         with gr.Row():
-            stop = gr.Textbox("", label="Stop strings", lines=2, info=r"one a line; \n is a newline")
+            stop = gr.Textbox("", label="Stop strings", lines=2, info=r"one per line; \n is a newline")
             newline = gr.Checkbox(False, label="Stop at the end of a line")
             document = gr.Checkbox(True, label="Stop at the end of a document")
         return [top_k, top_p, min_p, penalty, window, seed, stop, newline, document]
 
     def _options(self, *values):
-        """Options of a `LanguageModelView` from what the components say."""
+        """The options of a `LanguageModelView`, from the values of the components."""
         *sampling, stop, newline, document = values
         given = dict(zip(SAMPLING, sampling, strict=True))
         optional = {name: whole_or_nothing(name, given.pop(name)) for name in ("top_k", "seed")}
         empty = [name for name, value in given.items() if value is None]
         if empty:
-            raise ValueError(f"{empty[0]} must be a number, and is empty.")
+            sentence = "{name} must be a number, and is empty."
+            raise Refusal(empty[0], None, "a number", sentence, name=said(empty[0]))
         given |= {name: value for name, value in optional.items() if value is not None}
         ends = [unescape(line) for line in (stop or "").split("\n") if line]
         stops = {"stop_strings": ends, "stop_at_newline": bool(newline), "stop_at_document": bool(document)}
@@ -123,8 +133,9 @@ class LanguageModelPage(Board):
 
     @answered
     def write(self, names, prompt, rows, number, *values):
-        """Writes samples of the chosen runs: yields pictures, and the key to continue them with."""
-        views, options = self.chosen(names), self._options(*values)
+        """Generates samples with the chosen runs. Yields pictures, and the key to continue them."""
+        views = self.chosen(names)
+        options = self._options(*values)
         number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
         rows = self.limits.check_number("Samples", rows, self.limits.max_rows)
         texts = {name: view.start(prompt, rows, options) for name, view in views.items()}
@@ -133,10 +144,12 @@ class LanguageModelPage(Board):
 
     @answered
     def go_on(self, key, number, *values):
-        """Continues what `write` has written."""
-        kept, options = self.shelf.get(key), self._options(*values)
+        """Continues the texts of `write`."""
+        kept = self.shelf.get(key)
+        options = self._options(*values)
         if kept is None:
-            raise ValueError("There is nothing to continue, or it has been forgotten: write a text first.")
+            sentence = "There is no text to continue, or the page has forgotten it. Generate a text first."
+            raise Refusal("text", None, "generated before", sentence)
         prompt, texts = kept
         number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
         for name in texts:
@@ -166,7 +179,8 @@ class LanguageModelPage(Board):
             button = gr.Button("Read", variant="primary", min_width=80, scale=0, elem_id=name)
             stop = gr.Row(scale=0)
         asked = gr.State(Asked())
-        shown, detail = pictures(f"{name}-shown"), pictures(f"{name}-detail")
+        shown = pictures(f"{name}-shown")
+        detail = pictures(f"{name}-detail")
         event = self.listen(button.click, read, [names, text], [shown, asked])
         event.then(lambda: "", None, detail)
         with stop:
@@ -183,28 +197,28 @@ class LanguageModelPage(Board):
 
     @answered
     def remember(self, names, text):
-        """A text coloured by what the memory saves."""
+        """A text coloured by the benefit of the memory."""
         views = self.chosen(names)
         for shown in in_turns({name: view.remember(text) for name, view in views.items()}):
             yield shown, Asked(text, tuple(views), {})
 
     @answered
     def show_alternatives(self, asked, data: gr.EventData):
-        """What could stand at the place that was clicked."""
+        """The most likely tokens at the clicked position."""
         asked = self._pick(asked, data)
         found = {name: self.views[name].alternatives(asked.text, pick) for name, pick in asked.of_runs.items()}
         yield side_by_side(found, asked.names), asked
 
     @answered
     def show_look(self, asked, data: gr.EventData):
-        """Where heads look from the place that was clicked."""
+        """The attention of the heads at the clicked position."""
         asked = self._pick(asked, data)
         room = room_of(asked.of_runs)
         found = {name: self.views[name].look(asked.text, pick, room) for name, pick in asked.of_runs.items()}
         yield side_by_side(found, asked.names), asked
 
     def _pick(self, asked, data):
-        """The click in its run, and in the others that have the same tokens at the same places."""
+        """The click in its run, and in other runs with the same tokens at the same positions."""
         name, pick = self.clicked(asked, data)
         if ":" in pick:
             return asked._replace(of_runs={**asked.of_runs, name: pick})

@@ -1,4 +1,4 @@
-"""What a visitor of the page may ask for, and what is kept of visitors."""
+"""Limits for the requests of visitors, and the objects that the page keeps for them."""
 
 import collections
 import dataclasses
@@ -6,66 +6,76 @@ import secrets
 import threading
 from typing import Any
 
+from txl_programs.demo.language import Refusal, said
+
 CHARACTERS_OF_A_TOKEN = 20  # a text of more characters than this for every token is not even cut into tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Bounds of a request. Each raises ValueError with a sentence for the page."""
+    """Limits of a request. The checks raise ParameterError with a sentence for the page."""
 
-    max_tokens: int = 2000  # of a text that is read
-    max_new_tokens: int = 500  # of a text that is written
-    max_rows: int = 4  # samples of a text
-    visitors: int = 4  # that are answered at a time
+    max_tokens: int = 2000  # most tokens of a text to read
+    max_new_tokens: int = 500  # most tokens to generate
+    max_rows: int = 4  # most samples of a text
+    visitors: int = 4  # requests that are answered at the same time
 
     @property
     def waiting(self) -> int:
-        """Requests that may wait; who comes after them is told so."""
+        """Most requests that wait. Later requests get an error message."""
         return 8 * self.visitors
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of a request: JSON of a text of as many characters as are taken, each of which may need six bytes."""
+        """Most bytes of a request: the JSON of the longest text. A character may need six bytes."""
         return 6 * CHARACTERS_OF_A_TOKEN * self.max_tokens + 2**16
 
     @property
     def sessions(self) -> int:
-        """Visitors of whom the page keeps what they have asked for; it forgets the one who has been away longest."""
+        """Most visitors whose last requests the page keeps. It forgets the one who has been away longest."""
         return 4 * (self.visitors + self.waiting)
 
     @property
     def streams(self) -> int:
-        """Streams that are open at a time: each open page needs one, and one more while it waits for an answer."""
+        """Most open streams: an open page needs one, and another one while it waits for an answer."""
         return 96
 
     def check_text(self, text: Any, name: str = "The text") -> str:
-        """A text of few enough characters, and of at least one."""
+        """Returns a text. Raises ParameterError if it is empty or too long."""
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{name} is empty: type or paste something.")
+            raise Refusal(name, text, "not empty", "{name} is empty. Type or paste a text.", name=said(name))
         most = CHARACTERS_OF_A_TOKEN * self.max_tokens
         if len(text) > most:
-            raise ValueError(f"{name} has {len(text):,} characters; this page takes at most {most:,}.")
+            sentence = "{name} has {number:,} characters. This page accepts at most {most:,}."
+            allowed = f"at most {most} characters"
+            raise Refusal(name, text, allowed, sentence, name=said(name), number=len(text), most=most)
         return text
 
     def check_tokens(self, number: int, name: str = "The text") -> None:
         if number > self.max_tokens:
-            raise ValueError(f"{name} has {number:,} tokens; this page takes at most {self.max_tokens:,}.")
+            sentence = "{name} has {number:,} tokens. This page accepts at most {most:,}."
+            values = {"name": said(name), "number": number, "most": self.max_tokens}
+            raise Refusal(name, number, f"at most {self.max_tokens} tokens", sentence, **values)
 
     def check_number(self, name: str, value: Any, most: int) -> int:
-        """A whole number from 1 to `most`, which may come as a float."""
+        """Returns an integer from 1 to `most`, which may come as a float. Raises ParameterError for anything else."""
         if not isinstance(value, (int, float)) or not float(value).is_integer() or not 1 <= value <= most:
-            raise ValueError(f"{name} must be a whole number from 1 to {most:,}, got {value!r}.")
+            sentence = "{name} must be a whole number from 1 to {most:,}, got {value}."
+            values = {"name": said(name), "most": most, "value": repr(value)}
+            raise Refusal(name, value, f"a whole number from 1 to {most:,}", sentence, **values)
         return int(value)
 
 
 class Shelf:
-    """A few things that visitors come back for, by keys that nobody guesses; the oldest one is forgotten."""
+    """Keeps a few objects that visitors may need again, by keys that cannot be guessed. It forgets the oldest ones."""
 
     def __init__(self, most: int):
-        self.most, self._things, self._lock = most, collections.OrderedDict(), threading.Lock()
+        self.most = most
+        self._things = collections.OrderedDict()
+        self._lock = threading.Lock()
 
     def put(self, thing: Any) -> str:
-        """Keeps a thing: its key."""
+        """Keeps an object, and returns its key."""
         key = secrets.token_urlsafe(16)
         with self._lock:
             self._things[key] = thing
@@ -74,7 +84,7 @@ class Shelf:
         return key
 
     def get(self, key: Any) -> Any:
-        """What was put under a key; `None` where it is forgotten."""
+        """The object with a key; `None` if it is forgotten or unknown."""
         with self._lock:
             if key in self._things:
                 self._things.move_to_end(key)

@@ -1,9 +1,10 @@
-"""The pages of what answers a line: encoder-decoders and taggers."""
+"""The pages of encoder-decoders and taggers, which answer a line."""
 
 import gradio as gr
 
 from txl_programs.demo.encoder_decoder import BEAMS, EncoderDecoderView
 from txl_programs.demo.pieces import side_by_side
+from txl_programs.demo.runs import other_click
 from txl_programs.demo.tagger import TaggerView
 from txl_programs.demo.wiring import Asked, Board, answered, count_slider, pictures, room_of
 
@@ -29,8 +30,11 @@ class EncoderDecoderPage(Board):
             n_best = count_slider(max(BEAMS), 3, "Targets")
             penalty = gr.Slider(0, 2, 0.6, step=0.1, label="Length penalty")
         button = gr.Button("Translate", variant="primary", min_width=80, scale=0, elem_id="translate")
-        asked, shown, detail = gr.State(Asked()), pictures("targets"), pictures("cross")
-        inputs, outputs = [names, source, beams, n_best, penalty], [shown, asked]
+        asked = gr.State(Asked())
+        shown = pictures("targets")
+        detail = pictures("cross")
+        inputs = [names, source, beams, n_best, penalty]
+        outputs = [shown, asked]
         for event in (button.click, source.submit):
             self.listen(event, self.translate, inputs, outputs).then(lambda: "", None, detail)
         for place in (shown, detail):
@@ -38,7 +42,7 @@ class EncoderDecoderPage(Board):
 
     @answered
     def translate(self, names, source, beams, n_best, penalty):
-        """The best targets of every chosen run."""
+        """The best translations of every chosen run."""
         views = self.chosen(names)
         n_best = self.limits.check_number("Targets", n_best, max(BEAMS))
         found = {name: view.translate(source, beams, n_best, penalty) for name, view in views.items()}
@@ -48,12 +52,12 @@ class EncoderDecoderPage(Board):
 
     @answered
     def look(self, asked, data: gr.EventData):
-        """Cross-attention of the target that was clicked."""
+        """The cross-attention of the clicked translation."""
         name, pick = self.clicked(asked, data)
         targets = asked.of_runs[name]
         i = pick.partition(":")[0]
         if not (i.isascii() and i.isdigit() and int(i) < len(targets)):
-            raise ValueError("This click is of another source: translate anew.")
+            raise other_click(pick, "source", "Translate the source again.")
         shown = {name: self.views[name].look(asked.text, targets[int(i)], pick)}
         yield side_by_side(shown, asked.names), asked
 
@@ -70,7 +74,8 @@ class TaggerPage(Board):
         level = next(iter(self.views.values())).run.model.token_level
         text = gr.Textbox(SENTENCES[level], label="Sentence", elem_id="sentence")
         button = gr.Button("Tag", variant="primary", min_width=80, scale=0, elem_id="tag")
-        asked, shown = gr.State(Asked()), pictures("tagged")
+        asked = gr.State(Asked())
+        shown = pictures("tagged")
         for event in (button.click, text.submit):
             self.listen(event, self.tag, [names, text], [shown, asked])
         self.listen(shown.click, self.look, asked, [shown, asked])
@@ -83,7 +88,7 @@ class TaggerPage(Board):
 
     @answered
     def look(self, asked, data: gr.EventData):
-        """What the clicked item attends to; or the sentence without a word, or with it again."""
+        """The attention of the clicked item; or the sentence without the clicked word, or with it again."""
         name, pick = self.clicked(asked, data)
         left_out, before = asked.of_runs.get(name, (frozenset(), ""))
         if pick.startswith(("out:", "in:")):
@@ -94,7 +99,8 @@ class TaggerPage(Board):
         yield self._show(asked), asked
 
     def _show(self, asked):
-        shown, room = {}, room_of(asked.names)
+        shown = {}
+        room = room_of(asked.names)
         for name in asked.names:
             left_out, pick = asked.of_runs.get(name, (frozenset(), ""))
             shown[name] = self.views[name].show(asked.text, left_out, pick, room)

@@ -1,7 +1,7 @@
 """HTML pieces of the page.
 
-`element` is the only place where text becomes HTML: what is not `Markup` is escaped there, and control characters are
-written like \\x1b. Colours are shares from 0 to 1, which style.py mixes with the page's own colours, light or dark.
+`element` is the only place where text becomes HTML. It escapes everything that is not `Markup`, and writes control
+characters like \\x1b. Colours are numbers from 0 to 1, which style.py mixes with the light or dark colours of the page.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from txl_tf.errors import visible
+from txl_config.errors import visible
 
 ROOM = 1080  # pixels of a picture that has the page to itself
-CELL, LEAST_CELL, ROW = 18, 6.5, 18  # pixels of a matrix
-ITEM, LEAST_ITEM = 34, 22  # pixels of a character in a lattice
+CELL = 18  # pixels of a matrix
+LEAST_CELL = 6.5
+ROW = 18
+ITEM = 34  # pixels of a character in a lattice
+LEAST_ITEM = 22
 LETTER = 7.3  # pixels of a character in its labels
 LONGEST = 14  # characters of a label
 SEEN = 0.004  # least probability that is drawn
@@ -29,7 +32,7 @@ class Span(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A token or a word of a picture: what it reads, how strongly it is coloured, what a click on it says."""
+    """A token or a word in a picture: its text, the strength of its colour, and the data of a click on it."""
 
     text: str
     share: float = 0.0
@@ -39,7 +42,7 @@ class Place(NamedTuple):
 
 
 def element(name: str, *children: object, **attributes: object) -> Markup:
-    """An element. Children and values that are no `Markup` are text; attributes that are `None` are left out.
+    """An HTML element. Children and values that are not `Markup` are text. Attributes that are `None` are left out.
 
     `class_` is written as class, `data_pick` as data-pick.
     """
@@ -54,14 +57,14 @@ def _safe(value):
 
 
 def notice(text: str, look: str = "error") -> Markup:
-    """A sentence to the visitor."""
+    """A message to the visitor."""
     return element("p", text, class_=f"notice {look}")
 
 
 def side_by_side(sections: dict[str, Markup], names: Sequence[str]) -> Markup:
-    """What some of the runs of these names answer, each below its name, which is left out where there is one run.
+    """The answers of some of the runs with these names, each below the name of its run. A single run needs no name.
 
-    A click in a section says the place of its run among the names.
+    A click in a section contains the index of its run among the names.
     """
     columns = []
     for name, body in sections.items():
@@ -87,7 +90,7 @@ def facts(**values: str) -> Markup:
 
 
 def tokens(places: Iterable[Place]) -> Markup:
-    """A text token by token, each on its colour. A newline is shown, and begins a line."""
+    """A text, with every token on its colour. A newline is visible, and begins a line."""
     return element("div", *map(_token, places), class_="tokens")
 
 
@@ -101,12 +104,12 @@ def _token(place):
 
 
 def legend(low: str, high: str, look: str = "hot") -> Markup:
-    """What the colours mean, from nothing to the strongest."""
+    """The meaning of the colours, from none to the strongest."""
     return element("p", low, element("span", class_=f"scale {look}"), high, class_="legend")
 
 
 def bars(rows: Iterable[tuple[str, float, str]], look: str = "cool", chosen: int | None = None) -> Markup:
-    """Rows of a name, a share from 0 to 1 and what it says."""
+    """Rows with a name, a bar of length 0 to 1, and a text."""
     lines = [
         element(
             "div", element("span", name, class_="name"),
@@ -119,8 +122,9 @@ def bars(rows: Iterable[tuple[str, float, str]], look: str = "cool", chosen: int
 
 
 def marked(text: str, spans: Sequence[Span], kinds: Sequence[str]) -> Markup:
-    """A text with its entities, which do not overlap, their types and probabilities; a type has a colour."""
-    parts, end = [], 0
+    """A text with its entities, their types and probabilities. Every type has a colour. Entities must not overlap."""
+    parts = []
+    end = 0
     for span in spans:
         name = element("small", f"{span.kind} {span.prob:.2f}")
         parts += [text[end : span.start]]
@@ -130,7 +134,7 @@ def marked(text: str, spans: Sequence[Span], kinds: Sequence[str]) -> Markup:
 
 
 def choices(name: str, options: Iterable[tuple[str, str]], chosen: str) -> Markup:
-    """Small buttons, each a text and what a click on it says."""
+    """Small buttons. Each has a text and the data of a click on it."""
     buttons = [
         element("button", text, data_pick=pick, class_="chip chosen" if pick == chosen else "chip", type="button")
         for text, pick in options
@@ -142,7 +146,7 @@ def choices(name: str, options: Iterable[tuple[str, str]], chosen: str) -> Marku
 
 
 def short(label: str) -> str:
-    """A label that fits beside a picture: a space and a newline are shown, the rest of a long one is left out."""
+    """A short label for a picture: spaces and newlines are visible, and a long label is cut."""
     label = label.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
     return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
 
@@ -150,14 +154,14 @@ def short(label: str) -> str:
 def matrix(
     values: Sequence[Sequence[float]], rows: Sequence[Place], columns: Sequence[str], room: int, bar: int | None = None
 ) -> Markup:
-    """A picture of probabilities, from rows to columns, coloured by their roots: most are small.
+    """A picture of the probabilities from rows to columns, coloured by their square roots, because most are small.
 
     Args:
         values: `[rows, columns]`.
-        rows: labels at the left; a click on one says its pick.
+        rows: labels at the left. A click on one has its pick.
         columns: labels above, upright where they are single characters.
-        room: pixels that it should fit into, if they are not far too few.
-        bar: a line is drawn left of this column.
+        room: width in pixels, unless it is far too small.
+        bar: draw a line to the left of this column.
     """
     upright = max(map(len, columns), default=0) <= 1
     left = 10 + LETTER * max((len(row.text) for row in rows), default=0)
@@ -165,11 +169,13 @@ def matrix(
     cell = min(CELL, max(LEAST_CELL, (room - left) / max(1, len(columns))))
     parts = [_column_label(name, left + cell * (j + 0.5), top - 5, upright, cell) for j, name in enumerate(columns)]
     for i, row in enumerate(rows):
-        y, look = top + ROW * i, f"label {row.look}".strip()
+        y = top + ROW * i
+        look = f"label {row.look}".strip()
         label = {"x": left - 6, "y": y + 13, "text_anchor": "end", "data_pick": row.pick, "class_": look}
         parts.append(element("text", row.text, **label))
         parts += _cells(values[i], left, y, cell, f"{row.text} → ", columns)
-    width, height = left + cell * len(columns) + 4, top + ROW * len(rows) + 4
+    width = left + cell * len(columns) + 4
+    height = top + ROW * len(rows) + 4
     if bar is not None:
         x = left + cell * bar
         parts.append(element("line", x1=x, x2=x, y1=top - 2, y2=height - 2, class_="memory"))
@@ -196,20 +202,21 @@ def _column_label(name, x, y, upright, cell):
 
 
 def picture(width: float, height: float, *parts: Markup) -> Markup:
-    """An SVG picture of its own size, which scrolls where the page is narrower."""
+    """An SVG picture in its own size. It scrolls if the page is narrower."""
     drawn = element("svg", *parts, width=f"{width:.0f}", height=f"{height:.0f}", role="img")
     return element("div", drawn, class_="picture")
 
 
 def lattice(characters: Sequence[Place], words: Sequence[tuple[int, int, Place]], wide: float) -> Markup:
-    """The characters of a sentence in a row, and below them the words of the lexicon, each under what it spans.
+    """The characters of a sentence in a row, and the words of the lexicon below the characters that they span.
 
     Args:
         characters: in their order.
-        words: first character, last one (exclusive), and what the word looks like.
-        wide: pixels of a character.
+        words: first character, end (exclusive), and the word as a `Place`.
+        wide: width of a character in pixels.
     """
-    parts, tall = [], 30
+    parts = []
+    tall = 30
     for i, place in enumerate(characters):
         parts += _item(place, wide * i, 0, wide, tall)
     levels = []  # where the last word of each row ends
@@ -222,7 +229,7 @@ def lattice(characters: Sequence[Place], words: Sequence[tuple[int, int, Place]]
 
 
 def _item(place, x, y, width, height):
-    """A box with its text, which is taken by a click as a whole."""
+    """A box with its text. The whole box can be clicked."""
     box = element(
         "rect", x=x + 1, y=y + 1, width=width - 3, height=height - 2, rx=6, class_=f"item {place.look}".strip(),
         style=f"--a:{min(1, place.share):.3f}",

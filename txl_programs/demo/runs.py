@@ -1,37 +1,56 @@
-"""Runs that the page has open."""
+"""The runs on the page, and clicks in their pictures."""
 
 import threading
 from typing import Any
 
+from txl_programs.demo.language import Refusal, said
 from txl_tf.runs.folder import RunFolder
 
 
 class OpenRun:
-    """A run: what `load_run` gives, and a lock for those who compute with it.
+    """A run: its model and vocabularies, and a lock for computations with the model.
 
     Args:
         model_dir: its folder.
-        name: what the page calls it.
+        name: its name on the page.
 
     Attributes:
         folder: its `RunFolder`.
-        task: of its family, such as "language_model".
+        task: the task of its family, such as "language_model".
     """
 
     def __init__(self, model_dir: str, name: str):
         self.folder = folder = RunFolder(model_dir)
-        self.name, self.task, self.config = name, folder.family.task, folder.read_config()
-        self.family, self.vocabs, self.model = folder.family.name, folder.load_vocabs(), folder.load_model()
+        self.name = name
+        self.task = folder.family.task
+        self.config = folder.read_config()
+        self.family = folder.family.name
+        self.vocabs = folder.load_vocabs()
+        self.model = folder.load_model()
         self.lock = threading.Lock()
 
     def describe(self) -> str:
-        """One line on the run."""
-        return f"{self.family}, {self.model.count_params():,} weights"
+        """One line about the run."""
+        return said("{family}, {number:,} weights", family=self.family, number=self.model.count_params())
 
 
 def picked(pick: Any, *numbers: int) -> list[int]:
-    """The whole numbers of what a click says, such as "0:17", as many as one of `numbers`. Else raises ValueError."""
+    """The integers in the data of a click, such as "0:17".
+
+    Args:
+        pick: the data, which anybody may have sent.
+        *numbers: how many integers it may have.
+
+    Raises:
+        ParameterError: the page cannot have sent it.
+    """
     parts = pick.split(":") if isinstance(pick, str) and len(pick) < 100 else []
     if len(parts) not in numbers or not all(part.isascii() and part.isdigit() for part in parts):
-        raise ValueError("This click is of another page: load the page anew.")
+        raise other_click(pick, "page", "Load the page again.")
     return [int(part) for part in parts]
+
+
+def other_click(pick: Any, what: str, remedy: str) -> Refusal:
+    """The error for a click in an old picture, which belongs to another text or model; `remedy` is a sentence."""
+    sentence = "This click belongs to another {what}. {remedy}"
+    return Refusal("click", pick, f"in a picture of this {what}", sentence, what=said(what), remedy=said(remedy))

@@ -1,16 +1,22 @@
-"""The page as a whole: a tab for every task, its looks, and the server that shows it to this machine."""
+"""The whole page: a tab for every task, its style, and the server that shows it on this machine."""
 
 import math
 import os
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # it would report to its makers, and ask for newer versions
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")  # records of requests
 
 import fastapi
 import gradio as gr
+from gradio import themes
+from gradio.components import Component
 from markupsafe import escape
 
+from txl_config.errors import ParameterError, brief, named, shortened
+from txl_programs.demo.language import explained, labels_in, preferred, said, speaking
 from txl_programs.demo.language_model_page import LanguageModelPage
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.line_pages import EncoderDecoderPage, TaggerPage
@@ -19,8 +25,8 @@ from txl_programs.demo.server.connections import make_server
 from txl_programs.demo.server.guard import Guard
 from txl_programs.demo.server.terminal import plain_output
 from txl_programs.demo.style import CSS
-from txl_tf.errors import brief, named, shortened
 
+TITLE = "## What the model reads, remembers and writes"
 PAGES = {
     "language_model": ("Language models", LanguageModelPage),
     "encoder_decoder": ("Encoder-decoders", EncoderDecoderPage),
@@ -28,12 +34,34 @@ PAGES = {
 }
 
 
+class Page(gr.Blocks):
+    """A page that speaks the language of each visitor's browser."""
+
+    chinese: Mapping[str, str] = {}  # for labels that the catalogue cannot have
+
+    @property
+    def config(self):
+        return labels_in(self._config, self.chinese)
+
+    @config.setter
+    def config(self, config):
+        self._config = config
+
+    async def process_api(self, *args, request: gr.Request | None = None, **options):
+        """Answers an event, in the language of the request."""
+        with speaking(preferred(getattr(request, "headers", {}).get("accept-language"))):
+            return await super().process_api(*args, request=request, **options)
+
+
 def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
-    """The page of these runs: a tab for each of their tasks."""
+    """The page for these runs, with a tab for each of their tasks."""
     tasks = [task for task in PAGES if any(run.task == task for run in runs)]
-    with gr.Blocks(title="txl_tf", analytics_enabled=False, fill_width=True) as page:
-        described = " · ".join(f"**{escaped(run.name)}** {run.describe()}" for run in runs)
-        gr.Markdown(f"## What the model reads, remembers and writes\n{described}")
+    with Page(title="txl_tf", analytics_enabled=False, fill_width=True) as page:
+        gr.Markdown(TITLE)
+        gr.Markdown(described(runs))
+        english = described(runs)
+        with speaking("zh"):
+            page.chinese = {english: described(runs)}
         for task in tasks:
             name, kind = PAGES[task]
             of_task = kind([run for run in runs if run.task == task], limits)
@@ -43,15 +71,15 @@ def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
                 with gr.Tab(name):
                     of_task.build()
     for block in page.blocks.values():
-        if isinstance(block, gr.components.Component):
+        if isinstance(block, Component):
             check_values(block)
     return page.queue(max_size=limits.waiting, api_open=False, status_update_rate=1)
 
 
-def check_values(component: gr.components.Component) -> None:
-    """Makes a component answer a value that it does not take with a sentence, where Gradio would print a traceback.
+def check_values(component: Component) -> None:
+    """Makes a component answer a wrong value with a sentence, where Gradio would print a traceback.
 
-    The component passes on `None`, the value of a box that is emptied, where Gradio would fail: the handlers say it.
+    For `None`, the value of an empty box, Gradio would fail. The component passes it on, and the handlers report it.
     """
     own = component.preprocess
 
@@ -62,8 +90,11 @@ def check_values(component: gr.components.Component) -> None:
             if isinstance(payload, float) and not math.isfinite(payload):
                 raise ValueError(payload)
             return own(payload)
-        except Exception as error:  # of any kind, as the value may be of any kind
-            sentence = error.message if isinstance(error, gr.Error) else f"A box cannot hold {brief(payload)}."
+        except Exception as error:  # any kind of error, because the value may be anything
+            if isinstance(error, gr.Error):
+                sentence = explained(ValueError(error.message))
+            else:
+                sentence = said("A box cannot hold {value}.", value=brief(payload))
             raise gr.Error(str(escape(shortened(str(sentence)))), print_exception=False) from None
 
     component.preprocess = preprocess
@@ -75,9 +106,9 @@ def make_app(page: gr.Blocks, limits: Limits, host: str) -> fastapi.FastAPI:
     app.add_middleware(Guard, page=page, limits=limits, host=host)
     page.state_session_capacity = limits.sessions
     page._queue.pending_messages_per_session.max_size = limits.sessions  # messages that nobody has asked for yet
-    fonts = {"font": [gr.themes.Font("sans-serif")], "font_mono": [gr.themes.Font("monospace")]}
+    fonts: Any = {"font": [themes.Font("sans-serif")], "font_mono": [themes.Font("monospace")]}
     greys = {"block_info_text_color": "*neutral_500", "block_info_text_color_dark": "*neutral_400"}
-    theme = gr.themes.Base(primary_hue="blue", **fonts).set(**greys)
+    theme = themes.Base(primary_hue="blue", **fonts).set(**greys)
     return gr.mount_gradio_app(
         app, page, path="/", theme=theme, css=CSS, footer_links=[],
         run_history=False, show_error=False, ssr_mode=False, mcp_server=False, pwa=False, enable_monitoring=False,
@@ -86,21 +117,27 @@ def make_app(page: gr.Blocks, limits: Limits, host: str) -> fastapi.FastAPI:
 
 
 def serve(runs: list[OpenRun], limits: Limits, host: str, port: int) -> None:
-    """Shows the page until it is stopped.
+    """Serves the page until it is stopped.
 
     Raises:
-        ValueError: nothing can listen at this address.
+        ParameterError: nothing can listen at this address.
     """
     try:
         listening = socket.create_server((host, port))
     except (OSError, UnicodeError) as error:
-        raise ValueError(f"host and port must be free to listen at, got {named(host)} and {port}: {error}") from error
+        message = f"host and port must be free to listen at, got {named(host)} and {port}: {error}"
+        raise ParameterError("port", port, "free to listen at", message) from error
     app = make_app(make_page(runs, limits), limits, host)
     print(f"http://{host}:{listening.getsockname()[1]}", flush=True)
     with plain_output():
         make_server(app).run(sockets=[listening])
 
 
+def described(runs: list[OpenRun]) -> str:
+    """A line on every run, in Markdown."""
+    return " · ".join(f"**{escaped(run.name)}** {run.describe()}" for run in runs)
+
+
 def escaped(name: str) -> str:
-    """A name in Markdown."""
+    """A name, escaped for Markdown."""
     return "".join(f"\\{c}" if c.isascii() and not c.isalnum() and c not in " " else c for c in name)

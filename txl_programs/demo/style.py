@@ -1,4 +1,4 @@
-"""How the page looks: system fonts, and colours that are mixed with those of the page, light or dark."""
+"""The style of the page: system fonts, and colours that are mixed with the light or dark colours of the page."""
 
 CSS = """
 .gradio-container { --hot: #d55e00; --cool: #0072b2; --help: #009e73; --harm: #cc79a7;

@@ -1,10 +1,11 @@
-"""What a tagger finds in a sentence, its lattice, where characters look, and what a word of the lexicon changes."""
+"""The entities that a tagger finds, its lattice, its attention, and the effect of a word of the lexicon, as HTML."""
 
 from collections.abc import Collection
 
 import numpy as np
 from markupsafe import Markup
 
+from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import (
     ITEM,
@@ -19,12 +20,13 @@ from txl_programs.demo.pieces import (
     legend,
     marked,
 )
-from txl_programs.demo.runs import OpenRun, picked
+from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.runs.families.pipeline import line_sizes
 from txl_tf.taggers.text_tagger import TextTagger
 
 MOST_DRAWN = 200  # tokens of a picture
+OF_ATTENTION = "{text}: {share:.3f} of the attention"
 WORD = 90  # pixels of a token that is a word
 
 
@@ -37,25 +39,31 @@ class TaggerView:
     """
 
     def __init__(self, run: OpenRun, limits: Limits):
-        self.run, self.limits = run, limits
-        most, sizes = run.model.network.max_seq_len, line_sizes(run.folder)
+        self.run = run
+        self.limits = limits
+        most = run.model.network.max_seq_len
+        sizes = line_sizes(run.folder)
         window = min(sizes.longest if sizes else most, most)
-        self.tagger = TextTagger(run.model, encoder_of(*run.vocabs), window=window, sizes=sizes)
+        vocab, bigram_vocab, *lexicon = run.vocabs
+        encoder = encoder_of(vocab, bigram_vocab, lexicon[0] if lexicon else None)
+        self.tagger = TextTagger(run.model, encoder, window=window, sizes=sizes)
         self.network = run.model.network
 
     def split(self, text: str) -> list[str]:
-        """The tokens of a sentence. Raises ValueError with a sentence for the page."""
+        """The tokens of a sentence. Raises ParameterError with a sentence for the page."""
         text = self.limits.check_text(text, "The sentence").strip("\n")
         if "\n" in text:
-            raise ValueError("The sentence has several lines: this page tags one.")
+            sentence = "The sentence has several lines. This page tags one line."
+            raise Refusal("sentence", text, "one line", sentence)
         tokens = self.tagger.split(text)
         if not tokens:
-            raise ValueError("The sentence is empty: type or paste something.")
+            sentence = "{name} is empty. Type or paste a text."
+            raise Refusal("sentence", text, "not empty", sentence, name=said("The sentence"))
         self.limits.check_tokens(len(tokens), "The sentence")
         return tokens
 
     def entities(self, text: str, left_out: Collection[str] = ()) -> list[Span]:
-        """The entities of a sentence by characters, without words of the lexicon that are left out."""
+        """The entities of a sentence by characters. Words of the lexicon may be left out."""
         tokens = self.split(text)
         with self.run.lock:
             (found,) = self.tagger.tag_in_sentences([tokens], left_out, split=None)
@@ -63,31 +71,33 @@ class TaggerView:
         return [Span(row["start"], row["end"], row["kind"], row["prob"]) for row in rows]
 
     def show(self, text: str, left_out: Collection[str] = (), pick: str = "", room: int = ROOM) -> Markup:
-        """The entities, and the sentence as the network has it: characters, and words of the lattice.
+        """The entities, and the input of the network: characters, and words of the lattice.
 
         Args:
             text: a sentence.
-            left_out: words to take out of the lexicon; the entities with all words are shown, too.
-            pick: "item", for the mean of all heads, or "item:layer:head": what that item attends to is coloured.
-            room: pixels of the picture.
+            left_out: words to remove from the lexicon. The entities with all words are shown, too.
+            pick: "item", for the mean of all heads, or "item:layer:head". Items are coloured by its attention.
+            room: width of the picture in pixels.
         """
-        spans, kinds = self.entities(text), self.run.model.kinds
-        parts = [figure("Entities", marked(text.strip("\n"), spans, kinds))]
+        spans = self.entities(text)
+        kinds = self.run.model.kinds
+        parts = [figure(said("Entities"), marked(text.strip("\n"), spans, kinds))]
         if left_out:
             without = self.entities(text, left_out)
-            title = f"Without {', '.join(sorted(left_out))}: {changed(spans, without)}"
+            words = ", ".join(sorted(left_out))
+            title = said("Without {words}: {change}", words=words, change=changed(spans, without))
             parts.append(figure(title, marked(text.strip("\n"), without, kinds)))
         return element("div", *parts, self._show_items(text, left_out, pick, room))
 
     def _show_items(self, text, left_out, pick, room):
-        """The characters, the words of the lattice and what is attended to."""
+        """The characters, the words of the lattice, and the attention."""
         tokens = self.split(text)
         if not hasattr(self.network, "attention_probs"):
-            return element("p", "No picture of attention: this network has none.", class_="note")
+            return element("p", said("No picture of attention: this network has none."), class_="note")
         most = min(MOST_DRAWN, self.tagger.most)
         if len(tokens) > most:
-            said = f"No picture: the sentence has {len(tokens):,} tokens, and a picture at most {most}."
-            return element("p", said, class_="note")
+            sentence = "No picture: the sentence has {number:,} tokens, and a picture at most {most}."
+            return element("p", said(sentence, number=len(tokens), most=most), class_="note")
         with self.run.lock:
             items, probs = self.tagger.attention(tokens, left_out)
         item, layer, head = self._picked(pick, len(items))
@@ -95,7 +105,7 @@ class TaggerView:
         if item is not None:
             shares = (probs.mean((0, 1)) if layer is None else probs[layer, head])[item]
         places = [
-            Place(found.text, float(shares[i]) ** 0.5, f"{found.text}: {shares[i]:.3f} of the attention", str(i),
+            Place(found.text, float(shares[i]) ** 0.5, said(OF_ATTENTION, text=found.text, share=shares[i]), str(i),
                   "asked" if i == item else "hot")
             for i, found in enumerate(items)
         ]  # fmt: skip
@@ -104,11 +114,11 @@ class TaggerView:
         wide = min(ITEM, max(LEAST_ITEM, room / n)) if self.run.model.token_level == "char" else WORD
         drawn = [lattice(places[:n], words, wide), *self._heads(item, layer, head)]
         title = "The lattice: characters, and the words that the lexicon finds" if words else "What the network reads"
-        note = "Click a character or a word: what it attends to is coloured."
-        return figure(title, *drawn, self._words(tokens, left_out), note=note)
+        note = said("Click a character or a word: what it attends to is coloured.")
+        return figure(said(title), *drawn, self._words(tokens, left_out), note=note)
 
     def _picked(self, pick, number):
-        """`(item, layer, head)` of a click; `None` where it does not say."""
+        """`(item, layer, head)` of a click; `None` for what it does not contain."""
         if not pick:
             return None, None, None
         item, *of_head = picked(pick, 1, 3)
@@ -116,7 +126,7 @@ class TaggerView:
         if item >= number:  # of a lattice with more words
             return None, None, None
         if of_head and not (layer < self.network.n_layer and head < self.network.n_head):
-            raise ValueError("This click is of another model: tag the sentence anew.")
+            raise other_click(pick, "model", "Tag the sentence again.")
         return item, layer, head
 
     def _heads(self, item, layer, head):
@@ -124,35 +134,37 @@ class TaggerView:
         if item is None:
             return []
         chosen = str(item) if layer is None else f"{item}:{layer}:{head}"
+        n_head = self.network.n_head
         heads = [
-            choices(f"Layer {m}, head", [(str(h), f"{item}:{m}:{h}") for h in range(self.network.n_head)], chosen)
+            choices(said("Layer {layer}, head", layer=m), [(str(h), f"{item}:{m}:{h}") for h in range(n_head)], chosen)
             for m in range(self.network.n_layer)
         ]
-        mean = choices("Attention", [("mean of all heads", str(item))], chosen)
-        return [legend("none", "most of the attention"), mean, *heads]
+        mean = choices(said("Attention"), [(said("mean of all heads"), str(item))], chosen)
+        return [legend(said("none"), said("most of the attention")), mean, *heads]
 
     def _words(self, tokens, left_out):
-        """Buttons that take words out of the lexicon, and put them back."""
+        """Buttons that remove words from the lexicon, and add them again."""
         words = list(dict.fromkeys(match.word for match in self.tagger.encoder.matches(tokens)))
         if not words:
             return Markup("")
         inside = [(f"{word} ✕", f"out:{word}") for word in words if word not in left_out]
         outside = [(f"{word} ↺", f"in:{word}") for word in words if word in left_out]
-        rows = [choices("Take out of the lexicon", inside, "")] if inside else []
-        return element("div", *rows, *([choices("Put back", outside, "")] if outside else []))
+        rows = [choices(said("Take out of the lexicon"), inside, "")] if inside else []
+        return element("div", *rows, *([choices(said("Put back"), outside, "")] if outside else []))
 
     def toggled(self, text: str, left_out: frozenset, pick: str) -> frozenset:
-        """The words that are left out after a click on "out:word" or "in:word"; only words of the sentence count."""
+        """The words that are left out after a click on "out:word" or "in:word". Only words of the sentence count."""
         action, _, word = pick.partition(":")
         known = {match.word for match in self.tagger.encoder.matches(self.split(text))}
         return left_out & known | {word} & known if action == "out" else left_out & known - {word}
 
 
 def changed(before: list[Span], after: list[Span]) -> str:
-    """What is other in the entities of a sentence, in words."""
+    """The difference between two lists of entities, in words."""
     (old, new) = ({(span.start, span.end, span.kind): span.prob for span in spans} for spans in (before, after))
     if set(old) != set(new):
-        gone, come = len(set(old) - set(new)), len(set(new) - set(old))
-        return f"{gone} of {len(old)} entities go, {come} come"
+        gone = len(set(old) - set(new))
+        come = len(set(new) - set(old))
+        return said("{gone} of {number} entities go, {come} come", gone=gone, number=len(old), come=come)
     most = max((abs(old[key] - new[key]) for key in old), default=0.0)
-    return f"the same entities, probabilities change by at most {most:.3f}"
+    return said("the same entities, probabilities change by at most {most:.3f}", most=most)

@@ -1,4 +1,4 @@
-"""What the pages of all tasks share: which runs answer, clicks in a picture, sentences where something is wrong."""
+"""The common parts of the pages of all tasks: the choice of runs, clicks in a picture, error messages."""
 
 import functools
 import traceback
@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import gradio as gr
 from markupsafe import Markup
 
+from txl_config.errors import shortened
+from txl_programs.demo.language import Refusal, explained, said
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, element, notice, side_by_side
 from txl_programs.demo.runs import OpenRun
-from txl_tf.errors import shortened
 
 MOST_RUNS = 2  # side by side
 # A click on what has `data-pick` says so, and in which of the runs' columns; by keyboard, too.
@@ -28,7 +29,7 @@ element.addEventListener('keydown', event => { if (event.key === 'Enter') say(ev
 
 
 class Asked(NamedTuple):
-    """What a visitor asked for last, which clicks are about."""
+    """The last request of a visitor, which clicks refer to."""
 
     text: str = ""
     names: tuple[str, ...] = ()
@@ -50,7 +51,8 @@ class Board:
     view: type
 
     def __init__(self, runs: list[OpenRun], limits: Limits):
-        self.views, self.limits = {run.name: self.view(run, limits) for run in runs}, limits
+        self.views = {run.name: self.view(run, limits) for run in runs}
+        self.limits = limits
 
     def spelled(self, text: str) -> str:
         """A text to begin with, or nothing where one of the runs cannot spell it."""
@@ -68,23 +70,26 @@ class Board:
         return gr.CheckboxGroup(names, value=names[:MOST_RUNS], label=label, visible=len(names) > 1)
 
     def chosen(self, names: Any) -> dict[str, Any]:
-        """The views of these names. Raises ValueError where there are none, or too many."""
+        """The views of these names. Raises ParameterError if there are none, or too many."""
         found = {name: self.views[name] for name in names or () if name in self.views}
         if not 1 <= len(found) <= MOST_RUNS:
-            raise ValueError(f"Choose one run, or two to compare; {len(found)} are chosen.")
+            sentence = "Choose one run, or two to compare. {number} are chosen."
+            raise Refusal("runs", list(found), f"1 to {MOST_RUNS} runs", sentence, number=len(found))
         return found
 
     def listen(self, event: Callable, function: Callable, inputs: Any, outputs: Any) -> Any:
-        """Has a function answer an event, and the visitors of all of them count together."""
+        """Calls a function for an event. The limit of visitors counts the events of all functions."""
         return event(function, inputs, outputs, concurrency_id="visitors", concurrency_limit=self.limits.visitors)
 
     def clicked(self, asked: Asked, data: gr.EventData) -> tuple[str, str]:
         """`(name, pick)`: in which run a visitor clicked, and on what."""
-        said = data._data if isinstance(data._data, dict) else {}
-        places, pick = {str(i): name for i, name in enumerate(asked.names)}, said.get("pick")
-        if str(said.get("run")) not in places or not isinstance(pick, str):
-            raise ValueError("Nothing has been asked yet, or this click is of another page.")
-        return places[str(said["run"])], pick
+        sent = data._data if isinstance(data._data, dict) else {}
+        places = {str(i): name for i, name in enumerate(asked.names)}
+        pick = sent.get("pick")
+        if str(sent.get("run")) not in places or not isinstance(pick, str):
+            sentence = "There is no answer yet, or this click belongs to another page."
+            raise Refusal("click", pick, "in a picture of this page", sentence)
+        return places[str(sent["run"])], pick
 
 
 def count_slider(most: int, value: int, label: str, **options: Any) -> gr.Slider:
@@ -102,7 +107,8 @@ def pictures(name: str) -> gr.HTML:
 
 def room_of(names: Collection[str]) -> int:
     """Pixels of a picture of each of these runs, side by side."""
-    return ROOM // max(1, len(names)) - (len(names) > 1) * 20
+    gap = 20 if len(names) > 1 else 0
+    return ROOM // max(1, len(names)) - gap
 
 
 def answered(function: Callable) -> Callable:
@@ -114,17 +120,18 @@ def answered(function: Callable) -> Callable:
             for markup, state in function(*arguments, **named):
                 yield str(markup), state
         except ValueError as error:
-            yield str(notice(shortened(str(error)))), gr.skip()
+            yield str(notice(shortened(explained(error)))), gr.skip()
         except Exception:  # a visitor must get a sentence, whatever has been sent
             traceback.print_exc()
-            yield str(notice("This request cannot be answered. The server's terminal says why.")), gr.skip()
+            yield str(notice(said("This request cannot be answered. The server's terminal says why."))), gr.skip()
 
     return answer
 
 
 def in_turns(steps: dict[str, Iterator[tuple[int, int, Markup | None]]]) -> Iterator[Markup]:
-    """What several runs make of a text, in turns: how far each is, then what it has found."""
-    shown, names = {}, list(steps)
+    """Runs several computations in turns. Shows the progress of each, and then its result."""
+    shown = {}
+    names = list(steps)
     while steps:
         for name in list(steps):
             done, total, found = next(steps[name])
@@ -135,9 +142,10 @@ def in_turns(steps: dict[str, Iterator[tuple[int, int, Markup | None]]]) -> Iter
 
 
 def progress(done: int, total: int) -> Markup:
-    """How far a text is read."""
+    """The progress of reading a text."""
     bar = element("progress", value=done, max=total)
-    return element("p", bar, f" {done:,} of {total:,} tokens are read", class_="note")
+    read = said("{done:,} of {total:,} tokens are read", done=done, total=total)
+    return element("p", bar, f" {read}", class_="note")
 
 
 def stop_button(name: str, *events) -> gr.Button:

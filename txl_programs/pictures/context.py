@@ -1,8 +1,8 @@
-"""How much context a language model makes use of.
+"""Pictures of how much context a language model uses.
 
-nll_by_context, draw_context        nll by the number of tokens before, what more of them save, and the paper's RECL
-nll_by_position, draw_memory        nll by the place in the segment, with memory and without
-draw_memory_along                   nll along one text, with none, half and all of the memory
+nll_by_context, draw_context        nll by the number of tokens before, the gain from more tokens, and the paper's RECL
+nll_by_position, draw_memory        nll by position in the segment, with and without memory
+draw_memory_along                   nll along one text, with no memory, half of it and all of it
 """
 
 import math
@@ -10,28 +10,30 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import COLORS, METRICS, Figure, FuncFormatter, colors, tidy
 from txl_tf.runs.metrics import to_metric
 
-HARD = (1.0, 0.5, 0.1)  # the paper's r
-THRESHOLD = 0.01  # of the relative gain, the paper's
+HARD = (1.0, 0.5, 0.1)  # r in the paper
+THRESHOLD = 0.01  # of the relative gain, as in the paper
 
 
 def nll_of_windows(lm, windows, segment, empty_memory=False):
-    """Nll of the tokens of windows of a text, each read in segments that carry its memory on.
+    """Nll of the tokens of windows of a text. A window is read in segments, and the memory is carried along.
 
     Args:
         lm: language model.
         windows: int `[n, length + 1]`.
-        segment: tokens that are read at a time.
-        empty_memory: begin with a memory of no tokens, where the model itself begins with zeros of full length.
+        segment: tokens of a segment.
+        empty_memory: begin with an empty memory. Otherwise the memory begins with zeros of full length.
 
     Returns:
         float32 `[n, length]`, nats.
     """
     rows = []
     for batch in np.split(windows, range(64, len(windows), 64)):
-        mems, columns = None, []
+        mems = None
+        columns = []
         if empty_memory:
             mems = [tf.zeros([len(batch), 0, lm.network.d_model], lm.compute_dtype)] * lm.network.n_layer
         for start in range(0, windows.shape[1] - 1, segment):
@@ -65,7 +67,8 @@ def nll_by_context(lm, ids, step, n_context):
     length = step * n_context
     starts = np.arange(0, len(ids) - length, step)
     if len(starts) < n_context:
-        raise ValueError(f"the text must hold {2 * length} tokens or more for contexts of {length}, got {len(ids)}")
+        message = f"the text must have at least {2 * length} tokens for contexts of {length}, got {len(ids)}"
+        raise ParameterError("text", len(ids), f"at least {2 * length} tokens", message)
     windows = ids[starts[:, None] + np.arange(length + 1)]
     nll = nll_of_windows(lm, windows, step, empty_memory=True)
     nll = nll.astype(np.float64).reshape(len(starts), n_context, step)
@@ -75,7 +78,7 @@ def nll_by_context(lm, ids, step, n_context):
 
 
 def savings(nll):
-    """What each context length saves over the one before it, as a share of the perplexity: it may cost, too.
+    """The gain of each context length over the one before it, as a share of the perplexity. It may be negative.
 
     Args:
         nll: `[n_context, tokens]`, nats.
@@ -135,7 +138,7 @@ def recl(gains, step):
 
 
 def draw_context(nll, names, step, spans, metric):
-    """Figure of nll against context, of what more context saves, and of the paper's gains, with their RECL.
+    """Figure of nll against context, of the gain from more context, and of the paper's gains, with their RECL.
 
     Args:
         nll: `[models, n_context, tokens]`, nats.
@@ -194,7 +197,9 @@ def nll_by_position(lm, ids, tgt_len, rows=8):
     """
     segments = (len(ids) - 1) // (rows * tgt_len)  # of a row
     if segments < 2:
-        raise ValueError(f"the text must hold {2 * rows * tgt_len + 1:,} tokens or more, got {len(ids):,}")
+        least = 2 * rows * tgt_len + 1
+        message = f"the text must have at least {least:,} tokens, got {len(ids):,}"
+        raise ParameterError("text", len(ids), f"at least {least} tokens", message)
     starts = segments * tgt_len * np.arange(rows)[:, None]
     with_memory = nll_of_windows(lm, ids[starts + np.arange(segments * tgt_len + 1)], tgt_len)
     starts = (starts + tgt_len * np.arange(1, segments)).reshape(-1, 1)
@@ -204,7 +209,7 @@ def nll_by_position(lm, ids, tgt_len, rows=8):
 
 
 def draw_memory(nll, mem_len, metric):
-    """Figure of `nll_by_position`: what the memory is worth, place by place.
+    """Figure of `nll_by_position`: the benefit of the memory at every position.
 
     Args:
         nll: `[2, segments, tgt_len]`, nats.
@@ -240,7 +245,8 @@ def draw_memory_along(nll, labels, kept, tgt_len, a_row=100):
         kept: positions of memory of each.
         tgt_len: tokens of a segment; a line is where one begins.
     """
-    bits, n = nll / math.log(2), len(labels)
+    bits = nll / math.log(2)
+    n = len(labels)
     rows = -(-(n - 1) // a_row)
     figure = Figure(figsize=(14, 1.9 * rows + 0.6), layout="constrained")
     panels = figure.subplots(rows, 1, squeeze=False, sharey=True)[:, 0]

@@ -1,4 +1,4 @@
-"""The curves of a training, from the log.csv of its run."""
+"""The training curves of a run, from its log.csv."""
 
 import csv
 import math
@@ -7,6 +7,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import METRICS, Figure, FuncFormatter, colors, tidy
 from txl_tf.files import reading
 from txl_tf.runs.folder import RunFolder
@@ -14,17 +15,18 @@ from txl_tf.runs.metrics import to_metric
 
 
 def read_log(model_dir):
-    """`log.csv` of a run as `{column: float array}`, NaN where it says NA.
+    """`log.csv` of a run as `{column: float array}`, with NaN for NA.
 
     If a killed run repeated steps, the last row of each step counts. Logs written before 2026-11-23 lack the
-    validation after the last step; where it was the best, it comes from the folder of the best weights.
+    validation after the last step. If it was the best one, it is read from the folder of the best weights.
 
     Raises:
-        ValueError: there is no log.csv, or nothing in it.
+        ParameterError: the run has no log.csv, or it is empty.
     """
     path = os.path.join(model_dir, "log.csv")
     if not tf.io.gfile.exists(path):
-        raise ValueError(f"model_dir {model_dir} has no curves: {path} does not exist (converted runs have none)")
+        message = f"model_dir {model_dir} has no curves: {path} does not exist (converted runs have none)"
+        raise ParameterError("model_dir", model_dir, "a run with a log.csv", message)
     try:
         with reading(path), tf.io.gfile.GFile(path) as file:
             rows = {int(row["step"]): row for row in csv.DictReader(file)}
@@ -34,9 +36,11 @@ def read_log(model_dir):
             name: np.array([math.nan if row[name] == "NA" else float(row[name]) for row in ordered]) for name in names
         }
     except (KeyError, TypeError, ValueError, csv.Error, tf.errors.OpError) as error:
-        raise ValueError(f"{path} is not the log of a training: {type(error).__name__}: {error}") from error
+        message = f"{path} is not the log of a training run: {type(error).__name__}: {error}"
+        raise ParameterError("model_dir", model_dir, "a run with a whole log.csv", message) from error
     if not rows:
-        raise ValueError(f"{path} has no rows: the run has not come to its first line of progress")
+        message = f"{path} has no rows: the run has not reached its first line of progress"
+        raise ParameterError("model_dir", model_dir, "a run with rows in its log.csv", message)
     best = RunFolder(model_dir).find_best()
     if best and best["step"] == log["step"][-1] and math.isnan(log["val_loss"][-1]):
         for name in ("val_loss", "val_f1", "val_bpc", "val_ppl"):
@@ -51,11 +55,12 @@ def draw_curves(logs):
     """Figure of `{name of a run: columns of its log}`.
 
     Raises:
-        ValueError: one run is measured in bpc and another in ppl.
+        ParameterError: one run is measured in bpc and another in ppl.
     """
     metrics = {next(name for name in METRICS if name in log) for log in logs.values()}
     if len(metrics) > 1:
-        raise ValueError(f"model_dir has runs in {' and in '.join(sorted(metrics))}, which do not fit one picture")
+        message = f"model_dir has runs in {' and in '.join(sorted(metrics))}, which do not fit into one picture"
+        raise ParameterError("model_dir", list(logs), "runs with one metric", message)
     (metric,) = metrics
     figure = Figure(figsize=(8, 7.5), layout="constrained")
     loss, rate, norm = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])

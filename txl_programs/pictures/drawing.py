@@ -1,8 +1,10 @@
-"""What the pictures have in common: colours, axes, tables of words, files."""
+"""Colours, axes, tables of words and files, for all pictures."""
 
 import io
 import os
+from typing import Any
 
+from txl_config.errors import ParameterError
 from txl_tf.files import write_atomic
 
 try:
@@ -10,13 +12,31 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
     from PIL import Image  # Matplotlib needs it
-except ImportError:  # txl-plot says so
-    Figure = Image = FuncFormatter = MaxNLocator = NullLocator = font_manager = rcParams = None
+except ImportError:  # see `check_matplotlib`
+    _missing: Any = None
+    Figure = Image = FuncFormatter = MaxNLocator = NullLocator = font_manager = rcParams = _missing
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
+COLORS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+)  # colour-blind people can tell them apart, too
 MISSING = 'pictures need matplotlib: in a clone, pip install -e ".[plot]"'
 GREY = "#d8d8d8"  # keys that a query must not see
-METRICS = {"bpc": "bits per character", "ppl": "perplexity", "loss": "loss, nats a sentence"}  # the last of taggers
+METRICS = {
+    "bpc": "bits per character",
+    "ppl": "perplexity",
+    "loss": "loss, nats a sentence",
+}  # taggers have a loss only
+
+
+def check_matplotlib():
+    """Raises ValueError if Matplotlib is not installed."""
+    if Figure is None:
+        raise ValueError(MISSING)
 
 
 def colors(n):
@@ -31,26 +51,28 @@ def tidy(axes):
 
 
 def use_font(path, text, family="monospace"):
-    """Has labels of a family written in the font of a file, if one is named, and checks that it can write a text.
+    """Sets the font of a family from a file, if one is named, and checks that it has the characters of a text.
 
     Raises:
-        ValueError: the file is no font, or the font lacks a character, which would be drawn as a box.
+        ParameterError: the file is not a font, or the font lacks a character, which would be drawn as a box.
     """
     if path is not None:
         try:
             font_manager.fontManager.addfont(path)
         except (OSError, RuntimeError) as error:
-            raise ValueError(f"font {path} cannot be read as a font: {error}") from error
+            message = f"font {path} cannot be read as a font: {error}"
+            raise ParameterError("font", path, "a font file", message) from error
         rcParams[f"font.{family}"] = [font_manager.FontProperties(fname=path).get_name(), *rcParams[f"font.{family}"]]
     file = path or font_manager.findfont(font_manager.FontProperties(family=[family]))
     known = font_manager.get_font(file).get_charmap()
     lacking = [character for character in dict.fromkeys(text) if ord(character) not in known]
     if lacking:
-        some = ", ".join(map(repr, lacking[:5])) + ", ..." * (len(lacking) > 5)
-        raise ValueError(
-            f"the font {os.path.basename(file)} has no glyphs for {some}: name the file of one that has, by --font, as "
-            "--font=NotoSansCJKsc-Regular.otf for Chinese"
+        some = [*map(repr, lacking[:5]), *(["..."] if len(lacking) > 5 else [])]
+        message = (
+            f"the font {os.path.basename(file)} has no glyphs for {', '.join(some)}: choose another one by --font, "
+            "such as --font=NotoSansCJKsc-Regular.otf for Chinese"
         )
+        raise ParameterError("font", path, "a font with these characters", message)
 
 
 def write_cells(axes, words, x=0, **style):
@@ -61,7 +83,7 @@ def write_cells(axes, words, x=0, **style):
 
 
 def save(figure, path, dpi):
-    """Writes a PNG file of 256 colours, which is a third as large as one of all colours.
+    """Writes a PNG file with 256 colours, which has a third of the size of one with all colours.
 
     Raises:
         OSError: it cannot be written.

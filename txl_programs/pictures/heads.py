@@ -8,8 +8,8 @@ attention_of_pair, draw_pair            one head, or all of a layer: source, tar
 import numpy as np
 import tensorflow as tf
 
+from txl_config import SearchConfig
 from txl_programs.pictures.drawing import COLORS, GREY, Figure
-from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID
 from txl_tf.data.vocabulary import escape
 from txl_tf.language.reading import memory_after
@@ -46,7 +46,8 @@ def terms_of_text(lm, ids, tgt_len, layer, head):
         float32 `[4, tgt_len, mem_len + tgt_len]`, `[tgt_len, mem_len + tgt_len]`, and how many of the last keys the
         text fills.
     """
-    mems, tokens = memory_after(lm, ids[:-tgt_len], tgt_len), tf.constant(ids[None, -tgt_len:])
+    mems = memory_after(lm, ids[:-tgt_len], tgt_len)
+    tokens = tf.constant(ids[None, -tgt_len:])
     terms = tf.stack([term[head, 0] for term in lm.network.attention_terms(tokens, mems, layer)])
     probs = lm.network.attention_probs(tokens, mems, layer)[head, 0]
     terms, probs = (tf.cast(x, tf.float32).numpy() for x in (terms, probs))
@@ -74,11 +75,13 @@ def draw_attention(probs, labels, layer, head=None, same_length=False):
         same_length: of the model.
     """
     n_head, qlen, klen = probs.shape
-    mlen, single = klen - qlen, head is not None
+    mlen = klen - qlen
+    single = head is not None
     cell = min(0.14 if single else 0.05, 18 / (1 if single else min(2, n_head)) / klen)  # inches
     figure, grid, heads = heads_grid(n_head, head, max(klen * cell, 3.5), max(qlen * cell, 1.2))
     top = max(probs[h].max() for h in heads)
     masked = create_mask(qlen, mlen, same_length).numpy() > 0
+    image = None
     for axes, h in zip(grid.flat, heads, strict=False):
         image = show_roots(axes, np.ma.masked_array(probs[h], masked), top, segment_extent(qlen, klen))
         to_memory = probs[h][:, :mlen].sum(1).mean()
@@ -181,6 +184,7 @@ def draw_pair(weights, queries, keys, which, layer, head=None):
     figure, grid, heads = heads_grid(n_head, head, max(klen * cell, 2.5), max(qlen * cell, 1.2))
     top = max(weights[h].max() for h in heads)
     hidden = np.triu(np.full([qlen, klen], which == "decoder"), 1)
+    image = None
     for axes, h in zip(grid.flat, heads, strict=False):
         image = show_roots(axes, np.ma.masked_array(weights[h], hidden), top)
         axes.set_title(f"layer {layer}, head {h}", fontsize=10)

@@ -3,7 +3,7 @@
 draw_masks          which keys a query sees: without memory, with it, with same_length
 draw_shift          how `rel_shift` moves scores by distance to their keys
 draw_positions      the vanilla Transformer's positions and their products
-draw_wavelengths    how long the waves of positions are, and how far apart that makes positions
+draw_wavelengths    the wavelengths of the sinusoids, and the distances between positions that follow from them
 """
 
 import numpy as np
@@ -55,7 +55,7 @@ def flat_colors(*names):
 
 
 def shift_steps(qlen, mlen):
-    """What `rel_shift` does with the scores of `qlen` queries by distance, which are numbered here, from 1.
+    """The steps of `rel_shift` for the scores of `qlen` queries by distance, which are numbered from 1 here.
 
     Returns:
         int arrays: `[T, K]`, row i the scores of query i against the distances K - 1, ..., 0; `[T, K + 1]` with a
@@ -84,7 +84,8 @@ def draw_shift(qlen, mlen):
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, 4, width_ratios=[step.shape[1] for step in steps])
     for axes, step, title in zip(panels, steps, titles, strict=True):
-        query, distance = (step - 1) // klen, klen - 1 - (step - 1) % klen
+        query = (step - 1) // klen
+        distance = klen - 1 - (step - 1) % klen
         words = np.where(step > 0, np.char.add("r", distance.astype(str)), "0")
         shades = np.where(step > 0, 1 + query % len(LIGHT), 0)
         if axes is panels[3]:
@@ -109,7 +110,7 @@ def draw_shift(qlen, mlen):
 
 
 def rises(products):
-    """Where products by distance, `[n]` from distance 0 on, do not fall.
+    """The distances at which products, `[n]` from distance 0 on, rise.
 
     Returns:
         int array: the distances k for which the product at k + 1 is larger than at k.
@@ -135,7 +136,8 @@ def draw_positions(table):
     by_distance.plot(distances, products[middle], color=COLORS[0], label=f"from position {middle}")
     by_distance.plot(-distances, products[middle], "--", color=COLORS[1], label="the same, mirrored")
     backwards = products[middle, middle::-1]  # distances 0 ... middle
-    up, title = rises(backwards), "the same forwards and backwards"
+    up = rises(backwards)
+    title = "the same forwards and backwards"
     if len(up):
         title = f"{title}, not monotone:\n{len(up)} of {middle} steps rise, the first after k = {up[0]}"
     by_distance.set_title(title, fontsize=9)

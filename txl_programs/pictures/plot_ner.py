@@ -1,36 +1,38 @@
-"""Pictures of taggers: which direction a head looks in, and what FLAT's characters and words attend to.
+"""Draws pictures of taggers: the direction in which a head looks, and the attention of FLAT's characters and words.
 
     txl-plot-ner --kind=direction --model_dir=runs/tener_resume,runs/absolute --output=direction.png
     txl-plot-ner --kind=lattice --model_dir=runs/flat_resume --text="南京市长江大桥" --head=0 \\
         --font=NotoSansCJKsc-Regular.otf --output=lattice.png
 
-direction  what positions add to a head's scores against the distance of the key, key minus query, on average over the
-           characters of --text_path. TENER's own runs tell left from right. Absolute sinusoids (a run with
-           --attn_type=transformer --pos_embed=sin) do not: their products, drawn beside, are the same for both. After
-           the learned projections of queries and keys, a head knows a distance only roughly.
-lattice    the attention of each character and word of a sentence to all of them, of one head or of the mean of all.
+direction  the part of a head's scores that depends on positions, against the distance key minus query: the mean over
+           the characters of --text_path. TENER distinguishes left from right. Absolute sinusoids (a run with
+           --attn_type=transformer --pos_embed=sin) do not: their products, drawn next to it, are the same for both
+           directions. After the learned projections of queries and keys, a head knows a distance only roughly.
+lattice    the attention of each character and word of a sentence to all others: one head, or the mean of all heads.
 
-It needs matplotlib: in a clone, pip install -e ".[plot]"; and Chinese labels need a font that has them, which --font
-names.
+It needs matplotlib: in a clone, pip install -e ".[plot]". Chinese labels need a font with Chinese characters: name its
+file by --font.
 """
 
 from absl import flags
 
-from txl_programs.program import CKPT_HELP, FLAGS, check_used, load_model, names_of, read_flags, run
+from txl_programs.flag_values import CKPT_HELP, FLAGS, check_used
+from txl_programs.opening import load_model, names_of
+from txl_programs.program import read_flags, run
 
 KINDS = ("direction", "lattice")
-USES = {"direction": "text_path distance", "lattice": "text head font"}  # besides the flags of both
+USES = {"direction": ("text_path", "distance"), "lattice": ("text", "head", "font")}  # besides the flags of both
 
 flags.DEFINE_enum("kind", "direction", KINDS, "The picture.")
-flags.DEFINE_list("model_dir", None, "Folder(s) of runs, comma-separated.")
+flags.DEFINE_list("model_dir", None, "Folders of runs, separated by commas.")
 flags.DEFINE_string("output", None, "PNG file to write.")
 flags.DEFINE_string("ckpt_path", None, CKPT_HELP)
-flags.DEFINE_string("text", None, "The sentence of lattice.")
-flags.DEFINE_string("text_path", None, "File of sentences, a line each, for direction; default: positions alone.")
+flags.DEFINE_string("text", None, "For lattice: the sentence.")
+flags.DEFINE_string("text_path", None, "For direction: file of sentences, one on each line. Default: positions alone.")
 flags.DEFINE_integer("layer", 0, "Layer, from 0.")
-flags.DEFINE_integer("head", None, "Head, from 0; the mean of all where it is not given.")
-flags.DEFINE_integer("distance", 20, "Largest distance.", lower_bound=1)
-flags.DEFINE_string("font", None, "File of a font for the labels.")
+flags.DEFINE_integer("head", None, "Head, from 0. Default: the mean of all heads.")
+flags.DEFINE_integer("distance", 20, "For direction: largest distance in characters.", lower_bound=1)
+flags.DEFINE_string("font", None, "Font file for the labels.")
 flags.mark_flags_as_required(["model_dir", "output"])
 
 read_flags(__name__)
@@ -38,14 +40,14 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 
-from txl_programs.pictures.drawing import MISSING, Figure, save, use_font
+from txl_config.errors import ParameterError
+from txl_programs.pictures.drawing import Figure, check_matplotlib, save, use_font
 from txl_tf.data.pairs.parallel import read_lines, without_ends
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.files import check_writable
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.runs.folder import RunFolder
-from txl_tf.taggers.flat import Flat
 from txl_tf.taggers.tener_layers import two_way_positions
 from txl_tf.taggers.text_tagger import TextTagger
 
@@ -55,17 +57,19 @@ def open_tagger(model_dir, family="tener"):
     folder = RunFolder(model_dir, "tagger")
     found = folder.family.name
     if found != family:
-        raise ValueError(f"model_dir {folder} must hold a run of family={family}, got family={found}")
-    return load_model(folder), encoder_of(*folder.load_vocabs())
+        message = f"model_dir {folder} must hold a run of family={family}, got family={found}"
+        raise ParameterError("model_dir", folder.path, f"a run of family={family}", message)
+    vocab, bigram_vocab, *lexicon = folder.load_vocabs()
+    return load_model(folder), encoder_of(vocab, bigram_vocab, lexicon[0] if lexicon else None)
 
 
 # --------------------------------------------------------------------------------------------------------- direction
 
 
 def tener_curves(network, inputs, most):
-    """What positions add to the scores of TENER's heads by distance: `[n_head, 2 * most + 1]`.
+    """The part of TENER's scores that depends on positions, by distance: `[n_head, 2 * most + 1]`.
 
-    `(q + v) . R_d + k . R_{-d}`, q and k the means over all characters.
+    It is `(q + v) . R_d + k . R_{-d}`, where q and k are the means over all characters.
     """
     attention = network.stacked[FLAGS.layer].self_attn
     q, k = mean_queries_and_keys(network, inputs)
@@ -75,11 +79,12 @@ def tener_curves(network, inputs, most):
 
 
 def mean_queries_and_keys(network, inputs):
-    """Means over the characters of the queries and keys of a layer: `[n_head, d_head]` each; 0 without characters."""
+    """The mean query and the mean key of each head of a layer, `[n_head, d_head]` each; zeros without characters."""
     attention = network.stacked[FLAGS.layer].self_attn
     if inputs is None:
         return np.zeros([2, attention.n_head, attention.d_model // attention.n_head])
-    mask, x = network.mask_of(inputs), network.embed(inputs)
+    mask = network.mask_of(inputs)
+    x = network.embed(inputs)
     for before in network.stacked[: FLAGS.layer]:
         x = before(x, mask)
     q, k, *_ = attention.parts(x if network.after_norm else network.stacked[FLAGS.layer].norm1(x))
@@ -89,8 +94,10 @@ def mean_queries_and_keys(network, inputs):
 
 
 def absolute_curves(network, most):
-    """Products of absolute positions by distance, means over 100 places: of sinusoids, and after each head's
-    projections. `([2 * most + 1], [n_head, 2 * most + 1])`.
+    """Products of absolute positions by distance, averaged over 100 positions.
+
+    Returns:
+        `[2 * most + 1]`, the products of the sinusoids, and `[n_head, 2 * most + 1]`, after each head's projections.
     """
     attention = network.stacked[FLAGS.layer].self_attn
     places = np.arange(1, 101 + 2 * most, dtype="float32")
@@ -135,7 +142,7 @@ def is_absolute(tagger):
 
 
 def draw_lattice(tagger, encoder, text):
-    """Figure of the attention of the items of a sentence, characters first, then the words."""
+    """Figure of the attention between the items of a sentence: first the characters, then the words."""
     items, probs = TextTagger(tagger, encoder).attention(list(text))
     words = [item.text for item in items]
     use_font(FLAGS.font, text, "sans-serif")
@@ -155,13 +162,12 @@ def draw_lattice(tagger, encoder, text):
 
 
 def main():
-    if Figure is None:
-        raise ValueError(MISSING)
+    check_matplotlib()
     check_used(*((names, kind == FLAGS.kind, f"is for --kind={kind}") for kind, names in USES.items()))
     check_writable(FLAGS.output)
     if FLAGS.kind == "lattice":
         if not FLAGS.text or len(FLAGS.model_dir) > 1:
-            raise ValueError("kind=lattice needs --text, and one run")
+            raise ParameterError("text", FLAGS.text, "given, with one run", "kind=lattice needs --text and one run")
         tagger, encoder = open_tagger(FLAGS.model_dir[0], "flat")
         check(tagger.network)
         figure = draw_lattice(tagger, encoder, FLAGS.text)
@@ -171,15 +177,17 @@ def main():
             tagger, encoder = open_tagger(model_dir)
             check(tagger.network)
             if is_absolute(tagger) and tagger.network.pos_embed != "sin":
-                raise ValueError(f"model_dir {model_dir} must have pos_embed=sin, got {tagger.network.pos_embed}")
+                message = f"model_dir {model_dir} must have pos_embed=sin, got {tagger.network.pos_embed}"
+                raise ParameterError("model_dir", model_dir, "a run with pos_embed=sin", message)
             inputs = None
             if FLAGS.text_path:
                 text = TextTagger(tagger, encoder)
                 sentences = [text.split(line) for line in without_ends(read_lines(FLAGS.text_path))]
                 if not any(sentences):
-                    raise ValueError(f"text_path {FLAGS.text_path} has no sentences")
+                    message = f"text_path {FLAGS.text_path} has no sentences"
+                    raise ParameterError("text_path", FLAGS.text_path, "a file with sentences", message)
                 encoded = text.encode([tokens for tokens in sentences if tokens])
-                arrays = features(encoded, lattice=isinstance(tagger.network, Flat))
+                arrays = features(encoded, lattice=tagger.reads_lattice)
                 inputs = {name: tf.constant(array) for name, array in arrays.items()}
             runs[name] = tagger, inputs
         figure = draw_direction(runs, FLAGS.distance)
@@ -188,10 +196,11 @@ def main():
 
 
 def check(network):
-    """Raises ValueError where there is no such layer or head."""
-    for name, number in (("layer", network.n_layer), ("head", network.n_head)):
-        if FLAGS[name].value is not None and not 0 <= FLAGS[name].value < number:
-            raise ValueError(f"{name} must lie in [0, {number}), got {FLAGS[name].value}")
+    """Raises ParameterError if the network has no such layer or head."""
+    for name, value, number in (("layer", FLAGS.layer, network.n_layer), ("head", FLAGS.head, network.n_head)):
+        if value is not None and not 0 <= value < number:
+            allowed = f"lie in [0, {number})"
+            raise ParameterError(name, value, allowed, f"{name} must {allowed}, got {value}")
 
 
 if __name__ == "__main__":

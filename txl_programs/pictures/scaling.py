@@ -1,7 +1,8 @@
-"""What a token costs by each argument of a model, as `tools/benchmark.py --scaling` measured it."""
+"""The cost of a token against each argument of a model, as `tools/benchmark.py --scaling` measures it."""
 
 import json
 
+from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import Figure, NullLocator, colors, tidy
 from txl_tf.files import reading
 
@@ -12,7 +13,7 @@ def read_figures(path):
     """Rows of the JSON file of `tools/benchmark.py --scaling`: list of dicts.
 
     Raises:
-        ValueError: it has no such rows.
+        ParameterError: it has no such rows.
         OSError: it cannot be read.
     """
     try:
@@ -21,12 +22,13 @@ def read_figures(path):
     except (ValueError, KeyError, TypeError):  # no JSON, or another program's
         rows = []
     if not rows:
-        raise ValueError(f"{path} has no costs by argument: make it by tools/benchmark.py --scaling --json={path}")
+        message = f"{path} has no costs by argument: make it by tools/benchmark.py --scaling --json={path}"
+        raise ParameterError("figures", path, "a file of tools/benchmark.py --scaling", message)
     return rows
 
 
 def draw_scaling(rows):
-    """Figure of the cost of a token, a panel for each mode and argument, from 0: what does not depend on it is flat."""
+    """Figure of the cost of a token, with a panel for each mode and argument. The axes begin at 0."""
     panels = list(dict.fromkeys((row["mode"], row["argument"]) for row in rows))
     names = list(dict.fromkeys(row["contestant"] for row in rows))
     columns = min(3, len(panels))

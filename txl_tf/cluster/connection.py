@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
-from txl_tf.config.cluster import cluster_address
+from txl_config.cluster import cluster_address
 from txl_tf.environment import check_listens
 from txl_tf.errors import named
 from txl_tf.stderr import without_notes

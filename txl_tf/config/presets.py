@@ -1,138 +1,34 @@
-"""Set-ups of `train.py` for a text of one's own, by name or by the size of the text and the machine.
+"""Sizes and recipes for a text or pairs of one's own, by its size and the machine.
 
-| preset | weights of the layers | tokens of a step | steps |
-|---|---|---|---|
-| tiny | 1.9 M | 1,536 | 6 times the text, 500 to 4,000; 16 times a text under 48,000 tokens |
-| small | 5.1 M | 4,096 | 8 times the text, 500 to 10,000; the same |
-| base | 13.5 M | 4,200 | 100,000: the defaults of the flags |
-| paper | 40.9 M; words 41.0 M | 12,288; 9,000 | 400,000: the published set-up of enwik8; of WikiText-103 |
-
-And of `train_seq2seq.py` for pairs of lines:
-
-| preset | weights of the layers | of a step, at most | steps |
-|---|---|---|---|
-| tiny | 0.9 M | 64 pairs, 8,192 tokens | 20 times the pairs, 500 to 4,000 |
-| small | 5.5 M | 128 pairs, 16,384 tokens | 20 times the pairs, 500 to 20,000 |
-| base | 44.0 M | 64 pairs | 20,000: the defaults of the flags |
+Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
 """
 
-from __future__ import annotations
+from txl_config.presets import (
+    BYTES,
+    PAIR_PRESETS,
+    PAIR_SIZES,
+    PRESETS,
+    SIZES,
+    choose_preset,
+    layer_weights,
+    pair_settings,
+    pair_weights,
+    preset_settings,
+    schedule_for,
+    steps_for,
+)
 
-from typing import Any
-
-from txl_tf.config.models import ModelConfig
-
-PRESETS = ("tiny", "small", "base", "paper")
-SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner")
-
-PAIR_PRESETS = ("tiny", "small", "base")
-PAIR_SIZES = ("num_layers", "d_model", "num_heads", "dff")
-
-BYTES = {"word": 6, "char": 1, "byte": 1, "subword": 4}  # level -> bytes of a token, about
-_LATER = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
-_PAPER = {"dropatt": 0.0, "untie_r": True, "train_steps": 400_000, "iterations": 200, "save_steps": 4000}
-
-
-def _sized(*sizes: int, segment: int, rows: int, **others: Any) -> dict[str, Any]:
-    lengths = {"tgt_len": segment, "mem_len": segment, "train_batch_size": rows, "eval_batch_size": rows}
-    return {**dict(zip(SIZES, sizes, strict=True)), **lengths, **others}
-
-
-def _recipe(preset: str, level: str) -> dict[str, Any]:
-    by_word = level in ("word", "subword")
-    rate = 2e-3 if level in ("char", "subword") else 1e-3  # with which bytes do not learn, and words learn less
-    if preset == "tiny":
-        segment, rows = (64, 24) if by_word else (96, 16)
-        tiny = _sized(4, 192, 192, 4, 48, 768, segment=segment, rows=rows, learning_rate=rate, dropout=0.0, **_LATER)
-        return tiny | ({"d_embed": 96, "div_val": 2} if level == "word" else {})
-    if preset == "small":
-        small = _sized(6, 256, 256, 4, 64, 1024, segment=128, rows=32, learning_rate=1e-3, dropout=0.1, **_LATER)
-        return small | ({"d_embed": 128, "div_val": 2} if level == "word" else {})
-    if preset == "paper" and by_word:
-        return _sized(16, 410, 410, 10, 41, 2100, segment=150, rows=60, proj_share_all_but_first=True, **_PAPER)
-    return _sized(12, 512, 512, 8, 64, 2048, segment=512, rows=24, **_PAPER) if preset == "paper" else {}
-
-
-def choose_preset(n_bytes: float, n_gpus: int, n_cores: int) -> str:
-    """The preset for a text of `n_bytes`: on processors, one that trains in minutes."""
-    if n_gpus:
-        return "tiny" if n_bytes < 1e6 else "small" if n_bytes < 30e6 else "base"
-    return "small" if n_bytes >= 30e6 and n_cores >= 16 else "tiny"
-
-
-def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1) -> dict[str, Any]:
-    """`{hyper-parameter: value}` of a preset, of model, optimizer, training and evaluation; empty for the defaults.
-
-    Args:
-        preset: one of `PRESETS`.
-        level: of the tokens.
-        n_tokens: of the text, about.
-        replicas: number of devices that divide a batch; that of `base` and `paper` is fixed.
-    """
-    recipe = _recipe(preset, level)
-    if preset in ("base", "paper"):
-        return recipe
-    segment = recipe["tgt_len"]
-
-    def rows_of(most: int, tokens: float) -> int:
-        """A multiple of `replicas`, with a segment in each of `tokens`, but no more than `most`."""
-        return int(max(1, min(most, tokens // segment) // replicas)) * replicas
-
-    recipe["train_batch_size"] = rows = rows_of(recipe["train_batch_size"], n_tokens / 8)
-    recipe["eval_batch_size"] = rows_of(16, n_tokens / 40)  # of a twentieth of the text
-    epoch = n_tokens / (rows * segment)
-    least = max(100, min(500, 16 * epoch))  # more than 16 times a small text makes it worse
-    bounds = (6, least, 4000) if preset == "tiny" else (8, least, 10_000)
-    schedule = schedule_for(steps_for(epoch, *bounds))
-    return recipe | schedule | {"warmup_steps": min(100, schedule["train_steps"] // 5)}
-
-
-def steps_for(epoch_steps: float, epochs: int = 3, least: float = 100, most: int = 4000) -> int:
-    """Steps that read a text `epochs` times, within bounds.
-
-    Args:
-        epoch_steps: steps that read it once.
-    """
-    return int(min(most, max(least, epochs * epoch_steps))) // 100 * 100
-
-
-def schedule_for(train_steps: int) -> dict[str, int]:
-    """Steps of a training, with lines of progress and checkpoints to match."""
-    iterations = 50 if train_steps <= 2000 else 100
-    return {"train_steps": train_steps, "iterations": iterations, "save_steps": max(1, train_steps // 4)}
-
-
-def pair_settings(preset: str, n_pairs: float, n_tokens: float) -> dict[str, Any]:
-    """`{hyper-parameter: value}` of a preset for pairs of lines, of model, optimizer and training; empty for `base`.
-
-    Args:
-        preset: one of `PAIR_PRESETS`.
-        n_pairs: of the training.
-        n_tokens: of both sides of all pairs, about.
-    """
-    if preset == "base":
-        return {}
-    sizes, rows, tokens, rate, most = {
-        "tiny": ((2, 128, 4, 512), 64, 8192, 2e-3, 4000),
-        "small": ((3, 256, 4, 1024), 128, 16_384, 1e-3, 20_000),
-    }[preset]
-    epoch = max(n_pairs / rows, n_tokens / tokens)
-    schedule = schedule_for(steps_for(epoch, 20, 500, most))
-    warmup = min(200, schedule["train_steps"] // 5)
-    batch = {"batch_size": rows, "batch_tokens": tokens, "learning_rate": rate, "warmup_steps": warmup}
-    return {**dict(zip(PAIR_SIZES, sizes, strict=True)), **batch, **schedule}
-
-
-def pair_weights(num_layers: int, d_model: int, num_heads: int, dff: int) -> int:
-    """How many weights the layers of an encoder-decoder have, biases and layer norms left out."""
-    return num_layers * (12 * d_model**2 + 4 * d_model * dff)
-
-
-def layer_weights(values: dict[str, Any]) -> int:
-    """How many weights the layers of a Transformer-XL have, biases and layer norms left out."""
-    sizes = {field: values.get(field, _DEFAULTS[field]) for field in SIZES}
-    heads, model = sizes["n_head"] * sizes["d_head"], sizes["d_model"]
-    return sizes["n_layer"] * model * (5 * heads + 2 * sizes["d_inner"])
-
-
-_DEFAULTS = {name: field.metadata["flag"] for name, field in ModelConfig.__dataclass_fields__.items()}
+__all__ = [
+    "BYTES",
+    "PAIR_PRESETS",
+    "PAIR_SIZES",
+    "PRESETS",
+    "SIZES",
+    "choose_preset",
+    "layer_weights",
+    "pair_settings",
+    "pair_weights",
+    "preset_settings",
+    "schedule_for",
+    "steps_for",
+]

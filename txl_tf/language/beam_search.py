@@ -1,6 +1,6 @@
-"""Targets of an encoder-decoder, token by token with cached keys and values: beam search, sampling, greedy.
+"""Generates targets with an encoder-decoder and cached keys and values: beam search, sampling, greedy search.
 
-`model` has two functions, see `Transformer`:
+`model` has two methods, see `Transformer`:
 
     start_decoding(source, rows_each, most) -> caches, sources, seen
     decode_step(ids, place, caches, sources, seen) -> log_probs, caches
@@ -9,13 +9,15 @@ Shapes:
     B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size
 """
 
-import keras
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import write_tokens
 from txl_tf.language.sampling import (
     check_integer,
@@ -28,37 +30,41 @@ from txl_tf.language.stopping import no_stops
 from txl_tf.nn.embedding import check_ids
 from txl_tf.schema import known_names
 
-_NONE = -1e9  # log-probability of what cannot be; finite, so that it can be multiplied
+_NONE = -1e9  # log-probability of impossible tokens and paths; finite, so that products with it are numbers
 
 
 @known_names
 def generate(
-    model, /, source, *, start, end, max_new_tokens=None, beam_size=1, n_best=None, length_penalty=0.6, temperature=0.0,
-    top_k=None, top_p=None, seed=None, suppress_tokens=(),
+    model: Any, /, source: Tensor, *, start: Any, end: Any, max_new_tokens: int | None = None, beam_size: int = 1,
+    n_best: Any = None, length_penalty: float = 0.6, temperature: float = 0.0, top_k: Any = None,
+    top_p: float | None = None, seed: Any = None, suppress_tokens: Any = (),
 ):  # fmt: skip
-    """Writes targets: greedily, by sampling, or by beam search, in one graph with cached keys and values.
+    """Generates targets by greedy search, sampling or beam search, in one graph with cached keys and values.
 
     Args:
+        model: `Transformer`. The function is its method.
         source: int `[batch, any]`, 0 at padding.
-        start, end: ids that targets begin and end with; `end` may be `None`, but for a beam search.
-        max_new_tokens: most tokens to write, the end included; by default 100, or `max_len` if that is less.
-        beam_size: hypotheses that are followed; 1 for none but the one.
-        n_best: how many to return, by default 1; a dimension of the results if it is given.
-        length_penalty: alpha of Wu et al. 2016, by default 0.6: scores are divided by `((5 + length) / 6)**alpha`.
-        temperature, top_k, top_p, seed: of sampling, as in `TransformerXLLM.generate`; a temperature of 0, the
-            default, takes the likeliest token.
+        start, end: ids with which targets begin and end. `end` may be `None`, except in a beam search.
+        max_new_tokens: the largest number of tokens of a target, including the end; by default 100, or `max_len` if it
+            is smaller.
+        beam_size: number of hypotheses that the search follows; 1 without beam search.
+        n_best: number of targets to return. If it is given, the results have a dimension for it.
+        length_penalty: alpha of Wu et al. 2016, by default 0.6. Scores are divided by `((5 + length) / 6)**alpha`.
+        temperature, top_k, top_p, seed: options of sampling, see `TransformerXLLM.generate`. With a temperature of 0,
+            the default, the most likely token is taken.
         suppress_tokens: ids that no target may contain, such as those of `<s>` and `<unk>`.
 
     Returns:
-        `(ids, scores)`: int32 `[batch, max_new_tokens]` without the start, 0 after the end; and float32 (float64 if the
-        model's dtype is) `[batch]`, the log-probability of the target, of beam search divided by the penalty. With
-        `n_best`, `[batch, n_best, max_new_tokens]` and `[batch, n_best]`, the best first.
+        `(ids, scores)`: int32 `[batch, max_new_tokens]` without the start, and 0 after the end; and float32 (float64 if
+        the model's dtype is) `[batch]`, the log-probability of the target. In a beam search, it is divided by the
+        penalty. With `n_best`, `[batch, n_best, max_new_tokens]` and `[batch, n_best]`, the best first.
 
     Raises:
-        ValueError: an argument is out of its range; the message names it.
-        UnknownArgumentError: there is no such option; the message lists those that there are.
+        ParameterError: an argument is out of its range.
+        UnknownArgumentError: an option does not exist; the message lists those that do.
     """
-    source, searches = _check_source(model, source), beam_size > 1 or n_best is not None
+    source = _check_source(model, source)
+    searches = beam_size > 1 or n_best is not None
     most = min(100, model.max_len) if max_new_tokens is None else max_new_tokens
     for name, token in (("start", start), ("end", end)):
         if token is not None or name == "start" or searches:
@@ -70,36 +76,42 @@ def generate(
         check_integer("n_best", n_best, 1, beam_size)
     NOT_NEGATIVE("length_penalty", length_penalty)
     if searches and temperature:
-        raise ValueError(f"temperature must be 0 for a beam search, got {temperature}")
+        raise ParameterError("temperature", temperature, "0 for a beam search")
     for name, value in {"top_k": top_k, "top_p": top_p, "seed": seed}.items():
         if value is not None and not temperature:
             where = "for a beam search" if searches else "with a temperature of 0, which draws nothing"
-            raise ValueError(f"{name} must be None {where}, got {value}")
+            raise ParameterError(name, value, f"None {where}")
     sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
-    source, most = tf.constant(source, tf.int32), tf.constant(most)  # as a tensor, it has no graph of its own
+    # Tensors as arguments: a Python number would have its own graph.
+    source = tf.constant(source, tf.int32)
+    limit = tf.constant(most)
     allowed = writable(model, suppressed)
     if not searches:
-        end, sampling = -1 if end is None else end, sampling if temperature else None
-        return model._sample(source, start, end, most, sampling, allowed)
-    length_penalty = tf.constant(length_penalty, model.loss_dtype)  # as a tensor, again
-    ids, scores = model._beam_search(source, start, end, most, beam_size, length_penalty, allowed)
+        end = -1 if end is None else end
+        return model._sample(source, start, end, limit, sampling if temperature else None, allowed)
+    penalty = tf.constant(length_penalty, model.loss_dtype)
+    ids, scores = model._beam_search(source, start, end, limit, beam_size, penalty, allowed)
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
 
 
-def _check_source(model, source):
+def _check_source(model: Any, source: Tensor):
     source = np.asarray(source)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
-        raise ValueError(f"source must be integers [batch, any], got {source.dtype.name} {list(source.shape)}")
+        allowed = "integers [batch, any]"
+        message = f"source must be {allowed}, got {source.dtype.name} {list(source.shape)}"
+        raise ParameterError("source", source, allowed, message)
     check_ids("source", source, model.input_vocab_size)
     if source.shape[1] > model.max_len:
-        raise ValueError(f"source must be at most max_len={model.max_len} long, got {source.shape[1]}")
+        allowed = f"at most max_len={model.max_len} long"
+        raise ParameterError("source", source, allowed, f"source must be {allowed}, got {source.shape[1]}")
     if not np.any(source != PADDING, 1).all():
-        raise ValueError(f"source must have a symbol in every row, got padding alone in row {np.argmin(source.any(1))}")
+        message = f"source must have a symbol in every row, got only padding in row {np.argmin(source.any(1))}"
+        raise ParameterError("source", source, "ids with a symbol in every row", message)
     return source
 
 
-def check_suppressed(ids, end, n_symbols):
-    """The set of `suppress_tokens`. Raises ParameterError for what is no id of a symbol, and for the `end`."""
+def check_suppressed(ids: Tensor, end: Any, n_symbols: int):
+    """Checks `suppress_tokens` and returns them as a set. They must be ids of symbols other than the `end`."""
     if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
         raise ParameterError("suppress_tokens", ids, "several ids")
     for i in ids:
@@ -110,19 +122,34 @@ def check_suppressed(ids, end, n_symbols):
     return {int(i) for i in ids}
 
 
-def writable(model, suppressed):
-    """Which symbols a target may contain, bool `[V]`: all but padding and the ids of `suppressed`."""
+def writable(model: Any, suppressed: Any):
+    """The symbols that a target may contain, bool `[V]`: all except padding and the ids in `suppressed`."""
     allowed = np.ones([model.target_vocab_size], bool)
     allowed[[PADDING, *suppressed]] = False
     return tf.constant(allowed)
 
 
-def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits=None, allowed=None):
-    """One target for every source, greedily where `sampling` is `None`: `(ids, scores)`, int32 `[B, N]`, float `[B]`.
+def sample_sequences(
+    model: Any,
+    source: Tensor,
+    start: Any,
+    end: Any,
+    max_new_tokens: int,
+    sampling: Any,
+    limits: Tensor | None = None,
+    allowed: Any = None,
+):
+    """Generates one target for every source by sampling, or by greedy search if `sampling` is `None`.
 
-    `end` is -1 where nothing ends a target; padding follows its end. `limits` and `allowed`: see `beam_search`.
+    Args:
+        model, source, start, max_new_tokens, limits, allowed: see `beam_search`.
+        end: id that ends a target; -1 for none.
+        sampling: options of sampling, or `None`.
+
+    Returns:
+        `(ids, scores)`: int32 `[B, N]`, 0 after the end, and float `[B]`.
     """
-    batch = keras.ops.shape(source)[0]
+    batch = shape_of(source)[0]
     decode, caches = _decoder(model, source, 1, max_new_tokens, allowed)
     uniform = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
 
@@ -145,8 +172,8 @@ def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits
     return written.tokens, written.state[1]
 
 
-def _decoder(model, source, rows_each, most, allowed=None):
-    """`(decode, caches)`: `model.decode_step` for a source, which writes `allowed` symbols, and its first caches."""
+def _decoder(model: Any, source: Tensor, rows_each: int, most: int, allowed: Any = None):
+    """`(decode, caches)`: `model.decode_step` for a source, limited to `allowed` symbols, and the first caches."""
     caches, *rest = model.start_decoding(source, rows_each, most)
     allowed = writable(model, ()) if allowed is None else allowed
 
@@ -158,24 +185,44 @@ def _decoder(model, source, rows_each, most, allowed=None):
     return decode, caches
 
 
-def beam_search(model, source, start, end, max_new_tokens, beam_size, length_penalty, limits=None, allowed=None):
-    """The likeliest targets of every source, as far as `beam_size` hypotheses lead to them.
+def beam_search(
+    model: Any,
+    source: Tensor,
+    start: Any,
+    end: Any,
+    max_new_tokens: int,
+    beam_size: int,
+    length_penalty: float,
+    limits: Tensor | None = None,
+    allowed: Any = None,
+):
+    """Searches the most likely targets of every source with `beam_size` hypotheses.
 
-    A step extends every hypothesis by every token. Those that end compete by their score for `beam_size` places of
-    finished targets; of the others the `beam_size` likeliest go on. A row is done when no hypothesis can do better any
-    more. A hypothesis that has not ended after `max_new_tokens` is compared by its score until there: a worse one does
-    not win because it ended.
+    A step extends every hypothesis by every token. The `beam_size` finished targets with the best scores are kept, and
+    so are the `beam_size` most likely of the other hypotheses. A row is done if no hypothesis can have a better score
+    any more. A hypothesis that has not ended after `max_new_tokens` is compared by its current score, so that a worse
+    one does not win only because it has ended.
 
     Args:
-        limits: int32 `[B]`, of each row at most `max_new_tokens`; by default that of all. A row is searched as it would
-            be alone.
-        allowed: bool `[V]`, the symbols that may be written; by default all but padding.
+        model: `Transformer`.
+        source: int `[B, S]`.
+        start, end: ids with which targets begin and end.
+        max_new_tokens: the largest number of tokens of a target.
+        beam_size: number of hypotheses.
+        length_penalty: see `generate`.
+        limits: int32 `[B]`, the largest number of tokens in each row, by default `max_new_tokens`. The result of a row
+            does not depend on the other rows.
+        allowed: bool `[V]`, the symbols that a target may contain; by default all except padding.
 
     Returns:
         `(ids, scores)`: int32 `[B, K, N]`, 0 after the end, and float `[B, K]`, the best first.
     """
-    batch, size, most, dtype = keras.ops.shape(source)[0], beam_size, max_new_tokens, model.loss_dtype
-    length_penalty, none = tf.convert_to_tensor(length_penalty, dtype), tf.constant(_NONE, dtype)
+    batch = shape_of(source)[0]
+    size = beam_size
+    most = max_new_tokens
+    dtype = model.loss_dtype
+    length_penalty = tf.convert_to_tensor(length_penalty, dtype)
+    none = tf.constant(_NONE, dtype)
     decode, caches = _decoder(model, source, size, most, allowed)
     first_rows = tf.range(batch)[:, None] * size
     columns = tf.range(most)
@@ -185,7 +232,7 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
         return ((5.0 + tf.cast(length, dtype)) / 6.0) ** length_penalty
 
     def body(i, last, alive, totals, finished, scores, caches):
-        before = last, alive, totals, finished, scores
+        before = (last, alive, totals, finished, scores)
         log_probs, caches = decode(tf.reshape(last, [-1]), i, caches)
         sums = totals[..., None] + tf.reshape(log_probs, [batch, size, -1])  # [B, K, V]
         here = columns == i
@@ -197,27 +244,29 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
         n_token = tf.shape(sums)[2]
         sums = tf.where(tf.range(n_token) == end, none, sums)
         totals, kept = tf.math.top_k(tf.reshape(sums, [batch, -1]), size)
-        parents, last = kept // n_token, kept % n_token
+        parents = kept // n_token
+        last = kept % n_token
         alive = tf.where(here, last[..., None], tf.gather(alive, parents, batch_dims=1))
         rows = tf.reshape(first_rows + parents, [-1])
         caches = tf.nest.map_structure(lambda cache: tf.gather(cache, rows, axis=1), caches)
-        now = last, alive, totals, finished, scores
-        goes_on = i < limits  # rows at theirs stay as they were
+        after = (last, alive, totals, finished, scores)
+        below_limit = i < limits  # the other rows do not change any more
         found = [
-            tf.where(tf.reshape(goes_on, [-1] + [1] * (x.shape.rank - 1)), x, old)
-            for x, old in zip(now, before, strict=True)
+            tf.where(tf.reshape(below_limit, [-1] + [1] * (x.shape.rank - 1)), x, old)
+            for x, old in zip(after, before, strict=True)
         ]
         return i + 1, *found, caches
 
     def more(i, last, alive, totals, finished, scores, caches):
-        best = totals[:, 0] / penalty(limits)  # log-probabilities only fall, penalties only grow
+        best = totals[:, 0] / penalty(limits)  # log-probabilities can only fall, and penalties only grow
         return tf.reduce_any((i < limits) & (best > scores[:, -1]))
 
     empty = tf.zeros([batch, size, most], tf.int32)
-    totals = tf.tile(tf.where(tf.range(size) == 0, tf.zeros([], dtype), none)[None], [batch, 1])  # all begin alike
+    # At first, all hypotheses are equal, so only one of them counts.
+    totals = tf.tile(tf.where(tf.range(size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
     state = (0, tf.fill([batch, size], start), empty, totals, empty, tf.fill([batch, size], none), caches)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
-    # Where the search stopped before the limit, all that ended have higher scores than the others.
+    # If the search stopped before the limit, all finished targets have higher scores than the others.
     unended = totals / penalty(tf.minimum(i, limits))[:, None]
     scores, kept = tf.math.top_k(tf.concat([scores, unended], 1), size)
     return tf.gather(tf.concat([finished, alive], 1), kept, batch_dims=1), scores

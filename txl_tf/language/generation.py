@@ -1,29 +1,32 @@
-"""Text from a language model: the loop of sampling and cached forward steps, in one compiled graph.
+"""Generates text with a language model: sampling and cached forward steps in a loop, in one compiled graph.
 
     generate(lm, prompt, max_new_tokens=100, temperature=0.8, top_p=0.9, seed=1)    # int [batch, n] -> [batch, n + 100]
-    generate(lm, prompt, max_new_tokens=100, stop_strings=["\\n\\n"], vocab=vocab)    # ends sooner, see stopping.py
+    generate(lm, prompt, max_new_tokens=100, stop_strings=["\\n\\n"], vocab=vocab)    # may end sooner, see stopping.py
 
-The first new token follows the prompt as one segment, `lm.log_probs(prompt)`; from then on a segment is one token.
+The prompt is read as one segment, as in `lm.log_probs(prompt)`. After it, every segment is one token.
 
-What a row draws depends on its seed and on how many tokens it has drawn before, and on no other row. Rows that share a
-seed and a prompt therefore share their text: give every row its own seed for different ones.
+The random numbers of a row depend only on its seed and on the number of tokens it has drawn. So rows with the same seed
+and the same prompt get the same text. For different texts, give every row its own seed.
 
 Shapes:
-    B: batch; of texts, times the sequences for each prompt      n: prompt      N: n_token, the vocabulary
-    E: d_model      room: most new tokens
+    B: number of texts, the batch times the sequences for each prompt      n: length of the prompt
+    N: n_token, the size of the vocabulary      E: d_model      room: largest number of new tokens
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import REPETITION_WINDOW
-from txl_tf.language.loop import with_column, write_tokens
+from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
+from txl_tf.language.loop import Written, with_column, write_tokens
 from txl_tf.language.sampling import (
     SAMPLING,
     History,
+    Sampling,
     check_integer,
     check_sampling,
     no_history,
@@ -35,68 +38,75 @@ from txl_tf.language.sampling import (
     sample,
     sample_words,
 )
-from txl_tf.language.stopping import check_stops, spec_of, with_room
+from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
 from txl_tf.nn.embedding import check_ids
 from txl_tf.schema import check_names, keywords_of, known_names
 
 
 class TextState(NamedTuple):
-    """State of decoding: all that the next token of a text depends on."""
+    """The state of decoding, from which the next token of a text is computed."""
 
-    hidden: tf.Tensor  # [B, E], after the last token; see `LanguageModel.outputs`
-    state: tuple  # of the decoding cache
+    hidden: Tensor  # [B, E], after the last token; see `LanguageModel.outputs`
+    state: Any  # of the decoding cache
     history: History
 
 
 class Texts(NamedTuple):
-    """Prompts and what was written after them."""
+    """Prompts and the new tokens after them."""
 
-    tokens: tf.Tensor  # int32 [B, n + room], filled up with the stop token, or 0
-    lengths: tf.Tensor  # int32 [B], prompt and new tokens
-    excess: tf.Tensor  # int32 [B], see `Written`
+    tokens: Tensor  # int32 [B, n + room], padded with the stop token, or 0
+    lengths: Tensor  # int32 [B], of prompt and new tokens together
+    excess: Tensor  # int32 [B], see `Written`
 
 
-def precompute_for(lm, cache):
-    """Values of `next_token` that depend on the weights alone: those of the cache, and the bins of the softmax."""
+def precompute_for(lm: Any, cache: Any) -> tuple[Any, tuple]:
+    """The values of `next_token` that depend only on the weights: those of the cache and those of the softmax."""
     return cache.precompute(), precompute_softmax(lm)
 
 
-def next_token(lm, cache, precomputed, text, uniform, sampling):
-    """The next token of every row, sampled and read: the step of the loop.
+def next_token(
+    lm: Any, cache: Any, precomputed: Any, text: TextState, uniform: Tensor, sampling: Sampling
+) -> tuple[Tensor, TextState]:
+    """Samples the next token of every row and reads it: one step of the loop.
 
     Args:
-        cache: `lm.decoding_cache()`, with static shapes where this is for XLA.
+        lm: the language model.
+        cache: `lm.decoding_cache()`, with static shapes for XLA.
         precomputed: `precompute_for(lm, cache)`.
-        text: `TextState`, whose state is written into.
-        uniform: float64 `[B, 2]`, of `uniform_draws`.
+        text: the state before the token. Its cache is overwritten.
+        uniform: float64 `[B, 2]`, from `uniform_draws`.
         sampling: `Sampling`.
 
     Returns:
-        `(token, text)`: int32 `[B]`, and the `TextState` for the next one.
+        `(token, text)`: int32 `[B]`, and the `TextState` after it.
     """
-    weights, bins = precomputed
-    if bins:
-        token = sample(bins, text.hidden, uniform, sampling, text.history, cache.static_shapes)
+    weights, clusters = precomputed
+    if clusters:
+        token = sample(clusters, text.hidden, uniform, sampling, text.history, cache.static_shapes)
     else:
         token = sample_words(lm.log_probs_of(text.hidden[:, None])[:, 0], uniform, sampling, text.history)
     hidden, state = cache.read_token(weights, token, text.state)
     return token, TextState(hidden, state, remember(text.history, token))
 
 
-def continue_text(lm, cache, precomputed, text, uniform, limits, sampling, stops, with_nll=False):
-    """Samples and reads, token by token, until every row has ended.
+def continue_text(
+    lm: Any, cache: Any, precomputed: Any, text: TextState, uniform: Tensor, limits: Tensor, sampling: Sampling,
+    stops: Stops, with_nll: bool = False,
+) -> tuple[Written, Tensor | None]:  # fmt: skip
+    """Samples and reads tokens until every row has ended.
 
     Args:
-        cache, precomputed, text, sampling: see `next_token`.
-        uniform: float64 `[room, B, 2]`, the draws of as many tokens as there is room for.
-        limits: int32 `[B]`: most tokens to write.
-        stops: `Stops`, which end a row sooner.
+        lm, cache, precomputed, text, sampling: see `next_token`.
+        uniform: float64 `[room, B, 2]`, the random numbers for all tokens.
+        limits: int32 `[B]`, the largest number of tokens of each row.
+        stops: `Stops`, which can end a row sooner.
         with_nll: whether to compute the nll of the new tokens.
 
     Returns:
-        `(written, nll)`: `Written`, whose state is a `TextState`; `[B, room]`, nats, as of `lm.score`, or `None`.
+        `(written, nll)`: a `Written` whose state is a `TextState`; and `[B, room]` in nats, as of `lm.score`, or
+        `None`.
     """
-    room, batch, _ = keras.ops.shape(uniform)
+    room, batch, _ = shape_of(uniform)
     rows = tf.range(batch)
 
     def step(i, stopped, state):
@@ -112,48 +122,53 @@ def continue_text(lm, cache, precomputed, text, uniform, limits, sampling, stops
     return written._replace(state=text), nll if with_nll else None
 
 
-def generate_tokens(lm, prompt, lengths, uniform, limits, sampling, stops, number=1, static_shapes=False):
-    """`generate` as a graph: all arguments but `lm` and `static_shapes` are tensors, and none is checked.
+def generate_tokens(
+    lm: Any, prompt: Tensor, lengths: Tensor, uniform: Tensor, limits: Tensor, sampling: Sampling, stops: Stops,
+    number: Size = 1, static_shapes: bool = False,
+) -> Texts:  # fmt: skip
+    """`generate` for a graph. All arguments except `lm` and `static_shapes` are tensors, which are not checked.
 
     Args:
+        lm: the language model.
         prompt, lengths: int32 `[prompts, n]` and `[prompts]`.
-        uniform: float64 `[room, B, 2]`, of `uniform_draws`: an argument, as XLA would draw others.
-        limits, sampling, stops: see `continue_text`; `stops` may have one row for all sequences.
+        uniform: float64 `[room, B, 2]`, from `uniform_draws`. It is an argument because XLA would draw other numbers.
+        limits, sampling, stops: see `continue_text`. `stops` may have one row for all sequences.
         number: sequences for each prompt; an int with static shapes.
-        static_shapes: whether this is for XLA.
-
-    Returns:
-        `Texts`.
+        static_shapes: whether the graph is for XLA.
     """
-    cache, room, n = lm.decoding_cache(static_shapes), keras.ops.shape(uniform)[0], keras.ops.shape(prompt)[1]
-    nothing = no_history(keras.ops.shape(prompt)[0], lm.network.n_token)
+    cache = lm.decoding_cache(static_shapes)
+    room = shape_of(uniform)[0]
+    n = shape_of(prompt)[1]
+    nothing = no_history(shape_of(prompt)[0], lm.network.n_token)
     text = TextState(*cache.read_prompt(prompt, lengths), remember_segment(nothing, prompt, lengths))
     text, prompt, lengths = repeated((text, prompt, lengths), number)
     written, _ = continue_text(lm, cache, precompute_for(lm, cache), text, uniform, limits, sampling, stops)
     tokens = tf.concat([prompt, written.tokens], 1)
-    column, lengths = tf.range(n + room), lengths[:, None]
-    source = tf.where(column < lengths, column, column + n - lengths)  # the new tokens follow a shorter prompt directly
+    column = tf.range(n + room)
+    lengths = lengths[:, None]
+    source = tf.where(column < lengths, column, column + n - lengths)  # new tokens directly after a shorter prompt
     tokens = tf.gather(tokens, tf.minimum(source, n + room - 1), batch_dims=1)
     ends = lengths[:, 0] + written.lengths
     return Texts(tf.where(column < ends[:, None], tokens, tf.maximum(stops.token, 0)), ends, written.excess)
 
 
-def _room(n):
-    """The next power of two, 16 at least: prompts and texts have few lengths, each of which is compiled once."""
+def _room(n: int) -> int:
+    """The next power of two, at least 16. So prompts and texts have few different lengths, each compiled once."""
     return max(16, 1 << (n - 1).bit_length())
 
 
-def _check_prompt(prompt, lengths, n_token):
-    """`(prompt, lengths)` as arrays that `generate` takes, else a ValueError; ids beyond the lengths are 0."""
+def _check_prompt(prompt: Any, lengths: Any, n_token: int) -> tuple[np.ndarray, np.ndarray]:
+    """Checks the arguments of `generate` and returns them as arrays, with 0 after the end of shorter prompts."""
     prompt = np.asarray(prompt)
     if prompt.ndim != 2 or not np.issubdtype(prompt.dtype, np.integer) or 0 in prompt.shape:
-        raise ValueError(
-            f"prompt must be integers [batch, n], n at least 1, got {prompt.dtype.name} {list(prompt.shape)}"
-        )
+        allowed = "integers [batch, n], n at least 1"
+        message = f"prompt must be {allowed}, got {prompt.dtype.name} {list(prompt.shape)}"
+        raise ParameterError("prompt", prompt, allowed, message)
     batch, n = prompt.shape
     lengths = np.full([batch], n) if lengths is None else np.asarray(lengths)
     if lengths.shape != (batch,) or lengths.dtype.kind not in "iu" or lengths.min() < 1 or lengths.max() > n:
-        raise ValueError(f"lengths must be [batch={batch}] integers between 1 and {n}, got {lengths.tolist()}")
+        allowed = f"[batch={batch}] integers between 1 and {n}"
+        raise ParameterError("lengths", lengths.tolist(), allowed)
     prompt = np.where(np.arange(n) < lengths[:, None], prompt, 0)
     check_ids("prompt", prompt, n_token)
     return prompt, lengths
@@ -161,49 +176,52 @@ def _check_prompt(prompt, lengths, n_token):
 
 @known_names
 def generate(
-    lm, /, prompt, max_new_tokens, *, lengths=None, num_return_sequences=1, stop_token=None, stop_strings=None,
-    stop_at_newline=False, vocab=None, with_lengths=False, repetition_penalty=None,
-    repetition_window=REPETITION_WINDOW, temperature=1.0, top_k=None, top_p=None, min_p=None, seed=None,
-):  # fmt: skip
-    """Continues every row of `prompt`, token by token, with cached keys and values.
+    lm: Any, /, prompt: Any, max_new_tokens: int, *, lengths: Any = None, num_return_sequences: int = 1,
+    stop_token: int | None = None, stop_strings: Iterable[str] | None = None, stop_at_newline: bool = False,
+    vocab: Any = None, with_lengths: bool = False, repetition_penalty: float | None = None,
+    repetition_window: int = REPETITION_WINDOW, temperature: float = 1.0, top_k: int | None = None,
+    top_p: float | None = None, min_p: float | None = None, seed: Any = None,
+) -> Any:  # fmt: skip
+    """Continues every row of `prompt` with cached keys and values.
 
-    A `TransformerLM` has at most `context_len` tokens in view, at the positions 0, 1, ... When this window is full, its
-    last half is read again as the beginning of a new one, and the text goes on. The next token's probabilities are
-    those that `log_probs` gives after the tokens of the window, see `window.py`. No memory is carried from window to
-    window, whatever `mem_len` is. Of a longer prompt, the model sees its last window.
+    A `TransformerLM` sees at most `context_len` tokens, at the positions 0, 1, ... When this window is full, the model
+    reads the last half of it again, as the beginning of a new window. The probabilities of the next token are those
+    that `log_probs` returns after the tokens of the window, see `window.py`. Windows have no memory in common, whatever
+    `mem_len` is. If the prompt is longer, the model sees only its last window.
 
     Args:
-        lm: `TransformerXLLM` or `TransformerLM`; the function is their method.
+        lm: `TransformerXLLM` or `TransformerLM`. The function is their method.
         prompt: int `[batch, n]`, n at least 1.
         max_new_tokens: int, at least 0.
-        lengths: int `[batch]`, where prompts are of unequal length: row b is `prompt[b, :lengths[b]]`.
-        num_return_sequences: texts for every prompt, next to each other in the result. The first is the one that a
-            single text would be; the others have seeds of their own, see `sampling.of_sequences`.
+        lengths: int `[batch]`, for prompts of different lengths: row b is `prompt[b, :lengths[b]]`.
+        num_return_sequences: texts for every prompt, which are neighbours in the result. The first text is the same as
+            with `num_return_sequences=1`. The others have their own seeds, see `sampling.of_sequences`.
         stop_token: id that ends a row.
-        stop_strings: list of strings. The token that completes one in the new text ends the row, wherever in that token
-            the string ends: see `txl_tf.language.stopping`.
+        stop_strings: list of strings. A row ends with the token that completes one of them in the new text, even if the
+            string ends inside that token; see `txl_tf.language.stopping`.
         stop_at_newline: whether "\\n" is a stop string.
         vocab: `Vocab` of the model, which stop strings need.
-        with_lengths: whether to return the lengths too.
-        repetition_penalty: the log-probabilities of tokens among the last ones of prompt and text are multiplied by it;
-            above 1 they become less likely. This option and those below apply in this order.
-        repetition_window: how many last tokens these are, by default 64.
-        temperature: divides the log-probabilities; below 1 likely tokens become likelier, 0 takes the most likely one.
-        top_k: sample from the `top_k` most likely tokens only.
-        top_p: sample from the fewest most likely tokens that hold this share of the probability only, in (0, 1]; of
-            those that `top_k` leaves, where both are given.
-        min_p: sample from tokens at least `min_p` times as likely as the likeliest only, in [0, 1).
-        seed: int, or int `[batch]`, one for every row. A row's text depends on its own prompt and seed alone: rows with
-            the same of both are equal. `None` draws one for every row.
+        with_lengths: whether to return the lengths, too.
+        repetition_penalty: factor for the log-probabilities of the last tokens of prompt and text. Above 1, it makes
+            them less likely. This option and those below apply in this order.
+        repetition_window: number of these last tokens, by default 64.
+        temperature: divides the log-probabilities. Below 1, likely tokens become more likely; 0 takes the most likely.
+        top_k: sample only from the `top_k` most likely tokens.
+        top_p: sample only from the smallest set of most likely tokens whose probabilities sum to at least `top_p`, in
+            (0, 1]. With `top_k`, the probabilities are those among the tokens that `top_k` leaves.
+        min_p: sample only from tokens that are at least `min_p` times as likely as the most likely one, in [0, 1).
+        seed: int, or int `[batch]`, one for every row. The text of a row depends only on its prompt and its seed, so
+            rows with the same prompt and seed are equal. `None` draws a seed for every row.
 
     Returns:
-        int32 `[batch * num_return_sequences, n + max_new_tokens]`: prompt and new tokens. The new tokens of a shorter
-        prompt follow it directly; the row is filled up with `stop_token` (0 where it is not given). With
-        `with_lengths`, `(tokens, lengths)`: also int32 `[batch * num_return_sequences]`, the tokens of prompt and text.
+        int32 `[batch * num_return_sequences, n + max_new_tokens]`: prompts and new tokens. The new tokens start
+        directly after the end of a shorter prompt. Rows are padded with `stop_token`, or 0 without one. With
+        `with_lengths`, `(tokens, lengths)`, where `lengths`, int32 `[batch * num_return_sequences]`, counts prompt and
+        new tokens.
 
     Raises:
-        ValueError: an argument out of range, or a stop string that the vocabulary cannot spell. Names the argument.
-        UnknownArgumentError: there is no such option; the message lists those that there are.
+        ParameterError: an argument is out of its range, or the vocabulary cannot spell a stop string.
+        UnknownArgumentError: an option does not exist; the message lists those that do.
     """
     texts = write_texts(
         lm, prompt, max_new_tokens, lengths=lengths, num_return_sequences=num_return_sequences, stop_token=stop_token,
@@ -214,25 +232,31 @@ def generate(
 
 
 def write_texts(
-    lm, prompt, max_new_tokens, *, lengths=None, num_return_sequences=1, stop_token=None, stop_strings=None,
-    stop_at_newline=False, vocab=None, **sampling,
-):  # fmt: skip
-    """`Texts` of `generate`, which describes the arguments."""
+    lm: Any, prompt: Any, max_new_tokens: int, *, lengths: Any = None, num_return_sequences: int = 1,
+    stop_token: int | None = None, stop_strings: Iterable[str] | None = None, stop_at_newline: bool = False,
+    vocab: Any = None, **sampling: Any,
+) -> Texts:  # fmt: skip
+    """The `Texts` of `generate`, which describes the arguments."""
     check_names("write_texts", sampling, [*keywords_of(write_texts), *SAMPLING])
-    n_token, number = lm.network.n_token, num_return_sequences
+    n_token = lm.network.n_token
     prompt, lengths = _check_prompt(prompt, lengths, n_token)
     check_integer("max_new_tokens", max_new_tokens, 0)
-    check_integer("num_return_sequences", number, 1)
-    sampling = check_sampling(len(prompt), **sampling)
+    check_integer("num_return_sequences", num_return_sequences, 1)
+    options = check_sampling(len(prompt), **sampling)
     stops = check_stops(n_token, stop_token, stop_strings, stop_at_newline, vocab)
-    return _write(lm, prompt, lengths, max_new_tokens, sampling, stops, int(number))
+    return _write(lm, prompt, lengths, max_new_tokens, options, stops, int(num_return_sequences))
 
 
-def _write(lm, prompt, lengths, max_new_tokens, sampling, stops, number):
-    """`Texts` of `generate`, whose arguments are checked, by a graph of the model."""
-    (batch, n), room, sampling = prompt.shape, max_new_tokens, of_sequences(sampling, number)
-    if lm.static_shapes:  # few of them, as each is compiled
-        room, stops = _room(room), with_room(stops)
+def _write(
+    lm: Any, prompt: np.ndarray, lengths: np.ndarray, max_new_tokens: int, sampling: Sampling, stops: Stops, number: int
+) -> Texts:
+    """Calls the graph of `generate` with checked arguments."""
+    batch, n = prompt.shape
+    room = max_new_tokens
+    sampling = of_sequences(sampling, number)
+    if lm.static_shapes:  # every shape is compiled, so there should be few
+        room = _room(room)
+        stops = with_room(stops)
         prompt = np.pad(prompt, [(0, 0), (0, _room(n) - n)])
     arguments = {
         "prompt": tf.constant(prompt, tf.int32),

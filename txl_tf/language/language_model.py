@@ -1,7 +1,7 @@
-"""The language model: the network, its softmax, and memory carried through `fit` and `evaluate`."""
+"""Language models: a network and its softmax, with memory from segment to segment."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import keras
@@ -11,11 +11,12 @@ from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, weights_of_labels
 from txl_tf.errors import FixedAttributeError, ParameterError
 from txl_tf.kernels.dtypes import at_least_float32
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language import generation
 from txl_tf.language.sampling import check_integer, uniform_draws
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax
-from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
+from txl_tf.nn.arguments import LayerOptions, arguments_of, takes
 from txl_tf.nn.base import OutputSpecs
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.parts import (
@@ -42,47 +43,63 @@ from txl_tf.transformer_xl.inference import weights_with, writable_copy
 from txl_tf.transformer_xl.network import DRAWN_ONCE, TransformerXL
 
 _NO_PREDICT = (
-    "{} would neither take nor return the memory, use instead: lm.log_probs(tokens, mems), "
+    "{} would neither take nor return the memory. Use instead: lm.log_probs(tokens, mems), "
     "lm.score(tokens, labels, mems) or lm.generate(prompt, max_new_tokens)"
 )
 
 
 class LanguageModel(Settings, OutputSpecs, MemoryModel):
-    """Base of language models: a network, and the adaptive softmax that shares its embeddings.
+    """Base class of language models: a network, and the adaptive softmax that shares its embeddings.
 
-    A subclass says which network, and with which arguments.
+    A subclass chooses the network and its arguments.
 
     Args:
         network_class: `TransformerXL`, or a subclass of it.
         arguments: arguments of the network, without dtype and name.
         proj_share_all_but_first: see `AdaptiveSoftmax`.
-        **kwargs: of `keras.Model`.
+        **kwargs: arguments of `keras.Model`.
     """
+
+    mem_len: int
+    context_len: int
+    network: Any  # a user's network may have other methods than `TransformerXL`
+    softmax: Any
 
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
     fixed_settings = {**dict.fromkeys(DRAWN_ONCE, ""), **dict.fromkeys(OF_COMPILE, "give it to compile()")}
     copied_settings = {"recompute": ("network.recompute",), "seed": ("network.seed",)}
 
-    def __init__(self, network_class, arguments, proj_share_all_but_first, **kwargs):
+    def __init__(
+        self, network_class: type[TransformerXL], arguments: dict[str, Any], proj_share_all_but_first: bool,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.proj_share_all_but_first = proj_share_all_but_first
         network_class = chosen_class("network_class", network_class)
         softmax_class = chosen_class("softmax_class", AdaptiveSoftmax)
         self.network = network = network_class(**arguments, dtype=self.dtype_policy, name="transformer")
-        self.seed, self.init = network.seed, network.init
+        self.seed = network.seed
+        self.init = network.init
         self.softmax = softmax_class(
-            **values_of(network, "n_token d_embed cutoffs div_val proj_same_dim"), d_proj=network.d_model,
+            n_token=network.n_token,
+            d_embed=network.d_embed,
+            d_proj=network.d_model,
+            cutoffs=network.cutoffs,
+            div_val=network.div_val,
+            proj_same_dim=network.proj_same_dim,
             proj_share_all_but_first=proj_share_all_but_first,
-            proj_initializer=network.projection_initializer(), dtype=self.dtype_policy, name="adaptive_softmax",
-        )  # fmt: skip
+            proj_initializer=network.projection_initializer(),
+            dtype=self.dtype_policy,
+            name="adaptive_softmax",
+        )
         self.build_at_once((None, None))
 
-    def build(self, tokens_shape=None):
+    def build(self, tokens_shape: Any = None) -> None:
         if not self.network.built:
             self.network.build_at_once()
             self.softmax.build((None, None, self.network.d_model))
 
-    def check_setting(self, name, value):
+    def check_setting(self, name: str, value: Any) -> Any:
         if name == "mem_len" and self.running_method:
             message = (
                 f"mem_len cannot change to {value} while {self.running_method} runs, whose memory has {self.mem_len}"
@@ -91,37 +108,39 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         value = super().check_setting(name, value)
         return self.network.check_setting(name, value) if hasattr(self.network, name) else value
 
-    def settings_changed(self, names):
+    def settings_changed(self, names: Iterable[str]) -> None:
         super().settings_changed(names)
         if "mem_len" in names:
             self.reset_memory()
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         classes = registered_classes(network_class=self.network, softmax_class=self.softmax)
         config = {**arguments_of(self), **self.network.get_config(), **super().get_config(), **classes}
         return checked_config(self, config)
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         with choosing(config) as others:
-            return super().from_config(others)
+            return super().from_config(others, custom_objects)
 
     # ------------------------------------------------------------------------------------------------- inference
 
-    def call(self, tokens, mems=None):
+    def call(self, tokens: Tensor, mems: Any = None) -> tuple[Tensor, list[Tensor]]:
         hidden, new_mems = self.network(tokens, mems=mems)
         return self.softmax(hidden, embedding=self.network.embedding), new_mems
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         hidden_shape, mems_shapes = self.network.compute_output_shape(**self.named_shapes(shapes, named))
         return (*hidden_shape[:-1], self.network.n_token), mems_shapes
 
-    def initial_mems(self, batch_size):
+    def initial_mems(self, batch_size: Size) -> list[Tensor]:
         """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`."""
         return self.network.initial_mems(batch_size)
 
-    def score(self, tokens, labels, mems=None, sample_weight=None):
-        """Negative log-likelihood of every label, in place.
+    def score(
+        self, tokens: Tensor, labels: Tensor, mems: Any = None, sample_weight: Any = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The negative log-likelihood of every label, at its position.
 
         Args:
             tokens: int `[batch, tgt_len]`.
@@ -129,19 +148,21 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             mems: list of `n_layer` tensors `[batch, any, d_model]`, or one tensor of them, `[n_layer, batch, any,
                 d_model]`; `None` for `initial_mems`.
             sample_weight: weights of the labels, `[batch, tgt_len]`, or of the rows, `[batch]`, by which their nll is
-                multiplied; `None` for 1. The sum of the result over the sum of the weights is what `evaluate` reports.
+                multiplied; `None` for 1. `evaluate` reports the sum of the result, divided by the sum of the weights.
 
         Returns:
-            `(nll, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len]`, nats, and the memory for the next
-            segment, which weights do not change.
+            `(nll, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len]` in nats, and the memory for the next
+            segment, which does not depend on the weights.
 
         Raises:
-            ValueError: shapes that do not belong together; in eager execution alone, an id outside the vocabulary, or
-                a weight that is negative or not finite.
+            ParameterError: shapes do not fit together. In eager execution also: an id is outside the vocabulary, or a
+                weight is negative or not finite.
         """
-        tokens, labels = self._check_ids("tokens", tokens), self._check_ids("labels", labels)
+        tokens = self._check_ids("tokens", tokens)
+        labels = self._check_ids("labels", labels)
         if tokens.shape != labels.shape:
-            raise ValueError(f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}")
+            message = f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}"
+            raise ParameterError("labels", labels, f"of the shape of tokens, {tokens.shape}", message)
         mems = self._check_mems(tokens, mems)
         if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:
             return self._score(tokens, labels, mems)
@@ -150,18 +171,18 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             check_weights_fit(sample_weight, labels)
         return self._weighted_score(tokens, labels, mems, weights_of_labels(sample_weight, labels))
 
-    def log_probs(self, tokens, mems=None):
-        """Log-probability of every word of the vocabulary as the next token. Arguments and errors: see `score`.
+    def log_probs(self, tokens: Tensor, mems: Any = None) -> tuple[Tensor, list[Tensor]]:
+        """The log-probability of every word of the vocabulary as the next token. Arguments and errors: see `score`.
 
         Returns:
-            `(log_probs, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len, n_token]` in vocabulary order,
-            whose exponentials sum to 1 over the whole vocabulary, and the memory for the next segment.
+            `(log_probs, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len, n_token]` in the order of the
+            vocabulary, and the memory for the next segment. The exponentials sum to 1 over the vocabulary.
         """
         tokens = self._check_ids("tokens", tokens)
         return self._log_probs(tokens, self._check_mems(tokens, mems))
 
-    def alternatives(self, tokens, number, mems=None):
-        """The likeliest next tokens after every token.
+    def alternatives(self, tokens: Tensor, number: int, mems: Any = None) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """The most likely next tokens after every token.
 
         Args:
             tokens, mems: see `score`.
@@ -169,28 +190,28 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
         Returns:
             `(ids, log_probs, new_mems)`: int32 and float32 (float64 if the dtype is) `[batch, tgt_len, number]`, the
-            likeliest first; and the memory for the next segment.
+            most likely first; and the memory for the next segment.
 
         Raises:
-            ValueError: as `score`, or `number` is out of its range.
+            ParameterError: as `score`, or `number` is out of its range.
         """
         tokens = self._check_ids("tokens", tokens)
         check_integer("number", number, 1, self.network.n_token)
         return self._alternatives(tokens, tf.constant(number), self._check_mems(tokens, mems))
 
-    def attention(self, tokens, mems=None, padding_mask=None):
-        """Where every layer and head looks while it reads a segment. Errors: see `score`.
+    def attention(self, tokens: Tensor, mems: Any = None, padding_mask: Any = None) -> tuple[Tensor, list[Tensor]]:
+        """The attention probabilities of every layer and head in a segment. Errors: see `score`.
 
         Args:
             tokens, mems: see `score`.
-            padding_mask: bool `[batch, tgt_len]`, true at tokens, wherever they are; `None`: there is no padding. The
-                ids at padding may be anything. `mems` must hold `mem_len` positions or more.
+            padding_mask: bool `[batch, tgt_len]`, true at tokens and false at padding; `None` if there is no padding.
+                Padding may be anywhere, with any ids. Then `mems` must have at least `mem_len` positions.
 
         Returns:
-            `(probs, new_mems)`: float32 (float64 if the dtype is) `[n_layer, n_head, batch, tgt_len, keys]`, keys being
-            the positions of `mems` and then those of the segment; they sum to 1 over the keys. With a `padding_mask`,
-            every row of the batch gets what its tokens alone would get; there are zeros where query or key is padding.
-            And the memory for the next segment.
+            `(probs, new_mems)`: float32 (float64 if the dtype is) `[n_layer, n_head, batch, tgt_len, keys]`, and the
+            memory for the next segment. The keys are the positions of `mems`, then those of the segment; the
+            probabilities sum to 1 over the keys. With a `padding_mask`, every row has the probabilities of its tokens
+            without the padding, and zeros where the query or the key is padding.
         """
         if padding_mask is not None:
             tokens = tf.convert_to_tensor(tokens)
@@ -203,8 +224,10 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
     generate = generation.generate
 
     @compiled_method(autograph=False)
-    def _generate_tokens(self, number, static_shapes, **arguments):
-        """`generate_tokens`; with static shapes on every replica, where a TPU has its weights: all find one text."""
+    def _generate_tokens(self, number: int, static_shapes: bool, **arguments: Any) -> Any:
+        """`generate_tokens`. With static shapes, every replica generates the same text, because a TPU has its weights
+        only there.
+        """
         write = functools.partial(generation.generate_tokens, self, number=number, static_shapes=static_shapes)
         if not static_shapes:
             return write(**arguments)
@@ -213,28 +236,31 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         return tf.nest.map_structure(lambda found: strategy.experimental_local_results(found)[0], texts)
 
     @compiled_method(autograph=False)
-    def _uniform_draws(self, seeds, n_tokens):
+    def _uniform_draws(self, seeds: Tensor, n_tokens: Size) -> Tensor:
         return uniform_draws(seeds, 0, n_tokens)
 
-    def predict(self, *args, **kwargs):
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(_NO_PREDICT.format("predict"))
 
-    def predict_on_batch(self, *args, **kwargs):
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(_NO_PREDICT.format("predict_on_batch"))
 
-    def export(self, *args, **kwargs):
+    def export(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            "export would know neither texts nor memory, use instead: txl_tf.export_saved_model(lm, directory, vocab)"
+            "export would know neither texts nor memory. Use instead: txl_tf.export_saved_model(lm, directory, vocab)"
         )
 
     @property
-    def _default_save_signature(self):
-        """What `tf.saved_model.save(lm, folder)` serves: `log_probs` of texts, from their beginning on."""
+    def _default_save_signature(self) -> Any:
+        """The function that `tf.saved_model.save(lm, folder)` writes: `log_probs` of texts, without memory."""
         tokens = tf.TensorSpec([None, None], tf.int32, "tokens")
         return tf.function(lambda tokens: {"log_probs": self(tokens)[0]}, autograph=False, input_signature=[tokens])
 
-    def segment_nll(self, tokens, labels, mems, *, static_shapes=False, bin_capacities=None, **training):
-        """The nll of a segment, as `fit` and `evaluate` use it.
+    def segment_nll(
+        self, tokens: Tensor, labels: Tensor, mems: Any, *, static_shapes: bool = False, bin_capacities: Any = None,
+        **training: Any,
+    ) -> tuple[Tensor, Tensor | None, Any]:  # fmt: skip
+        """The nll of a segment, which `fit` and `evaluate` call.
 
         Args:
             tokens, labels: int `[batch, tgt_len]`, not checked.
@@ -243,14 +269,17 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             **training: `training` and `dropout_key` of the network.
 
         Returns:
-            `(nll, kept, new_mems)`: `[batch, tgt_len]`, nats, as of `score`; bool `[batch, tgt_len]`, which labels
-            count, or `None` where all do; and the memory for the next segment.
+            `(nll, kept, new_mems)`: the nll in nats, `[batch, tgt_len]`; bool `[batch, tgt_len]`, true where a label
+            counts, or `None` if all labels count; and the memory for the next segment.
         """
         outputs, new_mems = self.outputs(tokens, mems, static_shapes=static_shapes, **training)
         return *self._nll(outputs, labels, static_shapes, bin_capacities), new_mems
 
-    def outputs(self, tokens, mems=None, *, static_shapes=False, **options):
-        """What every method computes its results from: hidden states, or log-probabilities of an own `call`.
+    def outputs(
+        self, tokens: Tensor, mems: Any = None, *, static_shapes: bool = False, **options: Any
+    ) -> tuple[Tensor, Any]:
+        """The outputs from which every method computes its results: hidden states, or log-probabilities of a `call`
+        that a user has overridden.
 
         Args:
             tokens: int `[batch, tgt_len]`.
@@ -259,53 +288,53 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             **options: other arguments of the network's call, such as `training` and `padding_mask`.
 
         Returns:
-            `(outputs, new_mems)`: `[batch, tgt_len, d_model]`, or `[batch, tgt_len, n_token]` where `call` is not that
-            of this library.
+            `(outputs, new_mems)`: `[batch, tgt_len, d_model]`, or `[batch, tgt_len, n_token]` if a user has overridden
+            `call`.
         """
         model = self if self.has_own_call else self.network
         options = {**options, "static_shapes": True} if static_shapes else options
         known = {name: value for name, value in options.items() if takes_keyword(model.call, name)}
-        if "dropout_key" not in keywords_of(model.call):  # Keras takes no tensor beside a bool in **kwargs
+        if "dropout_key" not in keywords_of(model.call):  # Keras allows no tensor next to a bool in **kwargs
             known.pop("dropout_key", None)
         if "static_shapes" in options and "static_shapes" not in known and model is self.network:
             message = f"static_shapes needs a network whose call takes it, got {type(model).__name__}"
             raise ParameterError("static_shapes", True, [False], message)
         if options.get("dropout_key") is None or "dropout_key" in known:
             return model(tokens, mems=mems, **known)
-        with self.network.drawing(options["dropout_key"]):  # `call` does not take the key
+        with self.network.drawing(options["dropout_key"]):  # because `call` does not take the key
             return model(tokens, mems=mems, **{**known, "training": True})
 
     @property
-    def has_own_call(self):
-        """Whether `call` is a user's, which gives log-probabilities by itself."""
+    def has_own_call(self) -> bool:
+        """Whether a user has overridden `call`, which then returns log-probabilities."""
         return not is_library(self, LanguageModel)
 
     @property
-    def has_own_probabilities(self):
-        """Whether the words' probabilities come from a user's `call`, of the model or of its softmax."""
+    def has_own_probabilities(self) -> bool:
+        """Whether a user has overridden the `call` of the model or of its softmax, which computes the probabilities."""
         return self.has_own_call or not is_library(self.softmax, AdaptiveSoftmax)
 
-    def no_outputs(self, batch_size):
+    def no_outputs(self, batch_size: Size) -> Tensor:
         """`outputs` of no tokens: `[batch_size, 0, any]`."""
         if self.has_own_call:
             return tf.zeros([batch_size, 0, self.network.n_token], self.loss_dtype)
         return tf.zeros([batch_size, 0, self.network.d_model], self.network.compute_dtype)
 
-    def log_probs_of(self, outputs):
-        """Log-probabilities of all words, `[batch, tgt_len, n_token]`, of `outputs`."""
+    def log_probs_of(self, outputs: Tensor) -> Tensor:
+        """Log-probabilities of all words, `[batch, tgt_len, n_token]`, from `outputs`."""
         if self.has_own_call:
             return outputs
         return self.softmax(outputs, embedding=self.network.embedding)
 
-    def nll_of(self, outputs, labels):
-        """The nll of labels, `[batch, tgt_len]`, of `outputs`: `[batch, tgt_len]`."""
+    def nll_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The nll of labels from `outputs`, both `[batch, tgt_len]`."""
         if not self.has_own_probabilities:
             return self.softmax.nll(outputs, labels, self.network.embedding)
         labels = tf.cast(labels, tf.int32)
         return -tf.gather(self.log_probs_of(outputs), labels, batch_dims=2)
 
-    def why_not_cached(self):
-        """The error of a part that cannot be computed from cached keys and values; `None` where there is none."""
+    def why_not_cached(self) -> Exception | None:
+        """The error of a part that cannot be computed from cached keys and values, or `None` if every part can."""
 
         def read():
             cache = self.cached_decoding()
@@ -314,40 +343,56 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         return why_not_cached(self, read)
 
     @property
-    def has_window(self):
-        """Whether places count from the beginning of a segment, so that a cache holds a window of the text."""
-        return self.network.scheme.cached_by == "window"
+    def cached_by(self) -> str | None:
+        """How keys and values are cached: in a "ring" or in a "window", see `Positions`.
+
+        It is `None` if the network has no scheme of positions. Then every token gets the memory that the call for the
+        token before it returned.
+        """
+        scheme = getattr(self.network, "scheme", None)
+        return None if scheme is None else scheme.cached_by
 
     @property
-    def reads_from_cache(self):
-        """Whether an evaluation reads keys and values from a cache. Otherwise its memory is hidden states."""
-        return not self.has_window and self.why_not_cached() is None
+    def has_window(self) -> bool:
+        """Whether positions count from the beginning of a segment, so that the cache contains a window of the text."""
+        return self.cached_by == "window"
 
-    def decoding_cache(self, static_shapes=False):
-        """The cache that `generate` reads a text with: keys and values, or what they are computed from."""
-        if self.why_not_cached() is not None:
+    @property
+    def has_cache(self) -> bool:
+        """Whether texts are read with cached keys and values."""
+        return self.cached_by is not None and self.why_not_cached() is None
+
+    @property
+    def reads_from_cache(self) -> bool:
+        """Whether an evaluation reads keys and values from a cache. Otherwise its memory is hidden states."""
+        return self.cached_by == "ring" and self.has_cache
+
+    def decoding_cache(self, static_shapes: bool = False) -> Any:
+        """The cache of `generate`: of keys and values, or of the hidden states or tokens that they come from."""
+        if not self.has_cache:
             return (RereadWindow if self.has_window else HiddenStateCache)(self, static_shapes)
         return self.cached_decoding(static_shapes)
 
-    def cached_decoding(self, static_shapes=False):
+    def cached_decoding(self, static_shapes: bool = False) -> Any:
         """The cache of keys and values."""
         if self.has_window:
             return WindowCache(self.network, self.context_len, static_shapes, self)
         return MemoryCache(self.network, static_shapes, self.outputs)
 
-    def first_nll(self, tokens, labels):
-        """`score` without `mems`, the nll alone, for first segments. Tokens and labels are not checked; no token but
-        the first of a row may be `reset_token`.
+    def first_nll(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """The nll of first segments, which have no memory: `[batch, tgt_len]`, as of `score`.
+
+        Tokens and labels are not checked. Only the first token of a row may be `reset_token`.
         """
         if self.reads_from_cache:
             return self.nll_of(first_segment(self.network, tokens, self.outputs), labels)
-        return self.segment_nll(tokens, labels, self.initial_mems(keras.ops.shape(tokens)[0]))[0]
+        return self.segment_nll(tokens, labels, self.initial_mems(shape_of(tokens)[0]))[0]
 
-    def start_evaluation(self, batch_size, tgt_len):
-        """What the first segment of an evaluation is given: `(precomputed, state)`, or the memory as of `initial_mems`.
+    def start_evaluation(self, batch_size: int, tgt_len: int) -> Any:
+        """The memory before the first segment of an evaluation: `(precomputed, state)`, or `initial_mems`.
 
-        The state is the memory as keys and values. XLA copies what goes in and out. With static shapes, that is not the
-        weights, which fill a TPU in training.
+        The state is the memory as keys and values. With static shapes, `precomputed` does not contain the weights: XLA
+        would copy them, and in training they already fill a TPU.
         """
         if not self.reads_from_cache:
             return self.initial_mems(batch_size)
@@ -357,23 +402,27 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         state = initial_state(self.network, batch_size, tgt_len)
         return precompute(self.network, tgt_len), writable_copy(state)
 
-    def evaluation_nll(self, tokens, labels, carried):
-        """`segment_nll` of an evaluation.
+    def evaluation_nll(self, tokens: Tensor, labels: Tensor, carried: Any) -> tuple[Tensor, Tensor | None, Any]:
+        """The nll of a segment of an evaluation. Returns `(nll, kept, carried)`, see `segment_nll`.
 
         Args:
             tokens, labels: see `segment_nll`.
-            carried: of `start_evaluation` or of the segment before; it is overwritten. Or the memory as a list of
-                tensors, see `initial_mems`; the result has its like then.
+            carried: the result of `start_evaluation`, or the memory after the previous segment; it is overwritten. Or
+                a list of tensors, see `initial_mems`; then the result has such a list, too.
         """
         if isinstance(carried, list):
             return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes)
         precomputed, state = carried
         weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
-        how = {"static_shapes": self.static_shapes, "in_place": not self.static_shapes, "model": self.outputs}
-        outputs, state = cached_forward(self.network, weights, tokens, state, **how)
+        outputs, state = cached_forward(
+            self.network, weights, tokens, state, static_shapes=self.static_shapes, in_place=not self.static_shapes,
+            model=self.outputs,
+        )  # fmt: skip
         return *self._nll(outputs, labels, self.static_shapes), (precomputed, state)
 
-    def _nll(self, outputs, labels, static_shapes, bin_capacities=None):
+    def _nll(
+        self, outputs: Tensor, labels: Tensor, static_shapes: bool, bin_capacities: Any = None
+    ) -> tuple[Tensor, Tensor | None]:
         """`(nll, kept)` of `segment_nll`."""
         if not static_shapes:
             return self.nll_of(outputs, labels), None
@@ -385,54 +434,56 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities)
 
     @compiled_method(reduce_retracing=True)
-    def _score(self, tokens, labels, mems):
+    def _score(self, tokens: Tensor, labels: Tensor, mems: Any) -> Any:
         outputs, new_mems = self.outputs(tokens, mems)
         return self.nll_of(outputs, labels), new_mems
 
     @compiled_method(reduce_retracing=True, autograph=False)
-    def _weighted_score(self, tokens, labels, mems, weights):
+    def _weighted_score(self, tokens: Tensor, labels: Tensor, mems: Any, weights: Tensor) -> Any:
         nll, new_mems = self._score(tokens, tf.where(weights > 0, labels, 0), mems)
         return nll * tf.cast(weights, nll.dtype), new_mems
 
     @compiled_method(reduce_retracing=True)
-    def _log_probs(self, tokens, mems):
+    def _log_probs(self, tokens: Tensor, mems: Any) -> Any:
         return self(tokens, mems)
 
     @compiled_method(reduce_retracing=True, autograph=False)
-    def _alternatives(self, tokens, number, mems):
+    def _alternatives(self, tokens: Tensor, number: Tensor, mems: Any) -> Any:
         log_probs, new_mems = self(tokens, mems)
         log_probs, ids = tf.math.top_k(log_probs, number)
         return ids, log_probs, new_mems
 
     @compiled_method(reduce_retracing=True, autograph=False)
-    def _attention(self, tokens, mems, padding_mask):
+    def _attention(self, tokens: Tensor, mems: Any, padding_mask: Any) -> Any:
         probs, new_mems = self.network.attention(tokens, mems, padding_mask)
         return at_least_float32(probs), new_mems
 
     @compiled_method(reduce_retracing=True, autograph=False)
-    def _last_nll(self, tokens, labels):
-        """The nll of `labels`, int `[B, S]`, which follow the last S of `tokens`, `[B, T]`: `[B, S]`."""
+    def _last_nll(self, tokens: Tensor, labels: Tensor) -> Any:
+        """The nll of `labels`, int `[B, S]`, the tokens that follow the last S of `tokens`, `[B, T]`: `[B, S]`."""
         outputs, _ = self.outputs(tokens)
         return self.nll_of(outputs[:, -tf.shape(labels)[1] :], labels)
 
-    def _check_ids(self, name, ids):
-        """`ids` as an int tensor `[batch, tgt_len]` whose every id the vocabulary has."""
+    def _check_ids(self, name: str, ids: Any) -> Tensor:
+        """`ids` as an int tensor `[batch, tgt_len]`. In eager execution, all of them must be in the vocabulary."""
         ids = tf.convert_to_tensor(ids)
         if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
-            raise ValueError(f"{name} must be integers [batch, tgt_len], got {ids.dtype.name} {list(ids.shape)}")
+            allowed = "integers [batch, tgt_len]"
+            message = f"{name} must be {allowed}, got {ids.dtype.name} {list(ids.shape)}"
+            raise ParameterError(name, ids, allowed, message)
         if not tf.executing_eagerly():
             return ids
         array = ids.numpy()
         check_ids(name, array[array != IGNORED] if name == "labels" else array, self.network.n_token)
         return ids
 
-    def _check_mems(self, tokens, mems):
+    def _check_mems(self, tokens: Tensor, mems: Any) -> list[Tensor]:
         return self.network.memory_of_call(tokens, mems)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class TransformerXLLM(LanguageModel):
-    """Transformer-XL language model: `TransformerXL`, and the adaptive softmax that shares its embeddings.
+    """The Transformer-XL language model: `TransformerXL`, and an adaptive softmax that shares its embeddings.
 
     ```python
     lm = txl_tf.TransformerXLLM(n_token=256, n_layer=6, d_model=256, d_embed=256, n_head=4, d_head=64, d_inner=1024,
@@ -442,18 +493,21 @@ class TransformerXLLM(LanguageModel):
     nll, mems = lm.score(tokens, labels)    # nats a token; mems continue the text in the next call
     ```
 
-    The weights exist from construction on.
+    The constructor creates the weights.
 
-    Args: see `TransformerXL`; `mem_len` must be given; and
-        proj_share_all_but_first: the softmax shares the embedding's projections but the first, see
+    Args: those of `TransformerXL`, of which `mem_len` is required, and
+        proj_share_all_but_first: whether the softmax shares all projections of the embedding except the first, see
             `AdaptiveSoftmax`.
 
     Call arguments:
         tokens: int `[batch, tgt_len]`.
-        mems: as of `score`.
+        mems: see `score`.
 
     Returns:
-        `(log_probs, new_mems)`, as `log_probs`.
+        `(log_probs, new_mems)`: see `log_probs`.
+
+    Raises:
+        ParameterError: an argument is out of its range.
 
     Reference:
         Dai et al. 2019; `transformer` and `train` of the original.

@@ -1,11 +1,11 @@
-"""The loop of decoding: one more token of every row, until all rows have ended.
+"""The loop of decoding: adds a token to every row, until all rows have ended.
 
-A decoder is a state and a function `step`, which knows the model:
+A decoder is a state and a function `step`, which calls the model:
 
-    token, state = step(i, stopped, state)      # the tokens `i` of all rows, int32 [B]
+    token, state = step(i, stopped, state)      # the tokens number `i` of all rows, int32 [B]
 
 Shapes:
-    B: batch      room: most new tokens
+    B: batch      room: largest number of new tokens
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language.stopping import Stops, add_token
 
 
 class Written(NamedTuple):
     """The new tokens of every row, and the state of decoding after them."""
 
-    tokens: tf.Tensor  # int32 [B, room], filled up with `filler`
-    lengths: tf.Tensor  # int32 [B], how many there are
-    ended: tf.Tensor  # bool [B], whether with a stop string
-    excess: tf.Tensor  # int32 [B], units of the last token after the stop string
+    tokens: Tensor  # int32 [B, room], padded with `filler`
+    lengths: Tensor  # int32 [B], the number of new tokens
+    ended: Tensor  # bool [B], true if a stop string ended the row
+    excess: Tensor  # int32 [B], units of the last token after the stop string
     state: Any
 
 
-def write_tokens(
-    step: Callable, state: Any, room: int | tf.Tensor, limits: tf.Tensor, stops: Stops, filler: int | tf.Tensor
-) -> Written:
+def write_tokens(step: Callable, state: Any, room: Size, limits: Tensor, stops: Stops, filler: int | Tensor) -> Written:
     """Calls `step` until every row has ended.
 
     Args:
-        step: function of `(i, stopped, state)`: the number of the token, bool `[B]`, and what the step before returned.
-            What it returns as the token of a row that has stopped does not count.
-        state: of the first step, nested tensors.
-        limits: int32 `[B]`: most tokens of each row, at most `room`.
-        stops: `Stops`, which end a row sooner.
-        filler: token that fills rows up after their last one.
+        step: function of the number of the token, of bool `[B]`, true for rows that have ended, and of the state that
+            the previous step returned. Its result is `(token, state)`. Tokens of rows that have ended are ignored.
+        state: the state before the first step, nested tensors.
+        room: the largest number of new tokens.
+        limits: int32 `[B]`, the largest number of new tokens of each row, at most `room`.
+        stops: `Stops`, which can end a row sooner.
+        filler: token that pads the rows.
     """
-    (batch,) = keras.ops.shape(limits)
-    zeros, rows = tf.zeros_like(limits), tf.range(batch)
+    (batch,) = shape_of(limits)
+    zeros = tf.zeros_like(limits)
+    rows = tf.range(batch)
     has_strings = tf.reduce_any(stops.strings >= 0)
 
     def ends(token, tail):
-        """`add_token`, where there is a stop string."""
+        """`add_token`, computed only if there is a stop string."""
         nothing = zeros > 0, zeros, tail
-        if stops.strings.shape[1] == 0:  # known to have none
+        if stops.strings.shape[1] == 0:  # no stop strings, as the static shape says
             return nothing
         return tf.cond(has_strings, lambda: add_token(stops._replace(tail=tail), token), lambda: nothing)
 
@@ -67,13 +67,13 @@ def write_tokens(
         stopped |= complete | (token == stops.token) | (written.lengths >= limits)
         return i + 1, stopped, tail, written
 
-    tail = tf.broadcast_to(stops.tail, [batch, keras.ops.shape(stops.tail)[1]])
+    tail = tf.broadcast_to(stops.tail, [batch, shape_of(stops.tail)[1]])
     written = Written(tf.fill([batch, room], filler), zeros, zeros > 0, zeros, state)
     return tf.while_loop(
         lambda i, stopped, *_: ~tf.reduce_all(stopped), body, (0, zeros >= limits, tail, written), parallel_iterations=1
     )[-1]
 
 
-def with_column(table: tf.Tensor, rows: tf.Tensor, i: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
-    """`table` `[B, any]` with `column` `[B]` in place `i` of its rows, `tf.range(B)`."""
+def with_column(table: Tensor, rows: Tensor, i: Tensor, column: Tensor) -> Tensor:
+    """Replaces column `i` of `table` `[B, any]` with `column` `[B]`; `rows` is `tf.range(B)`."""
     return tf.tensor_scatter_nd_update(table, tf.stack([rows, tf.fill(tf.shape(rows), i)], -1), column)

@@ -15,19 +15,21 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
+from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
 
 
 class Reading(NamedTuple):
-    """What a model expected of the tokens of a segment but the first one of a text.
+    """The predictions of a model for the tokens of a segment, without the first token of the text.
 
     Attributes:
-        start: place of the first of these tokens in the text.
+        start: position of the first of these tokens in the text.
         nll: float32 `[T]`, nats.
-        ids, log_probs: int32 and float32 `[T, number]`, the likeliest tokens for these places, the likeliest first.
+        ids, log_probs: int32 and float32 `[T, number]`, the most likely tokens at these positions, the most likely
+            first.
     """
 
     start: int
@@ -37,14 +39,14 @@ class Reading(NamedTuple):
 
 
 class LookBack(NamedTuple):
-    """Where a model looked when it predicted a token.
+    """The attention of a model when it predicted a token.
 
     Attributes:
-        probs: float32 `[n_layer, n_head, K]`, of the token before it, which is the last key.
-        first_key: place in the text of the first key; keys at negative places are zeros.
-        segment: place in the text of the first key that is of the segment; those before are of the memory.
-        kept: numbers of last positions of memory: none, half, all.
-        nll: float32 `[3]`, nats, of the token with as much memory.
+        probs: float32 `[n_layer, n_head, K]`, the attention of the previous token, which is the last key.
+        first_key: position of the first key in the text. Keys at negative positions are zeros.
+        segment: position of the first key that belongs to the segment. Earlier keys belong to the memory.
+        kept: three lengths of memory: 0, half and all.
+        nll: float32 `[3]`, nats, of the token with each of these lengths.
     """
 
     probs: np.ndarray
@@ -59,12 +61,12 @@ def read_text(lm: LanguageModel, ids: np.ndarray, tgt_len: int, number: int = 10
 
     Args:
         lm: `TransformerXLLM` or `TransformerLM`.
-        ids: int `[n]`, two or more.
-        tgt_len: tokens of a segment.
-        number: likeliest tokens to give for a place, at most `n_token`.
+        ids: int `[n]`, n at least 2.
+        tgt_len: number of tokens of a segment.
+        number: number of most likely tokens at each position, at most `n_token`.
 
     Raises:
-        ValueError: an argument is out of its range; the message names it.
+        ParameterError: an argument is out of its range.
     """
     mems = lm.initial_mems(1)
     for start, tokens, labels in _segments(ids, tgt_len):
@@ -74,23 +76,24 @@ def read_text(lm: LanguageModel, ids: np.ndarray, tgt_len: int, number: int = 10
 
 
 def look_back(lm: LanguageModel, ids: np.ndarray, place: int, tgt_len: int) -> LookBack:
-    """Where a model looks when it predicts one token of a text, and what its memory is worth there.
+    """The attention of a model when it predicts one token of a text, and the effect of its memory on the nll.
 
     Args:
         lm, ids, tgt_len: see `read_text`.
-        place: of the token, from 1 to n - 1.
+        place: position of the token, from 1 to n - 1.
 
     Raises:
-        ValueError: an argument is out of its range; the message names it.
+        ParameterError: an argument is out of its range.
     """
     _check_text(ids, tgt_len)
     check_integer("place", place, 1, len(ids) - 1)
     start = (place - 1) // tgt_len * tgt_len
     mems = memory_after(lm, ids[:start], tgt_len)
-    tokens, labels = ids[None, start:place], ids[None, start + 1 : place + 1]
+    tokens = ids[None, start:place]
+    labels = ids[None, start + 1 : place + 1]
     probs, _ = lm.attention(tokens, mems)
     mem_len = mems[0].shape[1]
-    kept = 0, mem_len // 2, mem_len
+    kept = (0, mem_len // 2, mem_len)
     nll = np.stack([lm.score(tokens, labels, last_of(mems, k))[0].numpy()[0, -1] for k in kept])
     return LookBack(probs[:, :, 0, -1].numpy(), start - mem_len, start, kept, nll)
 
@@ -98,20 +101,20 @@ def look_back(lm: LanguageModel, ids: np.ndarray, place: int, tgt_len: int) -> L
 def nll_by_memory(
     lm: LanguageModel, ids: np.ndarray, tgt_len: int, kept: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Nll of a text whose segments see only the last positions of their memory, segment by segment.
+    """The nll of a text whose segments attend only to the last positions of their memory.
 
-    The memory itself is that of the whole text before: what is left out here is what a segment attends to.
+    The hidden states in the memory are computed with the full memory.
 
     Args:
         lm, ids, tgt_len: see `read_text`.
         kept: numbers of positions, each from 0 to `mem_len`.
 
     Yields:
-        `(start, nll)`: the place of the first of the tokens, and float32 `[len(kept), T]`, nats. No token but the first
-        of the text is left out.
+        `(start, nll)` for each segment: the position of its first label, and float32 `[len(kept), T]` in nats. Only the
+        first token of the text has no nll.
 
     Raises:
-        ValueError: an argument is out of its range; the message names it.
+        ParameterError: an argument is out of its range.
     """
     mem_len = lm.network.mem_len
     for number in kept:
@@ -124,28 +127,29 @@ def nll_by_memory(
         mems = new_mems
 
 
-def memory_after(lm: LanguageModel, ids: np.ndarray, tgt_len: int) -> list[tf.Tensor]:
-    """The memory after a text, int `[n]`, that is read in segments; that of `initial_mems` after an empty one."""
+def memory_after(lm: LanguageModel, ids: np.ndarray, tgt_len: int) -> list[Tensor]:
+    """The memory after a text, int `[n]`, which is read in segments. After an empty text, it is `initial_mems`."""
     mems = lm.initial_mems(1)
     for start in range(0, len(ids), tgt_len):
         _, mems = lm.network(ids[None, start : start + tgt_len], mems)
     return mems
 
 
-def last_of(mems: list[tf.Tensor], number: int) -> list[tf.Tensor]:
-    """The last positions of a memory, as many as `number`."""
+def last_of(mems: list[Tensor], number: int) -> list[Tensor]:
+    """The last `number` positions of a memory."""
     return [mem[:, mem.shape[1] - number :] for mem in mems]
 
 
-def _segments(ids, tgt_len):
-    """Yields `(start, tokens, labels)` of the segments of a text: the place of the first token, and int `[1, T]`."""
+def _segments(ids: Tensor, tgt_len: int):
+    """Yields `(start, tokens, labels)` of each segment of a text: the position of the first token, and int `[1, T]`."""
     _check_text(ids, tgt_len)
     for start in range(0, len(ids) - 1, tgt_len):
         labels = ids[None, start + 1 : start + tgt_len + 1]
         yield start, ids[None, start : start + labels.shape[1]], labels
 
 
-def _check_text(ids, tgt_len):
+def _check_text(ids: Tensor, tgt_len: int):
     check_integer("tgt_len", tgt_len, 1)
     if len(ids) < 2:
-        raise ValueError(f"ids must hold two tokens or more, of which the first is not predicted, got {len(ids)}")
+        message = f"ids must have at least two tokens, because the first is not predicted, got {len(ids)}"
+        raise ParameterError("ids", ids, "at least two tokens", message)

@@ -1,7 +1,8 @@
-"""Evaluation with a sliding window: every token after a full window of text, which is read again for every token.
+"""Evaluation with a sliding window: the model predicts every token from a full window of text.
 
-A segment's first tokens have little before them. A model without memory is at its best where every token is the last of
-a window, and pays for it with a window's computation a token (paper, section 3.1). With a `window` of 3 and `step` 1:
+The first tokens of a segment are hard to predict, because little stands before them. A model without memory is best if
+every token comes after a full window. But then it computes a window for every token (paper, section 3.1). With a
+`window` of 3 and a `step` of 1:
 
     text        a b c d e f
 
@@ -10,36 +11,42 @@ a window, and pays for it with a window's computation a token (paper, section 3.
     read            c d e       scores f
 """
 
+from typing import Any
+
 import numpy as np
 
+from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.sampling import check_integer
 from txl_tf.nn.embedding import check_ids
 
 
-def sliding_window_nll(lm, tokens, window, batch_size=16, step=1, progress=None):
-    """The nll of a text, each token predicted from a window of its own.
+def sliding_window_nll(lm: Any, tokens: Tensor, window: Any, batch_size: int = 16, step: int = 1, progress: Any = None):
+    """The nll of a text, where each token is predicted from its own window.
 
     Args:
-        lm: `TransformerLM` or `TransformerXLLM`; each window starts from `initial_mems`.
+        lm: `TransformerLM` or `TransformerXLLM`. Each window starts from `initial_mems`.
         tokens: int `[n]`, n at least 2.
-        window: tokens before the one that is predicted; at the beginning of the text, those there are.
-        batch_size: windows to compute at a time.
-        step: labels to score of a window, its last ones, at most `window`. 1 is the paper's evaluation. With k the
-            computation is a k-th, and a token has `window - k + 1` tokens or more before it.
-        progress: called with the number of labels of every batch of windows that is done.
+        window: number of tokens before the predicted one. At the beginning of the text, the window is shorter.
+        batch_size: number of windows to compute together.
+        step: number of labels to score in a window, its last ones, at most `window`. The paper uses 1. With k, the
+            computation is k times shorter, and at least `window - k + 1` tokens come before each token.
+        progress: function that is called with the number of labels after every batch of windows.
 
     Returns:
         float32 (float64 if the model's dtype is) array `[n - 1]`, the nll of `tokens[1:]` in nats.
 
     Raises:
-        ValueError: an argument out of range; the message names it.
+        ParameterError: an argument is out of its range.
 
     Reference:
         Dai et al. 2019, section 3.1; Al-Rfou et al. 2018.
     """
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.size < 2:
-        raise ValueError(f"tokens must be integers [n], n at least 2, got {tokens.dtype.name} {list(tokens.shape)}")
+        allowed = "integers [n], n at least 2"
+        message = f"tokens must be {allowed}, got {tokens.dtype.name} {list(tokens.shape)}"
+        raise ParameterError("tokens", tokens, allowed, message)
     check_ids("tokens", tokens, lm.network.n_token)
     check_integer("window", window, 1)
     check_integer("batch_size", batch_size, 1)

@@ -1,7 +1,7 @@
 """The vanilla language model of the paper's comparison: absolute positions, and normally no memory (section 3.1).
 
-Everything else is as in `TransformerXLLM`: embedding, layers and softmax, fit and evaluation. What differs between the
-results of the two comes from positions and memory.
+Embedding, layers, softmax, training and evaluation are those of `TransformerXLLM`. So differences between the results
+of the two models come only from positions and memory.
 """
 
 from collections.abc import Sequence
@@ -22,46 +22,48 @@ SCHEME_OF = {"sin": "sinusoids", "learned": "learned"}  # `pos_embed` -> `positi
 class AbsoluteTransformer(TransformerXL):
     """`TransformerXL` with positions="sinusoids", or "learned" where `n_position` is given.
 
-    It is the network of a `TransformerLM`: the weights have the name of this class in files.
+    It is the network of a `TransformerLM`. Files contain its weights under the name of this class.
 
     Args: those of `TransformerXL`, and
-        n_position: `context_len` of learned positions; 0 for sinusoids.
+        n_position: number of learned positions (`context_len`); 0 for sinusoids.
     """
 
-    def __init__(self, n_position=0, **arguments):
-        of_positions = {"positions": "learned", "context_len": n_position} if n_position else {"positions": "sinusoids"}
+    def __init__(self, n_position: int = 0, **arguments: Any) -> None:
+        of_positions: dict[str, Any] = {"positions": "sinusoids"}
+        if n_position:
+            of_positions = {"positions": "learned", "context_len": n_position}
         super().__init__(**{**of_positions, **arguments})
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class TransformerLM(LanguageModel):
-    """Vanilla language model: `TransformerXL` with absolute positions, and an adaptive softmax with its embeddings.
+    """The vanilla language model: `TransformerXL` with absolute positions, and an adaptive softmax.
 
     ```python
     lm = txl_tf.TransformerLM(n_token=256, n_layer=6, d_model=256, d_embed=256, n_head=4, d_head=64, d_inner=1024)
     lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000))
-    lm.fit(dataset)                     # batches (tokens, labels), int [batch, tgt_len], each segment by itself
+    lm.fit(dataset)                     # batches (tokens, labels), int [batch, tgt_len]; segments are independent
     nll, _ = lm.score(tokens, labels)   # nats a token
     lm.generate(prompt, max_new_tokens=100)
     ```
 
-    It is used as `TransformerXLLM` is. Without memory, `mems` is a list of empty tensors, and every segment is a text
-    of its own: a token sees those before it in the segment. `sliding_window_nll` gives every token a full window.
+    It has the methods of `TransformerXLLM`. Without memory, `mems` is a list of empty tensors, and a token sees only
+    the tokens before it in its segment. `sliding_window_nll` gives every token a full window.
 
-    The weights exist from construction on.
+    The constructor creates the weights.
 
     Args: those of `TransformerXLLM`, without `clamp_len`, `untie_r` and `reset_token`, and
-        mem_len: positions of memory, normally 0. With more, the memory carries the positions of its own segment, which
-            makes the comparison of the paper's ablation, but no good model.
-        context_len: most tokens that `generate` has in view, at least 2; as many as the segments it is trained on is a
-            good choice. Scores do not depend on it.
-        pos_embed: "sin", sinusoids of the positions, or "learned", a table of `context_len` rows, which no segment may
-            exceed.
+        mem_len: positions of memory, normally 0. With more, the hidden states in the memory keep the positions of their
+            own segment. The paper compares with such a model in its ablation, but it is not a good model.
+        context_len: number of tokens that `generate` sees, at least 2. The length of the training segments is a good
+            choice. Scores do not depend on it.
+        pos_embed: "sin" for sinusoids, or "learned" for a table of `context_len` rows. No segment may be longer than
+            this table.
 
     Call arguments and returns: those of `TransformerXLLM`.
 
     Raises:
-        ValueError: an argument is out of its range; the message names it.
+        ParameterError: an argument is out of its range.
 
     Reference:
         Dai et al. 2019, section 3.1; Al-Rfou et al. 2018, without its auxiliary losses.
@@ -80,10 +82,12 @@ class TransformerLM(LanguageModel):
         context_len: int = 512, layer_norm_epsilon: float = 1e-12, recompute: bool = False, seed: int | None = None,
         **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
-        arguments = {name: getattr(self, name) for name in [*DecoderConfig.names(), "recompute", "seed"]}
+        arguments: dict[str, Any] = {
+            name: getattr(self, name) for name in [*DecoderConfig.names(), "recompute", "seed"]
+        }
         arguments["positions"] = SCHEME_OF[self.pos_embed]
         super().__init__(AbsoluteTransformer, arguments, self.proj_share_all_but_first, **kwargs)
 
-    def get_config(self):
-        refused = ["positions", *Sinusoids.refused]  # pos_embed says them
+    def get_config(self) -> dict[str, Any]:
+        refused = ["positions", *Sinusoids.refused]  # `pos_embed` stands for the positions
         return {name: value for name, value in super().get_config().items() if name not in refused}

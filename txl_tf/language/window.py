@@ -1,91 +1,93 @@
-"""Cached inference with absolute positions: the window of a text that the vanilla language model has in view.
+"""Cached inference with absolute positions: the vanilla language model sees a window of the text.
 
-A window begins at position 0 and takes `context_len` tokens. When it is full and the text goes on, its last
-`context_len // 2` tokens are read again, as the first ones of a new window: the positions of keys that were cached
-would be wrong there. With a `context_len` of 4:
+A window begins at position 0 and contains at most `context_len` tokens. When it is full and more tokens come, the model
+reads its last `context_len // 2` tokens again, as the first tokens of a new window. The cached keys cannot be used
+again, because their positions change. With a `context_len` of 4:
 
     tokens              a b c d     the window is full
     next token e        c d e       c and d are read again, at the positions 0 and 1
     next token f        c d e f     full again
 
-So a token costs one position most of the time, and `context_len // 2` more every `context_len - context_len // 2`
-tokens. What a window gives is what `lm.log_probs` gives for its tokens alone, without `mems`.
+So most tokens cost the computation of one position, and every `context_len - context_len // 2` tokens,
+`context_len // 2` positions more. The results for a window are those of `lm.log_probs` for its tokens, without `mems`.
 
-The rows of a batch have windows of their own, which need not be equally full.
+Each row of a batch has its own window, so windows may have different lengths.
 
 Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head      E: d_model      W: context_len      K: mem_len + W
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from txl_tf.equations import Places
+from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.transformer_xl.inference import layer_weights, read, row_by_row, writable_copy, zero_keys
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.transformer_xl.ring import write
 
 
 class WindowState(NamedTuple):
-    """The window as keys and values: nothing but tensors, so that it goes in and out of any graph."""
+    """The window as keys and values. It contains only tensors, so it can be an argument and a result of any graph."""
 
-    keys: tuple  # of n_layer tensors [B, H, K, D], behind the mem_len zeros of an empty memory
-    values: tuple  # the same
-    tokens: tf.Tensor  # int32 [B, W], to be read again
-    length: tf.Tensor  # int32 [B], how many there are
+    keys: tuple  # n_layer tensors [B, H, K, D], after mem_len zeros for an empty memory
+    values: tuple  # in the same shapes
+    tokens: Tensor  # int32 [B, W], which may be read again
+    length: Tensor  # int32 [B], the number of tokens in the window
 
 
 class WindowWeights(NamedTuple):
-    """What inference computes from the weights alone; stale when the weights change."""
+    """The values that inference computes only from the weights. They are outdated when the weights change."""
 
-    layers: tuple  # of n_layer LayerWeights
-    positions: tf.Tensor | tuple  # [W, E], such as sinusoids; () where nothing is added to embeddings
+    layers: tuple  # n_layer LayerWeights
+    positions: Any  # [W, E], such as sinusoids; () if nothing is added to embeddings
 
 
-def window_start(length, context_len):
-    """Where the window begins after `length` tokens, int32 `[...]`; all that is between it and the end is in view."""
+def window_start(length: Tensor, context_len: int):
+    """The position where the window begins after `length` tokens, int32 `[...]`."""
     step = context_len - context_len // 2
     return step * -(tf.minimum(context_len - length, 0) // step)
 
 
 class WindowCache:
-    """The decoding cache of a vanilla language model, with the functions of `MemoryCache`.
+    """The decoding cache of a vanilla language model, with the methods of `MemoryCache`.
 
     Args:
         network: `TransformerXL` with absolute positions.
-        context_len: tokens of a window, at least 2.
+        context_len: number of tokens in a window, at least 2.
         static_shapes: see `MemoryCache`.
-        lm: the language model, whose `outputs` are computed; those of the network unless it is given.
+        lm: the language model whose `outputs` are computed. By default, they are the hidden states of the network.
     """
 
-    def __init__(self, network, context_len, static_shapes=False, lm=None):
-        self.network, self.lm = network, lm
+    def __init__(self, network: Any, context_len: int, static_shapes: bool = False, lm: Any = None):
+        self.network = network
+        self.lm = lm
         self.model = network if lm is None else lm.outputs
         self.context_len = context_len
         self.static_shapes = static_shapes
 
     def precompute(self):
         """`WindowWeights`."""
-        network, dtype = self.network, self.network.compute_dtype
+        network = self.network
+        dtype = network.compute_dtype
         layers = tuple(layer_weights(layer, dtype) for layer in network.decoder_layers)
         if not network.scheme.overrides("enter"):
             return WindowWeights(layers, ())
         return WindowWeights(layers, tf.cast(network.position_table(self.context_len)[0], dtype))
 
-    def initial_state(self, batch_size):
+    def initial_state(self, batch_size: int):
         """The state before a text."""
         klen = self.network.mem_len + self.context_len
         rings = [zero_keys(self.network, batch_size, klen) for _ in "kv"]
         return WindowState(*rings, tf.zeros([batch_size, self.context_len], tf.int32), tf.zeros([batch_size], tf.int32))
 
-    def read_prompt(self, prompt, lengths):
-        """As `MemoryCache.read_prompt`; of a prompt that is longer than a window, only the last window is read."""
-        batch, n = keras.ops.shape(prompt)
+    def read_prompt(self, prompt: Tensor, lengths: Tensor):
+        """As `MemoryCache.read_prompt`. If a prompt is longer than a window, only its last window is read."""
+        batch, n = shape_of(prompt)
         start = window_start(lengths, self.context_len)
         columns = tf.minimum(start[:, None] + tf.range(tf.minimum(n, self.context_len)), n - 1)
-        # A shorter row ends in some padding, which it does not see. It writes its next tokens there.
+        # A shorter row ends with padding, which it does not see. Its next tokens replace the padding.
         hidden, state = self.forward(
             self.precompute(), tf.gather(prompt, columns, batch_dims=1), self.initial_state(batch)
         )
@@ -93,9 +95,10 @@ class WindowCache:
         state = state._replace(length=length)
         return tf.gather(hidden, length - 1, batch_dims=1), state if self.static_shapes else writable_copy(state)
 
-    def read(self, tokens, state):
+    def read(self, tokens: Tensor, state: Any):
         """As `MemoryCache.read`, window after window."""
-        weights, n = self.precompute(), tf.shape(tokens)[1]
+        weights = self.precompute()
+        n = tf.shape(tokens)[1]
 
         def read_piece(done, hidden, state):
             state = self.with_room(weights, state)
@@ -103,10 +106,11 @@ class WindowCache:
             new_hidden, state = self.forward(weights, tokens[:, done:end], state)
             return end, tf.concat([hidden, new_hidden], 1), state
 
-        batch, width = keras.ops.shape(tokens)[0], self.network.d_model
-        hidden = (
-            tf.zeros([batch, 0, width], self.network.compute_dtype) if self.lm is None else self.lm.no_outputs(batch)
-        )
+        batch = shape_of(tokens)[0]
+        if self.lm is None:
+            hidden = tf.zeros([batch, 0, self.network.d_model], self.network.compute_dtype)
+        else:
+            hidden = self.lm.no_outputs(batch)
         shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, hidden.shape[2]])
         _, hidden, state = tf.while_loop(
             lambda done, *_: done < n,
@@ -117,19 +121,19 @@ class WindowCache:
         )
         return hidden, writable_copy(state)
 
-    def read_token(self, weights, token, state):
+    def read_token(self, weights: Any, token: Tensor, state: Any):
         """As `MemoryCache.read_token`."""
         state = self.with_room(weights, state)
         hidden, state = self.forward(weights, token[:, None], state, in_place=not self.static_shapes)
         return hidden[:, 0], state
 
-    def with_room(self, weights, state):
-        """The state with a new window, its first tokens read, in every row whose window is full."""
+    def with_room(self, weights: Any, state: Any):
+        """Starts a new window in every row whose window is full, and reads its first tokens."""
         full = state.length == self.context_len
 
         def move_on():
             again = state.tokens[:, self.context_len - self.context_len // 2 :]
-            _, moved = self.forward(weights, again, self.initial_state(keras.ops.shape(again)[0]))
+            _, moved = self.forward(weights, again, self.initial_state(shape_of(again)[0]))
             rings = [
                 tuple(tf.where(full[:, None, None, None], new, old) for new, old in zip(*both, strict=True))
                 for both in ((moved.keys, state.keys), (moved.values, state.values))
@@ -139,14 +143,14 @@ class WindowCache:
 
         return tf.cond(tf.reduce_any(full), move_on, lambda: state)
 
-    def forward(self, weights, tokens, state, in_place=False):
-        """Reads tokens for which every window has room.
+    def forward(self, weights: Any, tokens: Tensor, state: Any, in_place: bool = False):
+        """Reads tokens that fit into every window.
 
         Args:
             weights: `WindowWeights`.
-            tokens: int32 `[B, T]`; T and the longest window together are not above `context_len`.
+            tokens: int32 `[B, T]`. The sum of T and the longest window must not exceed `context_len`.
             state: `WindowState`.
-            in_place: write into the keys and values of `state`, which must not be used again.
+            in_place: whether to overwrite the keys and values of `state`, which must not be used again.
 
         Returns:
             `(hidden, state)`: `[B, T, E]` and the state after the tokens.
@@ -156,18 +160,21 @@ class WindowCache:
 
 
 class WindowMemory(NetworkMemory):
-    """The memory of a network as the keys and values of a window, for one segment.
+    """The memory of a network for one segment: the keys and values of a window.
 
-    Args: as in `WindowCache.forward`, and
+    Args: those of `WindowCache.forward`, and
         network, static_shapes: see `WindowCache`.
     """
 
-    def __init__(self, network, weights, tokens, state, in_place, static_shapes):
-        self.weights, self.tokens, self.state = weights, tokens, state
-        self.in_place, self.static_shapes = in_place, static_shapes
-        self.places = state.length[:, None] + tf.range(keras.ops.shape(tokens)[1])  # [B, T]
+    def __init__(self, network: Any, weights: Any, tokens: Tensor, state: Any, in_place: bool, static_shapes: bool):
+        self.weights = weights
+        self.tokens = tokens
+        self.state = state
+        self.in_place = in_place
+        self.static_shapes = static_shapes
+        self.places = state.length[:, None] + tf.range(shape_of(tokens)[1])  # [B, T]
         self.slots = network.mem_len + self.places
-        key = tf.range(keras.ops.shape(state.keys[0])[2])
+        key = tf.range(shape_of(state.keys[0])[2])
         visible = key <= self.slots[..., None]  # [B, T, K]
         self.visible = visible & (key >= self.places[..., None]) if network.same_length else visible
         self.slots_of_heads = tf.repeat(self.slots, network.n_head, 0)
@@ -175,32 +182,32 @@ class WindowMemory(NetworkMemory):
         self.layers = [WindowOfLayer(layer, of_layer, self, k, v) for layer, of_layer, k, v in rings]
 
     def added(self):
-        """The rows of the tokens' places: `[B, T, E]`; `None` where there are none."""
+        """The rows to add to the embeddings of the tokens: `[B, T, E]`, or `None`."""
         return None if isinstance(self.weights.positions, tuple) else tf.gather(self.weights.positions, self.places)
 
     def finish(self):
         """The `WindowState` after the segment."""
         keys, values = self.keys_and_values()
-        row = tf.broadcast_to(tf.range(keras.ops.shape(self.tokens)[0])[:, None], tf.shape(self.places))
+        row = tf.broadcast_to(tf.range(shape_of(self.tokens)[0])[:, None], tf.shape(self.places))
         seen = tf.tensor_scatter_nd_update(self.state.tokens, tf.stack([row, self.places], -1), self.tokens)
-        return WindowState(keys, values, seen, self.state.length + keras.ops.shape(self.tokens)[1])
+        return WindowState(keys, values, seen, self.state.length + shape_of(self.tokens)[1])
 
 
 class WindowOfLayer(CachedKeys):
     """The keys and values of one layer in a `WindowMemory`."""
 
-    def numbers(self, k):
-        """See `Memory`: the places in the window."""
+    def numbers(self, k: Tensor):
+        """The positions in the window, see `Memory`."""
         return self.segment.places[:, None]
 
-    def attend(self, block, content_q, position_q, k, v):
+    def attend(self, block: Any, content_q: Any, position_q: Any, k: Tensor, v: Tensor):
         """Writes keys and values of the segment into the window, and attends to it."""
         at = self.segment
         keys, values = (
             write(ring, at.slots_of_heads, new, at.in_place) for ring, new in ((self.keys, k), (self.values, v))
         )
         self.after = keys, values
-        klen = keras.ops.shape(keys)[2]
+        klen = shape_of(keys)[2]
         if at.static_shapes and not self.layer.rel_attn.scheme.scores_positions:
             return block(content_q, position_q, keys, values, Places(klen, at.visible[:, None]))
 
@@ -213,42 +220,45 @@ class WindowOfLayer(CachedKeys):
 
 
 class RereadWindow:
-    """The decoding cache of a network that cannot be cached: every token reads the whole window again.
+    """The decoding cache of a network that cannot be cached: it reads the whole window again for every token.
 
     Args:
         lm: `TransformerLM`.
         static_shapes: see `MemoryCache`.
     """
 
-    def __init__(self, lm, static_shapes=False):
-        self.lm, self.context_len, self.static_shapes = lm, lm.context_len, static_shapes
+    def __init__(self, lm: Any, static_shapes: bool = False):
+        self.lm = lm
+        self.context_len = lm.context_len
+        self.static_shapes = static_shapes
 
     def precompute(self):
-        """Nothing is known before."""
+        """Nothing: no value is computed in advance."""
         return ()
 
-    def initial_state(self, batch_size):
+    def initial_state(self, batch_size: int):
         """The state before a text."""
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
 
-    def read_prompt(self, prompt, lengths):
+    def read_prompt(self, prompt: Tensor, lengths: Tensor):
         """As `MemoryCache.read_prompt`."""
-        start, place = window_start(lengths, self.context_len), tf.range(self.context_len)
-        columns = tf.minimum(start[:, None] + place, keras.ops.shape(prompt)[1] - 1)
+        start = window_start(lengths, self.context_len)
+        place = tf.range(self.context_len)
+        columns = tf.minimum(start[:, None] + place, shape_of(prompt)[1] - 1)
         length = lengths - start
         tokens = tf.where(place < length[:, None], tf.gather(prompt, columns, batch_dims=1), 0)
         state = WindowState((), (), tokens, length)
         return self._last(state), state
 
-    def read(self, tokens, state):
+    def read(self, tokens: Tensor, state: Any):
         """As `MemoryCache.read`, token by token."""
 
         def read_one(i, outputs, state):
             output, state = self.read_token((), tokens[:, i], state)
             return i + 1, tf.concat([outputs, output[:, None]], 1), state
 
-        outputs = self.lm.no_outputs(keras.ops.shape(tokens)[0])
+        outputs = self.lm.no_outputs(shape_of(tokens)[0])
         shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, outputs.shape[2]])
         _, outputs, state = tf.while_loop(
             lambda i, *_: i < tf.shape(tokens)[1],
@@ -259,9 +269,10 @@ class RereadWindow:
         )
         return outputs, state
 
-    def read_token(self, weights, token, state):
+    def read_token(self, weights: Any, token: Tensor, state: Any):
         """As `MemoryCache.read_token`."""
-        half, place = self.context_len // 2, tf.range(self.context_len)
+        half = self.context_len // 2
+        place = tf.range(self.context_len)
         full = state.length == self.context_len
         moved = tf.pad(state.tokens[:, self.context_len - half :], [[0, 0], [0, self.context_len - half]])
         length = tf.where(full, half, state.length)
@@ -270,7 +281,7 @@ class RereadWindow:
         state = WindowState((), (), tokens, length + 1)
         return self._last(state), state
 
-    def _last(self, state):
-        """What the model gives for the last token of every window."""
-        outputs, _ = self.lm.outputs(state.tokens, self.lm.initial_mems(keras.ops.shape(state.tokens)[0]))
+    def _last(self, state: Any):
+        """The model's output for the last token of every window."""
+        outputs, _ = self.lm.outputs(state.tokens, self.lm.initial_mems(shape_of(state.tokens)[0]))
         return tf.gather(outputs, state.length - 1, batch_dims=1)

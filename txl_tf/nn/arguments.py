@@ -11,6 +11,7 @@ class Network(Layer):
         super().__init__(**kwargs)
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from typing import Any, TypedDict, TypeVar
 
 import keras
 
-from txl_tf.config import Config, check_fields
+from txl_tf.config import Config, already_checked, check_fields
 from txl_tf.errors import ParameterError, UnknownArgumentError
 from txl_tf.schema import brief, did_you_mean, keywords_of
 
@@ -93,7 +94,9 @@ def _storing(init, signature, group=None, not_of_body=()):
             check_fields(group, self)
         outermost = not vars(self).setdefault("_making", False)
         vars(self)["_making"] = True
-        init(self, *args, **{name: value for name, value in kwargs.items() if name not in not_of_body})
+        # A model gives its values to its network, which need not check them again.
+        with already_checked(group, self) if group is not None else contextlib.nullcontext():
+            init(self, *args, **{name: value for name, value in kwargs.items() if name not in not_of_body})
         if outermost and hasattr(self, "settle"):
             self.settle([given.arguments[name] for name in names])
         if getattr(self, "quantization_mode", None) is not None:

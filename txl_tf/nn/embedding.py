@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from txl_tf.config import check_bins
 from txl_tf.equations import Cluster, embed
+from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.routing import ByNumber, EveryRow, rows_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, as_ids, check_sizes
@@ -78,6 +79,13 @@ class AdaptiveBins(Layer):
     """
 
     free_settings = {}
+
+    def __new__(cls, *args, **kwargs):
+        if len(args) > 3 and cls.__module__.startswith("txl_tf."):  # another subclass may have other arguments
+            allowed, sizes, cutoffs = "given by name", ", ".join(map(brief, args[:3])), brief(args[3])
+            message = f"cutoffs must be {allowed}, got {cutoffs}; write {cls.__name__}({sizes}, cutoffs={cutoffs})"
+            raise ParameterError("cutoffs", args[3], allowed, message)
+        return super().__new__(cls, *args, **kwargs)
 
     @stored
     def __init__(

@@ -24,7 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config.models import SCHEMES, NetworkConfig
+from txl_tf.config import SCHEMES, NetworkConfig
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype

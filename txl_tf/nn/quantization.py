@@ -47,7 +47,7 @@ def _call_of_model():
     code, frame = inspect.unwrap(keras.Model.quantize).__code__, inspect.currentframe()
     while frame is not None:
         if frame.f_code is code:
-            return frame.f_locals["self"], frame.f_locals["filters"]
+            return frame.f_locals["self"], frame.f_locals.get("filters")  # older versions of Keras have none
         frame = frame.f_back
     return None
 

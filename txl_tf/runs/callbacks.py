@@ -14,23 +14,32 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from txl_tf.config import RunConfig
 from txl_tf.data.text.batches import Segments
+from txl_tf.errors import ParameterError, brief
 from txl_tf.files import has_other_names, reading, write_atomic, writing
 from txl_tf.runs.checkpoints import RunCheckpoints
-from txl_tf.schema import brief
 from txl_tf.training.trained_model import is_scaled
 
 logger = logging.getLogger("txl_tf")
 
+if TYPE_CHECKING:  # Keras declares that `model` and `params` may be `None`, which they are not in a training
 
-def step_of(model: keras.Model) -> int:
-    """Number of training steps done, earlier sessions included."""
+    class Callback(keras.callbacks.Callback):
+        model: Any  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
+        params: Any
+else:
+    Callback = keras.callbacks.Callback
+
+
+def step_of(model: Any) -> int:
+    """The number of training steps that a model has done, in earlier sessions too."""
     return int(model.optimizer.iterations.numpy())
 
 
@@ -39,25 +48,31 @@ class Stopped(Exception):
 
 
 def _is_ending() -> bool:
-    """Whether an exception that ends the program is on its way."""
+    """Whether an exception that ends the program is being handled."""
     return isinstance(sys.exception(), (KeyboardInterrupt, SystemExit))
 
 
-class StopOnSignal(keras.callbacks.Callback):
-    """Ctrl-C, SIGTERM and SIGHUP stop training, and a validation, after the step that runs.
+class StopOnSignal(Callback):
+    """Stops a training, and a validation in it, after the current step on Ctrl-C, SIGTERM or SIGHUP.
 
-    A second Ctrl-C, unless it comes within a second, does it at once. As a context manager around `fit`, it handles the
-    signals. All workers raise `Stopped` at the same step.
+    A second Ctrl-C stops at once, unless it comes within a second. Use the callback as a context manager around `fit`:
+    in it, the signals are handled. All workers raise `Stopped` at the same step.
+
+    Args:
+        model: the model that is trained.
+
+    Attributes:
+        received: number of the signal, or `None`.
     """
 
     def __init__(self, model: keras.Model):
         super().__init__()
-        self.trained = model  # `model` is what Keras sets, also in an evaluation
-        self.received = None
+        self.trained: Any = model  # not `model`, which Keras sets, also in an evaluation
+        self.received: int | None = None
         self.received_at = 0.0
-        self.previous = {}
+        self.previous: dict[int, Any] = {}
 
-    def __enter__(self):
+    def __enter__(self) -> StopOnSignal:
         if threading.current_thread() is threading.main_thread():  # no other may handle signals
             numbers = [signal.SIGINT, signal.SIGTERM]
             if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
@@ -65,64 +80,72 @@ class StopOnSignal(keras.callbacks.Callback):
             self.previous = {number: signal.signal(number, self.handle) for number in numbers}
         return self
 
-    def __exit__(self, error_type, error, traceback):
+    def __exit__(self, *error: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, self.handle_late if self.received else handler)
 
-    def handle(self, number, frame):
+    def handle(self, number: int, frame: Any) -> None:
+        """The handler of signals during `fit`."""
         if number == signal.SIGINT and self.received == number:
             if time.monotonic() - self.received_at > 1 and not _is_ending():
                 raise KeyboardInterrupt
             return
         if self.received is None:
-            self.received, self.received_at = number, time.monotonic()
+            self.received = number
+            self.received_at = time.monotonic()
             self.trained.stop_requested = True
-            again = " (Ctrl-C again to stop at once)" * (number == signal.SIGINT)
+            again = " (Ctrl-C again to stop at once)" if number == signal.SIGINT else ""
             with contextlib.suppress(OSError):  # a terminal that hung up takes no message
-                os.write(1, f"\n{self.reason}: saving after this step{again}\n".encode())  # amid a print, print fails
+                # `print` would fail if the signal came during another `print`.
+                os.write(1, f"\n{self.reason}: saving after this step{again}\n".encode())
 
-    def handle_late(self, number, frame):
-        """Signals that follow the one that ends the program are none to it. Once it has ended, they count again."""
+    def handle_late(self, number: int, frame: Any) -> None:
+        """The handler of signals after `fit`. It ignores them while the program ends because of the first one."""
         if not _is_ending():
             signal.signal(number, self.previous[number])
             signal.raise_signal(number)
 
     @property
-    def reason(self):
-        reasons = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+    def reason(self) -> str:
+        """What has happened, for messages."""
+        reasons: dict[int | None, str] = {
+            signal.SIGINT: "interrupted",
+            signal.SIGTERM: "terminated",
+            signal.SIGHUP: "hung up",
+        }
         return reasons.get(self.received, "stopped with the other workers")
 
-    def on_test_batch_end(self, batch, logs=None):
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.model.stop_agreed:
             raise Stopped
 
 
-class CheckFinite(keras.callbacks.Callback):
-    """Raises ValueError when the loss or the gradients of a step are not finite, before anything of it is saved.
+class CheckFinite(Callback):
+    """Raises ValueError when the loss or the gradients of a step are not finite, before the step is saved.
 
-    Loss scaling takes care of gradients that overflow in half precision.
+    Loss scaling skips steps whose gradients overflow in half precision: they are no error.
     """
 
     def __init__(self, checkpoints: RunCheckpoints):
         super().__init__()
         self.checkpoints = checkpoints
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         finite = math.isfinite(logs["loss"])
         if finite:
-            self.checkpoints.confirm()  # that of the step before
+            self.checkpoints.confirm()  # the weights before this step gave the loss
         if finite and (is_scaled(self.model.optimizer) or math.isfinite(logs["grad_norm"])):
             return
         found = f"loss {logs['loss']}, gradient norm {logs['grad_norm']}"
         raise self.checkpoints.diverged(found, self.model.steps_per_execution, loss_too=not finite)
 
 
-class Validate(keras.callbacks.Callback):
-    """Evaluates at the end of every interval of steps in which a checkpoint is due, but the last of the training.
+class Validate(Callback):
+    """Evaluates at the end of every interval of steps in which a checkpoint is due, except the last of the training.
 
-    Adds `val_loss`, and `val_` of the model's other metrics, to the epoch's logs. Keras's own validation would be
-    missing for an interval whose steps ended in an earlier session. Raises ValueError when the loss is not finite,
-    before anything of the step is saved.
+    It adds `val_loss`, and `val_` with the names of the other metrics, to the logs of the epoch. Keras's own validation
+    would be missing for an interval whose steps ended in an earlier session. It raises ValueError when the loss is not
+    finite, before the step is saved.
     """
 
     def __init__(
@@ -134,10 +157,11 @@ class Validate(keras.callbacks.Callback):
         self.training = training
         self.checkpoints = checkpoints
 
-    def on_epoch_end(self, epoch, logs=None):
-        step, training = step_of(self.model), self.training
+    def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        step = step_of(self.model)
+        training = self.training
         if step < training.train_steps and step % training.save_steps < training.iterations:
-            totals = self.model.metric_totals  # of the steps; of some models, an evaluation begins them anew
+            totals = self.model.metric_totals  # the evaluation of some models resets the sums of the training
             try:
                 found = self.model.evaluate(self.batches, verbose=0, return_dict=True, callbacks=[self.stop])
             finally:
@@ -146,28 +170,32 @@ class Validate(keras.callbacks.Callback):
             logs |= {f"val_{name}": value for name, value in found.items()}
 
 
-class RunState(keras.callbacks.Callback):
+class RunState(Callback):
     """Intervals, checkpoints and the end of the training.
 
-    An interval is `iterations` steps, and a line of `log.csv`. To Keras it is an epoch: its callbacks write a line at
-    the end of one. A resumed run may begin in the middle of an interval, so the number of the step ends the epoch, not
-    the number of steps in it. With `iterations` 50, a run that was stopped after step 130 goes on like this:
+    An interval is `iterations` steps, and a line of `log.csv`. For Keras it is an epoch, because callbacks write a line
+    at the end of an epoch. A resumed run may begin in the middle of an interval. So an epoch ends at the number of a
+    step, not after a number of steps. With `iterations` 50, a run that was stopped after step 130 resumes like this:
 
         epoch (from 0)     2             3             4
         steps              131 ... 150   151 ... 200   201 ... 250
         sums of the line   101 ... 150   151 ... 200   201 ... 250
 
-    `fit` starts with `initial_epoch=2`. `on_epoch_begin` puts the sums of the steps 101 to 130 back, which the
-    checkpoint holds. After step 150, `on_train_batch_end` sets `stop_training`, which ends Keras's epoch early;
-    `on_epoch_end` takes that back unless the training is done.
+    `fit` starts with `initial_epoch=2`. `on_epoch_begin` restores the sums of the steps 101 to 130 from the checkpoint.
+    After step 150, `on_train_batch_end` sets `stop_training`, which ends Keras's epoch early. `on_epoch_end` resets it
+    unless the training is done.
 
-    Checkpoints in the middle of an interval are written after the step, those at its end after the validation and the
-    loggers: `log.csv` has the lines of all intervals before a checkpoint.
+    A checkpoint in the middle of an interval is written after its step, one at the end of an interval after the
+    validation and the loggers. So `log.csv` has the lines of all intervals before a checkpoint.
 
     Args:
+        checkpoints: the checkpoints of the run.
         state: `(carried, sums)` of `RunCheckpoints.restore`, or `(None, None)`.
-        others: the callbacks that come before it.
+        training: settings of the training.
+        others: the callbacks that are called before this one.
     """
+
+    saved_step: int  # step of the last checkpoint
 
     def __init__(self, checkpoints: RunCheckpoints, state: tuple, training: RunConfig, others: list):
         super().__init__()
@@ -176,40 +204,41 @@ class RunState(keras.callbacks.Callback):
         self.training = training
         self.others = others
 
-    def on_train_begin(self, logs=None):
-        self.saved_step = step = step_of(self.model)
+    def on_train_begin(self, logs: Any = None) -> None:
+        step = step_of(self.model)
+        self.saved_step = step
         if self.carried is not None:
             self.model.set_carried_arrays(self.carried)
         if self.sums is not None and step % self.training.iterations == 0:
             self.finish_interval(step)
 
-    def finish_interval(self, step):
-        """Ends an interval whose steps have all been done by a session that was stopped in the validation."""
+    def finish_interval(self, step: int) -> None:
+        """Ends an interval whose steps were all done by an earlier session, which was stopped in the validation."""
         epoch = step // self.training.iterations - 1
         for callback in [*self.others, self]:
             callback.on_epoch_begin(epoch)
         logs = self.model.training_logs()
         for callback in [*self.others, self]:
             callback.on_epoch_end(epoch, logs)
-        if self.model.stop_training:  # that was the last: Keras would still train for one step
+        if self.model.stop_training:  # the training is done, but Keras would train for one more step
             self.model._initial_epoch = self.params["epochs"]
-            self.checkpoints.save(proven=False)  # without the sums, so that it is done
+            self.checkpoints.save(proven=False)  # without the sums of an interval that is under way
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: Any, logs: Any = None) -> None:
         if self.sums is not None:
             self.model.set_metric_totals(self.sums)
             self.sums = None
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         step = step_of(self.model)
         if step >= self.training.train_steps or step % self.training.iterations == 0:
-            self.model.stop_training = True  # that is, the epoch: see on_epoch_end
+            self.model.stop_training = True  # ends the epoch, see `on_epoch_end`
         elif self.is_due(step):
             self.save(mid_interval=True)
         if self.model.stop_agreed and step < self.training.train_steps:
             raise Stopped
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
         step = step_of(self.model)
         done = step >= self.training.train_steps
         if "val_loss" in logs:
@@ -221,66 +250,77 @@ class RunState(keras.callbacks.Callback):
             raise Stopped
         self.model.stop_training = done
 
-    def is_due(self, step):
+    def is_due(self, step: int) -> bool:
+        """Whether a multiple of `save_steps` lies between the last checkpoint and a step."""
         return step // self.training.save_steps > self.saved_step // self.training.save_steps
 
-    def save(self, mid_interval=False, proven=False):
-        """Writes a checkpoint, unless there is one of this step; see `RunCheckpoints.save`."""
+    def save(self, mid_interval: bool = False, proven: bool = False) -> None:
+        """Writes a checkpoint unless this step has one. Arguments: see `RunCheckpoints.save`."""
         step = step_of(self.model)
         if step > self.saved_step:
             self.checkpoints.save(mid_interval, proven)
             self.saved_step = step
 
 
-class Progress(keras.callbacks.Callback):
-    """A line of progress at the end of every Keras epoch, which is an interval of `iterations` steps; one after the
-    first steps of a session, with their speed.
+class Progress(Callback):
+    """Logs a line at the end of every Keras epoch, which is an interval of `iterations` steps; and one after the first
+    steps of a session, with their speed.
 
-    Adds to the epoch's logs, for the loggers after it: `step`, `learning_rate` of the last step and
-    `tokens_per_second` of training alone, from the mean number of tokens of a step.
+    It adds values to the logs of the epoch, for the loggers after it: `step`, `learning_rate` of the last step, and
+    `tokens_per_second` of the training without validation, from the mean number of tokens of a step.
 
     Args:
-        show: function of the logs and of the prefix of names in them, "" or "val_", that says in a few words what was
-            measured; it may add to the logs.
+        training: settings of the training.
+        show: function of the logs, and of the prefix of the names in them, "" or "val_", that returns the measurements
+            as text. It may add values to the logs.
+        tokens_per_step: mean number of tokens that a step predicts.
     """
+
+    begin: tuple[int, float]  # (step, time) at which the measured steps begin
+    end: tuple[int, float]
 
     def __init__(self, training: RunConfig, show: Callable[[dict, str], str], tokens_per_step: float):
         super().__init__()
-        self.train_steps, self.iterations = training.train_steps, training.iterations
+        self.train_steps = training.train_steps
+        self.iterations = training.iterations
         self.tokens_per_step = tokens_per_step
         self.show = show
         self.calls = 0
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Any = None) -> None:
         logger.info("tracing the training step")
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: Any, logs: Any = None) -> None:
         self.begin = self.end = (step_of(self.model), time.perf_counter())
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.end = (step_of(self.model), time.perf_counter())
         self.calls += 1
-        if self.calls == 1:  # it was spent on tracing
+        if self.calls == 1:  # its time was spent on tracing
             self.begin = self.end
         step = self.end[0]
-        if self.calls == 3 and step % self.iterations and step < self.train_steps:  # where no line comes anyway
+        if self.calls == 3 and step % self.iterations and step < self.train_steps:  # no other line follows now
             seconds = self.step_seconds()
             speed = f"{1 / seconds:.3g} steps/s" if seconds < 1 else f"{seconds:.3g} s a step"
             logger.info(" | ".join([self.place(step), f"loss {logs['loss']:.4f}", speed, self.left(step, seconds)]))
 
-    def step_seconds(self):
-        """Seconds a step, of those since the interval, or the first step, began; NaN where there was none."""
-        (first, started), (step, ended) = self.begin, self.end
+    def step_seconds(self) -> float:
+        """The mean time of the steps of this interval, without the first step of a session; NaN without steps."""
+        first, started = self.begin
+        step, ended = self.end
         return (ended - started) / (step - first) if step > first else float("nan")
 
-    def place(self, step):
+    def place(self, step: int) -> str:
+        """The number of a step, of how many."""
         return f"step {step:>{len(str(self.train_steps))}}/{self.train_steps}"
 
-    def left(self, step, seconds):
+    def left(self, step: int, seconds: float) -> str:
+        """The time that the steps after a step take."""
         return f"{datetime.timedelta(seconds=round((self.train_steps - step) * seconds))} left"
 
-    def on_epoch_end(self, epoch, logs=None):
-        step, seconds = self.end[0], self.step_seconds()
+    def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        step = self.end[0]
+        seconds = self.step_seconds()
         optimizer = self.model.optimizer
         schedule = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
         logs["step"] = step
@@ -288,37 +328,38 @@ class Progress(keras.callbacks.Callback):
         logs["tokens_per_second"] = self.tokens_per_step / seconds
         line = [self.place(step), self.show(logs, "")]
         line += [f"lr {logs['learning_rate']:.3g}", f"grad norm {logs['grad_norm']:.2f}"]
-        if seconds == seconds:
+        if not math.isnan(seconds):
             line += [f"{logs['tokens_per_second']:,.0f} tokens/s", self.left(step, seconds)]
         if logs.get("overflow"):
-            line.append(f"{logs['overflow']:,.0f} token{'s' if logs['overflow'] > 1 else ''} left out")
+            unit = "token" if logs["overflow"] == 1 else "tokens"
+            line.append(f"{logs['overflow']:,.0f} {unit} left out")
         if "val_loss" in logs:
             line.append("valid " + self.show(logs, "val_"))
         logger.info(" | ".join(line))
 
 
 class StepTensorBoard(keras.callbacks.TensorBoard):
-    """TensorBoard curves over training steps, rather than epochs; `config.json` and samples as text."""
+    """TensorBoard curves over training steps instead of epochs, and `config.json` and samples as text."""
 
     def __init__(self, log_dir: str, checkpoints: RunCheckpoints):
         super().__init__(log_dir, write_graph=False)
         self.checkpoints = checkpoints
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Any = None) -> None:
         super().on_train_begin(logs)
         config = self.checkpoints.folder.read_config()
         self.log_text("config", json.dumps(config, indent=2, ensure_ascii=False), step_of(self.model))
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
         with self.checkpoints.naming_last(), writing(self.log_dir):
             super().on_epoch_end(step_of(self.model), logs)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Any = None) -> None:
         super().on_train_end(logs)
-        self.set_model(self.model)  # forgets the writers, which are closed: the last sample comes after the training
+        self.set_model(self.model)  # makes new writers for the last sample, as Keras has closed the old ones
 
     def log_text(self, name: str, text: str, step: int) -> None:
-        """Shows a text as it stands: TensorBoard takes indented lines of Markdown for code."""
+        """Shows a text as it is. Its lines are indented, which makes them code in TensorBoard's Markdown."""
         code = "".join(f"    {line}\n" for line in text.split("\n"))
         with self.checkpoints.naming_last(), writing(self.log_dir), self._train_writer.as_default():
             tf.summary.text(name, code, step)
@@ -326,39 +367,45 @@ class StepTensorBoard(keras.callbacks.TensorBoard):
 
 
 class StepCSVLogger(keras.callbacks.CSVLogger):
-    """`log.csv`, with "NA" in the columns of the validation where there was none. Lines are appended.
+    """Appends lines to `log.csv`. Without a validation, its columns have "NA".
 
     Args:
-        metrics: names of what is measured in training and in validation, besides the loss.
-        validated: names of what is measured in validation alone.
+        filename: path of the file.
+        metrics: names of the metrics of training and validation, besides the loss.
+        checkpoints: the checkpoints of the run.
+        validated: names of the metrics of the validation alone.
     """
 
-    def __init__(self, filename: str, metrics: list[str], checkpoints: RunCheckpoints, validated: list[str] = ()):
+    def __init__(
+        self, filename: str, metrics: Sequence[str], checkpoints: RunCheckpoints, validated: Sequence[str] = ()
+    ):
         super().__init__(filename, append=True)
         self.validated = ["val_loss", *(f"val_{metric}" for metric in [*metrics, *validated])]
         self.checkpoints = checkpoints
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Any = None) -> None:
         super().on_train_begin(logs)
         if not self.append_header:
             with tf.io.gfile.GFile(self.filename) as file:
                 self.keys = next(csv.reader([file.readline()]))[1:]
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
         with self.checkpoints.naming_last(), writing(self.filename):
             super().on_epoch_end(epoch, {**dict.fromkeys(self.validated, "NA"), **logs})
 
 
-def cut_log(filename: str, last_step: int, metrics: list[str], validated: list[str] = ()) -> None:
-    """Drops from `log.csv` the lines after step `last_step`, and the last one where it was not finished.
+def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Sequence[str] = ()) -> None:
+    """Removes from `log.csv` the lines after a step, and a last line that is not complete.
 
-    A file that has another name, a hard link, becomes a file of its own: lines are appended to it.
+    A file with a second name, a hard link, is replaced by a copy, because lines will be appended to it.
 
     Args:
+        filename: path of the file.
+        last_step: the step.
         metrics, validated: see `StepCSVLogger`.
 
     Raises:
-        ValueError: it is not a log of these columns. Names the line.
+        ParameterError: the file is not a log with these columns. The message names the line.
     """
     if not tf.io.gfile.exists(filename):
         return
@@ -370,14 +417,15 @@ def cut_log(filename: str, last_step: int, metrics: list[str], validated: list[s
     right = header[:1] == ["epoch"] and len({*header}) == len(header) and {*header} - {"overflow"} == known
     if lines and not right:
         others = ", ".join(sorted(known - {"epoch"}))
-        raise ValueError(f"{filename}: line 1 must be epoch, then {others}, got {brief(header)}. {_MOVE}")
+        message = f"{filename}: line 1 must be epoch, then {others}, got {brief(header)}. {_MOVE}"
+        raise ParameterError("log.csv", header, ["epoch", *sorted(known - {"epoch"})], message)
     kept = lines[:1]
     for i, (line, row) in enumerate(zip(lines[1:], rows, strict=True), 2):
         step = row[header.index("step")] if len(row) == len(header) else ""
         if not step.isdecimal() or len(step) > 18:
-            raise ValueError(
-                f"{filename}: line {i} must have {len(header)} values and a step, got {brief(row)}. {_MOVE}"
-            )
+            allowed = f"{len(header)} values and a step"
+            message = f"{filename}: line {i} must have {allowed}, got {brief(row)}. {_MOVE}"
+            raise ParameterError("log.csv", row, allowed, message)
         if int(step) <= last_step:
             kept.append(line)
     if b"".join(kept) != data or has_other_names(filename):
@@ -385,9 +433,11 @@ def cut_log(filename: str, last_step: int, metrics: list[str], validated: list[s
 
 
 def complete_log(filename: str, step: int, found: dict) -> bool:
-    """Writes the validation at the end of a training into the line of its last step in `log.csv`, where it says "NA".
+    """Writes the validation at the end of a training to the line of its last step in `log.csv`, in place of "NA".
 
     Args:
+        filename: path of the file.
+        step: the last step.
         found: `{column: value}`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: all that it needs to go on exactly; and the average of several."""
+"""The checkpoints of a training, from which it resumes exactly; and the average of several checkpoints."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import RunConfig
-from txl_tf.errors import named
+from txl_tf.config import RunConfig, at_least
+from txl_tf.errors import ParameterError, brief, named
 from txl_tf.files import remove, same_path, write_json
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.same_run import check_vocab
@@ -22,6 +22,7 @@ from txl_tf.runs.weights import (
     UNFINISHED,
     CheckpointFolder,
     CheckpointReader,
+    MisfitError,
     UnreadableCheckpoint,
     check_fits,
     check_whole,
@@ -33,7 +34,7 @@ from txl_tf.runs.weights import (
     weights_reader,
     write_checkpoint,
 )
-from txl_tf.schema import brief, differing
+from txl_tf.schema import differing
 from txl_tf.training.distribution import broadcast_from_chief
 
 logger = logging.getLogger("txl_tf")
@@ -43,16 +44,17 @@ SUMS = "window"  # the key, in a checkpoint, of the sums since the last line of 
 class RunCheckpoints:
     """The checkpoints of a training, numbered by step.
 
-    They hold the weights (a language model's by the original's names), the optimizer's variables and the memory, if the
-    model has one. The memory is one array of all replicas' rows, so that another number of replicas can continue. A
-    checkpoint in the middle of an interval of steps also holds the sums behind the interval's line in `log.csv`.
+    A checkpoint holds the weights, the variables of the optimizer and the memory, if the model has one. The memory is
+    one array with the rows of all replicas, so that a training can resume on another number of replicas. A checkpoint
+    in the middle of an interval of steps also holds the sums from which the line of the interval in `log.csv` follows.
 
     Args:
-        model: `MemoryModel` or `Resumable`, compiled, its optimizer built.
-        max_to_keep: older checkpoints are deleted.
-        write: whether to write at all. Of several workers that train together only the chief does; all must call
-            `save` and `save_best`.
-        text: fingerprint of the text that is validated on; best losses on another text are ignored.
+        model: `MemoryModel` or `Resumable`, compiled, with its optimizer built.
+        folder: folder of the run.
+        max_to_keep: how many of the latest checkpoints are kept; older ones are deleted.
+        write: whether this process writes. Where several workers train together, the chief alone does, but all must
+            call `save` and `save_best`.
+        text: fingerprint of the text of the validation. The best loss on another text does not count.
     """
 
     def __init__(
@@ -64,25 +66,25 @@ class RunCheckpoints:
         self._max_to_keep = max_to_keep
         self.write = write
         self._last: str | None = None
-        self._unproven: int | None = None  # step of a checkpoint that is the latest, and whose loss is not known yet
-        self._restored = False  # whether that checkpoint is the one that the training goes on from
+        self._unproven: int | None = None  # step of the latest checkpoint, while its loss is not known yet
+        self._restored = False  # whether the training has resumed from that checkpoint
 
     @property
     def latest(self) -> str | None:
-        """Path of the checkpoint that was saved or restored last, or else of the latest in the folder, or `None`."""
+        """The path of the checkpoint that was saved or restored last, of the latest in the folder, or `None`."""
         if self._last is None and (steps := self.folder.steps()):
             return self.folder.checkpoint(steps[-1])
         return self._last
 
     @property
     def last_good(self) -> str:
-        """A sentence for error messages."""
+        """A clause for error messages that names the last good checkpoint."""
         latest = self.latest
         return f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
 
     @contextlib.contextmanager
     def naming_last(self) -> Iterator[None]:
-        """Adds to an error in writing which checkpoint there is to go on from."""
+        """Adds to an error of writing the last good checkpoint, from which the training can resume."""
         try:
             yield
         except OSError as error:
@@ -96,8 +98,9 @@ class RunCheckpoints:
                 raise self.diverged(f"{name} has values that are not finite", loss_too=False)
 
     def confirm(self) -> None:
-        """The weights of the latest checkpoint have a finite loss: it is a good one, and older ones may be deleted."""
-        step, self._unproven = self._unproven, None
+        """Records that the weights of the latest checkpoint have a finite loss, and deletes older checkpoints."""
+        step = self._unproven
+        self._unproven = None
         if step is not None and self.write and not self._restored:
             self._sweep(step, self._max_to_keep)
 
@@ -108,12 +111,14 @@ class RunCheckpoints:
         self.confirm()
 
     def diverged(self, what: str, steps: int = 1, loss_too: bool = True) -> ValueError:
-        """The error of a training that has diverged; deletes the latest checkpoint where its weights have no loss.
+        """The error of a training that has diverged.
+
+        Deletes the latest checkpoint where its weights have no finite loss.
 
         Args:
-            what: what was found.
-            steps: in how many steps it was found, the last of them the present one.
-            loss_too: whether the loss is not finite, which the weights before this step then gave.
+            what: what was found, such as `"loss nan"`.
+            steps: number of the last steps in which it was found.
+            loss_too: whether the loss is not finite. It was computed from the weights before the step.
         """
         step = int(self._model.optimizer.iterations.numpy())
         where = f"step {step}" if steps == 1 else f"steps {step - steps + 1} to {step}"
@@ -122,7 +127,7 @@ class RunCheckpoints:
         if self._unproven is None or not loss_too:
             return ValueError(message.format(self.last_good))
         latest = self.folder.checkpoint(self._unproven)
-        if self._restored:  # perhaps good for other settings: the user decides
+        if self._restored:  # with other settings it may be good: the user decides
             return ValueError(message.format(f"{latest}, where it began, has no finite loss: remove {latest}.*"))
         if self.write:
             for folder in (self.folder, self.folder.ema):
@@ -132,14 +137,15 @@ class RunCheckpoints:
         return ValueError(message.format(self.last_good))
 
     def newest_whole(self) -> int | None:
-        """Step of the newest checkpoint that can be read from end to end and has finite weights; logs which are not.
-        `None` in a new folder.
+        """The step of the newest checkpoint that can be read to its end and has finite weights; `None` in a new folder.
+
+        Logs a warning for every newer one that is damaged.
 
         Raises:
-            ValueError: there are checkpoints, and none can be read.
+            MisfitError: there are checkpoints, and none can be read.
         """
         problems = []
-        unfinished = CheckpointFolder(os.path.join(self.folder.path, UNFINISHED)).steps()  # of a killed program
+        unfinished = CheckpointFolder(os.path.join(self.folder.path, UNFINISHED)).steps()  # left by a killed program
         for step in reversed(self.folder.steps(files="index|data.*")):
             if step in unfinished:
                 continue
@@ -152,16 +158,18 @@ class RunCheckpoints:
                 logger.warning("damaged checkpoint: %s; going on from the one before", problem)
             return step
         if problems:
-            raise ValueError(f"no checkpoint in {self.folder} can be read:\n  " + "\n  ".join(problems))
+            allowed = "a folder with a checkpoint that can be read"
+            message = f"no checkpoint in {self.folder} can be read:"
+            raise MisfitError("model_dir", self.folder.path, allowed, message, problems)
         return None
 
     def save(self, mid_interval: bool = False, proven: bool = True) -> str:
-        """Writes a checkpoint of the present state and returns its path.
+        """Writes a checkpoint of the current state and returns its path.
 
         Args:
-            mid_interval: whether steps have been done since the last line of `log.csv`, which the next will count.
+            mid_interval: whether steps have been done since the last line of `log.csv`.
             proven: whether the loss of these weights is known to be finite. If not, one more checkpoint is kept until
-                `confirm` or `diverged` says so.
+                `confirm` or `diverged` is called.
 
         Raises:
             ValueError: a weight is not finite.
@@ -169,7 +177,7 @@ class RunCheckpoints:
         self.check_weights()
         step = int(self._model.optimizer.iterations.numpy())
         path = self.folder.checkpoint(step)
-        carried = self._model.carried_arrays()  # of all workers
+        carried = self._model.carried_arrays()  # all workers take part
         if self.write:
             sums = {SUMS: self._model.metric_totals} if mid_interval else {}
             with self.naming_last():
@@ -177,14 +185,15 @@ class RunCheckpoints:
                 self._last = path
                 self._sweep(step, self._max_to_keep + (0 if proven else 1))
         self._last = path
-        self._unproven, self._restored = None if proven else step, False
+        self._unproven = None if proven else step
+        self._restored = False
         return path
 
     def save_best(self, value: float) -> None:
-        """Writes the weights to the folder `best`, if their validation is better than the one there.
+        """Writes the weights to the folder `best`, if their validation is better than that of the weights in it.
 
         Args:
-            value: what the folder monitors, such as the loss.
+            value: value of the metric that the family monitors, such as the loss.
 
         Raises:
             ValueError: a weight is not finite.
@@ -192,7 +201,8 @@ class RunCheckpoints:
         self.check_weights()
         if not self.write or not math.isfinite(value):
             return
-        family, best = self.folder.family, self.folder.best
+        family = self.folder.family
+        best = self.folder.best
         found = self.folder.find_best() or {}
         rival = found[family.monitor] if found and found.get("text") in (None, self._text) else None
         if rival is not None and (value == rival or family.best_of(value, rival) != value):
@@ -208,37 +218,44 @@ class RunCheckpoints:
             best.write_state([step])
 
     def remove_best(self) -> None:
+        """Deletes the folder `best`."""
         remove(self.folder.best.path)
 
-    # What the chief writes, others may read too early: it reads for all workers, who must all call these.
+    # Another worker might read a file before the chief has written it. So the chief reads for all workers, and all of
+    # them must call these methods.
 
     def load_best(self) -> int:
-        """Sets the weights to those with the best validation; returns their step."""
-        step = self._from_chief(self.folder.find_best()["step"] if self.write else 0)
+        """Sets the weights to those with the best validation, and returns their step."""
+        best = self.folder.find_best() if self.write else None
+        step = self._from_chief(best["step"] if best else 0)
         load_weights(self._model, self.folder.best.checkpoint(step))
         return step
 
     def stops_early(self, training: RunConfig, step: int) -> bool:
-        """`RunFolder.stops_early`."""
+        """`RunFolder.stops_early`, for all workers."""
         return bool(self._from_chief(int(self.write and self.folder.stops_early(training, step, self._text))))
 
     def _from_chief(self, number: int) -> int:
         return broadcast_from_chief(self._model.distribute_strategy, number)
 
     def restore(self, path: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Sets weights and optimizer from a checkpoint, or nothing at all if it does not fit.
+        """Sets weights and optimizer from a checkpoint. If it does not fit, nothing is changed.
 
         Returns:
-            `(carried, sums)`: `carried_arrays` to go on with, and `metric_totals` of the interval in whose middle it
-            was saved, or `None`.
+            `(carried, sums)`: the `carried_arrays` with which the training resumes; and the `metric_totals` of the
+            interval in whose middle the checkpoint was saved, or `None`.
+
+        Raises:
+            ParameterError: the checkpoint has no optimizer, or does not fit.
         """
         reader = CheckpointReader(path)
         read = weights_reader(self._model, reader)
         optimizer = {key: shape for key, shape in reader.shapes.items() if key.startswith("optimizer/")}
         if not optimizer:
-            raise ValueError(
-                f"{path} has weights alone, no optimizer to go on with: start a new run with warm_start_path={path}"
-            )
+            allowed = "a checkpoint with an optimizer"
+            message = f"{path} has weights alone, no optimizer to go on with: start a new run with "
+            message += f"warm_start_path={path}"
+            raise ParameterError("checkpoint", path, allowed, message)
         check_fits(path, optimizer, self._optimizer())
         arrays = {name: read(name) for name in weights_by_name(self._model)}
         others = [*optimizer, *self._model.carried_names, *({SUMS} & reader.shapes.keys())]
@@ -246,14 +263,18 @@ class RunCheckpoints:
         for key, variable in {**weights_by_name(self._model), **self._optimizer()}.items():
             variable.assign(arrays[key])
         self._last = path
-        self._unproven, self._restored = checkpoint_step(path), True
+        self._unproven = checkpoint_step(path)
+        self._restored = True
         return {name: arrays[name] for name in self._model.carried_names}, arrays.get(SUMS)
 
     def _optimizer(self) -> dict[str, Any]:
         return {f"optimizer/{i}": variable for i, variable in enumerate(self._model.optimizer.variables)}
 
     def _sweep(self, latest: int, most: int) -> None:
-        """Deletes old checkpoints. Those past `latest` are damaged: they stay until others take their place."""
+        """Deletes all but `most` checkpoints up to the step `latest`.
+
+        Checkpoints of later steps are damaged. They stay until the training writes them again.
+        """
         steps = [step for step in self.folder.steps(files="index|data.*") if step <= latest]
         for step in steps[:-most]:
             delete_checkpoint(self.folder.checkpoint(step))
@@ -269,31 +290,34 @@ def average_checkpoints(
     """Averages checkpoints of a run into the folder of a new one, which every program opens.
 
     Args:
-        model_dir: the run's folder; the new one has its configuration and vocabulary.
-        output_dir: the new folder. Its checkpoint bears the highest step of those averaged.
+        model_dir: folder of the run. The new run has its configuration and vocabularies.
+        output_dir: the new folder. The step of its checkpoint is the highest step of the checkpoints.
         checkpoints: list of checkpoints: names in `model_dir`, or paths, also of other runs of the same model.
-        num_last_checkpoints: how many of the run's latest to take; either this or `checkpoints`.
+        num_last_checkpoints: how many of the latest checkpoints of the run to average. Give either this or
+            `checkpoints`.
 
     Returns:
-        list of str, the paths that were averaged.
+        List of str, the paths that were averaged.
 
     Raises:
-        ValueError: a checkpoint is not there, or is of another model or vocabulary: names what differs.
+        ParameterError: a checkpoint does not exist, or belongs to another model or vocabulary. The message names the
+            difference.
     """
     if bool(checkpoints) == (num_last_checkpoints is not None):
-        raise ValueError("either checkpoints or num_last_checkpoints must say what to average")
-    source, output = RunFolder(model_dir), RunFolder(output_dir)
+        message = "either checkpoints or num_last_checkpoints must say what to average"
+        raise ParameterError("checkpoints", checkpoints, "given without num_last_checkpoints, or the reverse", message)
+    source = RunFolder(model_dir)
+    output = RunFolder(output_dir)
     config = source.read_config()
     vocabs = source.load_vocabs()
     output.check_new(vocabs, source.family)
     if checkpoints:
         if "" in checkpoints:
-            raise ValueError(
-                f"checkpoints must name a checkpoint each, got an empty name: {named(','.join(checkpoints))}"
-            )
+            message = f"checkpoints must name a checkpoint each, got an empty name: {named(','.join(checkpoints))}"
+            raise ParameterError("checkpoints", checkpoints, "names of checkpoints", message)
         paths = [source.find_checkpoint(path) for path in checkpoints]
     else:
-        paths = _last(source, num_last_checkpoints)
+        paths = _last(source, num_last_checkpoints or 0)
     for path in paths:
         _check_same_model(source, path)
     try:
@@ -304,28 +328,32 @@ def average_checkpoints(
     except UnreadableCheckpoint as error:
         raise source.way_out(error, "checkpoints") from error
     step = max(map(checkpoint_step, paths))
-    others = {name: config.get(name) for name in ("fingerprints", "init_from", "training")}
+    others: dict[str, Any] = {name: config.get(name) for name in ("fingerprints", "init_from", "training")}
     output.create(config["data"], config["model"], vocabs, model, step, **others)
     return paths
 
 
 def _check_same_model(source: RunFolder, path: str) -> None:
-    """Raises ValueError where a checkpoint lies in the folder of another run, of another model or vocabulary."""
+    """Raises ParameterError where a checkpoint lies in the folder of a run of another model or vocabulary."""
     folder = RunFolder.around(path)
     if same_path(folder.path, source.path) or not folder.has_config():
         return
-    here, there = source.family, folder.family
+    here = source.family
+    there = folder.family
+    allowed = f"checkpoints of the model of {source}"
     if here is not there:
-        raise ValueError(f"{path} is of the family {there.name}, and model_dir {source} of {here.name}")
+        message = f"{path} is of the family {there.name}, and model_dir {source} of {here.name}"
+        raise ParameterError("checkpoints", path, allowed, message)
     check_vocab(folder, source.load_vocabs(), "An average needs one vocabulary", f"model_dir {source}")
     model, other = (here.config(**some.read_config()["model"]) for some in (source, folder))
     for name, (before, now) in differing(other.to_dict(), model.to_dict()).items():
         if name not in model.free:
             found = f"{name} is {brief(before)} there and {brief(now)} here"
-            raise ValueError(f"{path} is of another model than model_dir {source}: {found}")
+            message = f"{path} is of another model than model_dir {source}: {found}"
+            raise ParameterError("checkpoints", path, allowed, message)
 
 
-def average_weights(model: keras.Model, checkpoints: list[str | CheckpointReader]) -> None:
+def average_weights(model: keras.Model, checkpoints: Sequence[str | CheckpointReader]) -> None:
     """Sets the weights to the mean of those in the checkpoints, summed in float64, one variable at a time."""
     readers = [weights_reader(model, checkpoint) for checkpoint in checkpoints]
     for name, variable in weights_by_name(model).items():
@@ -336,10 +364,11 @@ def average_weights(model: keras.Model, checkpoints: list[str | CheckpointReader
 
 
 def _last(folder: RunFolder, number: int) -> list[str]:
-    if number < 1:
-        raise ValueError(f"num_last_checkpoints must be at least 1, got {number}")
+    """The paths of the latest checkpoints of a run."""
+    at_least(1)("num_last_checkpoints", number)
     paths = folder.checkpoints()
     if len(paths) < number:
         names = ", ".join(map(os.path.basename, paths)) or "none"
-        raise ValueError(f"num_last_checkpoints={number}, but model_dir {folder} holds {len(paths)}: {names}")
+        message = f"num_last_checkpoints={number}, but model_dir {folder} holds {len(paths)}: {names}"
+        raise ParameterError("num_last_checkpoints", number, f"at most {len(paths)}", message)
     return paths[-number:]

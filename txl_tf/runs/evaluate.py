@@ -1,4 +1,4 @@
-"""Evaluation: the mean nll of a split of a corpus or of a text file, and the metrics it is reported in."""
+"""Evaluation: the mean nll of a split of a corpus or of a text file, and the metrics in which it is reported."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import logging
 import os
 import sys
 import time
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import EvaluationConfig, MachineConfig, TrainingConfig, check_places
+from txl_tf.config import Config, EvaluationConfig, MachineConfig, TrainingConfig, at_least, check_places
 from txl_tf.data.text.batches import Segments, num_batches
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.datasets import is_by_character_in, measured
 from txl_tf.data.vocabulary import Vocab, escape
-from txl_tf.errors import brief
+from txl_tf.errors import ParameterError
 from txl_tf.files import new_file
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sliding_window import sliding_window_nll
@@ -40,7 +41,7 @@ from txl_tf.runs.setup import (
 from txl_tf.runs.weights import CheckpointReader, load_weights
 from txl_tf.training.distribution import is_chief
 
-_ROWS = 60  # of a batch of an evaluation, where neither the run nor the user says how many
+_ROWS = 60  # rows of a batch, where neither the run nor the user says how many
 
 logger = logging.getLogger("txl_tf")
 
@@ -58,47 +59,50 @@ def evaluate_run(
 
     Args:
         folder: `RunFolder`, or its path. Without a `config.json`, `model` must hold all hyper-parameters.
-        data: as in `train_run`; if empty, what the run was trained on.
-        model: arguments of `TransformerXLLM` to use instead of the run's own, such as `mem_len`.
-        evaluation: `EvaluationConfig`.
-        machine: `MachineConfig`.
-        reading: `text_field` and `skip_bad_lines` of `eval_path`, instead of the run's own.
+        data: the corpus, as in `train_run`; if empty, the text that the run was trained on.
+        model: arguments of the model that replace those of the run, such as `mem_len`.
+        evaluation: how to evaluate.
+        machine: devices and types.
+        reading: `text_field` and `skip_bad_lines` of `eval_path`, which replace those of the run.
 
     Returns:
-        dict `{split or file: mean nll in nats}`.
+        `{split or file: mean nll in nats}`.
 
     Raises:
-        ValueError, OSError: bad input, before any long work; the message says what was found and what is allowed.
+        ParameterError, OSError: bad input, before any long work.
     """
-    evaluation, machine = evaluation or EvaluationConfig(), machine or MachineConfig()
+    machine = machine or MachineConfig()
     folder = RunFolder(folder, "language_model")
     config = folder.read_config() if folder.has_config() else {"data": {}, "model": {}}
-    evaluation, defaults = _completed(evaluation, config.get("training", {}))
+    evaluation, defaults = _completed(evaluation or EvaluationConfig(), config.get("training", {}))
+    tgt_len, rows = sizes_of(evaluation)
     text = "eval_path" if evaluation.eval_path else "data_path"
     check_token_nll(evaluation.token_nll, **{text: evaluation.eval_path or (data or config["data"]).get(text)})
-    folder.find_checkpoint(evaluation.eval_ckpt_path)  # an error before the text is read
+    folder.find_checkpoint(evaluation.eval_ckpt_path)  # raises before the text is read
     strategy, machine = open_machine(machine)
-    check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
+    check_divides(strategy, eval_batch_size=rows)
     if evaluation.eval_path:
-        corpus, split = _text_as_corpus(folder, config, evaluation.eval_path, reading), evaluation.eval_path
+        corpus = _text_as_corpus(folder, config, evaluation.eval_path, reading)
+        split = evaluation.eval_path
     else:
-        corpus, split = _corpus_of(folder, config, data), evaluation.eval_split
+        corpus = _corpus_of(folder, config, data)
+        split = evaluation.eval_split
     evaluator = Evaluator(corpus, evaluation)
     evaluator.check(split)
-    if not (evaluation.eval_path or data):  # the run's own text
+    if not (evaluation.eval_path or data):  # the text that the run was trained on
         remedy = "name the text, by data_dir, data_path or eval_path, to evaluate what it is now"
         check_text(folder, {split: corpus.fingerprint(split)}, remedy)
     resets = _resets(evaluation, corpus.vocab, folder.family.config)
     bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
     model = {**bins, **config["model"], **resets, **(model or {})}
-    check_places(model, tgt_len=evaluation.tgt_len, sliding_window=evaluation.sliding_window or 0)
+    check_places(model, tgt_len=tgt_len, sliding_window=evaluation.sliding_window or 0)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
 
-    def load(path):
+    def load(path: str) -> tuple[LanguageModel, str]:
         reader = CheckpointReader(path)
         folder.check_size(model, reader)
         with strategy.scope():
-            lm = folder.family.make(**model, dtype=machine.dtype_policy)
+            lm: Any = folder.family.make(**model, dtype=machine.dtype_policy)
             lm.compile(static_shapes=on_tpu, steps_per_execution=MOST_STEPS_ON_TPU if on_tpu else 1)
         load_weights(lm, reader)
         return lm, path
@@ -116,8 +120,15 @@ def evaluate_run(
 
 
 def _completed(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationConfig, dict]:
-    """The evaluation with the sizes of the training, where it does not say others; and the defaults of those that the
-    training does not record either.
+    """Completes the sizes that an evaluation does not give.
+
+    Args:
+        evaluation: how to evaluate.
+        trained: `"training"` of `config.json`.
+
+    Returns:
+        `(evaluation, defaults)`: the evaluation with sizes, those of the training if it records them; and the sizes
+        that are neither given nor recorded, with their default values.
     """
     sizes = {"tgt_len": TrainingConfig.tgt_len, "eval_batch_size": _ROWS}
     missing = [name for name in sizes if not getattr(evaluation, name)]
@@ -126,8 +137,10 @@ def _completed(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationC
     return dataclasses.replace(evaluation, **defaults, **known), defaults
 
 
-def _resets(evaluation: EvaluationConfig, vocab: Vocab, group: type) -> dict:
-    """`reset_token` of the model, if the evaluation says whether there is one; `group` is its hyper-parameters."""
+def _resets(evaluation: EvaluationConfig, vocab: Vocab, group: type[Config]) -> dict[str, int | None]:
+    """`{"reset_token": ...}` where the evaluation says whether the memory is reset, of a model with these
+    hyper-parameters.
+    """
     if evaluation.reset_memory_at_documents is None:
         return {}
     return {"reset_token": reset_token_of(vocab, group) if evaluation.reset_memory_at_documents else None}
@@ -136,8 +149,10 @@ def _resets(evaluation: EvaluationConfig, vocab: Vocab, group: type) -> dict:
 def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str, reading: dict | None) -> Corpus:
     """A text file in the vocabulary of the run, as a corpus of one split."""
     if "vocab" not in config:
-        raise ValueError(f"eval_path needs the vocabulary of a run: {folder.config_file} does not exist")
-    vocab, data = folder.load_vocab(), config["data"]
+        message = f"eval_path needs the vocabulary of a run: {folder.config_file} does not exist"
+        raise ParameterError("eval_path", eval_path, "left out for a folder without config.json", message)
+    vocab = folder.load_vocab()
+    data = config["data"]
     tokens, size = encode_text(eval_path, vocab, data, reading)
     sizes = measured(data.get("dataset"), {eval_path: size})
     by_character = is_by_character_in(data, vocab)
@@ -145,38 +160,48 @@ def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str, reading: di
 
 
 def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
-    """The corpus that was asked for, or else that of the run; its vocabulary must be the run's."""
+    """The corpus of `data`, or else that of the run. Its vocabulary must be that of the run."""
     data = data or config["data"]
     if not (data.get("data_dir") or data.get("data_path") or data.get("dataset") == "pydoc"):
-        raise ValueError("no text to evaluate: give data_dir, dataset with its data_path, or eval_path")
+        message = "no text to evaluate: give data_dir, dataset with its data_path, or eval_path"
+        raise ParameterError("data", data, "data_dir, data_path or eval_path", message)
     corpus = corpus_of(folder, data) if folder.has_config() else open_corpus(data)
     if "vocab" in config:
         check_vocab(folder, [corpus.vocab], "eval_path evaluates a text in the vocabulary of the run")
     return corpus
 
 
+def sizes_of(evaluation: EvaluationConfig) -> tuple[int, int]:
+    """`(tgt_len, eval_batch_size)` of an evaluation. Raises ParameterError where one is not given."""
+    for name in ("tgt_len", "eval_batch_size"):
+        at_least(1)(name, getattr(evaluation, name))
+    return evaluation.tgt_len or 0, evaluation.eval_batch_size or 0
+
+
 class Evaluator:
     """Evaluates the splits of a corpus, all in the same way.
 
     Args:
-        evaluation: has `tgt_len` and `eval_batch_size`.
+        corpus: the corpus.
+        evaluation: how to evaluate, with `tgt_len` and `eval_batch_size`.
 
     Attributes:
         metric: `"ppl"`, perplexity, where tokens are words; `"bpc"`, bits per character or byte, where they are not.
     """
 
     def __init__(self, corpus: Corpus, evaluation: EvaluationConfig):
-        self.corpus, self.sliding_window = corpus, evaluation.sliding_window
-        self.batch_size, self.tgt_len = evaluation.eval_batch_size, evaluation.tgt_len
+        self.corpus = corpus
+        self.sliding_window = evaluation.sliding_window
+        self.tgt_len, self.batch_size = sizes_of(evaluation)
         self.sliding_step = evaluation.sliding_step
         self.most = None if evaluation.max_eval_batch < 0 else evaluation.max_eval_batch  # batches
         self.eval_path = evaluation.eval_path
         self.metric = metric_of(corpus.by_character)
 
     def check(self, split: str) -> None:
-        """Raises ValueError where the corpus has no such split or it is shorter than a batch."""
+        """Raises ParameterError where the corpus has no such split, ValueError where it is shorter than a batch."""
         if split not in self.corpus.splits:
-            raise ValueError(f"eval_split must be one of {', '.join(self.corpus.splits)}, got {brief(split)}")
+            raise ParameterError("eval_split", split, list(self.corpus.splits))
         name = split if split == self.eval_path else f"the {split} split"
         num_batches(len(self.corpus.splits[split]), self.batch_size, self.tgt_len, name=name, rows="eval_batch_size")
 
@@ -185,26 +210,33 @@ class Evaluator:
         return Segments(self.corpus.splits[split], self.batch_size, self.tgt_len, most=self.most)
 
     def describe(self, lm: LanguageModel) -> str:
-        """A few words on how it evaluates, for messages."""
+        """A few words on how a model is evaluated, for messages."""
         if self.sliding_window:
             return f"sliding window {self.sliding_window}, step {self.sliding_step}, batch {self.batch_size}"
         return f"tgt_len {self.tgt_len}, mem_len {lm.network.mem_len}, batch {self.batch_size}"
 
     def run(self, lm: LanguageModel, split: str, token_nll: str | None = None) -> float:
-        """Evaluates a compiled `lm`, logs what it found and returns the mean nll in nats.
+        """Evaluates a language model, logs the results and returns the mean nll in nats.
 
-        With `token_nll`, writes a line to that file for every predicted token, in the order of the text: the token
-        and its nll in nats, separated by a tab.
+        Args:
+            lm: the model, compiled.
+            split: name of the split.
+            token_nll: path of a file for the nll of every predicted token. Its lines have the token and its nll in
+                nats, separated by a tab, in the order of the text.
         """
         started = time.perf_counter()
         verbose = 1 if sys.stdout.isatty() and logger.isEnabledFor(logging.INFO) else 0
         if self.sliding_window or token_nll:
-            labels, values = (self._slide if self.sliding_window else self._score)(lm, split, verbose)
-            nll, count = float(values.mean(dtype=np.float64)), len(values)
+            score = self._slide if self.sliding_window else self._score
+            labels, values = score(lm, split, verbose)
+            nll = float(values.mean(dtype=np.float64))
+            count = len(values)
             if token_nll:
                 self._write(token_nll, labels, values)
         else:
-            nll, count = lm.evaluate(self.batches(split), verbose=verbose), self._num_labels(split)
+            evaluated: Any = lm.evaluate(self.batches(split), verbose=verbose)
+            nll = evaluated
+            count = self._num_labels(split)
         rate = count / (time.perf_counter() - started)
         found = f"loss {nll:.6f} nats | {self.metric} {to_metric(nll, self.metric):.4f}"
         logger.info("%s: %s | %s tokens | %s tokens/s", split, found, f"{count:,}", f"{rate:,.0f}")
@@ -213,39 +245,45 @@ class Evaluator:
         return nll
 
     def _num_labels(self, split: str) -> int:
-        """Number of tokens that the batches predict."""
+        """The number of tokens that the batches predict."""
         labels = len(self.corpus.splits[split]) // self.batch_size - 1
         return self.batch_size * (min(labels, self.most * self.tgt_len) if self.most else labels)
 
     def _score(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
-        """The predicted tokens of a split and the nll of each."""
-        dataset, mems, columns = self.batches(split).dataset(), None, []
+        """The predicted tokens of a split, and the nll of each."""
+        dataset = self.batches(split).dataset()
+        mems = None
+        columns = []
         progress = keras.utils.Progbar(int(dataset.cardinality()), verbose=verbose)
         for tokens, labels in dataset:
             nll, mems = lm.score(tokens, labels, mems)
             columns.append((labels.numpy(), nll.numpy()))
             progress.add(1)
-        return tuple(np.concatenate(parts, 1).ravel() for parts in zip(*columns, strict=True))
+        labels, values = zip(*columns, strict=True)
+        return np.concatenate(labels, 1).ravel(), np.concatenate(values, 1).ravel()
 
     def _slide(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `_score`, with a sliding window over the split as one text, of the length of `most` batches at most;
+        """As `_score`, with a sliding window over the split as one text, at most as long as `most` batches.
+
         `batch_size` windows are computed at a time.
         """
         most = self.most * self.batch_size * self.tgt_len + 1 if self.most else None
         tokens = np.asarray(self.corpus.splits[split][:most])
         bar = keras.utils.Progbar(len(tokens) - 1, verbose=verbose, unit_name="token")
-        window, step = self.sliding_window, self.sliding_step
-        return tokens[1:], sliding_window_nll(lm, tokens, window, self.batch_size, step, progress=bar.add)
+        window: Any = self.sliding_window
+        return tokens[1:], sliding_window_nll(lm, tokens, window, self.batch_size, self.sliding_step, progress=bar.add)
 
     def _write(self, path: str, labels: np.ndarray, nll: np.ndarray) -> None:
+        """Writes the file for `token_nll`."""
         symbols = [escape(symbol) for symbol in self.corpus.vocab.symbols]
         with new_file(path) as file:
             for label, value in zip(labels, nll, strict=True):
                 file.write(f"{symbols[label]}\t{value:.6f}\n")
 
     def _by_text(self, nll: float, split: str) -> str:
-        """Bits a byte and a character, whatever the tokens are: models of different vocabularies compare by them. Where
-        tokens are no characters, also the perplexity of a word. Every token counts with the mean `nll`.
+        """Bits per byte and per character, by which models of different vocabularies can be compared.
+
+        Where tokens are no characters, also the perplexity per word. Every token counts with the mean `nll`.
         """
         total = nll * len(self.corpus.splits[split])
         a_byte, a_character, a_word = (total / max(n, 1) for n in self.corpus.sizes[split])

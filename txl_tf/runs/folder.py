@@ -1,12 +1,13 @@
-"""The folder of a run. `RunFolder` alone knows what lies where:
+"""The folder of a run. `RunFolder` alone knows the names of the files in it:
 
 config.json              family, data, model, vocabulary and training, see `txl_tf.config`
-vocab.txt                a symbol a line, in the order of the ids; of subwords vocab.model; of pairs source_vocab.txt ..
+vocab.txt                the vocabulary, one symbol per line in the order of the ids. A vocabulary of subwords is in
+                         vocab.model, those of pairs are in source_vocab.txt and target_vocab.txt
 ckpt-<step>.*            checkpoints, and `checkpoint`, which names them to other programs
-best/ckpt-<step>.*       weights with the best validation; best.json says which loss, or F1
+best/ckpt-<step>.*       weights with the best validation; best.json has its loss or F1
 ema/ckpt-<step>.*        moving average of the weights at the end of the training
 log.csv, train/          curves
-tracker.json             id of the run where a tracker follows it
+tracker.json             id of the run in a tracker, if there is one
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -24,7 +25,7 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.data.subwords import load_vocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import ParameterError, UnknownArgumentError, named, shortened
+from txl_tf.errors import ParameterError, UnknownArgumentError, brief, named
 from txl_tf.files import (
     check_kept,
     check_no_link,
@@ -53,30 +54,30 @@ from txl_tf.runs.weights import (
     delete_checkpoint,
     load_weights,
 )
-from txl_tf.schema import brief, did_you_mean, differing
+from txl_tf.schema import did_you_mean, differing
 
 CREATING = "creating.tmp"  # exists in the folder of a run while `RunFolder.create` writes it
-_ATTEMPTS = 10  # to open a checkpoint of a run that is trained meanwhile and deletes its old ones
+_ATTEMPTS = 10  # at opening a checkpoint, which a training in another process may delete
 _EVENTS = ("train", "validation")  # folders of TensorBoard's files
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
 
 
 def load_run(model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes: Any) -> tuple[Any, Any]:
-    """A trained, converted or averaged run, ready to score and generate.
+    """Opens a trained, converted or averaged run.
 
     Args:
-        model_dir: the run's folder.
-        ckpt_path: a checkpoint of it by path or name, `"best"` or `"latest"`. By default that of the training's last
-            evaluation: of a tagger the best, where there was a validation; of others the latest.
-        **changes: arguments of the model to use instead of the run's own, such as `mem_len`.
+        model_dir: folder of the run.
+        ckpt_path: path or name of a checkpoint, `"best"` or `"latest"`. The default is the checkpoint that the training
+            evaluated last: of a tagger the best, if there was a validation; of others the latest.
+        **changes: arguments of the model that replace those of the run, such as `mem_len`.
 
     Returns:
-        `(lm, vocab)`: the language model, not compiled, and its `Vocab`. Of an encoder-decoder, `(model,
-        [source_vocab, target_vocab])`; of a tagger, `(tagger, [vocab, bigram_vocab])` and, of FLAT, the words of the
-        lexicon as a third.
+        `(model, vocab)`: the model, not compiled, and its vocabulary: `(lm, vocab)` of a language model, `(model,
+        [source_vocab, target_vocab])` of an encoder-decoder, `(tagger, [vocab, bigram_vocab])` of a tagger. FLAT has
+        the words of the lexicon as a third vocabulary.
 
     Raises:
-        ValueError: it is no run's folder, there is no such checkpoint or it is of another model.
+        ParameterError: the folder holds no run, there is no such checkpoint, or it belongs to another model.
     """
     folder = RunFolder(model_dir)
     vocabs = folder.load_vocabs()
@@ -84,17 +85,18 @@ def load_run(model_dir: str | os.PathLike, ckpt_path: str | None = None, **chang
 
 
 class RunFolder(CheckpointFolder):
-    """The folder of a run, local or remote. Its methods raise ValueError that names the folder and what is missing.
+    """The folder of a run, local or remote. Its methods raise ParameterError, which names what is missing.
 
     Args:
-        model_dir: its path.
-        task: what the model of the run must be for, see `Family`; `None` for anything.
-        family: of a run that is about to be made; else `config.json` says it.
+        model_dir: path of the folder.
+        task: task that the model of the run must have, see `Family`; `None` for any.
+        family: family of a run that is about to be made. That of an existing run is in `config.json`.
     """
 
     def __init__(self, model_dir: str | os.PathLike, task: str | None = None, family: Family | None = None):
         super().__init__(os.fspath(model_dir))
-        self.task, self._family = family.task if family else task, family
+        self.task = family.task if family else task
+        self._family = family
         self.config_file = os.path.join(self.path, "config.json")
         self.log_file = os.path.join(self.path, "log.csv")
         self.best = CheckpointFolder(os.path.join(self.path, "best"))
@@ -103,7 +105,7 @@ class RunFolder(CheckpointFolder):
 
     @classmethod
     def around(cls, checkpoint: str, task: str | None = None) -> RunFolder:
-        """The folder of the run that has a checkpoint, perhaps in `best` or `ema`. It may not be there."""
+        """The folder of the run that has a checkpoint, perhaps in `best` or `ema`. It need not exist."""
         folder = os.path.dirname(checkpoint)
         return cls(os.path.dirname(folder) if os.path.basename(folder) in ("best", "ema") else folder, task)
 
@@ -116,40 +118,48 @@ class RunFolder(CheckpointFolder):
     # ------------------------------------------------------------------------------------ configuration, vocabulary
 
     def has_config(self) -> bool:
-        """Whether there is a `config.json`, which a folder of the original program does not have."""
+        """Whether the folder has a `config.json`. A folder of the original program has none."""
         return tf.io.gfile.exists(self.config_file)
 
     def read_config(self) -> dict:
-        """`config.json`: `"data"`, what the run was trained on; `"model"` and the vocabularies, arguments of the model
-        and of `Vocab`; and, if the run was trained here, `"training"`.
+        """The content of `config.json`.
+
+        Returns:
+            Dictionary: `"data"` is what the run was trained on; `"model"` and the vocabularies are arguments of the
+            model and of `Vocab`; `"training"` has the settings of a run that was trained here.
+
+        Raises:
+            ParameterError: there is no such file, or a value in it is wrong.
         """
         if not self.has_config():
             message = f"model_dir {self} is not the folder of a run: {self.config_file} does not exist"
-            raise ValueError(shortened(message))
+            raise ParameterError("model_dir", self.path, "the folder of a run", message)
         return read_json(self.config_file, lambda values: family_in(values, self.task).check_config(values))
 
     @property
     def family(self) -> Family:
-        """The record of the run's family. A folder of the original program holds a Transformer-XL."""
+        """The record of the family of the run. A folder of the original program holds a Transformer-XL."""
         return self._family or family_in(self.read_config() if self.has_config() else {})
 
     def load_vocabs(self) -> list[Vocab]:
-        """The vocabularies of the run."""
-        config, loaded = self.read_config(), []
+        """The vocabularies of the run. Raises ParameterError where one is not that of `config.json`."""
+        config = self.read_config()
+        loaded = []
         for name, size in family_in(config).vocabs.items():
             file = self._vocab_file(name, config[name].get("level"))
             vocab = load_vocab(file, **config[name])
             if config.get("fingerprints", {}).get(name, vocab.fingerprint()) != vocab.fingerprint():
-                raise ValueError(f"{file} is not as it was written: config.json has another fingerprint of it")
+                message = f"{file} is not as it was written: config.json has another fingerprint of it"
+                raise ParameterError(name, file, "the file that was written", message)
             if size is not None and len(vocab) != config["model"][size]:
-                raise ValueError(
-                    f"{file} has {len(vocab)} symbols, but config.json says model.{size} {config['model'][size]}"
-                )
+                expected = config["model"][size]
+                message = f"{file} has {len(vocab)} symbols, but config.json says model.{size} {expected}"
+                raise ParameterError(name, len(vocab), [expected], message)
             loaded.append(vocab)
         return loaded
 
     def load_vocab(self) -> Vocab:
-        """The vocabulary of the run, which has one."""
+        """The vocabulary of a run that has one."""
         (vocab,) = self.load_vocabs()
         return vocab
 
@@ -157,7 +167,7 @@ class RunFolder(CheckpointFolder):
         return os.path.join(self.path, vocab_file(name, level))
 
     def describe(self, config: dict, vocabs: list[Vocab]) -> None:
-        """Writes `config.json` and, while there is no checkpoint that depends on them, the vocabularies."""
+        """Writes `config.json` and, if no checkpoint depends on them, the vocabularies."""
         named = dict(zip(family_in(config).vocabs, vocabs, strict=True))
         if not self.steps():
             for name, vocab in named.items():
@@ -168,7 +178,7 @@ class RunFolder(CheckpointFolder):
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
     def checkpoints(self) -> list[str]:
-        """Paths of the checkpoints, from oldest to newest; the original program's too."""
+        """The paths of the checkpoints, from oldest to newest, also those of the original program."""
         steps = self.steps()
         if steps:
             return [self.checkpoint(step) for step in steps]
@@ -177,32 +187,46 @@ class RunFolder(CheckpointFolder):
         return list(state.all_model_checkpoint_paths) if state else []
 
     def find_checkpoint(self, ckpt_path: str | None = None) -> str:
-        """The path of a checkpoint: see `load_run` for what `ckpt_path` may be."""
+        """The path of a checkpoint.
+
+        Args:
+            ckpt_path: see `load_run`.
+
+        Raises:
+            ParameterError: there is no such checkpoint.
+        """
         if ckpt_path is None:
             best = self.find_best() if self.family.default_checkpoint == "best" else None
             return best["path"] if best else self.find_checkpoint("latest")
         if ckpt_path == "latest":
             if not self.checkpoints():
-                raise ValueError(f"model_dir {named(self)} holds no checkpoint")
+                message = f"model_dir {named(self)} holds no checkpoint"
+                raise ParameterError("model_dir", self.path, "a folder with a checkpoint", message)
             return self.checkpoints()[-1]
         if ckpt_path == "best":
             best = self.find_best()
             if best is None:
-                raise ValueError(f"model_dir {named(self)} holds no best checkpoint: there was no validation yet")
+                message = f"model_dir {named(self)} holds no best checkpoint: there was no validation yet"
+                raise ParameterError("model_dir", self.path, "a folder with a best checkpoint", message)
             return best["path"]
         for path in (os.path.join(self.path, ckpt_path), ckpt_path):
             if tf.io.gfile.exists(f"{path}.index"):
                 return path
         message = f"no checkpoint at {ckpt_path}, nor in {self}: {ckpt_path}.index does not exist"
-        raise CheckpointGone(shortened(message))
+        raise CheckpointGone("checkpoint", ckpt_path, "the path or the name of a checkpoint", message)
 
     def with_checkpoint(self, ckpt_path: str | None, use: Callable[[str], Any], argument: str = "ckpt_path") -> Any:
-        """`use(path)`, where `path` is that of `find_checkpoint`.
+        """Calls `use` with the path of a checkpoint, and returns its result.
 
-        A run that is trained may delete the checkpoint before it is opened. Then `use` gets its successor.
+        A training in another process may delete the checkpoint before it is opened. Then `use` gets its successor.
+
+        Args:
+            ckpt_path: see `load_run`.
+            use: function of a path.
+            argument: name of the argument that chooses a checkpoint, for messages.
 
         Raises:
-            ParameterError: it is damaged. The message says which one is complete; `argument` is what names one.
+            ParameterError: the checkpoint is damaged. The message names one that is complete.
         """
         for left in reversed(range(_ATTEMPTS)):
             path = self.find_checkpoint(ckpt_path)
@@ -215,8 +239,9 @@ class RunFolder(CheckpointFolder):
                 raise self.way_out(error, argument) from error
 
     def way_out(self, error: UnreadableCheckpoint, argument: str) -> ParameterError:
-        """The error of a damaged checkpoint, with the newest checkpoint that is complete for an `argument`."""
-        path, others = error.value, (self.checkpoint(step) for step in reversed(self.steps()))
+        """The error of a damaged checkpoint, which names the newest one that is complete, to give to `argument`."""
+        path = error.value
+        others = (self.checkpoint(step) for step in reversed(self.steps()))
         whole = next((other for other in others if other != path and _is_whole(other)), None)
         if whole is None:
             message = f"{error}\nno other checkpoint in {self} is complete"
@@ -228,7 +253,7 @@ class RunFolder(CheckpointFolder):
         return ParameterError(argument, path, [name], message)
 
     def name_of(self, path: str) -> str:
-        """What a checkpoint is, for messages: "best, step 180"; its path where it is neither best nor latest."""
+        """The name of a checkpoint for messages, such as "best, step 180". Of others than best and latest: the path."""
         kinds = {"latest": self.checkpoints()[-1:], "best": [best["path"]] if (best := self.find_best()) else []}
         kind = next((kind for kind, paths in kinds.items() if path in paths), None)
         step = os.path.basename(path).rpartition("-")[2]
@@ -239,27 +264,32 @@ class RunFolder(CheckpointFolder):
         return f"{kind}, step {step}" + (f" (ckpt-{started} is incomplete)" if incomplete else "")
 
     def find_best(self) -> dict | None:
-        """`"path"`, `"step"` and what is monitored, such as `"val_loss"`, of the best checkpoint; or `None`."""
+        """`"path"`, `"step"` and the monitored value, such as `"val_loss"`, of the best checkpoint; or `None`."""
         if not tf.io.gfile.exists(self.best_file):
             return None
         best = read_json(self.best_file, self.family.check_best)
         return {"path": self.best.checkpoint(best["step"]), **best}
 
     def stops_early(self, training: RunConfig, step: int, text: str | None = None) -> bool:
-        """Whether a run has had no better validation for as long as it has patience, after that at `step`.
+        """Whether the last `patience` steps of a run, up to `step`, have brought no better validation.
 
-        `text` is the fingerprint of what it is validated on: the best of another text says nothing.
+        Args:
+            training: settings of the training.
+            step: the current step.
+            text: fingerprint of the text of the validation. The best validation on another text does not count.
         """
-        patience = getattr(training, "patience", None)
+        patience = getattr(training, "patience", None) or 0
         best = self.find_best() if patience else None
         if best is None or (text and best.get("text") not in (None, text)):
             return False
         return step - best["step"] >= patience
 
     def load_model(self, ckpt_path: str | None = None, **changes) -> keras.Model:
-        """The model of the run, not compiled; see `load_run` for the arguments."""
-        family, trained = self.family, self.read_config()["model"]
-        arguments, config = {**trained, **changes}, family.config(**trained)
+        """The model of the run, not compiled. Arguments: see `load_run`."""
+        family = self.family
+        trained = self.read_config()["model"]
+        arguments = {**trained, **changes}
+        config = family.config(**trained)
         can = f"it can change {', '.join(config.free)}"
         for name in changes:
             if name not in (*config.names(), *_OPTIONS):
@@ -270,9 +300,10 @@ class RunFolder(CheckpointFolder):
         changed = family.config(**{name: arguments[name] for name in config.names() if name in arguments})
         for name, (before, now) in differing(config.to_dict(), changed.to_dict()).items():
             if name not in config.free:
-                raise ValueError(f"{name} must be {brief(before)}, as in model_dir {self}, got {brief(now)}: {can}")
+                message = f"{name} must be {brief(before)}, as in model_dir {self}, got {brief(now)}: {can}"
+                raise ParameterError(name, now, [before], message)
 
-        def load(path):
+        def load(path: str) -> keras.Model:
             reader = CheckpointReader(path)
             self.check_size(arguments, reader)
             model = family.make(**arguments)
@@ -283,10 +314,13 @@ class RunFolder(CheckpointFolder):
         return self.with_checkpoint(ckpt_path, load)
 
     def check_parts(self, model: keras.Model) -> None:
-        """Raises ParameterError unless a user's own parts of the model are those that the run was trained with."""
+        """Raises ParameterError unless the model has the same parts of a user's own as the run was trained with."""
         trained = self.read_config().get("own_parts", []) if self.has_config() else []
         found = own_parts(model, of_keras=False)
-        if found != trained:
+        # Keras numbers the models of a class: the name of the model itself says nothing.
+        kind = type(model).__name__
+        there, here = ([kind if part.startswith(f"{kind} ") else part for part in parts] for parts in (trained, found))
+        if here != there:
             message = (
                 f"model_dir {self} was trained with {', '.join(trained) or 'the parts of txl_tf alone'}, and this "
                 f"program makes {', '.join(found) or 'those of txl_tf'}: set the same classes before"
@@ -294,23 +328,28 @@ class RunFolder(CheckpointFolder):
             raise ParameterError("model_dir", found, trained, message)
 
     def check_size(self, model: dict, reader: CheckpointReader) -> None:
-        """Raises ValueError where `config.json` describes a far larger model than the checkpoint holds.
+        """Raises ParameterError where `config.json` describes a far larger model than the checkpoint holds.
 
         Call it before the model is made, which might not fit into memory.
+
+        Args:
+            model: hyper-parameters.
+            reader: the checkpoint.
         """
         described = self.family.least_weights(model)
         found = sum(math.prod(shape) for shape in reader.weight_shapes.values())
         if described > 2 * found:
-            raise ValueError(
+            message = (
                 f"{self.config_file} describes a model of at least {described:,} weights, but {reader.path} holds "
                 f"{found:,}"
             )
+            raise ParameterError("model_dir", self.path, "the folder of a model with the weights it holds", message)
 
     # -------------------------------------------------------------------------------------------------------- writing
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Makes the folder, checks that it can be written to, and keeps other runs out of it."""
+        """Makes the folder, checks that it can be written to, and locks it against other runs."""
         self._check_path()
         try:
             tf.io.gfile.makedirs(self.path)
@@ -325,7 +364,7 @@ class RunFolder(CheckpointFolder):
             yield
 
     def _check_files(self) -> None:
-        """Raises OSError where a file is in the place of a folder, or a pipe in that of a file."""
+        """Raises OSError where a file has the name of a folder, or a pipe that of a file."""
         for name in tf.io.gfile.listdir(self.path):
             path = os.path.join(self.path, name.rstrip("/"))
             if name.rstrip("/") in ("best", "ema", *_EVENTS) and not tf.io.gfile.isdir(path):
@@ -334,26 +373,35 @@ class RunFolder(CheckpointFolder):
                 raise OSError(f"{path} cannot be read or written: it is a named pipe or a socket. Move it away")
 
     def _check_path(self) -> None:
+        """Raises ParameterError unless the folder has a name that TensorFlow can open."""
         if not self.path:
-            raise ValueError("model_dir must name the folder of the run")
-        if is_remote(self.path):  # local checkpoints are read through links of other names
+            raise ParameterError("model_dir", "", "the folder of the run", "model_dir must name the folder of the run")
+        if is_remote(self.path):  # local checkpoints with such names are read through links
             check_no_pattern("model_dir", self.path)
 
-    def check_new(self, vocabs: list[Vocab] = (), family: Family | None = None) -> None:
-        """Raises ValueError if the folder is not named, holds a run, or a file that the vocabularies of a new one, of
-        `family`, would be written over.
+    def check_new(self, vocabs: Sequence[Vocab] = (), family: Family | None = None) -> None:
+        """Checks that a new run can be written to the folder.
+
+        Args:
+            vocabs: vocabularies of the new run.
+            family: its family.
+
+        Raises:
+            ParameterError: the folder has no name or holds a run.
+            ValueError: a file in it would be overwritten by a vocabulary.
         """
         self._check_path()
         unfinished = self._unfinished_files()
         if unfinished is None and (self.has_config() or self.checkpoints()):
-            raise ValueError(f"{self} already holds a run: choose a new folder")
+            message = f"{self} already holds a run: choose a new folder"
+            raise ParameterError("model_dir", self.path, "a new folder", message)
         for name, vocab in zip((family or self.family).vocabs if vocabs else (), vocabs, strict=True):
             path = self._vocab_file(name, vocab.level)
             if os.path.basename(path) not in (unfinished or []):
                 check_kept(path, vocab.get_data())
 
     def _unfinished_files(self) -> list[str] | None:
-        """Names of the vocabularies that `create` was writing when its process was killed; `None` if it was not."""
+        """Names of the vocabularies that `create` was writing when its process was killed; `None` otherwise."""
         path = os.path.join(self.path, CREATING)
         if is_remote(path) or os.path.islink(path) or not os.path.isfile(path):
             return None
@@ -361,35 +409,47 @@ class RunFolder(CheckpointFolder):
             return [name for name in file.read(10_000).split("\n") if re.fullmatch(r"\w+\.(txt|model)", name)]
 
     def _remove_unfinished(self) -> None:
-        """Removes what a killed `create` has written. The caller holds the lock."""
+        """Removes the files of a `create` whose process was killed. The caller must hold the lock."""
         vocab_files = self._unfinished_files()
         remove_leftovers(self.path)
         if vocab_files is None:
             return
         for step in self.steps(files="index|data.*"):
             delete_checkpoint(self.checkpoint(step))
-        for name in (
-            "checkpoint",
-            *vocab_files,
-            "config.json",
-            CREATING,
-        ):  # the last one says that the run is unfinished
+        # `CREATING` comes last, because it says that the run is unfinished.
+        for name in ("checkpoint", *vocab_files, "config.json", CREATING):
             remove(os.path.join(self.path, name))
 
     def create(
-        self, data: dict, model: dict, vocabs: list[Vocab], trained: keras.Model | dict[str, tf.Tensor], step: int,
+        self, data: dict, model: dict, vocabs: list[Vocab], trained: Any, step: int,
         fingerprints: dict | None = None, family: Family | None = None, init_from: dict | None = None,
         training: dict | None = None, finish: Callable[[], None] = lambda: None,
     ) -> str:  # fmt: skip
-        """Writes a run that was not trained here, in a new folder; returns the path of its checkpoint.
+        """Writes a run that was not trained here to a new folder.
 
-        `trained` is a model, or its weights by name where `family` says of what model. `training` are the settings of
-        the training that the weights come from, which evaluations and new runs take.
-        A new run can start from its weights, but training cannot go on from it. An error leaves what was there before.
-        If the process is killed, the next call removes what it has written: the file `CREATING` says so. `finish` is
-        called before that file is removed.
+        A new run can start from its weights, but training cannot resume from it. After an error, the folder is as it
+        was before. If the process is killed, the file `CREATING` remains, and the next call removes what was written.
+
+        Args:
+            data, model: `"data"` and `"model"` of `config.json`.
+            vocabs: the vocabularies.
+            trained: the model; or its weights by name, with a `family`.
+            step: step of the checkpoint.
+            fingerprints: those of the splits of the text.
+            family: the family. By default, that of the model.
+            init_from: `"init_from"` of `config.json`.
+            training: settings of the training that the weights come from. Evaluations and new runs use them.
+            finish: function that is called before the file `CREATING` is removed.
+
+        Returns:
+            The path of the checkpoint.
+
+        Raises:
+            ParameterError: the folder is not new, or no family has the class of the model.
+            OSError: the folder cannot be written to.
         """
-        family = family or family_of_model(trained)
+        if family is None:
+            family = family_of_model(trained)
         self.check_new(vocabs, family)
         with contextlib.ExitStack() as stack:
             stack.enter_context(removed_on_error(self.path))
@@ -400,7 +460,7 @@ class RunFolder(CheckpointFolder):
             if not is_remote(self.path):
                 stack.enter_context(lock(self.path, f"another program is writing the run {self}"))
                 self._remove_unfinished()
-                self.check_new(vocabs, family)  # another program may have been faster
+                self.check_new(vocabs, family)  # another program may have written here meanwhile
                 stack.enter_context(removed_on_error(creating))
                 write_atomic(creating, "\n".join(map(os.path.basename, files)))
             for path in (self.config_file, *files):
@@ -416,11 +476,12 @@ class RunFolder(CheckpointFolder):
             return path
 
     def is_unfinished(self) -> bool:
-        """Whether a process was killed while it created the run."""
+        """Whether a process was killed while it was creating the run."""
         return os.path.lexists(os.path.join(self.path, CREATING))
 
 
 def _is_whole(path: str) -> bool:
+    """Whether a checkpoint can be read to its end."""
     try:
         check_whole(path)
     except (CheckpointGone, UnreadableCheckpoint):

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,26 +21,26 @@ from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError
 
 ALL = "all"
-NONE = "(none)"  # no entity at this place
+NONE = "(none)"  # the type of an entity where there is none
 
 
 def metric_of(by_character: bool) -> str:
-    """What the nll of a text is reported in: `"bpc"` where its tokens are characters or bytes, `"ppl"` where not."""
+    """The unit in which the nll of a text is reported: `"bpc"` if its tokens are characters or bytes, else `"ppl"`."""
     return "bpc" if by_character else "ppl"
 
 
 def to_metric(nll: float, metric: str) -> float:
-    """A mean nll in nats as `"bpc"`, bits (a character or byte, whatever it is the mean over), or `"ppl"`."""
+    """A mean nll in nats as `"bpc"`, bits per character, byte or whatever the mean is over; or as `"ppl"`."""
     if metric == "bpc":
         return nll / math.log(2)
-    return math.exp(min(nll, 700))  # the perplexity of a model that diverged need not be exact
+    return math.exp(min(nll, 700))  # exp(710) would overflow
 
 
 # ------------------------------------------------------------------------------------------------------ translations
 
 
 def as_spelt(sides: list[list[str]], vocabs: list[Vocab]) -> list[list[str]]:
-    """The lines of both sides, in lower case where that is all that their vocabulary knows."""
+    """The lines of both sides, in lower case where the vocabulary has lower case alone."""
     return [
         [line.lower() for line in lines] if vocab.lower_case else lines
         for lines, vocab in zip(sides, vocabs, strict=True)
@@ -47,47 +48,58 @@ def as_spelt(sides: list[list[str]], vocabs: list[Vocab]) -> list[list[str]]:
 
 
 def group_references(sources: list[str], targets: list[str]) -> dict[str, list[str]]:
-    """`{source: its targets}`: a source may stand on several lines, each with a target that is right."""
-    references = {}
+    """`{source: targets}`. A source may stand on several lines, each with a correct target."""
+    references: dict[str, list[str]] = {}
     for source, target in zip(sources, targets, strict=True):
         references.setdefault(source, []).append(target)
     return references
 
 
 def error_rates(translations: list[str], references: list[list[str]], level: str) -> dict[str, float]:
-    """The shares of `"lines"` and of `"symbols"`, tokens, that are wrong; with characters, the character error rate.
+    """The error rates of translations.
 
-    A line is right where it has the tokens of one of its references. Wrong tokens are the edits (insert, delete,
-    replace) that turn a line into its nearest reference, over the tokens of these references.
+    A line is right if it has the tokens of one of its references. Otherwise, its wrong tokens are the edits (insert,
+    delete, replace) that turn it into its nearest reference.
 
     Args:
         translations: a text for every source.
-        references: the right ones of every source, at least one.
-        level: what a token is: "word", "char" or "subword"; with subwords, the symbols are characters.
+        references: the correct texts of every source, at least one.
+        level: what a token is: "word", "char" or "subword". With subwords, the symbols are characters.
+
+    Returns:
+        `{"lines": share of wrong lines, "symbols": number of edits over the number of tokens in the references}`. With
+        characters, the latter is the character error rate.
     """
     pairs = [(i, text, right) for i, text in enumerate(translations) for right in references[i]]
     rows, texts, rights = zip(*pairs, strict=True)
-    found, right = ([_symbols(text, level) for text in side] for side in (texts, rights))
-    distances, lengths = _edit_distances(found, right), np.array(list(map(len, right)))
+    found = [_symbols(text, level) for text in texts]
+    right = [_symbols(text, level) for text in rights]
+    distances = _edit_distances(found, right)
+    lengths = np.array(list(map(len, right)))
     order = np.lexsort([lengths, distances, rows])  # the nearest reference of every row first
     nearest = order[np.unique(np.array(rows)[order], return_index=True)[1]]
-    edits, tokens = distances[nearest], lengths[nearest]
+    edits = distances[nearest]
+    tokens = lengths[nearest]
     return {"lines": float(np.mean(edits > 0)), "symbols": float(edits.sum() / max(1, tokens.sum()))}
 
 
 def counted_in(level: str) -> str:
-    """What the `"symbols"` of `error_rates` are, in a word."""
+    """What messages call the `"symbols"` of `error_rates`."""
     return "characters" if level == "subword" else "symbols"
 
 
 def _symbols(text: str, level: str) -> list[str]:
+    """The words of a text, or its characters."""
     return text.split() if level == "word" else list(text)
 
 
 def _edit_distances(found: list[list[str]], right: list[list[str]]) -> np.ndarray:
-    def sparse(side):
+    """The edit distance of every pair of two lists."""
+    ragged: Any = tf.RaggedTensor  # the type stubs of TensorFlow lack its methods
+
+    def sparse(side: list[list[str]]) -> Any:
         symbols = tf.constant(list(itertools.chain.from_iterable(side)), tf.string)
-        return tf.RaggedTensor.from_row_lengths(symbols, list(map(len, side))).to_sparse()
+        return ragged.from_row_lengths(symbols, list(map(len, side))).to_sparse()
 
     return tf.edit_distance(sparse(found), sparse(right), normalize=False).numpy()
 
@@ -95,60 +107,68 @@ def _edit_distances(found: list[list[str]], right: list[list[str]]) -> np.ndarra
 def corpus_scores(
     translations: list[str], references: list[list[str]], tokenize: str | None = None, level: str = "word"
 ) -> dict[str, str]:
-    """BLEU and chrF by sacrebleu, each as it prints them, with its signature; empty where it is not installed.
+    """BLEU and chrF as sacrebleu computes and prints them, with its signatures.
 
-    Where no reference has four tokens, there are no n-grams of the higher orders, and BLEU would be 0 whatever is
-    translated. Then it takes the orders that there are: sacrebleu's `effective_order`, `eff:yes` in the signature.
+    If no reference has four tokens, there are no n-grams of the higher orders, and BLEU would always be 0. Then the
+    existing orders count: sacrebleu's `effective_order`, `eff:yes` in the signature.
 
     Args:
         translations: a text for every source.
-        references: the right ones of every source, at least one.
-        tokenize: name of sacrebleu's tokenizer for BLEU; by default `choose_tokenizer` of the references.
-        level: what a token of a target is to the model.
+        references: the correct texts of every source, at least one.
+        tokenize: name of sacrebleu's tokenizer for BLEU; by default that of `choose_tokenizer` for the references.
+        level: what a token of a target is for the model.
+
+    Returns:
+        `{name of the metric: text}`; empty if sacrebleu is not installed.
     """
     if not is_installed("sacrebleu"):
         return {}
-    from sacrebleu.metrics import BLEU, CHRF  # an extra
+    from sacrebleu.metrics.bleu import BLEU  # an extra
+    from sacrebleu.metrics.chrf import CHRF
 
     tokenize = tokenize or choose_tokenizer([line for right in references for line in right], level)
     lengths_of = functools.partial(_lengths, BLEU(tokenize=tokenize).tokenizer)
-    found, expected = lengths_of(translations), map(lengths_of, references)
+    found = lengths_of(translations)
+    expected = map(lengths_of, references)
     nearest = [min(right, key=lambda n: (abs(n - length), n)) for length, right in zip(found, expected, strict=True)]
     most = max(map(len, references))
-    columns = [[right[i] if i < len(right) else None for right in references] for i in range(most)]
+    # sacrebleu takes `None` where a source has fewer references than others; its annotations do not say so.
+    columns: Any = [[right[i] if i < len(right) else None for right in references] for i in range(most)]
     shown = {}
     for metric in (BLEU(tokenize=tokenize, effective_order=max(nearest) < _ORDERS), CHRF()):
-        score = metric.corpus_score(translations, columns)  # before its signature, which it completes
+        score = metric.corpus_score(translations, columns)  # comes first, because it completes the signature
         shown[score.name] = score.format(width=2, signature=str(metric.get_signature()))
     return shown
 
 
 def _lengths(tokenizer: Callable[[str], str], lines: list[str]) -> list[int]:
+    """The number of tokens of every line."""
     return [len(tokenizer(line.rstrip()).split()) for line in lines]
 
 
 def choose_tokenizer(lines: list[str], level: str = "word") -> str:
     """The tokenizer of sacrebleu that fits the script of some lines.
 
-    `zh` for Chinese, `ja-mecab` for Japanese and `ko-mecab` for Korean, or `char` where the packages of the latter two
-    are not installed; `char` for Thai, Lao, Tibetan, Burmese and Khmer, which have no spaces between words, and for
-    targets of characters most of which have no space within; else `13a`.
+    It is `zh` for Chinese, `ja-mecab` for Japanese and `ko-mecab` for Korean, or `char` if the packages of the latter
+    two are not installed. It is `char` for Thai, Lao, Tibetan, Burmese and Khmer, which have no spaces between words;
+    and for targets of characters if most of them contain no space. Otherwise it is `13a`.
 
-    A script counts from a fifth of the letters on.
+    A script counts if it has at least a fifth of the letters.
 
     Args:
-        lines: of the target language.
-        level: what a token of a target is to the model.
+        lines: lines of the target language.
+        level: what a token of a target is for the model.
     """
     text = "".join(lines)
     counts = {script: len(re.findall(f"[{characters}]", text)) for script, characters in _SCRIPTS.items()}
-    chinese, kana = counts["han"] + counts["kana"], counts["kana"]
+    kana = counts["kana"]
+    chinese = counts["han"] + kana
     letters = len(re.findall(r"[^\W\d_]", re.sub(f"[{''.join(_SCRIPTS.values())}]", "", text))) + sum(counts.values())
 
-    def is_frequent(number):
+    def is_frequent(number: int) -> bool:
         return 0 < letters <= 5 * number
 
-    if is_frequent(chinese) and 20 * kana < chinese:  # which a name in Japanese does not change
+    if is_frequent(chinese) and 20 * kana < chinese:  # a few Japanese names make no Japanese text
         return "zh"
     for number, packages, tokenizer in (
         (chinese, ("MeCab", "ipadic"), "ja-mecab"),
@@ -160,7 +180,7 @@ def choose_tokenizer(lines: list[str], level: str = "word") -> str:
     return "char" if is_frequent(counts["unspaced"]) or (level == "char" and 2 * has_space < len(lines)) else "13a"
 
 
-_ORDERS = 4  # of n-grams, up to which BLEU counts
+_ORDERS = 4  # BLEU counts n-grams up to this order
 _SCRIPTS = {
     "han": "\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",
     "kana": "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f",
@@ -170,11 +190,11 @@ _SCRIPTS = {
 
 
 def check_tokenizer(name: str) -> None:
-    """Raises ParameterError where sacrebleu cannot tokenize by `name`, the value of `bleu_tokenize`."""
+    """Raises ParameterError unless sacrebleu can use the tokenizer `name`, the value of `bleu_tokenize`."""
     if not is_installed("sacrebleu"):
         message = "bleu_tokenize needs the package sacrebleu, which is not installed: pip install sacrebleu"
         raise ParameterError("bleu_tokenize", name, "left out", message)
-    from sacrebleu.metrics import BLEU
+    from sacrebleu.metrics.bleu import BLEU
 
     one_of(BLEU.TOKENIZERS)("bleu_tokenize", name)
     try:
@@ -191,13 +211,18 @@ def check_tokenizer(name: str) -> None:
 def score_table(
     found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], scheme: str | None = None
 ) -> list[tuple]:
-    """Rows `(entity type, precision, recall, f1, entities)`, types in alphabetical order, then all of them together.
+    """Precision, recall and F1 by type of entity.
 
     Args:
         found, expected: tags of every sentence.
-        scheme: "none" for tags that are no entities: every token counts, and "all" is the accuracy.
+        scheme: "none" for tags that mark no entities. Then every token counts, and "all" is the accuracy.
+
+    Returns:
+        Rows `(entity type, precision, recall, f1, entities)`: the types in alphabetical order, then all together.
     """
-    right, of_found, of_expected = Counter(), Counter(), Counter()
+    right: Counter[str] = Counter()
+    of_found: Counter[str] = Counter()
+    of_expected: Counter[str] = Counter()
     for spans, truth in _spans_of_both(found, expected, scheme):
         of_found.update(span.kind for span in spans)
         of_expected.update(span.kind for span in truth)
@@ -211,18 +236,25 @@ def score_table(
 def confusion(
     found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], scheme: str | None = None
 ) -> dict[tuple[str, str], int]:
-    """`{(expected type, found type): number}` of places, first and last element, that either has an entity at.
+    """Counts pairs of types at the positions of entities, which are their first and last elements.
 
-    A place that only one of the two has is an entity of the type `NONE` to the other: missed, wrongly cut, or made up.
+    An entity at a position where the other side has none counts as `NONE` there: it was missed, wrongly cut or made up.
+
+    Args: see `score_table`.
+
+    Returns:
+        `{(expected type, found type): number}`.
     """
-    table = Counter()
+    table: Counter[tuple[str, str]] = Counter()
     for spans, truth in _spans_of_both(found, expected, scheme):
-        here, there = ({span[1:]: span.kind for span in side} for side in (spans, truth))
+        here = {span[1:]: span.kind for span in spans}
+        there = {span[1:]: span.kind for span in truth}
         table.update((there.get(place, NONE), here.get(place, NONE)) for place in {*here, *there})
     return dict(table)
 
 
 def _spans_of_both(found: Sequence, expected: Sequence, scheme: str | None) -> list[tuple[set[Span], set[Span]]]:
+    """The entities of every sentence: those that were found, and those that were expected."""
     pairs = zip(found, expected, strict=True)
     return [({*spans_of(tags, scheme)}, {*spans_of(truth, scheme)}) for tags, truth in pairs]
 
@@ -258,12 +290,13 @@ def format_wrong(
     """The sentences with an entity that was missed or made up, and these entities, as text.
 
     Args:
-        places: where each sentence stands in its file.
-        sentences: the tokens of each.
+        places: the position of each sentence in its file.
+        sentences: the tokens of each sentence.
         found, expected, scheme: see `score_table`.
-        space: what separates the tokens.
+        space: separator of the tokens.
     """
-    lines, n = [], 0
+    lines = []
+    n = 0
     for i, (spans, truth) in enumerate(_spans_of_both(found, expected, scheme)):
         if spans == truth:
             continue
@@ -276,7 +309,7 @@ def format_wrong(
 
 
 def width_of(text: str) -> int:
-    """How many columns of a terminal a text takes: a Chinese character takes two, a combining one none."""
+    """The number of columns of a text on a terminal: two for a Chinese character, none for a combining one."""
     widths = {"W": 2, "F": 2}
     return sum(widths.get(unicodedata.east_asian_width(c), 1) for c in text if unicodedata.category(c) not in _NO_WIDTH)
 
@@ -285,6 +318,6 @@ _NO_WIDTH = ("Mn", "Me", "Cf")
 
 
 def filled(text: str, width: int, left: bool = True) -> str:
-    """A text with spaces to so many columns, after it or, unless `left`, before it."""
+    """A text, filled up with spaces to `width` columns: on the left side, or on the right unless `left`."""
     spaces = " " * (width - width_of(text))
     return text + spaces if left else spaces + text

@@ -1,6 +1,6 @@
-"""Where a new run starts from: model, vocabularies and weights of another run (`init_from`).
+"""What a new run takes from another run (`init_from`): model, vocabularies and weights.
 
-A run that has checkpoints goes on from them. Its own folder then stands for the other one, which may be gone.
+A run that has checkpoints resumes from them. It then reads everything from its own folder: the other one may be gone.
 """
 
 from __future__ import annotations
@@ -9,104 +9,127 @@ import functools
 import logging
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import keras
 
 from txl_tf.config import Config, RunConfig
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError, brief
 from txl_tf.files import same_path
 from txl_tf.runs.families.record import Family
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import checkpoint_step, load_weights
-from txl_tf.schema import brief, differing
+from txl_tf.schema import differing
 
 logger = logging.getLogger("txl_tf")
 
-_MUCH = 0.05  # of a text that is unknown
+_MUCH_UNKNOWN = 0.05  # share of a text that is worth a warning
 
 
 class Origin:
-    """What a training takes from the run that it starts from.
+    """The run that a training starts from.
 
     Args:
-        folder: of the run that is trained.
-        init_from: path of the other run's.
-        task: what its model must be for, see `Family`.
+        folder: folder of the run that is trained.
+        init_from: path of the folder of the other run.
+        task: task that its model must have, see `Family`.
 
     Attributes:
-        source: `RunFolder` to take everything from.
+        path: `init_from`.
+        source: `RunFolder` from which everything is read.
         config: its `config.json`.
-        family, model: its record, and its hyper-parameters.
-        goes_on: whether `folder` has checkpoints, and is `source`.
+        family, model: its record and its hyper-parameters.
+        goes_on: whether the training resumes: `folder` has checkpoints, and `source` is the same folder.
 
     Raises:
-        ValueError: the folders are one, there is no run in the other, or `folder` holds a run of another origin.
+        ParameterError: both folders are the same, the other one holds no run, or `folder` holds a run that started from
+            another one.
     """
+
+    source: RunFolder
+    config: dict[str, Any]
+    family: Family
+    model: Any  # a `Config`, of the class `family.config`
+    goes_on: bool
 
     def __init__(self, folder: RunFolder, init_from: str | os.PathLike, task: str | None = None):
         self.path = os.fspath(init_from)
         if same_path(self.path, folder.path):
-            raise ValueError(f"model_dir must be another folder than init_from={self.path}, whose run stays as it is")
+            allowed = f"another folder than init_from={self.path}, whose run stays as it is"
+            raise ParameterError("model_dir", folder.path, allowed, f"model_dir must be {allowed}")
         check_origin(folder, self.path)
         self.goes_on = bool(folder.steps())
         self.source = RunFolder(folder.path if self.goes_on else self.path, task)
         if not self.source.has_config():
-            raise ValueError(f"init_from must be the folder of a run, got {self.path}: it has no config.json")
-        self.config, self.family = self.source.read_config(), self.source.family
+            message = f"init_from must be the folder of a run, got {self.path}: it has no config.json"
+            raise ParameterError("init_from", self.path, "the folder of a run", message)
+        self.config = self.source.read_config()
+        self.family = self.source.family
         self.model = self.family.config(**self.config["model"])
 
     @functools.cached_property
     def vocabs(self) -> list[Vocab]:
+        """The vocabularies of the other run."""
         return self.source.load_vocabs()
 
     @property
     def settings(self) -> dict[str, dict]:
-        """Group -> settings that the run has unless it is told otherwise: all of its own where it goes on.
+        """`{group: settings}`, the defaults of the run: all settings of the training that it resumes.
 
-        A new run takes the model, how text is read, and of the training what decides the batches.
+        A new run takes the model, the settings of reading, and those settings of the training that decide the batches.
         """
-        config, family = self.config, self.family
-        known = {**config["data"], **config.get("vocab", {})}
-        training = config.get("training", {})
-        if not self.goes_on:  # static shapes are the machine's
-            taken = [name for name in (*family.batching, "eval_batch_size") if name != "static_shapes"]
+        known = {**self.config["data"], **self.config.get("vocab", {})}
+        training = self.config.get("training", {})
+        if not self.goes_on:  # static shapes depend on the machine
+            taken = [name for name in (*self.family.batching, "eval_batch_size") if name != "static_shapes"]
             training = {name: training[name] for name in taken if name in training}
         return {
-            "data": {name: known[name] for name in family.reading if name in known},
-            "model": config["model"],
+            "data": {name: known[name] for name in self.family.reading if name in known},
+            "model": self.config["model"],
             "training": training,
         }
 
     def check(self, family: Family, model: Config, extends: bool = False) -> None:
-        """Raises ValueError where the weights would not fit a model of these hyper-parameters, or where a vocabulary
-        cannot be extended, if this run `extends` them.
+        """Checks that the weights fit a model of a family with these hyper-parameters.
+
+        Args:
+            family: the family of the run that is trained.
+            model: its hyper-parameters.
+            extends: whether this run extends the vocabularies.
+
+        Raises:
+            ParameterError: a hyper-parameter differs that decides shapes, or a vocabulary cannot be extended.
         """
         if family is not self.family:
-            raise ValueError(
+            message = (
                 f"init_from {self.path} holds {self.family.described}, of the family {self.family.name}, got "
                 f"{family.name} to train"
             )
-        for vocab in self.vocabs if extends else ():
-            vocab.check_extendable()
+            raise ParameterError("init_from", self.path, f"a run of the family {family.name}", message)
+        if extends:
+            for vocab in self.vocabs:
+                vocab.check_extendable()
         for name, (before, now) in self._changes(model.to_dict()).items():
             if name not in self.model.free:
-                raise ValueError(
+                message = (
                     f"{name} must be {brief(before)}, as in {self.path}, got {brief(now)}: its weights fit no other. "
                     f"init_from can change {', '.join(self.model.free)}"
                 )
+                raise ParameterError(name, now, [before], message)
 
     def _changes(self, model: dict) -> dict[str, tuple]:
-        """Hyper-parameter -> its values before and now, where they differ; not where the data will decide it."""
+        """`{hyper-parameter: (value there, value here)}` where both differ, without those that the data will decide."""
         found = differing(self.model.to_dict(), model)
         unknown = ("n_bigram",) + tuple(name for name in model if model[name] is None or model[name] == ())
         return {name: pair for name, pair in found.items() if name in self.model.free or name not in unknown}
 
     def checkpoint(self, training: RunConfig) -> str:
-        """Path of the checkpoint whose weights are taken: `warm_start_path`, or else the run's default."""
+        """The path of the checkpoint whose weights are taken: `warm_start_path`, or the default of the run."""
         return self.source.find_checkpoint(training.warm_start_path)
 
     def record(self, training: RunConfig) -> dict:
-        """`"init_from"` of `config.json`."""
+        """The value of `"init_from"` in `config.json`."""
         if self.goes_on:
             return self.config["init_from"]
         return {"model_dir": self.path, "checkpoint": self._name(self.checkpoint(training))}
@@ -115,17 +138,17 @@ class Origin:
         return path.removeprefix(f"{self.source.path.rstrip('/')}/")
 
     def say_unknown(self, counts: dict[str, tuple[int, int]], unk: str, of_note: Iterable[str] | None = None) -> None:
-        """Logs how much of the new text is unknown; as a warning where it is much.
+        """Logs which share of the new text is unknown. A large share is a warning.
 
         Args:
-            counts: parts of the text, such as "characters" -> how many of them are unknown, and how many there are.
+            counts: `{part of the text, such as "characters": (number of unknown ones, number of all)}`.
             unk: the unknown symbol.
-            of_note: the parts that are worth a warning; by default all.
+            of_note: the parts that can cause a warning; by default all.
         """
         shares = {part: unknown / max(total, 1) for part, (unknown, total) in counts.items()}
         said = " and ".join(f"{share:.2%} of the {part}" for part, share in shares.items())
         said += f" {'is' if [*shares] == ['text'] else 'are'} {unk}" if shares else ""
-        if any(shares[part] > _MUCH for part in (shares if of_note is None else of_note)):
+        if any(shares[part] > _MUCH_UNKNOWN for part in (shares if of_note is None else of_note)):
             logger.warning(
                 f"{said}: the vocabulary of init_from={self.path} lacks many symbols of the new text. extend_vocab "
                 "gives them rows of their own"
@@ -134,7 +157,7 @@ class Origin:
             logger.info(said)
 
     def say_extended(self, vocabs: list[Vocab], where: str = "") -> None:
-        """Logs by how many symbols `vocabs` are longer than those of the other run, and where the new rows are."""
+        """Logs how many symbols `vocabs` add to the vocabularies of the other run, and where the new rows are."""
         added = (
             f"{len(now) - len(before):,} symbols to the {len(before):,} of {name}"
             for name, before, now in zip(self.family.vocabs, self.vocabs, vocabs, strict=False)
@@ -149,12 +172,18 @@ class Origin:
         final: Config | None = None,
         anew: tuple[str, ...] = (),
     ) -> None:
-        """Sets the weights, but for those whose names begin with one of `anew`; says what was taken and changed.
+        """Sets the weights of `model`, and logs which checkpoint they come from and which settings have changed.
 
-        Also says which sizes of batches the other run does not record, as a converted one, and what they are here.
+        Also logs the sizes of batches that the other run does not record, as a converted one does not, and their values
+        here.
+
+        Args:
+            model: the model to train.
+            config, training, final: its settings.
+            anew: beginnings of the names of weights that keep their initial values.
         """
 
-        def read(path):
+        def read(path: str) -> str:
             load_weights(model, path, leave_out=anew, extend=training.extend_vocab)
             return path
 
@@ -162,12 +191,14 @@ class Origin:
         changes = self._changes(config.to_dict())
         changes.pop("target_lengths", None)  # the text says them
         for name, before in self.settings["training"].items():
-            if getattr(training, name, before) != before:  # an evaluation's is not of the training
+            if getattr(training, name, before) != before:  # settings of the evaluation are not in `training`
                 changes[name] = (before, getattr(training, name))
         shown = [f"{name} {_shown(before)} -> {_shown(now)}" for name, (before, now) in changes.items()]
         said = [f"step {checkpoint_step(path):,}, {os.path.dirname(self._name(path)) or 'latest'}"]
-        said += [f"changed: {', '.join(shown)}"] * bool(shown)
-        said += [f"new weights: {', '.join(anew)}"] * bool(anew)
+        if shown:
+            said.append(f"changed: {', '.join(shown)}")
+        if anew:
+            said.append(f"new weights: {', '.join(anew)}")
         logger.info("init_from %s: %s", self.path, "; ".join(said))
         here = {**(final.to_dict() if final else {}), **training.to_dict()}
         recorded = self.config.get("training", {})
@@ -179,18 +210,19 @@ class Origin:
 
 
 def check_origin(folder: RunFolder, init_from: str | None) -> None:
-    """Raises ValueError where a folder has checkpoints of a run that started from something else than `init_from`."""
+    """Raises ParameterError where a folder has checkpoints of a run that did not start from `init_from`."""
     if not folder.steps():
         return
     found = (folder.read_config() if folder.has_config() else {}).get("init_from")
     if found and not init_from:
-        raise ValueError(f"the run in {folder} started from another: go on with init_from={found['model_dir']}")
+        message = f"the run in {folder} started from another: go on with init_from={found['model_dir']}"
+        raise ParameterError("init_from", init_from, [found["model_dir"]], message)
     if init_from and not (found and same_path(found["model_dir"], init_from)):
         started = f"started from {found['model_dir']}" if found else "did not start from another"
-        raise ValueError(
-            f"model_dir {folder} holds a run that {started}, got init_from={init_from}: choose a new folder"
-        )
+        message = f"model_dir {folder} holds a run that {started}, got init_from={init_from}: choose a new folder"
+        raise ParameterError("model_dir", folder.path, "a new folder", message)
 
 
-def _shown(value):
+def _shown(value: Any) -> Any:
+    """A value as the log shows it: of a long list its length."""
     return f"{len(value)}" if isinstance(value, list) else value

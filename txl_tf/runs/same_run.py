@@ -1,4 +1,4 @@
-"""Whether a training goes on with the run in its folder: the same vocabularies, configuration and text."""
+"""Checks that a training resumes the run in its folder: with the same vocabularies, configuration and text."""
 
 from __future__ import annotations
 
@@ -10,31 +10,39 @@ import tensorflow as tf
 
 from txl_tf.config import RunConfig
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.files import same_path
 from txl_tf.runs.families.record import family_in
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.origin import check_origin
+from txl_tf.runs.weights import MisfitError
 
-# A warm start may change them.
+# Hyper-parameters that a warm start may change.
 NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "reset_token")
 
-# The text says them; they may change when a run goes on with another text, and earlier versions did not record them.
+# The text decides them. They may change when a run resumes with another text, and earlier versions do not record them.
 _OF_TEXT = ("target_lengths",)
 
-# A checkpoint depends on them, and on the `batching` of its family; other settings may change when a run goes on.
+# Settings that a checkpoint depends on, besides the `batching` of its family. Others may change when a run resumes.
 FIXED = ("mixed_precision", "matmul_precision", "optimizer", "ema", "seed")
 
 logger = logging.getLogger("txl_tf")
 
 
 def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], training: RunConfig, remedy: str) -> None:
-    """Raises ValueError where the folder holds checkpoints of another vocabulary, configuration, text or program.
+    """Checks that the checkpoints in the folder are those of this training.
 
-    In a new folder, looks at the run of the warm start instead, whose vocabularies must be the same.
+    In a new folder, checks the run of the warm start instead, which must have the same vocabularies.
 
     Args:
+        folder: folder of the run.
         config: `config.json` of the training.
-        remedy: ends the message about another vocabulary.
+        vocabs: its vocabularies.
+        training: its settings.
+        remedy: end of the message about another vocabulary.
+
+    Raises:
+        ParameterError: the checkpoints are those of another vocabulary, configuration, text or program.
     """
     check_origin(folder, training.init_from)
     if folder.steps():
@@ -45,18 +53,19 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
             trained_on = {split: config["fingerprints"][split] for split in ("train", "valid")}
             check_text(folder, trained_on, "choose another folder, or go on with --allow_other_text")
         return
-    for path in folder.checkpoints():  # of another program, as the original's
+    for path in folder.checkpoints():  # checkpoints of another program, such as the original
         if tf.io.gfile.exists(f"{path}.index"):
-            raise ValueError(f"model_dir {folder} holds {path}, which no run here has written: choose a new folder")
+            message = f"model_dir {folder} holds {path}, which no run here has written: choose a new folder"
+            raise ParameterError("model_dir", folder.path, "a new folder", message)
     _check_best(folder, training.warm_start_path)
     if training.warm_start_path and not training.init_from:
         _check_warm_start(training.warm_start_path, config, vocabs, remedy)
 
 
 def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
-    """Raises ValueError where a new run would remove the best weights of one that had checkpoints.
+    """Raises ParameterError where a new run would remove the best weights of a run that had checkpoints.
 
-    A run that was killed before its first checkpoint is another matter: its steps are done again.
+    A run that was killed before its first checkpoint is no error: its steps are done again.
     """
     best = folder.find_best()
     if best is None:
@@ -64,18 +73,21 @@ def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
     trained = folder.read_config().get("training", {})
     had_checkpoints = best["step"] > trained.get("save_steps", 0) or best["step"] >= trained.get("train_steps", 0)
     if had_checkpoints or (warm_start_path and same_path(warm_start_path, best["path"])):
-        raise ValueError(
+        message = (
             f"model_dir {folder} holds the best weights of a run, {best['path']}, and no checkpoint to go on from: a "
             "new run would remove them. Choose another folder, where warm_start_path starts from them, or move them"
         )
+        raise ParameterError("model_dir", folder.path, "another folder", message)
 
 
 def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str) -> None:
+    """Checks the vocabularies of the run whose weights are taken, and logs which free settings differ."""
     source = RunFolder.around(path, family_in(config).task)
     if not source.has_config():
         return
     check_vocab(source, vocabs, remedy)
-    before, now = source.read_config()["model"], config["model"]
+    before = source.read_config()["model"]
+    now = config["model"]
     names = [name for name in NOT_IN_WEIGHTS if before.get(name, now.get(name)) != now.get(name)]
     if names:
         was, has = (", ".join(f"{name}={model[name]}" for name in names) for model in (before, now))
@@ -83,44 +95,50 @@ def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str)
 
 
 def check_vocab(folder: RunFolder, vocabs: list[Vocab], remedy: str, who: str = "the text") -> None:
-    """Raises ValueError unless `who` has the vocabularies of the run; `remedy` ends the message."""
+    """Raises ParameterError, whose name is that of a vocabulary, unless `vocabs` are those of the run in the folder.
+
+    The message calls them the vocabularies of `who` and ends with `remedy`.
+    """
     for name, vocab, before in zip(folder.family.vocabs, vocabs, folder.load_vocabs(), strict=True):
         difference = vocab.difference(before)
         if difference:
             what = name.replace("_", " ").replace("vocab", "vocabulary")
-            raise ValueError(
+            message = (
                 f"{who} has another {what} ({len(vocab)} symbols) than the run in {folder} ({len(before)} "
                 f"symbols): {difference}. {remedy}"
             )
+            raise ParameterError(name, vocab, f"the {what} of the run in {folder}", message)
 
 
 def check_text(folder: RunFolder, fingerprints: dict[str, str], remedy: str) -> None:
-    """Raises ValueError where a split of the text is not what the run was trained on; `remedy` ends the message.
+    """Raises ParameterError where a split of the text is not what the run was trained on.
 
     Args:
-        fingerprints: of the splits to compare, see `Corpus.fingerprint`.
+        folder: folder of the run.
+        fingerprints: `{split: fingerprint}` of the splits to compare, see `Corpus.fingerprint`.
+        remedy: end of the message.
     """
     before = folder.read_config().get("fingerprints", {})
     changed = [split for split, found in fingerprints.items() if before.get(split, found) != found]
     if changed:
         splits = " and ".join(changed)
-        raise ValueError(f"the text of the run in {folder} has changed since it was trained on ({splits}): {remedy}")
+        message = f"the text of the run in {folder} has changed since it was trained on ({splits}): {remedy}"
+        raise ParameterError("text", changed, f"the text that the run in {folder} was trained on", message)
 
 
 def check_same_config(folder: RunFolder, config: dict) -> None:
-    """Raises ValueError where the folder holds checkpoints of another configuration, or a damaged best.json."""
+    """Raises MisfitError where the folder holds a run of another configuration, or a damaged `best.json`."""
     folder.find_best()
     changes = _changes(folder.read_config(), json.loads(json.dumps(config)))
     if changes:
-        raise ValueError(
-            f"model_dir {folder} holds a run of another configuration; choose another folder, or:\n  "
-            + "\n  ".join(changes)
-        )
+        message = f"model_dir {folder} holds a run of another configuration; choose another folder, or:"
+        raise MisfitError("model_dir", folder.path, "another folder", message, changes)
 
 
 def _changes(before: dict, now: dict) -> list[str]:
-    """The differences of two `config.json` that a checkpoint depends on."""
-    family, there = family_in(now), family_in(before)
+    """The differences between two `config.json` that a checkpoint depends on."""
+    family = family_in(now)
+    there = family_in(before)
     changes = [] if family is there else [f"family: {there.name!r} there, {family.name!r} now"]
     prints, old_prints = (some.get("fingerprints", {}) for some in (now, before))
     same_text = old_prints and all(old_prints.get(split) == prints.get(split) for split in ("train", "valid"))
@@ -129,7 +147,7 @@ def _changes(before: dict, now: dict) -> list[str]:
         defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
         for name, value in now.get(part, {}).items():
             old = before.get(part, {}).get(name, defaults.get(name))
-            if name in _OF_TEXT or (same_text and name in family.places):  # the same text by another name
+            if name in _OF_TEXT or (same_text and name in family.places):  # the same text at another path
                 continue
             if old != value and (part != "training" or name in (*FIXED, *family.batching)):
                 changes.append(f"{part}.{name}: {old!r} there, {value!r} now")

@@ -1,4 +1,4 @@
-"""Set-up of training and evaluation: corpus, devices, checks of batches, workers."""
+"""What training and evaluation set up: corpus, devices, checks of batches, workers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import MachineConfig
+from txl_tf.config import Config, MachineConfig
 from txl_tf.data.text.corpus import Corpus, build_corpus, load_corpus
 from txl_tf.data.text.encoding import encode_files
 from txl_tf.data.text.sizes import TextSize
 from txl_tf.data.text.texts import find_files, have_documents
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.files import check_writable, same_path
 from txl_tf.kernels.precision import set_matmul_precision
-from txl_tf.language.language_model import TransformerXLLM
+from txl_tf.language.language_model import LanguageModel
 from txl_tf.runs.folder import RunFolder
 from txl_tf.schema import check_left_out
 from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs
 
 logger = logging.getLogger("txl_tf")
 
-# Steps in one call on a TPU, at most. The host's work between two calls then is little beside them, and a machine that
-# is told to end has two calls at most to finish, a few seconds.
+# The most steps of one call on a TPU. With so many, the work of the host between two calls takes little of the time.
+# And a machine that is told to end has at most two calls to finish, which takes a few seconds.
 MOST_STEPS_ON_TPU = 20
 
 _COLLECTIVE_FAILED = (
@@ -40,18 +41,23 @@ _COLLECTIVE_FAILED = (
 
 
 def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, MachineConfig]:
-    """The strategy, and `machine` with the type of products that "auto" stands for there; sets their precision."""
+    """Makes the strategy, and sets the precision of matrix products.
+
+    Returns:
+        `(strategy, machine)`: the strategy, and `machine` with the type that "auto" stands for on its devices.
+    """
     strategy = make_strategy(*machine.devices)
     set_matmul_precision(machine.matmul_precision)
     return strategy, dataclasses.replace(machine, mixed_precision=choose_precision(machine.mixed_precision, strategy))
 
 
 def open_corpus(data: dict, vocab: Vocab | None = None, extend_vocab: bool = False) -> Corpus:
-    """The corpus of `config.json`'s `"data"`: a prepared folder, `data_dir`, or the arguments of `build_corpus`."""
+    """The corpus that `"data"` of `config.json` describes: a prepared folder, or arguments of `build_corpus`."""
     if not data:
-        raise ValueError(
+        message = (
             "no corpus: give data_path, a text, or data_dir, a folder that tools/prepare_data.py prepared, or dataset"
         )
+        raise ParameterError("data", data, "data_path, data_dir or dataset", message)
     if data.get("data_dir"):
         return load_corpus(data["data_dir"])
     options = {name: value for name, value in data.items() if name not in ("by_character", "data_dir")}
@@ -59,7 +65,7 @@ def open_corpus(data: dict, vocab: Vocab | None = None, extend_vocab: bool = Fal
 
 
 def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
-    """The corpus that a run was trained on, or that of `data`, read as the run reads texts."""
+    """The corpus that a run was trained on, or that of `data`, read with the settings of the run."""
     config = folder.read_config()
     data = data or config["data"]
     if "vocab" in config and data.get("raw_text") is None:
@@ -70,18 +76,22 @@ def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
 
 
 def without_choice(data: dict) -> dict:
-    """`data` without what chose the symbols that a vocabulary was extended by."""
+    """`data` without the settings that chose the new symbols of an extended vocabulary."""
     return {name: value for name, value in data.items() if name not in ("min_freq", "max_size")}
 
 
 def encode_text(path: str, vocab: Vocab, data: dict, reading: dict | None = None) -> tuple[np.ndarray, TextSize]:
-    """Ids of a text, of one file or several, in the vocabulary of a run; and its size.
+    """The ids of a text, of one file or several, in the vocabulary of a run; and its size.
 
     Args:
-        data: `"data"` of the run's `config.json`: its `text_field` and `skip_bad_lines` count for files with rows.
-        reading: the same two settings for this text, which count more.
+        path: the files, as `find_files` takes them.
+        vocab: vocabulary of the run.
+        data: `"data"` of the `config.json` of the run. For files with rows, its `text_field` and `skip_bad_lines` are
+            used.
+        reading: the same two settings for this text, which replace those of the run.
     """
-    paths, reading = find_files(path), reading or {}
+    paths = find_files(path)
+    reading = reading or {}
     of_rows = "text_field" in reading or have_documents(paths, vocab.raw_text)
     if not of_rows:
         check_left_out({"skip_bad_lines": reading.get("skip_bad_lines")}, f"{path} has no rows of JSON or Parquet")
@@ -90,58 +100,90 @@ def encode_text(path: str, vocab: Vocab, data: dict, reading: dict | None = None
 
 
 def name_of(data: dict) -> str:
+    """What messages call a corpus: its folder, or the data set."""
     return data.get("data_dir") or data["dataset"]
 
 
 def check_documents(name: str, vocab: Vocab) -> None:
-    """Raises ValueError where a text has no ends of documents, which the option `name` needs."""
+    """Raises ParameterError, of the option `name`, where a text has no ends of documents, which the option needs."""
     if vocab.document is None:
-        raise ValueError(f"{name} needs a text of documents, each with its end: JSON lines, or --documents")
+        message = f"{name} needs a text of documents, each with its end: JSON lines, or --documents"
+        raise ParameterError(name, True, "left out for a text without ends of documents", message)
 
 
-def reset_token_of(vocab: Vocab, group: type) -> int:
-    """`reset_token` of a model, whose hyper-parameters are `group`, that starts every document anew."""
+def reset_token_of(vocab: Vocab, group: type[Config]) -> int | None:
+    """The `reset_token` with which a model resets its memory before every document.
+
+    Args:
+        vocab: vocabulary of the text.
+        group: class of the hyper-parameters of the model.
+
+    Raises:
+        ParameterError: the text has no ends of documents, or the model has no `reset_token`.
+    """
     name = "reset_memory_at_documents"
     check_documents(name, vocab)
     if "reset_token" not in group.names():
-        raise ValueError(f"{name} is about memory, which --model=transformer does not have: leave it out")
+        message = f"{name} is about memory, which --model=transformer does not have: leave it out"
+        raise ParameterError(name, True, "left out", message)
     return vocab.document_id
 
 
 def check_token_nll(path: str | None, **text: Any) -> None:
-    """Raises ValueError where `path` is a file of the text, which `find_files` takes; OSError if it is not writable."""
+    """Checks the file for the nll of every token.
+
+    Args:
+        path: its path.
+        **text: name of the argument that names the text -> its value, as `find_files` takes it.
+
+    Raises:
+        ParameterError: `path` is a file of the text.
+        OSError: `path` cannot be written to.
+    """
     ((name, files),) = text.items()
     if path and files and any(same_path(path, file) for file in find_files(files)):
-        raise ValueError(f"token_nll must be another file than {name}, got {path}")
+        raise ParameterError("token_nll", path, f"another file than {name}")
     check_writable(path)
 
 
 def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size: int) -> None:
-    """Raises ValueError where a batch cannot be divided evenly among the replicas, and on each into `parts`."""
+    """Checks that a batch can be divided evenly among the replicas, and on each replica into parts.
+
+    Args:
+        strategy: strategy that has the replicas.
+        parts: number of parts.
+        **batch_size: name of the argument that is the size of the batch -> its value.
+
+    Raises:
+        ParameterError: the batch cannot be divided.
+    """
     ((name, rows),) = batch_size.items()
     replicas = strategy.num_replicas_in_sync
     if rows % (replicas * parts):
-        among = f"{replicas} replicas" + f" times gradient_accumulation_steps={parts}" * (parts > 1)
-        raise ValueError(f"{name} must be a multiple of {replicas * parts}, for {among}, got {rows}")
+        among = f"{replicas} replicas"
+        if parts > 1:
+            among += f" times gradient_accumulation_steps={parts}"
+        raise ParameterError(name, rows, f"a multiple of {replicas * parts}, for {among}")
 
 
-def log_model(name: str, corpus: Corpus, lm: TransformerXLLM, strategy: tf.distribute.Strategy, type_name: str) -> None:
+def log_model(name: str, corpus: Corpus, lm: LanguageModel, strategy: tf.distribute.Strategy, type_name: str) -> None:
+    """Logs the sizes of a corpus, which is called `name`, and of a language model with weights of a type."""
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
     logger.info("%s: %s symbols; tokens: %s", name, f"{len(corpus.vocab):,}", sizes)
     replicas = strategy.num_replicas_in_sync
-    plural = "s" * (replicas > 1)
-    logger.info("model: %s parameters, %s, %d replica%s", f"{lm.count_params():,}", type_name, replicas, plural)
+    unit = "replica" if replicas == 1 else "replicas"
+    logger.info("model: %s parameters, %s, %d %s", f"{lm.count_params():,}", type_name, replicas, unit)
 
 
 class WorkerGone(OSError):
-    """Another worker is gone. Programs end with its `status`, EX_TEMPFAIL of sysexits.h: to start again helps."""
+    """Another worker is gone. It helps to start again: programs end with `status`, EX_TEMPFAIL of sysexits.h."""
 
     status = 75
 
 
 @contextlib.contextmanager
 def worker_of(strategy: tf.distribute.Strategy, folder: RunFolder) -> Iterator[None]:
-    """Of several workers, only the chief logs; a worker that is gone ends the others with a message that says so."""
+    """A block in which only the chief of several workers logs. If a worker is gone, the others raise `WorkerGone`."""
     with only_chief_logs(strategy):
         try:
             yield

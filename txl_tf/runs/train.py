@@ -1,4 +1,4 @@
-"""Training of a run of any family, from what it reads to a folder of checkpoints and logs."""
+"""Training of a run of any family, from the data to a folder with checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import logging
 import math
 import os
 import signal
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig
+from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig, already_checked
 from txl_tf.data.batching import EpochBatches
 from txl_tf.data.vocabulary import UnknownSymbol
+from txl_tf.errors import ParameterError
 from txl_tf.nn.parts import own_parts
 from txl_tf.runs import callbacks, trackers
 from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
@@ -30,7 +33,7 @@ from txl_tf.runs.weights import check_exists, load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief, num_workers
 from txl_tf.training.optimization import make_optimizer
 
-# In `config.json`, of every family.
+# Settings of the training that `config.json` records for every family.
 RECORDED = ("train_steps", "iterations", "save_steps", "seed", "mixed_precision", "matmul_precision")
 
 logger = logging.getLogger("txl_tf")
@@ -46,39 +49,46 @@ def train_run(
     final: Config | None = None,
     machine: MachineConfig | None = None,
 ) -> dict:
-    """Trains a model and evaluates it; everything it leaves behind is in the folder.
+    """Trains a model and evaluates it. All files are written to the folder of the run.
 
-    A folder that holds checkpoints is continued from the newest that is whole, exactly: weights, optimizer, memory,
-    place in the data, dropout and the sums of the interval of steps that was under way. Several workers that train
-    together must see the same folder; only the first writes to it and logs.
+    If the folder holds checkpoints, the training resumes exactly from the newest one that is complete: with its
+    weights, optimizer, memory, position in the data, dropout, and the sums of the current interval of steps. Several
+    workers that train together must see the same folder. Only the first of them writes to it and logs.
 
     Args:
-        folder: of the run, or its path.
-        data: what is read. Of a language model, `{"data_dir": a prepared folder}` or arguments of `build_corpus`; of
-            other models their group, such as `PairsConfig`.
-        model: its class decides the family. Sizes of vocabularies, cutoffs and labels come from the data.
-        training: group of the family, such as `TaggerTrainingConfig`. With `init_from`, `model` must be that of the
-            other run, up to what its weights leave `free`, and text is read in its vocabularies.
-        final: how the model is evaluated at the end: `EvaluationConfig` of a language model, whose `eval_split` is
-            evaluated with `do_eval`, besides "valid"; `SearchConfig` of an encoder-decoder.
+        folder: the folder of the run, or its path.
+        data: the data: of a language model `{"data_dir": a prepared folder}` or arguments of `build_corpus`; of other
+            models their group, such as `PairsConfig`.
+        model: the hyper-parameters. Their class decides the family. Sizes of vocabularies, cutoffs and labels come from
+            the data. With `init_from`, they must be those of the other run, except those that are `free`.
+        optimizer: the optimizer.
+        training: settings of the training, of the group of the family, such as `TaggerTrainingConfig`. With
+            `init_from`, the text is read with the vocabularies of the other run.
+        final: the evaluation at the end: of a language model an `EvaluationConfig`, whose `eval_split` is evaluated
+            besides "valid" with `do_eval`; of an encoder-decoder a `SearchConfig`.
+        machine: devices and types.
 
     Returns:
-        By split, the mean nll in nats: of a token, for a language model; for others `{"loss": mean nll, ...}` with the
-        shares of `"lines"` and `"symbols"` that are wrong, where they were translated, or with `"precision"`,
-        `"recall"` and `"f1"` of the checkpoint with the best F1 on the sentences to validate on.
+        `{split: result}`. The result of a language model is the mean nll of a token in nats. That of other models is
+        `{"loss": mean nll, ...}`: with the shares of wrong `"lines"` and `"symbols"` if sources were translated, or
+        with `"precision"`, `"recall"` and `"f1"` of the checkpoint with the best F1 in validation.
 
     Raises:
-        ValueError, OSError: bad input, before any long work; the message says what was found and what is allowed. Or
-            the training diverged, the disk is full, another worker is gone: the last good checkpoint is named.
-        KeyboardInterrupt, SystemExit(0): after Ctrl-C or SIGTERM, once the run is saved.
+        ParameterError, OSError: bad input, before any long work.
+        ValueError, OSError: the training has diverged, the disk is full, or another worker is gone. The message names
+            the last good checkpoint.
+        KeyboardInterrupt, SystemExit(0): after Ctrl-C or SIGTERM, when the run is saved.
     """
-    family, machine = family_of(type(model)), machine or MachineConfig()
+    family = family_of(type(model))
+    machine = machine or MachineConfig()
     if machine.strategy not in family.run.strategies:
-        allowed = ", ".join(family.run.strategies)
-        raise ValueError(f"strategy must be one of {allowed} for {family.run.kind}, got {machine.strategy}")
+        allowed = list(family.run.strategies)
+        message = f"strategy must be one of {', '.join(allowed)} for {family.run.kind}, got {machine.strategy}"
+        raise ParameterError("strategy", machine.strategy, allowed, message)
     if machine.matmul_precision != "float32" and (training.jit_compile or not family.rounds):
         whose = "XLA's products: leave out jit_compile" if family.rounds else f"{family.name}: its products are Keras's"
-        raise ValueError(f"matmul_precision={machine.matmul_precision} has no effect on {whose}")
+        message = f"matmul_precision={machine.matmul_precision} has no effect on {whose}"
+        raise ParameterError("matmul_precision", machine.matmul_precision, ["float32"], message)
     folder = RunFolder(folder, family=family)
     if training.warm_start_path and not training.init_from and not folder.steps():
         check_exists(training.warm_start_path)
@@ -111,89 +121,135 @@ def train_run(
 
 @dataclasses.dataclass
 class Run:
-    """One training. The subclass of a family says how data are read and batched, and how the model is evaluated:
+    """One training. The subclass of a task says how data are read and batched, and how the model is evaluated.
 
-        open_corpus()       the data: `splits`, `vocabs`, `fingerprint(split)`
-        from_data()         the hyper-parameters that the data decides; ValueError where the data does not fit
-        batches(start)      what `fit` takes: the batches to train on from that of step `start` on, forever
-        validation()        what `evaluate` takes
-        tokens_per_step()   how many tokens a step predicts, in the mean
-        finish()            the evaluations at the end: returns what they found, by split
+    It must define the methods of the first section, and may override those of the second.
+
+    Args: see `train_run`, and
+        strategy: strategy of the devices.
+        model_config: the hyper-parameters.
+        origin: the run that this one starts from, or `None`.
 
     Attributes:
-        kind: what a message calls the models.
-        remedy: ends the message where the vocabulary of the data is another than that of the run.
-        metric: name of what the loss is shown as besides nats: "ppl" or "bpc".
-        samples: whether `sample` is called at every validation.
-        validated: names of what is measured in validation alone.
+        corpus: the data, from `read` on.
+        model: the model, from `make_model` on.
+        checkpoints, board, tracker: where checkpoints, curves and texts are written to.
+        kind: what messages call the models.
+        remedy: end of the message about data with another vocabulary than that of the run.
+        metric: unit in which the loss is logged besides nats, "ppl" or "bpc".
+        strategies: values of `strategy` with which the models can be trained.
+        samples: whether `sample` is called after every validation.
+        validated: names of the metrics of the validation alone.
     """
 
     folder: RunFolder
     strategy: tf.distribute.Strategy
-    data: Config | dict
-    model_config: Config
+    data: Any  # of the classes that the record of the family names, as are the settings below
+    model_config: Any
     optimizer: OptimizerConfig
-    training: RunConfig
+    training: Any
     machine: MachineConfig
-    final: Config | None = None
+    final: Any = None
     origin: Origin | None = None
 
-    kind, remedy, metric = "language models", "", "ppl"
-    strategies, samples, validated = STRATEGIES, False, ()
+    corpus: Any = dataclasses.field(init=False)
+    fingerprints: dict[str, str] = dataclasses.field(init=False)
+    model: Any = dataclasses.field(init=False)
+    checkpoints: RunCheckpoints = dataclasses.field(init=False)
+    board: callbacks.StepTensorBoard = dataclasses.field(init=False)
+    tracker: Any = dataclasses.field(init=False)
 
-    # --------------------------------------------------------------------------------- what subclasses may say, too
+    kind = "language models"
+    remedy = ""
+    metric = "ppl"
+    strategies: ClassVar[Sequence[str]] = STRATEGIES
+    samples: ClassVar[Any] = False
+    validated: ClassVar[Any] = ()
+
+    # --------------------------------------------------------------------------------------- what subclasses define
+
+    def open_corpus(self) -> Any:
+        """The data, with `splits`, `vocabs` and `fingerprint(split)`."""
+        raise NotImplementedError
+
+    def from_data(self) -> dict[str, Any]:
+        """The hyper-parameters that the data decides. Raises ParameterError where the data does not fit the model."""
+        raise NotImplementedError
+
+    def batches(self, start: int) -> Any:
+        """The batches to train on, without end, as `fit` takes them. The first is that of step `start`."""
+        raise NotImplementedError
+
+    def validation(self) -> Any:
+        """The batches to validate on, as `evaluate` takes them."""
+        raise NotImplementedError
+
+    def tokens_per_step(self) -> float:
+        """The mean number of tokens that a step predicts."""
+        raise NotImplementedError
+
+    def finish(self) -> dict[str, Any]:
+        """Evaluates the trained model: `{split: result}`."""
+        raise NotImplementedError
+
+    # --------------------------------------------------------------------------------- what subclasses may override
 
     def prepare(self) -> None:
-        """Completes the settings. Raises ValueError where they do not fit each other, or the machine."""
+        """Completes the settings. Raises ParameterError where they do not fit each other or the machine."""
 
     def options(self) -> tuple[dict, dict]:
-        """Further options of the model and of its `compile`."""
+        """`(of_model, of_compile)`: further arguments of the model and of its `compile`."""
         return {}, {}
 
     @property
     def anew(self) -> tuple[str, ...]:
-        """How the names of those weights begin that are not taken from the run that this one starts from."""
+        """Beginnings of the names of weights that are not taken from the run that this one starts from."""
         return ()
 
     def start(self) -> None:
-        """Sets initial weights that come from the data, where there are such."""
+        """Sets the initial weights that come from the data."""
 
     def log_model(self) -> None:
-        """Says what is trained, and on what."""
+        """Logs the sizes of the model and of the data."""
 
     @property
-    def metrics(self) -> list[str]:
-        """Names of what is measured in training and in validation, besides the loss."""
+    def metrics(self) -> Sequence[str]:
+        """Names of the metrics of training and validation, besides the loss."""
         return [self.metric, *(metric.name for metric in self.model.metrics if metric.name == "accuracy")]
 
     def show(self, logs: dict, prefix: str) -> str:
-        """The measurements as a line of progress; adds the loss as `metric` to the logs. See `Progress`."""
+        """The measurements as text, see `Progress`. It adds the loss in the unit `metric` to the logs."""
         logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
         line = f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
         return line + (f" | {logs[prefix + 'accuracy']:.2%} right" if prefix + "accuracy" in logs else "")
 
     def sample(self) -> None:
-        """Shows what the model writes as it is, see `show_text`. It must not touch the state of the training."""
+        """Shows text that the model writes, see `show_text`. It must not change the state of the training."""
 
     # ---------------------------------------------------------------------------------- in the order of their calls
 
     def read(self) -> None:
-        """Reads the data, and completes the hyper-parameters with those that it decides."""
+        """Reads the data, and completes the hyper-parameters with those that the data decides."""
         try:
             self.corpus = self.open_corpus()
         except UnknownSymbol as error:
             if not self.origin:
                 raise
-            raise ValueError(
+            message = (
                 f"{error}: it is that of init_from={self.origin.path}. Leave such symbols out of the text, or start "
                 "from a run with an unknown symbol, as min_freq=2 gives it; or extend_vocab adds them to the vocabulary"
-            ) from error
+            )
+            allowed = "a run whose vocabulary has the symbols of the text"
+            raise ParameterError("init_from", self.origin.path, allowed, message) from error
         self.fingerprints = {split: self.corpus.fingerprint(split) for split in self.corpus.splits}
-        self.model_config = dataclasses.replace(self.model_config, **self.from_data())
+        found = self.from_data()
+        with already_checked(type(self.model_config), self.model_config):
+            self.model_config = dataclasses.replace(self.model_config, **found)
 
     def config(self) -> dict:
-        """`config.json`."""
-        family, settings = self.folder.family, {}
+        """The content of `config.json`."""
+        family = self.folder.family
+        settings = {}
         for group in (self.machine, self.final, self.training):
             settings |= group.to_dict() if group else {}
         recorded = *family.batching, *RECORDED, *family.recorded
@@ -205,40 +261,48 @@ class Run:
         }
 
     def data_config(self) -> dict:
-        """`"data"` of `config.json`."""
+        """The value of `"data"` in `config.json`."""
         return self.data.to_dict()
 
     def measured(self) -> dict:
-        """What `"training"` of `config.json` says of the data, besides settings."""
+        """Properties of the data that `"training"` of `config.json` records besides settings."""
         return {}
 
     def make_model(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Makes the model, its optimizer built, and prepares its checkpoints."""
-        training, policy = self.training, self.machine.dtype_policy
+        """Makes the model, builds its optimizer, and prepares its checkpoints."""
+        training = self.training
+        policy = self.machine.dtype_policy
         of_model, of_compile = self.options()
-        with self.strategy.scope():
-            model = self.folder.family.make(**self.model_config.to_dict(), seed=training.seed, dtype=policy, **of_model)
+        with self.strategy.scope(), already_checked(type(self.model_config), self.model_config):
+            arguments = self.model_config.to_dict()
+            model: Any = self.folder.family.make(**arguments, seed=training.seed, dtype=policy, **of_model)
             steps = training.steps_per_execution or 1
             model.compile(optimizer, jit_compile=training.jit_compile, steps_per_execution=steps, **of_compile)
         self.model = model
         self.start()
         with self.strategy.scope():
-            model.optimizer.build(model.trainable_variables)  # before it is restored
-        write, text = is_chief(self.strategy), self.fingerprints["valid"]
-        self.checkpoints = RunCheckpoints(model, self.folder, training.max_to_keep, write, text)
+            model.optimizer.build(model.trainable_variables)  # its variables must exist before they are restored
+        write = is_chief(self.strategy)
+        self.checkpoints = RunCheckpoints(
+            model, self.folder, training.max_to_keep, write, text=self.fingerprints["valid"]
+        )
         self.board = callbacks.StepTensorBoard(self.folder.path, self.checkpoints)
         self.board.set_model(model)
         self.log_model()
 
     def restore(self) -> tuple:
-        """Sets what a checkpoint of the run, or else the warm start, gives; returns the state to go on with."""
+        """Sets the weights from the newest checkpoint of the run, or else from the run or weights that it starts from.
+
+        Returns:
+            The state from which the training resumes, see `RunCheckpoints.restore`.
+        """
         step = self.checkpoints.newest_whole()
         step = broadcast_from_chief(self.strategy, -1 if step is None else step)
         if step >= 0:
             path = self.folder.checkpoint(step)
             logger.info("continuing from %s", path)
             return self.checkpoints.restore(path)
-        if self.checkpoints.write:  # what an earlier run left, whose checkpoints are gone
+        if self.checkpoints.write:  # an earlier run, whose checkpoints are gone, may have left some
             self.checkpoints.remove_best()
         if self.origin:
             self.origin.load(self.model, self.model_config, self.training, self.final, self.anew)
@@ -249,7 +313,7 @@ class Run:
         return None, None
 
     def train(self, state: tuple) -> dict:
-        """`fit(state)`, then the evaluations at the end, whose results it returns; the tracker follows both."""
+        """Calls `fit` and `finish`, both followed by the tracker, and returns the results of `finish`."""
         with trackers.make_tracker(self.training, self.checkpoints, step_of(self.model)) as self.tracker:
             self.fit(state)
             self.save_average()
@@ -260,7 +324,7 @@ class Run:
         return results
 
     def show_text(self, name: str, text: str) -> None:
-        """Shows a text in TensorBoard and in the tracker, at the step that is done. Only the chief does so."""
+        """Shows a text in TensorBoard and in the tracker at the current step, if this worker is the chief."""
         if not self.checkpoints.write:
             return
         step = step_of(self.model)
@@ -268,25 +332,33 @@ class Run:
         self.tracker.log_text(name, text, step)
 
     def sample_if_validated(self, epoch: int, logs: dict) -> None:
-        """At the end of an interval of steps with a validation."""
+        """Called at the end of every interval of steps."""
         if "val_loss" in logs:
             self.sample()
 
     def fit(self, state: tuple) -> None:
-        """Trains to the last step. A Keras epoch is an interval of `iterations` steps, see `RunState`."""
-        model, training, checkpoints = self.model, self.training, self.checkpoints
+        """Trains to the last step. A Keras epoch is an interval of `iterations` steps, see `RunState`.
+
+        Args:
+            state: of `restore`.
+        """
+        model = self.model
+        training = self.training
+        checkpoints = self.checkpoints
         start = step_of(model)
-        stops_early = state[1] is None and checkpoints.stops_early(training, start)  # else a validation is yet to come
+        # In the middle of an interval, its validation has not been done yet.
+        stops_early = state[1] is None and checkpoints.stops_early(training, start)
         if stops_early or start >= training.train_steps:
             why = f"no better F1 for patience={training.patience} steps" if stops_early else f"{start} steps"
             logger.info("already trained: %s, train_steps=%d", why, training.train_steps)
-            model.optimizer.finalize_variable_values(model.trainable_variables)  # the average, as at the end of `fit`
+            # Sets the moving average of the weights, as the end of `fit` does.
+            model.optimizer.finalize_variable_values(model.trainable_variables)
             return
         if start % model.steps_per_execution:
-            raise ValueError(
-                f"steps_per_execution={model.steps_per_execution} must divide the step to go on from, {start}: "
-                "take one that does"
-            )
+            allowed = f"a divisor of the step to go on from, {start}"
+            message = f"steps_per_execution={model.steps_per_execution} must divide the step to go on from, {start}: "
+            message += "take one that does"
+            raise ParameterError("steps_per_execution", model.steps_per_execution, allowed, message)
         stop = StopOnSignal(model)
         followers = [
             callbacks.CheckFinite(checkpoints),
@@ -294,7 +366,9 @@ class Run:
             callbacks.Progress(training, self.show, self.tokens_per_step()),
         ]
         if checkpoints.write:
-            log_file, metrics, validated = self.folder.log_file, self.metrics, self.validated
+            log_file = self.folder.log_file
+            metrics = self.metrics
+            validated = self.validated
             callbacks.cut_log(log_file, start if state[1] is None else start - 1, metrics, validated)
             if self.samples:
                 followers.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
@@ -316,16 +390,16 @@ class Run:
             except Stopped:
                 run_state.save(mid_interval=True)
                 stopped = True
-            if stopped or stop.received:  # perhaps after the last step
+            if stopped or stop.received:  # a signal may have come after the last step
                 saved = f"step {step_of(model)} is saved as {checkpoints.latest}"
                 logger.info("%s: %s; the same command goes on from there", stop.reason, saved)
                 raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0)
 
     def record_validation(self, found: dict[str, float]) -> None:
-        """Adds the validation after the last step to the curves, and keeps the weights if it is the best.
+        """Adds the validation after the last step to the curves, and keeps the weights if they are the best.
 
         Args:
-            found: what `evaluate` of the model returned.
+            found: result of the model's `evaluate`.
 
         Raises:
             ValueError: the loss is not finite. The checkpoint of the last step is deleted.
@@ -333,18 +407,19 @@ class Run:
         self.checkpoints.check_validation(found["loss"])
         logs = {f"val_{name}": value for name, value in found.items()}
         self.show(logs, "val_")
-        missing, step = False, step_of(self.model)
+        missing = False
+        step = step_of(self.model)
         if self.checkpoints.write:
             with self.checkpoints.naming_last():
                 missing = callbacks.complete_log(self.folder.log_file, step, logs)
             if missing:
                 self.board.on_epoch_end(None, logs)
         self.checkpoints.save_best(logs[self.folder.family.monitor])
-        if missing:  # last, as a server may be gone
+        if missing:  # comes last, because it fails if the server of the tracker is gone
             self.tracker.log_validation(logs, step)
 
     def save_average(self) -> None:
-        """Writes the moving average of the weights, if there is one; the end of `fit` has put it in their place."""
+        """Writes the moving average of the weights, if there is one. At the end of `fit`, the weights are set to it."""
         if not getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).use_ema:
             return
         step = step_of(self.model)
@@ -357,25 +432,34 @@ class Run:
 
 
 class EpochRun(Run):
-    """Training of a model that Keras's own `fit` trains; its batches are `EpochBatches`.
+    """Training of a model that Keras's own `fit` trains, on `EpochBatches`.
 
-    A subclass has `batches_of(split, seed=None)`, the batches of a split in an order by the seed or by length. Each of
-    several workers makes whole batches, of which the model takes the worker's rows.
+    Each of several workers makes whole batches. The model takes the rows of the worker from them.
     """
 
     strategies = ("auto", "one", "mirrored", "multi_worker")
 
+    def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
+        """The batches of a split, in an order by the seed or, without one, by length."""
+        raise NotImplementedError
+
     def prepare(self) -> None:
-        """Raises ValueError for what fails on several devices: XLA; of one machine, several steps a call."""
-        replicas, training = self.strategy.num_replicas_in_sync, self.training
+        """Raises ParameterError for settings that fail on several devices.
+
+        These are XLA and, on the devices of one machine, several steps in a call.
+        """
+        replicas = self.strategy.num_replicas_in_sync
+        training = self.training
         where = f"for {self.kind} on several devices, got {replicas}"
         if replicas > 1 and training.jit_compile:
-            raise ValueError(f"jit_compile must be left out {where}")
+            raise ParameterError("jit_compile", True, "left out", f"jit_compile must be left out {where}")
         if replicas > 1 == num_workers(self.strategy) and (training.steps_per_execution or 1) > 1:
-            raise ValueError(f"steps_per_execution must be left out {where}")
+            message = f"steps_per_execution must be left out {where}"
+            raise ParameterError("steps_per_execution", training.steps_per_execution, "left out", message)
 
     @functools.cached_property
     def train_batches(self) -> EpochBatches:
+        """The batches to train on."""
         return self.batches_of("train", self.training.seed)
 
     def batches(self, start: int) -> tf.data.Dataset:

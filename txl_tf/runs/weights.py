@@ -1,7 +1,7 @@
-"""Weights in checkpoint files: the original's names, reading, checking and writing.
+"""Weights in checkpoint files: names, reading, checks and writing.
 
-A checkpoint holds its weights under the original's variable names. Those of a run have the prefix `weights/`, which
-keeps them apart from the optimizer.
+A checkpoint of a run has the prefix `weights/` before the names of the weights, which separates them from the variables
+of the optimizer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -31,11 +31,10 @@ from txl_tf.files import (
     write_atomic,
     writing,
 )
-from txl_tf.language.language_model import LanguageModel, TransformerXLLM
+from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.nn.base import EMBEDDING_LIKE
-from txl_tf.nn.feed_forward import PositionwiseFF
 from txl_tf.nn.parts import own_parts
-from txl_tf.transformer_xl.attention import SegmentAttention
+from txl_tf.runs.families.record import families_of_model
 
 RUN_WEIGHTS = "weights/"
 UNFINISHED = "unfinished.tmp"  # folder of a checkpoint that is being written
@@ -44,61 +43,25 @@ UNFINISHED = "unfinished.tmp"  # folder of a checkpoint that is being written
 def weights_by_name(model: keras.Model) -> dict[str, Any]:
     """`{name in a checkpoint: Keras variable}`.
 
-    Names are the original's where it has such a model. Otherwise they are Keras's paths without the name of the model
-    itself and without `EMBEDDING_LIKE`, which is there for optimizers alone. So are those of a user's own parts.
+    The record of the family gives the names of weights that another program has, too. The others are Keras's paths
+    without the name of the model itself and without `EMBEDDING_LIKE`, which is in a path for optimizers alone.
     """
     paths = {variable.path.replace(f"/{EMBEDDING_LIKE}/", "/"): variable for variable in model.weights}
     by_path = {path.partition("/")[2]: variable for path, variable in paths.items()}
-    if not isinstance(model, LanguageModel):
-        return by_path
-    original = _original_names(model)
-    named = {id(variable) for variable in original.values()}
-    return original | {name: variable for name, variable in by_path.items() if id(variable) not in named}
-
-
-def _original_names(lm: LanguageModel) -> dict[str, Any]:
-    """`{variable name of the original: Keras variable}`, of the weights that the original has."""
-    network, softmax = lm.network, lm.softmax
-    variables = {"r_w_bias": network.r_w_bias, "r_r_bias": network.r_r_bias, "pos_table": network.pos_table}
-
-    scope = "adaptive_embed/cutoff_{}/" if network.embedding.div_val > 1 else "adaptive_embed/"
-    for i, (table, proj) in enumerate(zip(network.embedding.tables, network.embedding.projs, strict=True)):
-        variables[scope.format(i) + "lookup_table"] = table
-        variables[scope.format(i) + "proj_W"] = proj
-
-    for i, layer in enumerate(network.decoder_layers):
-        attn, ff = getattr(layer, "rel_attn", None), getattr(layer, "ff", None)
-        if not isinstance(attn, SegmentAttention) or not isinstance(ff, PositionwiseFF):
-            continue  # of a user's own layer
-        for name, variable in {
-            "rel_attn/qkv/kernel": attn.qkv_kernel,
-            "rel_attn/r/kernel": attn.r_kernel,
-            "rel_attn/o/kernel": attn.o_kernel,
-            "rel_attn/LayerNorm/beta": getattr(attn.layer_norm, "beta", None),
-            "rel_attn/LayerNorm/gamma": getattr(attn.layer_norm, "gamma", None),
-            "ff/layer_1/kernel": ff.kernel_1,
-            "ff/layer_1/bias": ff.bias_1,
-            "ff/layer_2/kernel": ff.kernel_2,
-            "ff/layer_2/bias": ff.bias_2,
-            "ff/LayerNorm/beta": getattr(ff.layer_norm, "beta", None),
-            "ff/LayerNorm/gamma": getattr(ff.layer_norm, "gamma", None),
-        }.items():
-            variables[f"layer_{i}/{name}"] = variable
-
-    if softmax.clusters is None:
-        variables["adaptive_softmax/bias"] = softmax.biases[0]
-    else:
-        for i, (bias, proj) in enumerate(zip(softmax.biases, softmax.projs, strict=True)):
-            variables[f"adaptive_softmax/cutoff_{i}/b"] = bias
-            variables[f"adaptive_softmax/cutoff_{i}/proj"] = proj
-            if i == 0:
-                variables["adaptive_softmax/cutoff_0/cluster_W"] = softmax.clusters[0]
-                variables["adaptive_softmax/cutoff_0/cluster_b"] = softmax.clusters[1]
-    return {f"transformer/{name}": variable for name, variable in variables.items() if variable is not None}
+    family, *_ = families_of_model(model)
+    known = family.weight_names(model)
+    ids = {id(variable) for variable in known.values()}
+    return known | {name: variable for name, variable in by_path.items() if id(variable) not in ids}
 
 
 def tf1_variables(lm: TransformerXLLM) -> dict[str, np.ndarray]:
-    """The weights under the original's names, in its layouts and in its order of creation: `{name: NumPy array}`.
+    """The weights under the original's names, in its layouts and in its order of creation.
+
+    Args:
+        lm: a Transformer-XL language model.
+
+    Returns:
+        `{name: NumPy array}`.
 
     Raises:
         ParameterError: the original cannot compute a part of the model.
@@ -108,7 +71,7 @@ def tf1_variables(lm: TransformerXLLM) -> dict[str, np.ndarray]:
 
 
 def check_original(lm: TransformerXLLM) -> None:
-    """Raises ParameterError where a part of the model is a user's own, which the original program does not have."""
+    """Raises ParameterError where the original program cannot compute a part of the model, such as a user's layer."""
     parts = own_parts(lm)
     if parts:
         message = f"the original program cannot compute {', '.join(parts)}: save the model by lm.save(path)"
@@ -124,15 +87,16 @@ def check_original(lm: TransformerXLLM) -> None:
 def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     """Sets the weights of `lm` from a checkpoint of the original program.
 
-    Adam's slots, the step and other variables that are no weights are left alone.
+    Adam's slots, the step and other variables that are no weights are not read.
 
     Args:
-        lm: a model of the checkpoint's hyper-parameters.
+        lm: a model with the hyper-parameters of the checkpoint.
         path: prefix of the checkpoint, such as `"model.ckpt-0"`.
 
     Raises:
-        ValueError: there is no checkpoint at `path`, or it does not fit: every variable that is missing, that has
-            another shape (both shapes are given) or that the model does not have is named. Nothing is changed then.
+        ParameterError: there is no checkpoint at `path`, or it does not fit the model. The message names every variable
+            that is missing, that has another shape (with both shapes) or that the model does not have. The weights of
+            the model then stay as they are.
     """
     load_weights(lm, path)
 
@@ -143,10 +107,16 @@ def load_weights(
     leave_out: tuple[str, ...] = (),
     extend: bool = False,
 ) -> None:
-    """As `load_tf1_checkpoint`, for a model of any family, and for the checkpoint of a run too.
+    """Sets the weights of a model of any family from a checkpoint of a run or of the original program.
 
-    Weights whose names begin with one of `leave_out` stay as they are. With `extend`, a weight of the model may be
-    longer than that of the checkpoint in one dimension, that of a vocabulary: what is beyond it stays as it is.
+    Args:
+        model: a model with the hyper-parameters of the checkpoint.
+        checkpoint: prefix of the checkpoint, or its reader.
+        leave_out: beginnings of the names of weights that stay as they are.
+        extend: whether a weight of the model may be longer than that of the checkpoint in one dimension, that of a
+            vocabulary. Its further rows stay as they are.
+
+    Raises: as `load_tf1_checkpoint`.
     """
     read = weights_reader(model, checkpoint, leave_out, extend)
     variables = _others(weights_by_name(model), leave_out)
@@ -155,7 +125,8 @@ def load_weights(
         variable.assign(arrays[name])
 
 
-def _others(weights: dict, leave_out: tuple[str, ...]) -> dict:
+def _others(weights: dict[str, Any], leave_out: tuple[str, ...]) -> dict[str, Any]:
+    """The weights whose names do not begin with one of `leave_out`."""
     return {name: weight for name, weight in weights.items() if not name.startswith(leave_out)}
 
 
@@ -167,47 +138,63 @@ def weights_reader(
 ) -> Callable[[str], np.ndarray]:
     """Checks that a checkpoint fits a model, and returns a function that reads one array by its name.
 
-    `leave_out`, `extend`: see `load_weights`.
+    Args: see `load_weights`.
 
     Raises: as `load_tf1_checkpoint`.
     """
     reader = checkpoint if isinstance(checkpoint, CheckpointReader) else CheckpointReader(checkpoint)
-    found, variables = _others(reader.weight_shapes, leave_out), _others(weights_by_name(model), leave_out)
-    check_fits(reader.path, found, variables, extend)
+    variables = _others(weights_by_name(model), leave_out)
+    check_fits(reader.path, _others(reader.weight_shapes, leave_out), variables, extend)
 
-    def read(name):
+    def read(name: str) -> np.ndarray:
         array = reader.get(reader.weights[name])
         if array.shape == tuple(variables[name].shape):
             return array
-        longer = keras.ops.convert_to_numpy(variables[name]).copy()
+        longer = np.array(keras.ops.convert_to_numpy(variables[name]))
         longer[tuple(map(slice, array.shape))] = array
         return longer
 
     return read
 
 
-class CheckpointGone(ValueError):
-    """There is no checkpoint at a path, perhaps no more: a run that is trained deletes its old ones."""
+class CheckpointGone(ParameterError):
+    """There is no checkpoint at a path, the value. It may have been there: a training deletes old checkpoints."""
 
 
 class UnreadableCheckpoint(ParameterError):
     """Files of a checkpoint, whose path is the value, are damaged or missing."""
 
 
+class MisfitError(ParameterError):
+    """A checkpoint or a run does not fit. The message lists all differences in full, a line each.
+
+    Attributes:
+        value: path of the checkpoint or of the run.
+        differences: list of the differences.
+    """
+
+    def __init__(self, name: str, path: str, allowed: str, message: str, differences: Sequence[str] = ()):
+        super().__init__(name, path, allowed, message)
+        self.differences = list(differences)
+
+    def __str__(self) -> str:
+        return "\n  ".join([super().__str__(), *self.differences])
+
+
 class CheckpointReader:
     """The arrays in a checkpoint of a run or of the original program.
 
-    Its files are open as long as the object lives: in a local folder they may be deleted meanwhile.
+    Its files stay open as long as the object exists: in a local folder they may be deleted meanwhile.
 
     Args:
         path: prefix of the checkpoint.
 
     Attributes:
         shapes: `{key: shape}` of all arrays.
-        weights: `{variable name of the original: key}` of the weights.
+        weights: `{name: key}` of the weights.
 
     Raises:
-        CheckpointGone: there is none at `path`.
+        CheckpointGone: there is no checkpoint at `path`.
         UnreadableCheckpoint: its index is damaged.
     """
 
@@ -228,11 +215,11 @@ class CheckpointReader:
                 self.weights[key] = key
 
     def _plain_path(self) -> str:
-        """The path for TensorFlow, which takes it as a pattern: of links to it, where it has [, ] or a backslash."""
+        """A path that TensorFlow, which reads it as a pattern, can open: of links where it has [, ] or a backslash."""
         if not has_pattern(self.path) or is_remote(self.path):
             return self.path
         folder, name = os.path.split(os.path.abspath(self.path))
-        self._links = tempfile.TemporaryDirectory()  # they are gone with this object
+        self._links = tempfile.TemporaryDirectory()  # deleted with this object
         for file in os.listdir(folder):
             if file.startswith((f"{name}.index", f"{name}.data-")):
                 os.symlink(os.path.join(folder, file), os.path.join(self._links.name, file.replace(name, "ckpt", 1)))
@@ -244,7 +231,7 @@ class CheckpointReader:
         return {name: self.shapes[key] for name, key in self.weights.items()}
 
     def get(self, key: str) -> np.ndarray:
-        """An array. Raises UnreadableCheckpoint where it is not as it was written: its checksum is verified."""
+        """An array, whose checksum is verified. Raises UnreadableCheckpoint where it is not as it was written."""
         with reading_checkpoint(self.path):
             return self._reader.get_tensor(key)
 
@@ -266,8 +253,9 @@ def reading_checkpoint(path: str) -> Iterator[None]:
 
 
 def check_whole(path: str, finite: bool = False) -> None:
-    """Raises UnreadableCheckpoint where any array of a checkpoint is not as it was written; with `finite`, also where a
-    weight of a run's checkpoint is not finite.
+    """Raises UnreadableCheckpoint where an array of a checkpoint is not as it was written.
+
+    With `finite`, also where a weight in the checkpoint of a run is not finite.
     """
     reader = CheckpointReader(path)
     for key in reader.shapes:
@@ -280,23 +268,29 @@ def check_whole(path: str, finite: bool = False) -> None:
 def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     """Writes the weights of `lm` as a checkpoint that the original program evaluates.
 
-    `path` is its prefix, such as `"model.ckpt-0"`, without `[`, `]` and backslash. A missing folder is made, and its
-    file `checkpoint` names the latest one.
+    A missing folder is made. Its file `checkpoint` then names the new checkpoint as the latest.
+
+    Args:
+        lm: a Transformer-XL language model.
+        path: prefix of the checkpoint, such as `"model.ckpt-0"`, without `[`, `]` and backslash.
+
+    Raises:
+        ParameterError: `path` has one of these characters, or the original cannot compute a part of the model.
     """
     path = os.fspath(path)
     check_no_pattern("path", absolute(path))
-    folder, name = os.path.dirname(path) or ".", os.path.basename(path)
     check_original(lm)
     write_checkpoint(path, weights_by_name(lm))
-    write_state(folder, [name])
+    write_state(os.path.dirname(path) or ".", [os.path.basename(path)])
 
 
 def write_checkpoint(path: str, variables: dict[str, Any]) -> None:
     """Writes a checkpoint of Keras variables and arrays atomically, its index file last: a failed write leaves none."""
-    folder, name = os.path.dirname(path) or ".", os.path.basename(path)
+    folder = os.path.dirname(path) or "."
+    name = os.path.basename(path)
     unfinished = os.path.join(folder, UNFINISHED)
     with writing(path):
-        remove(unfinished)  # of a program that was killed
+        remove(unfinished)  # left by a program that was killed
         with removed_on_error(unfinished):
             tf.io.gfile.makedirs(unfinished)
             tf.raw_ops.SaveV2(
@@ -305,21 +299,22 @@ def write_checkpoint(path: str, variables: dict[str, Any]) -> None:
                 shape_and_slices=[""] * len(variables),
                 tensors=[tf.convert_to_tensor(getattr(value, "value", value)) for value in variables.values()],
             )
-            delete_checkpoint(path)  # a damaged one
+            delete_checkpoint(path)  # a damaged one may be there
             for file in sorted(tf.io.gfile.listdir(unfinished)):  # *.data-..., *.index
                 tf.io.gfile.rename(os.path.join(unfinished, file), os.path.join(folder, file))
         remove(unfinished)
 
 
 def write_state(folder: str, names: list[str]) -> None:
-    """Writes the file that tells other programs which checkpoints there are, the latest last."""
+    """Writes the file that tells other programs which checkpoints exist, the latest last."""
     lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
     write_atomic(os.path.join(folder, "checkpoint"), "\n".join(lines) + "\n")
 
 
 def delete_checkpoint(path: str) -> None:
     """Deletes the files of a checkpoint, the index file first."""
-    folder, name = os.path.dirname(path) or ".", os.path.basename(path)
+    folder = os.path.dirname(path) or "."
+    name = os.path.basename(path)
     for file in sorted(tf.io.gfile.listdir(folder), reverse=True):
         if file.startswith((f"{name}.index", f"{name}.data-")):
             remove(os.path.join(folder, file))
@@ -329,17 +324,23 @@ def check_exists(path: str | os.PathLike) -> None:
     """Raises CheckpointGone if there is no checkpoint at the prefix `path`."""
     path = os.fspath(path)
     if not tf.io.gfile.exists(f"{path}.index"):
-        raise CheckpointGone(f"no checkpoint at {named(path)}: {named(path)}.index does not exist")
-    for file in [f"{path}.index", *([] if is_remote(path) else glob.glob(f"{glob.escape(path)}.data-*"))]:
+        message = f"no checkpoint at {named(path)}: {named(path)}.index does not exist"
+        raise CheckpointGone("checkpoint", path, "the prefix of a checkpoint", message)
+    data_files = [] if is_remote(path) else glob.glob(f"{glob.escape(path)}.data-*")
+    for file in [f"{path}.index", *data_files]:
         if is_pipe(file):  # TensorFlow would wait for ever
             message = f"{path} cannot be read: {file} is a named pipe or a socket, not a file"
             raise UnreadableCheckpoint("checkpoint", path, "a checkpoint that can be read", message)
 
 
 def check_fits(path: str, found: dict[str, list], variables: dict[str, Any], extend: bool = False) -> None:
-    """Raises ValueError that names every difference between the shapes `found` in a checkpoint and the model's.
+    """Raises MisfitError, which names every difference, unless a checkpoint fits a model.
 
-    With `extend`, the model's may be longer in one dimension.
+    Args:
+        path: prefix of the checkpoint.
+        found: `{name: shape}` of its weights.
+        variables: `{name: variable}` of the model.
+        extend: whether a variable may be longer in one dimension.
     """
     problems = []
     for name, variable in variables.items():
@@ -350,7 +351,8 @@ def check_fits(path: str, found: dict[str, list], variables: dict[str, Any], ext
     for name in sorted(set(found) - set(variables)):
         problems.append(f"{name} {list(found[name])} is in the checkpoint and not in the model")
     if problems:
-        raise ValueError(f"{path} does not fit the model:\n  " + "\n  ".join(problems))
+        allowed = "a checkpoint that fits the model"
+        raise MisfitError("checkpoint", path, allowed, f"{path} does not fit the model:", problems)
 
 
 def _is_longer(shape: tuple[int, ...], than: list[int]) -> bool:
@@ -360,7 +362,7 @@ def _is_longer(shape: tuple[int, ...], than: list[int]) -> bool:
 
 
 def checkpoint_step(path: str | os.PathLike) -> int:
-    """The training step of a checkpoint: the number that its name ends in, or else 0."""
+    """The training step of a checkpoint: the number at the end of its name, or 0 without one."""
     number = re.search(r"-(\d+)$", os.fspath(path))
     return int(number[1]) if number else 0
 
@@ -372,7 +374,7 @@ class CheckpointFolder:
         self.path = path
 
     def checkpoint(self, step: int) -> str:
-        """Path of the checkpoint of a step."""
+        """The path of the checkpoint of a step."""
         return os.path.join(self.path, f"ckpt-{step}")
 
     def steps(self, files: str = "index") -> list[int]:
@@ -382,9 +384,13 @@ class CheckpointFolder:
         return sorted({int(match[1]) for match in map(pattern.fullmatch, names) if match})
 
     def save_weights(self, model: keras.Model | dict[str, Any], step: int) -> str:
-        """Writes the weights alone, of a model or by name, as the checkpoint of a step. Returns its path.
+        """Writes the weights alone as the checkpoint of a step, and returns its path.
 
-        Every program opens it, but training does not go on from it: a new run starts from it, by `warm_start_path`.
+        Every program opens it. A training cannot resume from it, but a new run can start from it by `warm_start_path`.
+
+        Args:
+            model: the model, or its weights by name.
+            step: number of the step.
         """
         path = self.checkpoint(step)
         write_checkpoint(path, run_weights(model))
@@ -392,7 +398,7 @@ class CheckpointFolder:
         return path
 
     def write_state(self, steps: list[int]) -> None:
-        """Tells other programs which checkpoints there are, the latest last."""
+        """Writes the file that tells other programs which checkpoints exist, the latest last."""
         if steps:
             write_state(self.path, [f"ckpt-{step}" for step in steps])
         else:
@@ -405,6 +411,6 @@ class CheckpointFolder:
 
 
 def run_weights(model: keras.Model | dict[str, Any]) -> dict[str, Any]:
-    """`{key in a run's checkpoint: variable}`, of a model or of `{name: tensor}`."""
+    """`{key in the checkpoint of a run: variable}` of a model, or of its weights by name."""
     weights = model if isinstance(model, dict) else weights_by_name(model)
     return {f"{RUN_WEIGHTS}{name}": variable for name, variable in weights.items()}

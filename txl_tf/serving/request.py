@@ -1,4 +1,4 @@
-"""Requests to a served model: checks of their arguments and of their size, and the weights that answer them.
+"""Requests to a served model: checks of their arguments and of their size; and the stored weights of the model.
 
 Shapes:
     B: batch, rows of a request      T: tokens of a row
@@ -14,31 +14,45 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-# What the arrays of a request may take. Several copies of them exist for moments: docs/serving.md has the peak.
+# Most bytes of the arrays of a request. At times, several copies of them exist: docs/serving.md has the peak.
 REQUEST_BYTES = 512 * 2**20
-MAX_ROWS = 1024  # of a request to a model whose rows are small
-TEXT_BYTES = 64  # rough bytes that go with a byte of text: words and their places
-LETTERS = {"stop": "BS", "stop_ids": "BSL"}  # of the dimensions of an argument
+MAX_ROWS = 1024  # most rows of a request to a model with small rows
+TEXT_BYTES = 64  # about how many bytes a byte of text takes: words and their positions
+LETTERS = {"stop": "BS", "stop_ids": "BSL"}  # names of the dimensions of an argument, for messages
 
 
 class Check(NamedTuple):
-    """A condition of requests. The message and the value found may be functions, called where it does not hold."""
+    """A condition that a request must meet.
 
-    condition: tf.Tensor  # bool, of any shape
+    Attributes:
+        condition: bool tensor of any shape.
+        message: what must be the case, or a function that returns it.
+        found: the value that was found, or a function that returns it. Functions are called where the condition is
+            false.
+    """
+
+    condition: Any
     message: str | Callable[[], tf.Tensor]
-    found: tf.Tensor | Callable[[], tf.Tensor]
+    found: Any
 
 
 def checked(checks: list[Check], *tensors: Any) -> Any:
-    """`tensors`, for which all checks must hold.
+    """Makes checks, and returns `tensors`.
 
-    They fail with an InvalidArgumentError, the message of the first check that does not hold. One condition for all
-    checks costs a good request less than one for each.
+    If a check fails, the graph raises an InvalidArgumentError with the message of the first one. A single condition for
+    all checks takes less time than one for each.
+
+    Args:
+        checks: the checks.
+        *tensors: tensors or structures of tensors.
+
+    Returns:
+        `tensors`; a single one by itself.
     """
     held = [tf.reduce_all(check.condition) for check in checks]
 
-    def fail():
-        done = []
+    def fail() -> tf.Tensor:
+        done: list[Any] = []
         for holds, check in zip(held, checks, strict=True):
             message = check.message() if callable(check.message) else check.message
             found = check.found() if callable(check.found) else check.found
@@ -49,51 +63,61 @@ def checked(checks: list[Check], *tensors: Any) -> Any:
             return tf.constant(False)
 
     with tf.control_dependencies([tf.cond(tf.reduce_all(held), lambda: tf.constant(True), fail)]):
-        tensors = tf.nest.map_structure(tf.identity, tensors)
-    return tensors if len(tensors) > 1 else tensors[0]
+        found: Any = tf.nest.map_structure(tf.identity, tensors)
+    return found if len(found) > 1 else found[0]
 
 
-def in_vocabulary(name: str, ids: tf.Tensor, n_token: int, least: int = 0) -> Check:
+def in_vocabulary(name: str, ids: Any, n_token: int, least: int = 0) -> Check:
+    """A check that ids lie between `least` and `n_token - 1`."""
     valid = (ids >= least) & (ids < n_token)
     message = f"{name} must hold ids between {least} and {n_token - 1}"
     return Check(valid, message, lambda: tf.boolean_mask(ids, ~valid)[:1])
 
 
 def finite(name: str, x: tf.Tensor) -> Check:
-    """A sum is one pass over `x`, without a copy; it is finite unless a value is not."""
+    """A check that all numbers are finite: then their sum is, which needs no copy of `x`."""
     message = f"{name} must hold finite numbers"
-    return Check(tf.math.is_finite(tf.reduce_sum(x)), message, lambda: tf.boolean_mask(x, ~tf.math.is_finite(x))[:1])
+    bad = functools.partial(_not_finite, x)
+    return Check(tf.math.is_finite(tf.reduce_sum(x)), message, bad)
 
 
-def padded_at_the_end(name: str, ids: tf.Tensor) -> Check:
+def _not_finite(x: tf.Tensor) -> tf.Tensor:
+    """The first number that is not finite."""
+    return tf.boolean_mask(x, tf.logical_not(tf.math.is_finite(x)))[:1]
+
+
+def padded_at_the_end(name: str, ids: Any) -> Check:
+    """A check that padding, id 0, follows all other ids of a row."""
     padding = tf.cast(ids == 0, tf.int32)
     gap = tf.reduce_any(padding[:, 1:] < padding[:, :-1])
     return Check(~gap, f"{name} must have padding, id 0, at the end of a row alone", gap)
 
 
 def same_rows(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
+    """A check that two arguments have as many rows as each other."""
     found = tf.shape(x)[0]
     return Check(found == tf.shape(like)[0], f"{name} must have as many rows as {other}", found)
 
 
 def same_shape(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
+    """A check that two arguments have the same shape."""
     found = tf.shape(x)
     return Check(found == tf.shape(like), f"{name} must have the shape of {other}", found)
 
 
 class RequestLimits:
-    """How large a request may be: its rows times the bytes of one, which depend on the tokens of the longest row.
+    """The largest size of a request: its rows times the bytes of a row, which depend on the tokens of the longest row.
 
     Args:
-        row_bytes: function of `(tokens, new_tokens=0)`, ints or int64 tensors: bytes of a row that reads and writes so
-            many.
-        max_rows: most rows; `None` for those that take `REQUEST_BYTES` with a token each, from 1 to `MAX_ROWS`.
+        row_bytes: function of `(tokens, new_tokens=0)`, ints or int64 tensors, that returns the bytes of a row that
+            reads and writes so many tokens.
+        max_rows: most rows. `None` stands for as many as fit `REQUEST_BYTES` with a token each, from 1 to `MAX_ROWS`.
         max_tokens: most tokens of a row, and most new ones.
-        longest: tokens of a row that fits in any case, by default `max_tokens`.
-        row: how messages describe the tokens and the new tokens of a row.
+        longest: tokens of a row that always fits, by default `max_tokens`.
+        row: description of the tokens and the new tokens of a row, for messages.
 
     Attributes:
-        max_bytes: most bytes. `REQUEST_BYTES`, or more if one longest row or `max_rows` of one token need it.
+        max_bytes: most bytes: `REQUEST_BYTES`, or more if one longest row or `max_rows` rows of one token need it.
     """
 
     def __init__(
@@ -104,28 +128,34 @@ class RequestLimits:
         longest: int | None = None,
         row: str = "{} tokens and {} new ones",
     ):
-        self.row_bytes, self.max_tokens, self.row = row_bytes, max_tokens, row
+        self.row_bytes = row_bytes
+        self.max_tokens = max_tokens
+        self.row = row
         self.max_rows = max_rows or min(max(1, REQUEST_BYTES // row_bytes(1)), MAX_ROWS)
         longest = longest or max_tokens
         self.max_bytes = max(REQUEST_BYTES, row_bytes(longest, longest), self.max_rows * row_bytes(1))
 
-    def check_rows(self, name: str, rows: tf.Tensor) -> list[Check]:
+    def check_rows(self, name: str, rows: Any) -> list[Check]:
+        """Checks of the number of rows of an argument."""
         return [
             Check(rows >= 1, f"{name} must have at least 1 row", rows),
             Check(rows <= self.max_rows, f"{name} must have at most {self.max_rows} rows", rows),
         ]
 
-    def check_size(self, name: str, rows: tf.Tensor, tokens: tf.Tensor, new_tokens: tf.Tensor | int = 0) -> Check:
-        """Checks the whole request; `tokens` is the length of its longest row."""
-        tokens, new_tokens = tf.cast(tokens, tf.int64), tf.cast(new_tokens, tf.int64)
+    def check_size(self, name: str, rows: Any, tokens: Any, new_tokens: Any = 0) -> Check:
+        """A check of the size of a whole request; `tokens` is the length of its longest row."""
+        tokens = tf.cast(tokens, tf.int64)
+        new_tokens = tf.cast(new_tokens, tf.int64)
         fit = self.max_bytes // self.row_bytes(tokens, new_tokens)
-        template, shown = f"{name} must have at most {{}} row(s) of {self.row}", [fit, tokens, new_tokens]
+        template = f"{name} must have at most {{}} row(s) of {self.row}"
+        shown = [fit, tokens, new_tokens]
         message = functools.partial(tf.strings.format, template, shown[: template.count("{}")])
         return Check(tf.cast(rows, tf.int64) <= fit, message, rows)
 
-    def check_ids(self, name: str, ids: tf.Tensor, new_tokens: tf.Tensor | int = 0) -> list[Check]:
-        """Checks the size of ids `[B, T]`, or of what else has a batch and a length in front."""
-        (rows, length), most = tf.unstack(tf.shape(ids)[:2]), self.max_tokens
+    def check_ids(self, name: str, ids: Any, new_tokens: Any = 0) -> list[Check]:
+        """Checks of the size of ids `[B, T]`, or of another argument whose first dimensions are these."""
+        rows, length = tf.unstack(tf.shape(ids)[:2])
+        most = self.max_tokens
         return [
             *self.check_rows(name, rows),
             Check((length >= 1) & (length <= most), f"{name} must be 1 to {most} a row", length),
@@ -133,24 +163,26 @@ class RequestLimits:
         ]
 
     def checked_text(self, name: str, text: tf.Tensor) -> tf.Tensor:
-        """`text` `[B]`, whose size is checked before it becomes tokens."""
-        found, most = tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64)), self.max_bytes // TEXT_BYTES
+        """`text` `[B]`, after checks of its size, which come before it is cut into tokens."""
+        found = tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64))
+        most = self.max_bytes // TEXT_BYTES
         size = Check(found <= most, f"text must have at most {most} bytes in all rows", found)
         return checked([*self.check_rows(name, tf.shape(text)[0]), size], text)
 
 
 def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """`tensors` of the shapes of `specs`: a server passes on any shape that a client sends."""
-    # Without static shapes: TensorFlow would take the rank of `tensors` from `specs`, not from the request.
+    """Checks that tensors have the shapes of their `specs`: a server passes on any shape that a client sends."""
+    # The placeholders have no static shapes. Otherwise TensorFlow would take the rank from `specs`, not the request.
     unknown = {name: tf.compat.v1.placeholder_with_default(x, None) for name, x in tensors.items()}
     checks = []
     for name, spec in specs.items():
         if spec.shape.rank is None:
             continue
-        found, rank = tf.shape(unknown[name]), spec.shape.rank
+        found: Any = tf.shape(unknown[name])
+        rank = spec.shape.rank
         sizes = tf.constant([-1 if size is None else size for size in spec.shape], tf.int32)
         valid = tf.size(found) == rank
-        if any(size is not None for size in spec.shape):  # a state: only the batch may vary
+        if any(size is not None for size in spec.shape):  # of a state, only the batch may vary
             valid &= tf.reduce_all((tf.pad(found, [[0, rank]])[:rank] == sizes) | (sizes < 0))
         letters = [
             letter if size is None else str(size)
@@ -162,53 +194,77 @@ def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor])
 
 
 class StoredModel:
-    """A model and its weights as they are stored.
+    """A model that is exported, with its weights as they are stored. A subclass defines the signatures.
+
+    Args:
+        model: the model.
+        weights: type in which the weights are stored.
 
     Attributes:
-        resources: `tf.Module`, what the signatures refer to, and so what is saved. It does not hold the model.
+        resources: `tf.Module` with everything that the signatures refer to. It is what is saved, without the model.
+        limits: how large a request may be.
+        warmup_values: see `write_warmup`.
     """
 
+    limits: RequestLimits
+    warmup_values: dict[str, Any]
+
     def __init__(self, model: keras.Model, weights: str):
-        self.model = model
+        self.model: Any = model
         self.stored = [tf.Variable(tf.cast(weight, weights), trainable=False) for weight in model.weights]
-        self.resources = tf.Module()
+        self.resources: Any = tf.Module()
         self.resources.weights = self.stored
 
+    def signatures(self) -> dict[str, Any]:
+        """The graphs of the signatures by their names, see `concrete`."""
+        raise NotImplementedError
+
     def _as_stored(self) -> keras.StatelessScope:
-        """A scope in which the weights of the model are the stored ones."""
+        """A scope in which the model computes with the stored weights."""
         pairs = zip(self.model.weights, self.stored, strict=True)
         return keras.StatelessScope([(weight, tf.cast(stored, weight.dtype)) for weight, stored in pairs])
 
     def shared(self, function: Callable, *specs: Any) -> Callable:
-        """`function` of tensors like `specs` as one graph, which signatures call: made, saved and loaded once."""
+        """Makes one graph of a function, for several signatures to call, so that it is saved and loaded once.
 
-        def call(*tensors):
+        Args:
+            function: function of tensors.
+            *specs: their types.
+        """
+
+        def call(*tensors: Any) -> Any:
             with self._as_stored():
                 return function(*tensors)
 
         return tf.function(call, autograph=False, input_signature=specs)
 
-    def concrete(self, arguments: dict[Callable, dict[str, tf.TensorSpec]], defaults=None) -> dict[str, Callable]:
-        """`{name: graph}` of functions, whose arguments are checked to have the shapes of their specs.
+    def concrete(
+        self, arguments: dict[Any, dict[str, tf.TensorSpec]], defaults: dict[str, tf.Tensor] | None = None
+    ) -> dict[str, Any]:
+        """Makes graphs of functions, which check that the arguments have the shapes of their specs.
 
         Args:
             arguments: `{function: {argument: spec}}`.
-            defaults: `{argument: tensor}` of arguments that a request to a server, or a call in Python, may leave out.
+            defaults: `{argument: value}` of arguments that a request to a server, or a call in Python, may leave out.
+
+        Returns:
+            `{name of the function: graph}`.
         """
         defaults = defaults or {}
 
-        def concrete(function, specs):
+        def concrete(function: Any, specs: dict[str, tf.TensorSpec]) -> Any:
             names = sorted(specs, key=lambda name: name in defaults)
 
-            def call(*tensors):
+            def call(*tensors: Any) -> dict[str, tf.Tensor]:
                 with self._as_stored():
                     found = function(**check_shapes(specs, dict(zip(names, tensors, strict=True))))
                 return {name: tf.cast(x, tf.float32) if x.dtype == tf.float64 else x for name, x in found.items()}
 
-            # TensorFlow writes default values of Python's arguments to the signature, if they are tensors.
-            none, kind = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
+            # TensorFlow writes the default values of the arguments to the signature if they are tensors.
+            none = inspect.Parameter.empty
+            kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
             parameters = [inspect.Parameter(name, kind, default=defaults.get(name, none)) for name in names]
-            call.__signature__ = inspect.Signature(parameters)
+            vars(call)["__signature__"] = inspect.Signature(parameters)
             signature = [tf.TensorSpec(specs[name].shape, specs[name].dtype, name) for name in names]
             return tf.function(call, autograph=False, input_signature=signature)
 

@@ -1,18 +1,21 @@
-"""A vocabulary of subwords as a graph. TensorFlow Text's SentencePiece operation is in the stock TensorFlow Serving."""
+"""Vocabularies of subwords as graphs. TensorFlow Serving has the SentencePiece operation of TensorFlow Text."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import tensorflow as tf
 
 from txl_tf.data.subwords import SPACE, SubwordVocab
+from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
 from txl_tf.language.stopping import NONE
 from txl_tf.serving.request import checked
-from txl_tf.serving.tables import check_utf8, read_text
+from txl_tf.serving.tables import GraphTokenizer, RaggedTensor, check_utf8, read_text
 
 
 def has_tensorflow_text() -> bool:
-    """Whether tensorflow-text, which the extra `subword` installs, is there."""
+    """Whether tensorflow-text is installed, which the extra `subword` does."""
     return is_installed("tensorflow_text")
 
 
@@ -20,8 +23,8 @@ class SubwordTokenizer(tf.Module):
     """A `SubwordVocab` as a graph, with the methods of `GraphTokenizer`.
 
     Args:
-        vocab: `SubwordVocab`.
-        path: file that it was saved to, which becomes an asset for people: the operation holds the model itself.
+        vocab: the vocabulary.
+        path: path of its file, which becomes an asset for people to read: the operation contains the model itself.
     """
 
     def __init__(self, vocab: SubwordVocab, path: str):
@@ -30,28 +33,29 @@ class SubwordTokenizer(tf.Module):
         super().__init__()
         self.vocab = vocab
         self.asset = tf.saved_model.Asset(path)
-        self.tokenizer = tensorflow_text.SentencepieceTokenizer(vocab.model, out_type=tf.int32)
+        int32: Any = tf.int32
+        self.tokenizer: Any = tensorflow_text.SentencepieceTokenizer(vocab.model, out_type=int32)
 
     def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
         """`SubwordVocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`. Messages call it `name`."""
         return self._split(read_text(self.vocab, checked([check_utf8(name, text)], text)), ["\n", SPACE])
 
-    def _split(self, text: tf.Tensor, separators: list[str]) -> tf.RaggedTensor:
-        """Ids of every string, cut at separators that SentencePiece must not see; those stand for ids themselves."""
+    def _split(self, text: tf.Tensor, separators: list[str]) -> Any:
+        """The ids of every string. It is cut at separators, which have ids of their own outside of SentencePiece."""
         if not separators:
             return self.tokenizer.tokenize(text)
         separator, *others = separators
         ids = self.vocab.separators.get(separator)
         if ids is None:
             return self._split(text, others)
-        parts = tf.strings.split(text, separator)  # [B, parts]
+        parts: Any = tf.strings.split(text, separator)  # [B, parts]
         pieces = self._split(parts.flat_values, others)
-        after = tf.RaggedTensor.from_tensor(tf.tile(tf.constant([ids], tf.int32), [pieces.nrows(), 1]))
+        after = RaggedTensor.from_tensor(tf.tile(tf.constant([ids], tf.int32), [pieces.nrows(), 1]))
         joined = parts.with_flat_values(tf.concat([pieces, after], 1)).merge_dims(1, 2)
-        return joined[:, : -len(ids)]  # none follows the last part
+        return joined[:, : -len(ids)]  # no separator follows the last part
 
     def stop_units(self, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The units of stop strings `[B, S]`, their bytes: see `GraphTokenizer.stop_units`."""
+        """The units of stop strings `[B, S]`, which are their bytes, see `GraphTokenizer.stop_units`."""
         rows, count = tf.unstack(tf.shape(stop))
         flat = read_text(self.vocab, tf.reshape(stop, [-1]))
         lengths = tf.strings.length(flat)
@@ -62,10 +66,15 @@ class SubwordTokenizer(tf.Module):
 
     def decode(self, ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
         """`SubwordVocab.decode` of every row of `ids` `[B, N]` up to its length: string `[B]`."""
-        pieces = tf.RaggedTensor.from_tensor(tf.gather(tf.constant(self.vocab.token_bytes), ids), lengths)
+        pieces = RaggedTensor.from_tensor(tf.gather(tf.constant(self.vocab.token_bytes), ids), lengths)
         text = tf.strings.unicode_transcode(tf.strings.reduce_join(pieces, -1), "UTF-8", "UTF-8")
         return tf.strings.regex_replace(text, "(?m)^ ", "") if self.vocab.adds_space else text
 
     def spell(self, ids: tf.Tensor) -> tf.Tensor:
-        """The names of the pieces of `ids`, of any shape."""
+        """The names of the pieces with the ids `ids`, of any shape."""
         return tf.gather(tf.constant(self.vocab.symbols), ids)
+
+
+def tokenizer_of(vocab: Vocab, path: str) -> GraphTokenizer | SubwordTokenizer:
+    """A vocabulary as a graph, of subwords or of anything else. Arguments: see `GraphTokenizer`."""
+    return SubwordTokenizer(vocab, path) if isinstance(vocab, SubwordVocab) else GraphTokenizer(vocab, path)

@@ -1,36 +1,53 @@
-"""A vocabulary as a table of the graph: text to ids and back, inside of a SavedModel."""
+"""Vocabularies as tables of a graph, which turn text into ids and back inside a SavedModel."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from txl_tf.data.tagged.batches import UNKNOWN_ID
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.language.stopping import NONE
 from txl_tf.serving.request import Check, checked
 
-# What str.split takes for white space and tf.strings.split does not.
+RaggedTensor: Any = tf.RaggedTensor  # the type stubs of TensorFlow lack its methods
+
+# White space for `str.split`, but not for `tf.strings.split`.
 UNICODE_SPACE = "[\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 WHITE_SPACE = UNICODE_SPACE[:-1] + "\t-\r ]"
 
 
 def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: str) -> dict[str, Vocab]:
-    """`{name: vocabulary}` by `sizes`: `{name: how many symbols the model has}`, `None` for any number."""
+    """Names vocabularies, and checks their sizes.
+
+    Args:
+        vocabs: the vocabularies.
+        sizes: `{name: number of symbols that the model has}` in their order; `None` for any number.
+        model: what messages call the model.
+
+    Returns:
+        `{name: vocabulary}`.
+
+    Raises:
+        ParameterError: there are more or fewer vocabularies, or one has another size.
+    """
     if len(vocabs) != len(sizes):
-        raise ValueError(f"vocab must be [{', '.join(sizes)}] for {model}, got {len(vocabs)} of them")
+        message = f"vocab must be [{', '.join(sizes)}] for {model}, got {len(vocabs)} of them"
+        raise ParameterError("vocab", len(vocabs), f"[{', '.join(sizes)}]", message)
     named = dict(zip(sizes, vocabs, strict=True))
     for name, vocab in named.items():
         if sizes[name] not in (None, len(vocab)):
-            raise ValueError(f"{name} must hold the {sizes[name]} symbols of the model, got {len(vocab)}")
+            allowed = f"the {sizes[name]} symbols of the model"
+            raise ParameterError(name, len(vocab), allowed, f"{name} must hold {allowed}, got {len(vocab)}")
     return named
 
 
 def check_utf8(name: str, text: tf.Tensor) -> Check:
-    """Checks that all strings of `text` `[B]` are UTF-8."""
+    """A check that all strings of `text` `[B]` are UTF-8."""
     replacement = ord("\ufffd")
     valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", replacement_char=replacement) == text
     found = tf.strings.join(["other bytes in row ", tf.strings.as_string(tf.where(~valid)[:1, 0])])
@@ -38,25 +55,27 @@ def check_utf8(name: str, text: tf.Tensor) -> Check:
 
 
 def read_text(vocab: Vocab, text: tf.Tensor) -> tf.Tensor:
-    """Texts as a vocabulary reads them, see `txl_tf.data.text_files.plain_text`."""
+    """Texts as a vocabulary reads them: of plain text, see `txl_tf.data.text_files.plain_text`."""
     if not vocab.has_plain_text:
         return text
     return tf.strings.regex_replace(tf.strings.regex_replace(text, "\ufeff", ""), "\r\n?", "\n")
 
 
 def _lines_of(path: str, by_symbol: bool = True) -> tf.lookup.TextFileInitializer:
-    """The lines of a file and their numbers, the symbols and ids of level "word"; or the other way round."""
-    line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
-    key, value = ((tf.string, line), (tf.int64, number))[:: 1 if by_symbol else -1]
-    return tf.lookup.TextFileInitializer(path, *key, *value)
+    """The lines of a file by their numbers, or unless `by_symbol` the reverse: symbols and ids of level "word"."""
+    line = (tf.string, tf.lookup.TextFileIndex.WHOLE_LINE)
+    number = (tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER)
+    if by_symbol:
+        return tf.lookup.TextFileInitializer(path, *line, *number)
+    return tf.lookup.TextFileInitializer(path, *number, *line)
 
 
 class GraphTokenizer(tf.Module):
     """A `Vocab` as a graph.
 
     Args:
-        vocab: `Vocab`.
-        path: file that it was saved to, which becomes an asset.
+        vocab: the vocabulary.
+        path: path of its file, which becomes an asset.
     """
 
     def __init__(self, vocab: Vocab, path: str):
@@ -66,56 +85,63 @@ class GraphTokenizer(tf.Module):
         self.ids = tf.lookup.StaticHashTable(self._initializer(path, by_symbol=True), -1)
         self.symbols = tf.lookup.StaticHashTable(self._initializer(path, by_symbol=False), "")
 
-    def _initializer(self, path, by_symbol):
+    def _initializer(self, path: str, by_symbol: bool) -> Any:
+        """The content of the table of ids, or unless `by_symbol` of the table of symbols."""
         if self.vocab.level == "word":
             return _lines_of(path, by_symbol)
-        symbols = [symbol.encode("utf-8", "surrogateescape") for symbol in self.vocab.symbols]  # newlines among them
+        # A newline may be a symbol, so the lines of a file will not do.
+        symbols = [symbol.encode("utf-8", "surrogateescape") for symbol in self.vocab.symbols]
         ids = tf.range(len(symbols), dtype=tf.int64)
-        return tf.lookup.KeyValueTensorInitializer(*(symbols, ids)[:: 1 if by_symbol else -1])
+        return tf.lookup.KeyValueTensorInitializer(*((symbols, ids) if by_symbol else (ids, symbols)))
 
     def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
         """`Vocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`. Messages call it `name`."""
-        vocab, symbols = self.vocab, self._tokenize(text)
-        ids = tf.cast(self.ids.lookup(symbols.flat_values), tf.int32)
+        vocab = self.vocab
+        symbols = self._tokenize(text)
+        ids: Any = tf.cast(self.ids.lookup(symbols.flat_values), tf.int32)
         checks = [check_utf8(name, text)] if vocab.level != "byte" else []
         if vocab.level == "word" and vocab.document is not None:
-            checks.append(Check(ids != vocab.document_id, f"{name} must not have what ends documents", vocab.document))
-        unk = vocab.ids.get(vocab.unk)
+            message = f"{name} must not have what ends documents"
+            checks.append(Check(ids != vocab.document_id, message, tf.constant(vocab.document)))
+        unk = None if vocab.unk is None else vocab.ids.get(vocab.unk)
         if unk is None:
             checks.append(self._known(name, ids >= 0, symbols.flat_values))
         else:
             ids = tf.where(ids < 0, unk, ids)
         return symbols.with_flat_values(checked(checks, ids))
 
-    def _known(self, name: str, known: tf.Tensor, strings: tf.Tensor) -> Check:
+    def _known(self, name: str, known: Any, strings: Any) -> Check:
+        """A check that the vocabulary has all `strings`, of which `known` says which it has."""
         message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
         return Check(known, message, lambda: strings[~known][:1])
 
     def stop_units(self, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The units of stop strings `[B, S]` as `txl_tf.language.stopping.spell` says: int32 `[B, S, L]`.
+        """The units of stop strings `[B, S]`, see `txl_tf.language.stopping.spell`.
 
         Returns:
-            `(units, lengths)`: filled up with -1, and int32 `[B, S]`; 0 for "", which is no stop string.
+            `(units, lengths)`: int32 `[B, S, L]`, filled up with -1, and int32 `[B, S]`. The length of "", which is no
+            stop string, is 0.
         """
         flat = tf.reshape(stop, [-1])
         symbols = self._tokenize(flat)
         ids = symbols.with_flat_values(tf.cast(self.ids.lookup(symbols.flat_values), tf.int32))
         if self.vocab.bos:
-            ids = ids[:, 1:]  # it need not begin a line
+            ids = ids[:, 1:]  # a stop string need not begin a line
         whole = tf.cast(self.ids.lookup(flat), tf.int32)[:, None]  # such as "<eos>"
         units = ids.to_tensor(NONE)
         most = tf.shape(units)[1]
         units = tf.where((whole >= 0) & (tf.range(most) > 0), NONE, tf.where(whole >= 0, whole, units))
         lengths = tf.where(whole[:, 0] >= 0, 1, tf.cast(ids.row_lengths(), tf.int32))
         unknown = tf.reduce_any(tf.sequence_mask(lengths, most) & (units < 0), 1)
-        bad = unknown | ((lengths == 0) & (tf.strings.length(flat) > 0))
+        bad: Any = unknown | ((lengths == 0) & (tf.strings.length(flat) > 0))
         units, lengths = checked([self._known("stop", ~bad, flat)], units, lengths)
         shape = tf.shape(stop)
         return tf.reshape(units, [*tf.unstack(shape), most]), tf.reshape(lengths, shape)
 
-    def _tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
+    def _tokenize(self, text: Any) -> Any:
         """The symbols of every string: ragged `[B, None]`."""
-        vocab, replace = self.vocab, tf.strings.regex_replace
+        vocab = self.vocab
+        replace = tf.strings.regex_replace
         text = read_text(vocab, text)
         if vocab.level == "byte":
             return tf.strings.bytes_split(text)
@@ -133,8 +159,9 @@ class GraphTokenizer(tf.Module):
 
     def decode(self, ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
         """`Vocab.decode` of every row of `ids` `[B, N]` up to its length: string `[B]`, at byte level any bytes."""
-        vocab, replace = self.vocab, tf.strings.regex_replace
-        symbols = tf.RaggedTensor.from_tensor(self.spell(ids), lengths)
+        vocab = self.vocab
+        replace = tf.strings.regex_replace
+        symbols = RaggedTensor.from_tensor(self.spell(ids), lengths)
         if vocab.level != "word":
             return tf.strings.reduce_join(symbols, -1)
         if vocab.eos:
@@ -151,11 +178,9 @@ class GraphTokenizer(tf.Module):
 
 
 class SymbolTable(tf.Module):
-    """The ids of a `Vocab` of level "word", of characters, bigrams or words of a lexicon.
+    """The ids of a `Vocab` of level "word": of characters, bigrams or words of a lexicon.
 
-    Args:
-        vocab: `Vocab`.
-        path: file that it was saved to, which becomes an asset.
+    Args: see `GraphTokenizer`.
     """
 
     def __init__(self, vocab: Vocab, path: str):
@@ -164,17 +189,17 @@ class SymbolTable(tf.Module):
         self.table = tf.lookup.StaticHashTable(_lines_of(path), -1)
 
     def has(self, symbols: tf.Tensor) -> tf.Tensor:
-        """bool: which of the symbols it has."""
+        """bool: which of the symbols the vocabulary has."""
         return self.table.lookup(symbols) >= 0
 
     def ids(self, symbols: tf.Tensor) -> tf.Tensor:
-        """int64: their ids, the unknown symbol's for "<pad>" and for symbols that it has not."""
+        """int64: the ids of symbols. Those that the vocabulary lacks, and "<pad>", have that of the unknown symbol."""
         return tf.maximum(self.table.lookup(symbols), UNKNOWN_ID)
 
 
 def lower(text: tf.Tensor) -> tf.Tensor:
-    """Texts in lower case. TensorFlow's own operation drops what follows a NUL character."""
-    parts = tf.strings.split(tf.strings.join([text, "\0"]), "\0")[:, :-1]  # one behind each of them
+    """Texts in lower case. TensorFlow's operation alone would drop the text after a NUL character."""
+    parts = tf.strings.split(tf.strings.join([text, "\0"]), "\0")[:, :-1]  # a NUL follows each of them
     lowered = tf.ragged.map_flat_values(lambda part: tf.strings.join([tf.strings.lower(part, "utf-8"), "\0"]), parts)
     joined = tf.strings.reduce_join(lowered, -1)
     return tf.strings.substr(joined, tf.zeros_like(tf.strings.length(joined)), tf.strings.length(joined) - 1)
@@ -182,41 +207,50 @@ def lower(text: tf.Tensor) -> tf.Tensor:
 
 def forms_of(words: tf.Tensor) -> tf.Tensor:
     """`form_of` of every word, string `[C]`."""
-    first, length = tf.strings.substr(words, 0, 1, "UTF8_CHAR"), tf.strings.length(words, "UTF8_CHAR")
+    first = tf.strings.substr(words, 0, 1, "UTF8_CHAR")
+    length = tf.strings.length(words, "UTF8_CHAR")
     last = tf.strings.substr(words, tf.maximum(length - 3, 0), tf.minimum(length, 3), "UTF8_CHAR")
     capital = tf.where(lower(first) != first, "^", "")
     return tf.strings.join([capital, tf.strings.regex_replace(last, "[0-9]", "0")])
 
 
 class Tokens(NamedTuple):
-    """The tokens of texts, ragged `[B, None]`: strings, and their places in characters of the text, `ends` excluded."""
+    """The tokens of texts.
 
-    strings: tf.RaggedTensor
-    starts: tf.RaggedTensor
-    ends: tf.RaggedTensor
+    Attributes:
+        strings, starts, ends: ragged `[B, None]`, the tokens and their positions in characters, `ends` excluded.
+    """
+
+    strings: Any
+    starts: Any
+    ends: Any
 
 
 def characters_of(text: tf.Tensor) -> Tokens:
     """The characters of texts `[B]`."""
-    chars = tf.strings.unicode_split(text, "UTF-8")
+    chars: Any = tf.strings.unicode_split(text, "UTF-8")
     places = tf.ragged.range(tf.cast(chars.row_lengths(), tf.int32))
     return Tokens(chars, places, places + 1)
 
 
 def words_of(text: tf.Tensor) -> Tokens:
     """The words between white space, as `str.split` finds them."""
-    chars, places, after = characters_of(text)
-    rows, flat, places, after = chars.value_rowids(), chars.flat_values, places.flat_values, after.flat_values
-    inside = ~tf.strings.regex_full_match(flat, WHITE_SPACE)
-    begins = inside & ((places == 0) | ~tf.pad(inside[:-1], [[1, 0]]))
-    kept, first = tf.where(inside)[:, 0], tf.where(begins)[:, 0]
-    number, n = tf.gather(tf.cumsum(tf.cast(begins, tf.int32)), kept) - 1, tf.size(first)
-    words = tf.strings.unsorted_segment_join(tf.gather(flat, kept), number, n)
-    ends = tf.math.unsorted_segment_max(tf.gather(after, kept), number, n)
-    found = words, tf.gather(places, first), ends
-    return Tokens(*(tf.RaggedTensor.from_value_rowids(x, tf.gather(rows, first), chars.nrows()) for x in found))
+    chars, starts, ends = characters_of(text)
+    rows = chars.value_rowids()
+    flat = chars.flat_values
+    starts = starts.flat_values
+    inside = tf.logical_not(tf.strings.regex_full_match(flat, WHITE_SPACE))
+    begins = inside & ((starts == 0) | ~tf.pad(inside[:-1], [[1, 0]]))
+    kept = tf.where(inside)[:, 0]
+    first = tf.where(begins)[:, 0]
+    number = tf.gather(tf.cumsum(tf.cast(begins, tf.int32)), kept) - 1  # of the word of every character
+    n_words = tf.size(first)
+    words = tf.strings.unsorted_segment_join(tf.gather(flat, kept), number, n_words)
+    ends = tf.math.unsorted_segment_max(tf.gather(ends.flat_values, kept), number, n_words)
+    found = (words, tf.gather(starts, first), ends)
+    return Tokens(*(RaggedTensor.from_value_rowids(x, tf.gather(rows, first), chars.nrows()) for x in found))
 
 
 def _rewrite(text: str) -> str:
-    """`text` as the replacement of a regular expression, where a backslash would begin a group's number."""
+    """`text` as the replacement of a regular expression, in which a backslash would mark the number of a group."""
     return text.replace("\\", "\\\\")

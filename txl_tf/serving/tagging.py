@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,7 +18,7 @@ from txl_tf.data.tagged.batches import END, PADDING, UNKNOWN_ID
 from txl_tf.data.tagged.columns import BLANK
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.schema import brief
+from txl_tf.errors import ParameterError, brief
 from txl_tf.serving.request import (
     Check,
     RequestLimits,
@@ -28,7 +29,9 @@ from txl_tf.serving.request import (
     same_rows,
     same_shape,
 )
+from txl_tf.serving.signatures import Served, serves
 from txl_tf.serving.tables import (
+    RaggedTensor,
     SymbolTable,
     Tokens,
     characters_of,
@@ -37,55 +40,59 @@ from txl_tf.serving.tables import (
     named_vocabs,
     words_of,
 )
-from txl_tf.taggers.flat import Flat
 from txl_tf.taggers.tagger import Tagger
-from txl_tf.taggers.tener import SentenceNetwork
 
-ITEMS = 2  # of a lattice, for each character of a text that fits in any case: real text has 1.5 to 1.8
+ITEMS = 2  # items of a lattice for each character of a text that always fits; real text has 1.5 to 1.8
 
 
 def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, Vocab]:
-    """`{name: vocabulary}` of the vocabularies that the text of `tagger` is read with.
+    """The vocabularies that a tagger reads text with.
 
     Args:
-        tagger: `Tagger`; over a network that is no `SentenceNetwork`, there are no vocabularies.
-        vocabs: of characters, with words for `Flat`, or of words; of bigrams, or forms, not read where the network has
-            none; and perhaps, for `Flat`, of the lexicon's words.
+        tagger: the tagger. If its network is no `SentenceNetwork`, it has no vocabularies.
+        vocabs: the vocabularies of characters (for `Flat` with words) or of words; of bigrams or forms, which is left
+            out if the network does not read them; and for `Flat`, of the words of the lexicon, if there is one.
+
+    Returns:
+        `{name: vocabulary}`.
 
     Raises:
-        ValueError: a vocabulary that is not the model's or that no file of lines can hold.
+        ParameterError: a vocabulary is not that of the model, or cannot be written as lines of a file.
     """
-    network, kind = tagger.network, type(tagger.network).__name__
+    network: Any = tagger.network
+    kind = type(network).__name__
     if vocabs is None:
         return {}
-    if not isinstance(network, SentenceNetwork):
-        raise ValueError(f"vocab must be None where the network of a tagger is no SentenceNetwork, but {kind}")
-    sizes = {"vocab": network.n_token, "bigram_vocab": network.n_bigram or None}
-    if isinstance(network, Flat) and len(vocabs) != 2:
+    if not tagger.reads_sentences:
+        message = f"vocab must be None where the network of a tagger is no SentenceNetwork, but {kind}"
+        raise ParameterError("vocab", vocabs, [None], message)
+    sizes: dict[str, int | None] = {"vocab": network.n_token, "bigram_vocab": network.n_bigram or None}
+    if tagger.reads_lattice and len(vocabs) != 2:
         sizes["lexicon"] = None
     named = named_vocabs(vocabs, sizes, kind)
     if not network.n_bigram:
         del named["bigram_vocab"]
     for name, vocab in named.items():
         if vocab.level != "word":
-            raise ValueError(f"{name} must be of level 'word', got {vocab.level!r}")
+            raise ParameterError(name, vocab.level, "of level 'word'")
         bad = next((symbol for symbol in vocab.symbols if not symbol or re.search("[\r\n]", symbol)), None)
         if bad is not None:
-            raise ValueError(f"{name} must hold symbols that are not empty and have no line ends, got {brief(bad)}")
+            allowed = "symbols that are not empty and have no line ends"
+            raise ParameterError(name, bad, allowed, f"{name} must hold {allowed}, got {brief(bad)}")
     if "lexicon" in named:
-        Lexicon(named["lexicon"].symbols)  # raises where a word is too short
+        Lexicon(named["lexicon"].symbols)  # raises an error if a word is too short
         if not named["lexicon"].symbols:
-            raise ValueError("lexicon must have a word, got none")
+            raise ParameterError("lexicon", [], "words", "lexicon must have a word, got none")
     return named
 
 
 class SentenceGraph(tf.Module):
-    """`SentenceEncoder` and `features` of a text's tokens, as a graph.
+    """A `SentenceEncoder` as a graph: the tokens of texts to the inputs of the network, see `features`.
 
     Args:
-        lattice: whether the network is `Flat`.
+        lattice: whether the network reads a lattice, as `Flat` does.
         max_tokens: most tokens of a text.
-        vocab, bigram_vocab, lexicon: `SymbolTable`s, or `None`; without bigrams, all of them are 0.
+        vocab, bigram_vocab, lexicon: tables of symbols, or `None`. Without bigrams, their ids are 0.
         level: what the tokens are, "char" or "word".
     """
 
@@ -95,21 +102,25 @@ class SentenceGraph(tf.Module):
     ):  # fmt: skip
         super().__init__()
         self.level = level
-        self.lattice, self.vocab, self.bigram_vocab, self.lexicon = lattice, vocab, bigram_vocab, lexicon
+        self.lattice = lattice
+        self.vocab = vocab
+        self.bigram_vocab = bigram_vocab
+        self.lexicon: Any = lexicon
         found = {len(word) for word in lexicon.vocab.symbols} if lexicon else ()
         self.word_lengths = tuple(sorted(n for n in found if n <= max_tokens))
 
-    def features(self, chars: tf.RaggedTensor) -> dict[str, tf.Tensor]:
+    def features(self, chars: Any) -> dict[str, tf.Tensor]:
         """The inputs of the network.
 
         Args:
-            chars: string `[B, None]`, the characters of each text, or its words.
+            chars: ragged string `[B, None]`, the characters of each text, or its words.
         """
-        flat, lengths = chars.flat_values, chars.row_lengths()
+        flat = chars.flat_values
+        lengths = chars.row_lengths()
         if self.level == "char":  # words have no spaces
             flat = tf.where((flat == " ") | (flat == "\t"), BLANK, flat)
-        places = tf.ragged.range(lengths).flat_values  # [C], of each character in its row
-        rest = tf.repeat(lengths, lengths) - places  # [C], characters from here to the end of the row
+        places: Any = tf.ragged.range(lengths).flat_values  # [C], the position of each character in its row
+        rest = tf.repeat(lengths, lengths) - places  # [C], characters from this one to the end of the row
         ids = self.vocab.ids(flat)
         following = tf.where(rest == 1, END, tf.concat([flat, [END]], 0)[1:])
         bigrams = tf.zeros_like(ids)
@@ -127,18 +138,29 @@ class SentenceGraph(tf.Module):
         rows = tf.concat([chars.value_rowids(), tf.gather(chars.value_rowids(), begins)], 0)
         items = tf.gather(tf.concat([of_chars, of_words], 0), tf.argsort(rows, stable=True))
         sums = tf.math.bincount(tf.cast(rows, tf.int32), minlength=tf.cast(chars.nrows(), tf.int32), dtype=tf.int64)
-        items = _dense(tf.RaggedTensor.from_row_lengths(items, sums))  # [B, T, 3]
+        items = _dense(RaggedTensor.from_row_lengths(items, sums))  # [B, T, 3]
         features = dict(zip(("lattice", "pos_s", "pos_e"), tf.unstack(items, axis=2), strict=True))
-        seq_len, sums = tf.cast(lengths, tf.int32), tf.cast(sums, tf.int32)
-        return {**features, "bigrams": bigrams, "seq_len": seq_len, "lex_num": sums - seq_len}
+        seq_len = tf.cast(lengths, tf.int32)
+        lex_num = tf.cast(sums, tf.int32) - seq_len
+        return {**features, "bigrams": bigrams, "seq_len": seq_len, "lex_num": lex_num}
 
-    def _words(self, flat: tf.Tensor, rest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The words of the lexicon by start, then by end: int64 `(places in flat, numbers of characters, ids)`."""
+    def _words(self, flat: Any, rest: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The words of the lexicon in texts, sorted by their starts and then by their ends.
+
+        Args:
+            flat: string `[C]`, the characters of all texts.
+            rest: int64 `[C]`, the number of characters from each to the end of its text.
+
+        Returns:
+            int64 `(begins, n_chars, ids)`: the positions in `flat`, the numbers of characters and the ids of the words.
+        """
         begins = tf.range(tf.size(flat, tf.int64))
-        pieces, none = flat, tf.zeros([0], tf.int64)
-        found, n_chars, words = [none], [none], [tf.zeros([0], tf.string)]
+        pieces = flat
+        found = [tf.zeros([0], tf.int64)]
+        n_chars = [tf.zeros([0], tf.int64)]
+        words = [tf.zeros([0], tf.string)]
         for n in range(2, max(self.word_lengths, default=0) + 1):
-            kept = tf.where(tf.gather(rest, begins) >= n)[:, 0]  # pieces of n characters end in their own row
+            kept = tf.where(tf.gather(rest, begins) >= n)[:, 0]  # pieces of n characters that end in their own text
             begins = tf.gather(begins, kept)
             pieces = tf.strings.join([tf.gather(pieces, kept), tf.gather(flat, begins + n - 1)])
             if n in self.word_lengths:
@@ -146,39 +168,51 @@ class SentenceGraph(tf.Module):
                 found.append(tf.gather(begins, hits))
                 n_chars.append(tf.fill([tf.size(hits)], tf.constant(n, tf.int64)))
                 words.append(tf.gather(pieces, hits))
-        found, n_chars, words = (tf.concat(parts, 0) for parts in (found, n_chars, words))
-        order = tf.argsort(found, stable=True)  # shorter words stand first
-        return tuple(tf.gather(x, order) for x in (found, n_chars, self.vocab.ids(words)))
+        begins = tf.concat(found, 0)
+        order = tf.argsort(begins, stable=True)  # keeps shorter words before longer ones
+        ids = self.vocab.ids(tf.concat(words, 0))
+        return tf.gather(begins, order), tf.gather(tf.concat(n_chars, 0), order), tf.gather(ids, order)
 
 
-def _dense(rows: tf.RaggedTensor) -> tf.Tensor:
+def _dense(rows: Any) -> tf.Tensor:
+    """A ragged tensor as int32, filled up with padding."""
     return tf.cast(rows.to_tensor(PADDING), tf.int32)
 
 
 def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """`RequestLimits` of a tagger. A row has as many items as the longest one; the tokens of `row_bytes` are items.
+    """`RequestLimits` of a tagger. The tokens of `row_bytes` are items; all rows have as many as the longest one.
 
     Of a network that is no `SentenceNetwork`, only the width of its hidden states is known.
     """
-    network, n_label, lattice = tagger.network, len(tagger.labels), isinstance(tagger.network, Flat)
-    if not isinstance(network, SentenceNetwork):
+    network: Any = tagger.network
+    n_label = len(tagger.labels)
+    lattice = tagger.reads_lattice
+    if not tagger.reads_sentences:
         width = tagger.out_fc.kernel.shape[0]
         return RequestLimits(
             lambda tokens, _=0: 12 * n_label**2 + tokens * 4 * (8 * width + 10 * n_label), max_rows, max_tokens,
             row="{} elements",
         )  # fmt: skip
-    # Of FLAT, each pair of items has a position of its own, as wide as the model, and four distances, int64.
-    of_pair = 4 * (network.d_model + 8 * network.n_head + 16) if lattice else 4 * 10 * network.n_head
-    widths = network.d_embed + network.d_bigram + 8 * network.d_model + 2 * network.d_inner + 10 * n_label
+    n_head = getattr(network, "n_head", 0)  # networks without attention have neither heads nor feed-forward nets
+    d_inner = getattr(network, "d_inner", 0)
+    # In a lattice, each pair of items has a position of its own, as wide as the model, and four distances, int64.
+    of_pair = 4 * (network.d_model + 8 * n_head + 16) if lattice else 4 * 10 * n_head
+    widths = network.d_embed + network.d_bigram + 8 * network.d_model + 2 * d_inner + 10 * n_label
 
-    def row_bytes(items, new_tokens=0):
+    def row_bytes(items: Any, new_tokens: Any = 0) -> Any:
         return 12 * n_label**2 + items * (4 * widths + items * of_pair)
 
     if lattice:
         return RequestLimits(row_bytes, max_rows, max_tokens, ITEMS * max_tokens, "{} characters and words")
-    return RequestLimits(
-        row_bytes, max_rows, max_tokens, row="{} words" if tagger.token_level == "word" else "{} characters"
-    )
+    row = "{} words" if tagger.token_level == "word" else "{} characters"
+    return RequestLimits(row_bytes, max_rows, max_tokens, row=row)
+
+
+@serves("tagger", "a tagger")
+def served_tagger(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> Served:
+    """How a tagger is served. Arguments: see `export_saved_model`."""
+    longest = getattr(tagger.network, "max_seq_len", None)
+    return Served(TaggingSignatures, tagger_vocabs(tagger, vocabs), SymbolTable, longest)
 
 
 class TaggingSignatures(StoredModel):
@@ -189,13 +223,14 @@ class TaggingSignatures(StoredModel):
         tag_words(text [B]) -> words, tags [B, L], lengths [B]       where tokens are words, and no tag_characters
         tag(inputs of the network [B, ...]) -> tags, ends, starts, kinds, probs [B, L]: see `Tagger.entities`
 
-    A text is one line of UTF-8, or empty. `kinds`, `entities`, words and their tags are strings; `starts` and `ends`
-    count characters, `ends` exclusive; `numbers` says how many entities a row has, of the scheme "none" every token.
-    Beyond the entities, and tokens, of a row are "" and 0. Without vocabularies there is `tag` alone.
+    A text is one line of UTF-8, or empty. `kinds`, `entities`, words and their tags are strings. `starts` and `ends`
+    count characters, `ends` exclusive. `numbers` has the number of entities of each row; in the scheme "none", every
+    token is an entity. After the entities, or tokens, of a row, the results are "" and 0. Without vocabularies, and for
+    a network that is no `SentenceNetwork`, `tag` is the only signature.
 
     Args:
-        tagger: `Tagger`; over a network that is no `SentenceNetwork` with `tag` alone.
-        tables: `SymbolTable`s by the names of `tagger_vocabs`; nothing for ids alone.
+        tagger: the tagger.
+        tables: `{name: table}`, with the names of `tagger_vocabs`; `None` for ids alone.
         weights, max_tokens, max_rows: see `export_saved_model`.
 
     Attributes:
@@ -208,23 +243,25 @@ class TaggingSignatures(StoredModel):
         self, tagger: Tagger, tables: dict[str, SymbolTable] | None = None, *, weights: str = "float32",
         max_tokens: int | None = None, max_rows: int | None = None,
     ):  # fmt: skip
-        self.network, self.lattice = tagger.network, isinstance(tagger.network, Flat)
+        self.network: Any = tagger.network
+        self.lattice = tagger.reads_lattice
+        self.reads_sentences = tagger.reads_sentences
         self.by_words = tagger.token_level == "word"
-        signature = tagger.build_for_export()
+        signature: Any = tagger.build_for_export()
         self.named = isinstance(signature, dict)
         specs = signature if self.named else {"inputs": signature}
         self.inputs = {name: tf.TensorSpec(spec.shape, spec.dtype) for name, spec in specs.items()}
         super().__init__(tagger, weights)
-        self.limits = limits_of(tagger, max_rows, max_tokens or tagger.network.max_seq_len)
+        self.limits = limits_of(tagger, max_rows, max_tokens or self.network.max_seq_len)
         self.max_items = bisect.bisect_right(range(2**31), self.limits.max_bytes, key=self.limits.row_bytes) - 1
-        self.graph = None
+        self.graph: Any = None
         if tables:
             self.graph = SentenceGraph(self.lattice, self.limits.max_tokens, **tables, level=tagger.token_level)
         self.resources.graph = self.graph
         self._entities = self.shared(self._found_in, self.inputs)
 
-    def signatures(self) -> dict[str, Callable]:
-        arguments = {self.tag: self.inputs}
+    def signatures(self) -> dict[str, Any]:
+        arguments: dict[Any, dict[str, tf.TensorSpec]] = {self.tag: self.inputs}
         if self.graph is not None:
             text = {"text": tf.TensorSpec([None], tf.string)}
             arguments |= {self.tag_text: text, self.tag_words if self.by_words else self.tag_characters: text}
@@ -232,12 +269,13 @@ class TaggingSignatures(StoredModel):
 
     # ------------------------------------------------------------------------------------------------ signatures
 
-    def tag(self, **inputs: tf.Tensor) -> dict:
-        if not isinstance(self.network, SentenceNetwork):
+    def tag(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The signature `tag`."""
+        if not self.reads_sentences:
             name, first = next(iter(inputs.items()))
             checked_inputs = checked([*self.limits.check_ids(name, first)], inputs)
             return self.model.entities(checked_inputs if self.named else checked_inputs[name])
-        if self.lattice:  # first what the other checks compare
+        if self.lattice:  # the shapes come first, because the other checks compare the tensors
             inputs = checked(self._shape_checks(**inputs), inputs)
             checks = self._lattice_checks(**inputs)
         else:
@@ -250,11 +288,15 @@ class TaggingSignatures(StoredModel):
             checks.append(in_vocabulary("bigrams", inputs["bigrams"], self.network.n_bigram))
         return self._entities(checked(checks, inputs))
 
-    def tag_text(self, text: tf.Tensor) -> dict:
+    def tag_text(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The signature `tag_text`."""
         found, tokens = self._read(text)
         places = tf.where(found["ends"])  # [entities of all rows, 2]
-        rows, (size, _) = places[:, 0], tf.unstack(tf.shape(found["ends"], tf.int64))
-        starts, kinds, probs = (tf.gather_nd(found[name], places) for name in ("starts", "kinds", "probs"))
+        rows = places[:, 0]
+        size = tf.shape(found["ends"], tf.int64)[0]
+        starts = tf.gather_nd(found["starts"], places)
+        kinds = tf.gather_nd(found["kinds"], places)
+        probs = tf.gather_nd(found["probs"], places)
         ends = tf.cast(places[:, 1], tf.int32) + 1
         if self.by_words:
             ends = tf.gather_nd(tokens.ends.to_tensor(), places)
@@ -266,29 +308,34 @@ class TaggingSignatures(StoredModel):
             "entities": tf.strings.substr(tf.gather(text, rows), starts, ends - starts, "UTF8_CHAR"),
             "probs": probs,
         }
-        by_row = {name: tf.RaggedTensor.from_value_rowids(x, rows, size, validate=False) for name, x in parts.items()}
+        by_row = {name: RaggedTensor.from_value_rowids(x, rows, size, validate=False) for name, x in parts.items()}
         numbers = tf.reduce_sum(tf.cast(found["ends"], tf.int32), 1)
         return {**{name: x.to_tensor() for name, x in by_row.items()}, "numbers": numbers}
 
-    def tag_characters(self, text: tf.Tensor) -> dict:
+    def tag_characters(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The signature `tag_characters`."""
         found, tokens = self._read(text)
         lengths = tf.cast(tokens.strings.row_lengths(), tf.int32)
         tags = tf.gather(tf.constant(self.model.labels), found["tags"])
         visible = tf.sequence_mask(lengths, tf.shape(tags)[1])
         return {"tags": tf.where(visible, tags, ""), "lengths": lengths}
 
-    def tag_words(self, text: tf.Tensor) -> dict:
+    def tag_words(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The signature `tag_words`."""
         return {"words": words_of(text).strings.to_tensor(), **self.tag_characters(text)}
 
     # ------------------------------------------------------------------------------------------------- their parts
 
-    def _read(self, text: tf.Tensor) -> tuple[dict, Tokens]:
+    def _read(self, text: tf.Tensor) -> tuple[dict[str, tf.Tensor], Tokens]:
         """`Tagger.entities` of texts, and their tokens."""
-        limits, most, rows = self.limits, self.limits.max_tokens, tf.shape(text)[0]
+        limits = self.limits
+        most = limits.max_tokens
+        rows = tf.shape(text)[0]
         text = limits.checked_text("text", text)
         ends = tf.strings.regex_full_match(text, r"(?s).*\n.*")
         of_row = tf.strings.join(["a line end in row ", tf.strings.as_string(tf.where(ends)[:1, 0])])
-        text = checked([check_utf8("text", text), Check(~ends, "text must be one line in every row", of_row)], text)
+        one_line = Check(tf.logical_not(ends), "text must be one line in every row", of_row)
+        text = checked([check_utf8("text", text), one_line], text)
         tokens = words_of(text) if self.by_words else characters_of(text)
         longest = tf.reduce_max(tf.cast(tokens.strings.row_lengths(), tf.int32))
         unit = "words" if self.by_words else "characters"
@@ -301,20 +348,28 @@ class TaggingSignatures(StoredModel):
         return self._entities({name: inputs[name] for name in self.inputs}), tokens
 
     def _found_in(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """`Tagger.entities`, which must have a place, of as many as there are, even none."""
+        """`Tagger.entities` of inputs of any length. It needs a position, so inputs without one are padded to one."""
         length = tf.shape(inputs["bigrams" if self.lattice else "chars"])[1]
         padded = {}
         for name, x in inputs.items():
-            by_place = len(x.shape) == 2
-            padded[name] = tf.pad(x, [[0, 0], [0, tf.maximum(1 - tf.shape(x)[1], 0)]]) if by_place else x
+            padded[name] = x
+            if len(x.shape) == 2:
+                paddings: Any = [[0, 0], [0, tf.maximum(1 - tf.shape(x)[1], 0)]]
+                padded[name] = tf.pad(x, paddings)
         return {name: x[:, :length] for name, x in self.model.entities(padded).items()}
 
-    def _item_checks(self, name: str, rows: tf.Tensor, items: tf.Tensor) -> list[Check]:
+    def _item_checks(self, name: str, rows: tf.Tensor, items: Any) -> list[Check]:
+        """Checks of the number of items of a row, and of the size of the request."""
         message = f"{name} must have at most {self.max_items} characters and words a row"
         return [Check(items <= self.max_items, message, items), self.limits.check_size(name, rows, items)]
 
-    def _shape_checks(self, lattice, bigrams, seq_len, lex_num, pos_s, pos_e) -> list[Check]:
-        (rows, items), length, most = tf.unstack(tf.shape(lattice)), tf.shape(bigrams)[1], self.limits.max_tokens
+    def _shape_checks(
+        self, lattice: Any, bigrams: Any, seq_len: Any, lex_num: Any, pos_s: Any, pos_e: Any
+    ) -> list[Check]:
+        """Checks of the shapes of the inputs of a network that reads a lattice."""
+        rows, items = tf.unstack(tf.shape(lattice))
+        length = tf.shape(bigrams)[1]
+        most = self.limits.max_tokens
         return [
             *self.limits.check_rows("lattice", rows),
             Check((length >= 1) & (length <= most), f"bigrams must be 1 to {most} a row", length),
@@ -327,8 +382,13 @@ class TaggingSignatures(StoredModel):
             same_rows("lex_num", lex_num, "lattice", lattice),
         ]
 
-    def _lattice_checks(self, lattice, bigrams, seq_len, lex_num, pos_s, pos_e) -> list[Check]:
-        items, length, most = tf.shape(lattice)[1], tf.shape(bigrams)[1], self.limits.max_tokens - 1
+    def _lattice_checks(
+        self, lattice: Any, bigrams: Any, seq_len: Any, lex_num: Any, pos_s: Any, pos_e: Any
+    ) -> list[Check]:
+        """Checks of the lengths and positions in a lattice."""
+        items = tf.shape(lattice)[1]
+        length = tf.shape(bigrams)[1]
+        most = self.limits.max_tokens - 1
         return [
             Check((seq_len >= 0) & (seq_len <= length), "seq_len must lie between 0 and that of bigrams", seq_len),
             Check((lex_num >= 0) & (lex_num <= items - seq_len), "seq_len + lex_num must fit into lattice", lex_num),
@@ -338,4 +398,5 @@ class TaggingSignatures(StoredModel):
 
 
 def _extremes(x: tf.Tensor) -> tf.Tensor:
+    """The smallest and the largest value."""
     return tf.stack([tf.reduce_min(x), tf.reduce_max(x)])

@@ -6,15 +6,21 @@ Shapes:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.kernels import cross_entropy
 from txl_tf.kernels.packing import pack, unpack
-from txl_tf.language.beam_search import beam_search, sample_sequences, writable
+from txl_tf.language.beam_search import beam_search, check_suppressed, sample_sequences, writable
+from txl_tf.schema import check_names
 from txl_tf.serving.request import (
     Check,
     RequestLimits,
@@ -23,23 +29,52 @@ from txl_tf.serving.request import (
     in_vocabulary,
     same_rows,
 )
-from txl_tf.serving.tables import GraphTokenizer
+from txl_tf.serving.signatures import Served, serves
+from txl_tf.serving.subwords import tokenizer_of
+from txl_tf.serving.tables import GraphTokenizer, named_vocabs
 from txl_tf.vanilla.transformer import Transformer
-from txl_tf.vanilla.translator import check_search, most_symbols, never_written
+from txl_tf.vanilla.translator import assumed_length, check_search, most_symbols, never_written
+
+logger = logging.getLogger("txl_tf")
 
 
 def limits_of(model: Transformer, beam_size: int, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """`RequestLimits` of an encoder-decoder: a row reads a source and writes a target."""
+    """`RequestLimits` of an encoder-decoder. A row reads a source and writes a target."""
     width = 4 * model.d_model
-    of_token = 8 * width + 4 * model.dff  # of the encoder's states
-    of_pair = 4 * model.num_heads  # a score
-    cache = 2 * 2 * model.num_layers * width * beam_size  # of a token; a step has an old and a new one
+    of_token = 8 * width + 4 * model.dff  # the states of the encoder
+    of_pair = 4 * model.num_heads  # the scores of a pair of tokens
+    cache = 2 * 2 * model.num_layers * width * beam_size  # of a token, twice: a step copies the cache
     fresh = 16 * model.target_vocab_size * beam_size
 
-    def row_bytes(tokens, new_tokens=0):
+    def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:
         return fresh + tokens * (of_token + tokens * of_pair) + (tokens + new_tokens + 50) * cache
 
     return RequestLimits(row_bytes, max_rows, max_tokens)
+
+
+@serves("encoder_decoder", "an encoder-decoder")
+def served_encoder_decoder(
+    model: Transformer,
+    vocabs: Sequence[Vocab] | None,
+    *,
+    search: dict | None = None,
+    suppress_tokens: Sequence[int] | None = None,
+) -> Served:
+    """How an encoder-decoder is served. Arguments: see `export_saved_model`."""
+    check_names("export_saved_model's search", search or {}, SearchConfig.names())
+    config = SearchConfig(**search or {})
+    sizes = {"source_vocab": model.input_vocab_size, "target_vocab": model.target_vocab_size}
+    named = {} if vocabs is None else named_vocabs(vocabs, sizes, "Transformer")
+    if suppress_tokens is None:
+        never = never_written(config, named.get("target_vocab"))
+    elif config.allow_special:
+        raise ParameterError("suppress_tokens", suppress_tokens, "left out with allow_special")
+    else:
+        never = sorted(check_suppressed(suppress_tokens, END_ID, model.target_vocab_size))
+    if assumed := assumed_length(config, model):
+        logger.warning("%s", assumed)
+    signatures = functools.partial(TranslationSignatures, search=config, never=never)
+    return Served(signatures, named, tokenizer_of, model.max_len)
 
 
 class TranslationSignatures(StoredModel):
@@ -54,33 +89,34 @@ class TranslationSignatures(StoredModel):
     nll are float32, nats; `lengths` count the end symbol. Texts are single lines.
 
     Args:
-        model: `Transformer`.
-        tables: `GraphTokenizer`s by name, of sources and then of targets; nothing for ids alone.
-        search: `SearchConfig`, that of all requests.
-        never: ids that no target may contain. By default those of `never_written`, for the vocabulary of `tables`.
+        model: the encoder-decoder.
+        tables: `{name: tokenizer}` of sources and then of targets; `None` for ids alone.
+        search: the search of all requests.
+        never: ids that no target may contain. By default those of `never_written` for the vocabulary of the targets.
         weights, max_tokens, max_rows: see `export_saved_model`.
     """
 
     def __init__(
-        self, model: Transformer, tables: dict[str, GraphTokenizer] | None = None, *, weights: str = "float32",
+        self, model: Transformer, tables: dict[str, Any] | None = None, *, weights: str = "float32",
         max_tokens: int | None = None, max_rows: int | None = None, search: SearchConfig | None = None,
         never: Sequence[int] | None = None,
     ):  # fmt: skip
         super().__init__(model, weights)
-        self.search, self.texts = search or SearchConfig(), list((tables or {}).values())
+        self.search = search or SearchConfig()
+        self.texts = list((tables or {}).values())
         target_vocab = self.texts[1].vocab if self.texts else None
         self.never = never_written(self.search, target_vocab) if never is None else list(never)
         check_search(self.search, model.target_vocab_size, model.max_len, self.never)
         self.limits = limits_of(model, self.search.beam_size, max_rows, max_tokens or model.max_len)
         self.resources.texts = self.texts
-        self.specs = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.string)
-        self._found = self.shared(lambda source: self._search(source), self.specs[0])
+        self.specs = (tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.string))
+        self._found = self.shared(self._search, self.specs[0])
         self._nll_of_pairs = self.shared(self._nll, self.specs[0], self.specs[0])
         self.warmup_values = {"source": END_ID, "target": END_ID}
         for name, text in zip(("text", "target_text"), self.texts, strict=False):
-            self.warmup_values[name] = text.vocab.symbols[END_ID + 1]  # the first that is text
+            self.warmup_values[name] = text.vocab.symbols[END_ID + 1]  # the first symbol that is text
 
-    def signatures(self) -> dict[str, Callable]:
+    def signatures(self) -> dict[str, Any]:
         ids, text = self.specs
         arguments = {self.translate: {"source": ids}, self.score: {"source": ids, "target": ids}}
         if self.texts:
@@ -89,13 +125,15 @@ class TranslationSignatures(StoredModel):
 
     # ------------------------------------------------------------------------------------------------- signatures
 
-    def translate(self, source: tf.Tensor) -> dict:
+    def translate(self, source: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The signature `translate`."""
         ids, scores = self._found(checked(self._id_checks("source", source, self.model.input_vocab_size), source))
         lengths = tf.reduce_sum(tf.cast(ids != PADDING, tf.int32), -1)
         longest = tf.reduce_max(tf.pad(tf.reshape(lengths, [-1]), [[0, 1]]))
         return {"ids": ids[..., :longest], "scores": scores, "lengths": lengths}
 
-    def score(self, source: tf.Tensor, target: tf.Tensor) -> dict:
+    def score(self, source: tf.Tensor, target: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The signature `score`."""
         checks = [
             same_rows("target", target, "source", source),
             *self._id_checks("source", source, self.model.input_vocab_size),
@@ -103,7 +141,8 @@ class TranslationSignatures(StoredModel):
         ]
         return {"nll": self._nll_of_pairs(*checked(checks, source, target))}
 
-    def translate_text(self, text: tf.Tensor) -> dict:
+    def translate_text(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The signature `translate_text`."""
         ids, scores = self._found(self._encode("text", text, self.texts[0]))
         ends = tf.cast((ids == END_ID) | (ids == PADDING), tf.int32)
         lengths = tf.reduce_sum(tf.cast(tf.cumsum(ends, -1) == 0, tf.int32), -1)
@@ -111,7 +150,8 @@ class TranslationSignatures(StoredModel):
         texts = self.texts[1].decode(tf.reshape(ids, [-1, longest]), tf.reshape(lengths, [-1]))
         return {"text": tf.reshape(texts, [-1, n_best]), "scores": scores}
 
-    def score_text(self, text: tf.Tensor, target_text: tf.Tensor) -> dict:
+    def score_text(self, text: tf.Tensor, target_text: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The signature `score_text`."""
         text, target_text = checked([same_rows("target_text", target_text, "text", text)], text, target_text)
         source = self._encode("text", text, self.texts[0])
         labels = self._encode("target_text", target_text, self.texts[1])
@@ -122,17 +162,19 @@ class TranslationSignatures(StoredModel):
     # ------------------------------------------------------------------------------------------------- their parts
 
     def _search(self, source: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Targets `[B, K, N]` and scores `[B, K]`."""
-        search, lengths = self.search, tf.math.count_nonzero(source != PADDING, 1, dtype=tf.int32)
+        """The best targets `[B, K, N]` of sources and their scores `[B, K]`."""
+        search = self.search
+        lengths = tf.math.count_nonzero(source != PADDING, 1, dtype=tf.int32)
         allowed = writable(self.model, self.never)
         most = self._new_tokens(tf.shape(source)[1])
-        limits = tf.broadcast_to(self._new_tokens(lengths), tf.shape(lengths))  # whatever is beside a row
+        limits = tf.broadcast_to(self._new_tokens(lengths), tf.shape(lengths))  # do not depend on the other rows
         if search.beam_size == 1:
             ids, scores = sample_sequences(self.model, source, START_ID, END_ID, most, None, limits, allowed)
             return ids[:, None], scores[:, None]
-        searches = search.beam_size, search.length_penalty
-        found = beam_search(self.model, source, START_ID, END_ID, most, *searches, limits, allowed)
-        return tuple(part[:, : search.n_best] for part in found)
+        ids, scores = beam_search(
+            self.model, source, START_ID, END_ID, most, search.beam_size, search.length_penalty, limits, allowed
+        )
+        return ids[:, : search.n_best], scores[:, : search.n_best]
 
     def _nll(self, source: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """The nll of targets `[B, T]`, 0 at padding."""
@@ -143,24 +185,28 @@ class TranslationSignatures(StoredModel):
         nll = tf.reshape(cross_entropy(tf.reshape(labels, [-1]), logits), tf.shape(labels))
         return unpack(mask, nll)
 
-    def _new_tokens(self, length: tf.Tensor) -> tf.Tensor:
+    def _new_tokens(self, length: tf.Tensor) -> Any:
+        """The most symbols of the targets of sources of a length."""
         return most_symbols(self.search, length, self.model)
 
     def _id_checks(self, name: str, ids: tf.Tensor, n_token: int) -> list[Check]:
+        """Checks of ids `[B, T]` of a vocabulary of `n_token` symbols."""
         empty = tf.reduce_any(tf.reduce_all(ids == PADDING, 1))
         return [
             *self.limits.check_ids(name, ids, self._new_tokens(tf.shape(ids)[1])),
-            Check(~empty, f"{name} must have a symbol in every row", empty),
+            Check(tf.logical_not(empty), f"{name} must have a symbol in every row", empty),
             in_vocabulary(name, ids, n_token),
         ]
 
     def _encode(self, name: str, text: tf.Tensor, tokenizer: GraphTokenizer) -> tf.Tensor:
-        """Ids `[B, N]` with their end symbols, 0 at padding."""
-        limits, rows = self.limits, tf.shape(text)[0]
+        """The ids `[B, N]` of texts with their end symbols, 0 at padding."""
+        limits = self.limits
+        rows = tf.shape(text)[0]
         ids = tokenizer.encode(tf.strings.join([limits.checked_text(name, text), "\n"]), name)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         reserved = tf.reduce_sum(ids.with_values(tf.cast(ids.values <= END_ID, tf.int32)), 1)
-        longest, most = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1)), limits.max_tokens
+        longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
+        most = limits.max_tokens
         checks = [
             Check(lengths <= most, f"{name} must be at most {most} symbols, its end included", lengths),
             Check(reserved == 1, f"{name} must be one line without the symbols of padding, start and end", reserved),

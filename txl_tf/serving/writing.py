@@ -1,4 +1,4 @@
-"""The options of a request to write, checked, its stop strings, and the sequences that a language model writes.
+"""Requests for text to a served language model: checks of their options, stop strings, and the sequences.
 
 Shapes:
     B: batch      T: tokens of a request      n: sequences of a prompt      N: tokens of the longest row of a result
@@ -6,6 +6,8 @@ Shapes:
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,28 +21,43 @@ from txl_tf.language.stopping import BEFORE, Stops, aligned, token_units
 from txl_tf.serving.request import Check, RequestLimits, checked, in_vocabulary
 from txl_tf.serving.tables import GraphTokenizer
 
-MOST_STOPS, LONGEST_STOP = 8, 64  # stop strings of a row; tokens or bytes of one
+MOST_STOPS = 8  # stop strings of a row
+LONGEST_STOP = 64  # tokens or bytes of a stop string
 
-_INTS, _FLOATS = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.float32)
-OPTIONS = {"max_new_tokens": _INTS, "temperature": _FLOATS, "top_k": _INTS, "top_p": _FLOATS, "seed": _INTS}
-OPTIONS |= {"min_p": _FLOATS, "repetition_penalty": _FLOATS, "repetition_window": _INTS}
+# The options of a request, and their types.
+_INTS: Any = tf.TensorSpec([None], tf.int32)
+_FLOATS: Any = tf.TensorSpec([None], tf.float32)
+OPTIONS = {
+    "max_new_tokens": _INTS,
+    "temperature": _FLOATS,
+    "top_k": _INTS,
+    "top_p": _FLOATS,
+    "seed": _INTS,
+    "min_p": _FLOATS,
+    "repetition_penalty": _FLOATS,
+    "repetition_window": _INTS,
+}
 NUMBER = {"num_return_sequences": _INTS}
-# What a request may leave out, as a server then fills it in. One row stands for all.
+# The values of options that a request leaves out. One row stands for all rows.
 DEFAULTS = {
-    "max_new_tokens": np.int32([64]),
-    "temperature": np.float32([1]),
-    "top_k": np.int32([0]),
-    "top_p": np.float32([1]),
-    "seed": np.int32([0]),
-    "min_p": np.float32([0]),
-    "repetition_penalty": np.float32([1]),
-    "repetition_window": np.int32([REPETITION_WINDOW]),
-    "num_return_sequences": np.int32([1]),
+    "max_new_tokens": np.array([64], np.int32),
+    "temperature": np.array([1], np.float32),
+    "top_k": np.array([0], np.int32),
+    "top_p": np.array([1], np.float32),
+    "seed": np.array([0], np.int32),
+    "min_p": np.array([0], np.float32),
+    "repetition_penalty": np.array([1], np.float32),
+    "repetition_window": np.array([REPETITION_WINDOW], np.int32),
+    "num_return_sequences": np.array([1], np.int32),
     "stop_ids": np.zeros([1, 0, 0], np.int32),
     "stop": np.array([[""]]),
 }
-_TABLE, _TABLES = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, None, None], tf.int32)
-WRITTEN = _TABLE, _INTS, OPTIONS | NUMBER, Stops(tf.TensorSpec([], tf.int32), _TABLES, _TABLE, _TABLE)
+# The types of the arguments of `write` from `tokens` on.
+_TABLE: Any = tf.TensorSpec([None, None], tf.int32)
+_TABLES: Any = tf.TensorSpec([None, None, None], tf.int32)
+_TOKEN: Any = tf.TensorSpec([], tf.int32)
+WRITTEN = (_TABLE, _INTS, OPTIONS | NUMBER, Stops(_TOKEN, _TABLES, _TABLE, _TABLE))
+# Conditions of options, and what messages say of them.
 _RANGES = {
     **RANGES,
     "top_k": (lambda x: x >= 0, "be 1 or more, or 0 for all"),
@@ -49,9 +66,10 @@ _RANGES = {
 }
 
 
-def stops_of_ids(stop_ids: tf.Tensor, batch: tf.Tensor, n_token: int) -> Stops:
-    """`Stops` of ids `[B, S, L]`, or of one row for all."""
-    valid, most = stop_ids >= 0, tf.shape(stop_ids)[2]
+def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
+    """`Stops` of ids `[B, S, L]`, or of one row for all rows."""
+    valid = stop_ids >= 0
+    most = tf.shape(stop_ids)[2]
     checks = [
         *_check_stops("stop_ids", stop_ids, batch),
         Check(most <= LONGEST_STOP, f"stop_ids must be at most {LONGEST_STOP} a stop string", most),
@@ -63,7 +81,7 @@ def stops_of_ids(stop_ids: tf.Tensor, batch: tf.Tensor, n_token: int) -> Stops:
 
 
 def stops_of_text(stop: tf.Tensor, batch: tf.Tensor, text: GraphTokenizer) -> Stops:
-    """`Stops` of strings `[B, S]`, or of one row for all."""
+    """`Stops` of strings `[B, S]`, or of one row for all rows."""
     size = tf.strings.length(stop)
     short = Check(size <= LONGEST_STOP, f"stop must be at most {LONGEST_STOP} bytes a string", size)
     stop = checked([*_check_stops("stop", stop, batch), short], stop)
@@ -71,12 +89,14 @@ def stops_of_text(stop: tf.Tensor, batch: tf.Tensor, text: GraphTokenizer) -> St
 
 
 def _stops(strings: tf.Tensor, lengths: tf.Tensor, units: tf.Tensor, batch: tf.Tensor) -> Stops:
+    """`Stops` of units of stop strings `[B, S, L]` and their lengths; `units` are those of every token."""
     _, count, most = tf.unstack(tf.shape(strings))
     strings = tf.broadcast_to(aligned(strings, lengths), [batch, count, most])
     return Stops(tf.constant(-1), strings, units, tf.fill([1, most], BEFORE))
 
 
 def _check_stops(name: str, stops: tf.Tensor, batch: tf.Tensor) -> list[Check]:
+    """Checks of the number of rows, and of stop strings in a row."""
     rows, number = tf.unstack(tf.shape(stops)[:2])
     return [
         Check((rows == batch) | (rows == 1), f"{name} must have 1 row, or one for each row of the request", rows),
@@ -87,10 +107,16 @@ def _check_stops(name: str, stops: tf.Tensor, batch: tf.Tensor) -> list[Check]:
 def checked_options(
     limits: RequestLimits, given: str, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor]
 ) -> tuple:
-    """`(tokens, lengths, options)` of a request, which gave the tokens `[B, T]` as `given`.
+    """Checks a request.
 
     Args:
-        options: those of `OPTIONS` and `NUMBER`.
+        limits: how large it may be.
+        given: name of the argument that gave the tokens.
+        tokens, lengths: `[B, T]` and `[B]`.
+        options: the options of `OPTIONS` and `NUMBER`.
+
+    Returns:
+        `(tokens, lengths, options)`.
     """
     batch, n = tf.unstack(tf.shape(tokens))
     checks = _option_checks(limits, given, batch, n, {"lengths": lengths, **options})
@@ -101,14 +127,16 @@ def write(
     lm: LanguageModel, start_token: int, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor],
     stops: Stops,
 ) -> Texts:  # fmt: skip
-    """Writes after `tokens` `[B, T]`, as checked options say; all tensors are like `WRITTEN`.
+    """Writes the texts that follow `tokens`. The tensors among the arguments are like `WRITTEN`.
 
     Args:
-        start_token: what a row of length 0 continues.
-        stops: of the rows of the request.
+        lm: language model.
+        start_token: token before the text that follows a row of length 0.
+        tokens, lengths, options: of `checked_options`.
+        stops: stop strings of the rows of the request.
 
     Returns:
-        `Texts` whose tensors have sequences: `[B, n, N]` and `[B, n]`.
+        `Texts` with several sequences for a row: its tensors are `[B, n, N]` and `[B, n]`.
     """
     batch, n = tf.unstack(tf.shape(tokens))
     options = {name: tf.broadcast_to(vector, [batch]) for name, vector in options.items()}
@@ -119,8 +147,10 @@ def write(
     prompt = tf.pad(prompt, [[0, 0], [0, tf.cast(n == 0, tf.int32)]])
     first = tf.where(empty, start_token, prompt[:, 0])
     prompt = tf.concat([first[:, None], prompt[:, 1:]], 1)
-    most, wanted = options.pop("max_new_tokens"), options.pop("num_return_sequences")
-    number, longest = tf.reduce_max(wanted), n + tf.reduce_max(most)
+    most = options.pop("max_new_tokens")
+    wanted = options.pop("num_return_sequences")
+    number: Any = tf.reduce_max(wanted)
+    longest = n + tf.reduce_max(most)
     asked = tf.range(number) < wanted[:, None]
     sampling = of_sequences(Sampling(seeds=options.pop("seed"), **options), number)
     written = generate_tokens(
@@ -140,15 +170,15 @@ def write(
     tokens = tf.where(tf.sequence_mask(ends, longest), tokens, 0)
     return Texts(
         tf.reshape(tokens, [batch, number, longest]),
-        *(tf.reshape(vector, [batch, number]) for vector in (ends, written.excess)),
+        tf.reshape(ends, [batch, number]),
+        tf.reshape(written.excess, [batch, number]),
     )
 
 
-def _option_checks(
-    limits: RequestLimits, given: str, batch: tf.Tensor, n: tf.Tensor, vectors: dict[str, tf.Tensor]
-) -> list[Check]:
-    """Checks of a request for `vectors`, the options and the lengths, after `[batch, n]` tokens."""
-    most, checks = limits.max_tokens, limits.check_rows(given, batch)
+def _option_checks(limits: RequestLimits, given: str, batch: Any, n: Any, vectors: dict[str, tf.Tensor]) -> list[Check]:
+    """The checks of a request with `[batch, n]` tokens; `vectors` are its lengths and its options."""
+    most = limits.max_tokens
+    checks = limits.check_rows(given, batch)
     checks.append(Check(n <= most, f"tokens must be at most {most} a row", n))
     for name, vector in vectors.items():
         rows = tf.shape(vector)

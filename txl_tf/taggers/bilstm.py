@@ -1,15 +1,16 @@
-"""The baseline of both papers: characters and bigrams, read by LSTMs from both sides (Huang et al. 2015).
+"""The baseline of both papers: bidirectional LSTMs over characters and bigrams (Huang et al. 2015).
 
 Shapes:
     B: batch      L: characters      E: d_model
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 
 from txl_tf.config import BiLSTMConfig
 from txl_tf.kernels.dropout import split
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, takes
 from txl_tf.taggers.tener import SentenceNetwork
 
@@ -24,16 +25,19 @@ class BiLSTM(SentenceNetwork):
     ```
 
     Args:
-        n_token, n_bigram, d_embed, d_bigram, max_seq_len, embed_dropout, token_dropout, seed: as of `Tener`.
-        n_layer, d_model: layers, and their width: half of it for each direction.
+        n_token, n_bigram, d_embed, d_bigram, max_seq_len, embed_dropout, token_dropout, seed: see `Tener`.
+        n_layer: number of layers.
+        d_model: width of a layer; each direction has half of it.
 
-    Call arguments, returns, raises: as of `Tener`.
+    Call arguments, returns, raises: see `Tener`.
 
     Reference:
         Huang et al. 2015 (arXiv 1508.01991), with a CRF on top; the baseline of Yan et al. 2019 and of Li et al. 2020.
     """
 
-    n_head = d_inner = 0  # a served model reckons with them what memory a request takes
+    # A served model estimates the memory of a request from these sizes.
+    n_head = 0
+    d_inner = 0
 
     @takes(BiLSTMConfig)
     def __init__(
@@ -42,21 +46,21 @@ class BiLSTM(SentenceNetwork):
         **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(seed, **kwargs)
-        policy = {"dtype": self.dtype_policy}
-        self.stacked = []
+        self.stacked: list[Any] = []
         for i in range(self.n_layer):
-            lstm = keras.layers.LSTM(self.d_model // 2, return_sequences=True, **policy, name="lstm")
-            self.stacked.append(keras.layers.Bidirectional(lstm, **policy, name=f"layer{i}"))
+            options: dict[str, Any] = {"dtype": self.dtype_policy}
+            lstm = keras.layers.LSTM(self.d_model // 2, return_sequences=True, name="lstm", **options)
+            self.stacked.append(keras.layers.Bidirectional(lstm, name=f"layer{i}", **options))
 
-    def build(self, inputs_shape=None, **_):
+    def build(self, inputs_shape: Any = None, **_: Any) -> None:
         self.build_tables()
         for i, layer in enumerate(self.stacked):
             layer.build((None, None, self.d_model if i else self.token_width))
 
-    def call(self, inputs, training=None, dropout_key=None):
+    def call(self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:
         inputs = self.checked(inputs)
         mask = self.mask_of(inputs)
-        x = self.embed_tokens(inputs, split(self.key_of_call(inputs["chars"], training, dropout_key), 4))
+        x: Any = self.embed_tokens(inputs, split(self.key_of_call(inputs["chars"], training, dropout_key), 4))
         for layer in self.stacked:
             x = layer(x, mask=mask)
         x._keras_mask = mask

@@ -21,6 +21,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.gradients import custom_gradient
 from txl_tf.kernels.packing import pack, unpack
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, check_width, shown
 from txl_tf.nn.masks import as_bool, mask_of_call
@@ -29,7 +30,7 @@ from txl_tf.nn.settings import remember_graph
 FORBIDDEN = -10000.0  # what a forbidden transition costs, as in fastNLP
 
 
-def crf_nll(emissions, tags, mask, transitions, start=None, end=None):
+def crf_nll(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
     """Negative log-likelihood of paths of tags (fastNLP's `ConditionalRandomField.forward`).
 
     Args:
@@ -47,12 +48,12 @@ def crf_nll(emissions, tags, mask, transitions, start=None, end=None):
     return log_norm(emissions, transitions, mask) - tf.reduce_sum(_path_terms(emissions, tags, mask, transitions), 1)
 
 
-def _elements(emissions, mask):
+def _elements(emissions: Tensor, mask: Tensor):
     """The mask of a function's call, bool `[B, T]`."""
     return tf.fill(tf.shape(emissions)[:2], True) if mask is None else as_bool("mask", mask)
 
 
-def checked_tags(tags, mask, n_tag):
+def checked_tags(tags: Tensor, mask: Tensor, n_tag: int):
     """`tags` as int32, those at padding 0. Fails where an element has none from 0 to `n_tag - 1`; not under XLA."""
     tags = tf.where(mask, as_ids("tags", tags), 0)
     extremes = [tf.reduce_min(tags), tf.reduce_max(tags)]
@@ -60,13 +61,14 @@ def checked_tags(tags, mask, n_tag):
     message = f"tags must lie between 0 and {n_tag - 1} wherever there is an element, got, at the extremes,"
     if tf.executing_eagerly():
         if not valid:
-            raise ValueError(f"{message} {extremes[0]} and {extremes[1]}")
+            allowed = f"from 0 to {n_tag - 1} wherever there is an element"
+            raise ParameterError("tags", tags, allowed, f"{message} {extremes[0]} and {extremes[1]}")
         return tags
     with tf.control_dependencies([tf.debugging.Assert(valid, [message, *extremes])]):
         return tf.identity(tags)
 
 
-def _path_scores(emissions, mask, transitions, start=None, end=None):
+def _path_scores(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
     """`(emissions, transitions)` in the dtype of the computation. Args: see `crf_nll`.
 
     The emissions include the scores of starts and ends, at first and last elements, where they count the same. At
@@ -82,7 +84,7 @@ def _path_scores(emissions, mask, transitions, start=None, end=None):
     return emissions, tf.cast(transitions, dtype)
 
 
-def _path_terms(emissions, tags, mask, transitions):
+def _path_terms(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor):
     """The term that each element adds to the score of a path: `[B, T]`."""
     tags = tf.where(mask, tf.cast(tags, tf.int32), 0)
     own = tf.gather(emissions, tags, batch_dims=2)
@@ -91,7 +93,7 @@ def _path_terms(emissions, tags, mask, transitions):
 
 
 @custom_gradient
-def log_norm(emissions, transitions, mask):
+def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor):
     """Logarithm of the sum over all paths of `exp(score)`: `[B]`. Arguments are those that `_path_scores` returns.
 
     The gradients are probabilities: of a tag, and of a tag after another. One loop computes them, where TensorFlow
@@ -111,16 +113,16 @@ def log_norm(emissions, transitions, mask):
     return log_z, grad
 
 
-def _logsumexp(x, axis):
+def _logsumexp(x: Tensor, axis: Any):
     most = tf.reduce_max(x, axis, keepdims=True)
     return tf.squeeze(most, axis) + tf.math.log(tf.reduce_sum(tf.exp(x - most), axis))
 
 
-def _log_norm(alphas, mask):
+def _log_norm(alphas: Any, mask: Tensor):
     return tf.where(mask[:, 0], _logsumexp(alphas[:, -1], 1), 0.0)
 
 
-def _alphas(emissions, transitions, mask):
+def _alphas(emissions: Tensor, transitions: Tensor, mask: Tensor):
     """`[B, T, K]`: log of the sum over all beginnings that end in a tag; after the last element as at it."""
 
     def step(alpha, element):
@@ -131,7 +133,7 @@ def _alphas(emissions, transitions, mask):
     return _scan(step, emissions[:, 0], (emissions, later))
 
 
-def _betas(emissions, transitions, mask):
+def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor):
     """`[B, T, K]`: log of the sum over all ends that follow a tag; 0 at the last element and after it."""
 
     def step(beta, element):
@@ -142,7 +144,7 @@ def _betas(emissions, transitions, mask):
     return _scan(step, tf.zeros_like(emissions[:, 0]), following, reverse=True)
 
 
-def _scan(step, first, elements, reverse=False):
+def _scan(step: Any, first: Any, elements: Any, reverse: bool = False):
     """`[B, T, ...]`: what `step(previous, element)` makes of `first` and of each of `elements`, `[B, T, ...]` each.
 
     There is an element for `first` itself, which leaves it as it is: TensorFlow cannot scan no elements at all.
@@ -151,12 +153,12 @@ def _scan(step, first, elements, reverse=False):
     return tf.nest.map_structure(_swapped, tf.scan(step, by_time, first, reverse=reverse))
 
 
-def _swapped(x):
+def _swapped(x: Tensor):
     """`[B, T, ...]` as `[T, B, ...]`, and back."""
     return tf.transpose(x, [1, 0, *range(2, len(x.shape))])
 
 
-def crf_decode(emissions, mask, transitions, start=None, end=None):
+def crf_decode(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
     """The best path of every row (Viterbi), and its score.
 
     Args: see `crf_nll`.
@@ -184,7 +186,7 @@ def crf_decode(emissions, mask, transitions, start=None, end=None):
     return tf.where(mask, tags, 0), tf.where(mask[:, 0], tf.reduce_max(last, 1), 0.0)
 
 
-def crf_marginals(emissions, mask, transitions, start=None, end=None):
+def crf_marginals(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
     """The probability of every tag at every place: float `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
     mask = _elements(emissions, mask)
     emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
@@ -193,7 +195,9 @@ def crf_marginals(emissions, mask, transitions, start=None, end=None):
     return tf.where(mask[..., None], tf.exp(both), 0.0)
 
 
-def crf_piece_log_probs(emissions, tags, mask, transitions, start=None, end=None):
+def crf_piece_log_probs(
+    emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
+):
     """Log-probabilities of pieces of a path: that all tags from place s to place e are those of the path.
 
     Args: see `crf_nll`.
@@ -254,7 +258,7 @@ class CRF(Layer):
         check_sizes(n_tag=n_tag)
         self.allowed = self.check_setting("allowed", allowed)
 
-    def check_setting(self, name, value):
+    def check_setting(self, name: str, value: Any) -> Any:
         if name != "allowed" or value is None:
             return super().check_setting(name, value)
         if np.shape(value) != (self.n_tag + 2, self.n_tag + 2):
@@ -262,7 +266,7 @@ class CRF(Layer):
             raise ParameterError(name, value, allowed, f"allowed must be {allowed}, got {np.shape(value)}")
         return np.asarray(value, bool).tolist()
 
-    def build(self, emissions_shape=None, **_):
+    def build(self, emissions_shape: Any = None, **_: Any) -> None:
         check_width("emissions", emissions_shape, "n_tag", self.n_tag)
 
         def weight(name, *shape):
@@ -272,10 +276,10 @@ class CRF(Layer):
         self.start_scores = weight("start_scores", self.n_tag) if self.start_end else None
         self.end_scores = weight("end_scores", self.n_tag) if self.start_end else None
 
-    def call(self, emissions, mask=None):
+    def call(self, emissions: Tensor, mask: Tensor | None = None) -> Any:
         return self.decode(emissions, mask)[0]
 
-    def elements(self, emissions, mask, tags=None):
+    def elements(self, emissions: Tensor, mask: Tensor, tags: Tensor | None = None):
         """The mask of a call, bool `[B, T]`. Raises ValueError where shapes do not fit, or without weights."""
         if not self.built:
             self.build()
@@ -283,10 +287,13 @@ class CRF(Layer):
         tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool? batch time")}
         check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int? batch time"))
         if emissions.shape[1] == 0:
-            raise ValueError(f"emissions must be float [batch, time, n_tag] of time 1 or more, got {shown(emissions)}")
+            allowed = "float [batch, time, n_tag] of time 1 or more"
+            raise ParameterError(
+                "emissions", emissions, allowed, f"emissions must be {allowed}, got {shown(emissions)}"
+            )
         return _elements(emissions, mask)
 
-    def nll(self, emissions, tags, mask=None):
+    def nll(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None):
         """`crf_nll` with the weights of the layer. `mask`: see the call.
 
         Raises:
@@ -297,14 +304,14 @@ class CRF(Layer):
         mask, emissions, tags = pack(mask, emissions, tags)
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 
-    def decode(self, emissions, mask=None):
+    def decode(self, emissions: Tensor, mask: Tensor | None = None):
         """`crf_decode`: `(tags, score)` of the best allowed paths; the score holds no cost unless none is allowed."""
         mask = self.elements(emissions, mask)
         packed, emissions = pack(mask, emissions)
         tags, score = crf_decode(emissions, packed, *self.constrained())
         return unpack(mask, tags), score
 
-    def piece_log_probs(self, emissions, tags, mask):
+    def piece_log_probs(self, emissions: Tensor, tags: Tensor, mask: Tensor):
         """`crf_piece_log_probs` among the allowed paths. `mask`: elements first."""
         return crf_piece_log_probs(emissions, tags, mask, *self.constrained())
 
@@ -312,7 +319,7 @@ class CRF(Layer):
     def output_dtype(self):
         return "int32"
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return tuple(self.named_shapes(shapes, named)["emissions"][:-1])
 
     def constrained(self):

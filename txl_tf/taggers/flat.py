@@ -1,12 +1,13 @@
-"""FLAT: a lattice of characters and words to hidden states of the characters (Li et al. 2020).
+"""FLAT: computes hidden states of characters from a lattice of characters and words (Li et al. 2020).
 
-The items of a sentence are its characters, then immediately the words that a lexicon finds in it, then padding.
+The items of a sentence are its characters, then directly the words that a lexicon finds in it, then padding.
 
 Shapes:
-    B: batch      L: characters of the longest sentence      T: items of the one with the most      E: d_model
+    B: batch      L: most characters of a sentence in the batch      T: most items of one      E: d_model
 """
 
-from typing import Unpack
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
@@ -14,7 +15,8 @@ import tensorflow as tf
 from txl_tf.config import FlatConfig
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
-from txl_tf.nn.arguments import LayerOptions, takes, values_of
+from txl_tf.kernels.shapes import Tensor, shape_of
+from txl_tf.nn.arguments import LayerOptions, takes
 from txl_tf.nn.base import check_layer
 from txl_tf.nn.ops import Linear
 from txl_tf.taggers.flat_layers import FlatLayer
@@ -25,7 +27,7 @@ from txl_tf.taggers.tener import SentenceNetwork
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Flat(SentenceNetwork):
-    """FLAT's encoder.
+    """The encoder of FLAT.
 
     ```python
     matches = txl_tf.Lexicon(["ab", "bcd"]).matches("abc")  # one: "ab", from character 0 to character 1
@@ -42,45 +44,53 @@ class Flat(SentenceNetwork):
     ```
 
     Args:
-        n_token, n_bigram: ids of the lattice's items and of bigrams, 0 at padding, 1 unknown; no bigrams where
-            `n_bigram` is 0.
+        n_token, n_bigram: number of ids of the lattice's items and of bigrams; id 0 is padding, id 1 is unknown. With
+            an `n_bigram` of 0, the network does not use bigrams.
         n_layer, d_model, n_head, d_inner: layers, width, attention heads, width inside the feed-forward nets.
         d_embed, d_bigram: widths of the embeddings.
-        max_seq_len: most characters of a sentence, for data and export, and for `rel_pos_init` 0.
-        fusion: see `PositionFusion`. fusion_shared: whether all layers share one.
-        rel_pos_init: 1, distances are what they are; 0, `max_seq_len` is added to each, as the program does.
-        scale, q_proj, k_proj, v_proj, r_proj, attn_ff: see `LatticeAttn`. The program leaves keys as they are.
+        max_seq_len: most characters of a sentence, for data and export, and for a `rel_pos_init` of 0.
+        fusion: see `PositionFusion`.
+        fusion_shared: whether all layers share one fusion.
+        rel_pos_init: with 1, distances are used as they are; with 0, `max_seq_len` is added to each, as in the
+            original program.
+        scale, q_proj, k_proj, v_proj, r_proj, attn_ff: see `LatticeAttn`. The original program does not project keys.
         pre, post, residual, activation: see `FlatLayer`.
-        dropout, dropatt: rates in the feed-forward nets and of the attention probabilities.
-        embed_dropout: rate of the embeddings, of characters and of words.
-        token_dropout: rate at which training takes the unknown id for another.
-        seed: int that dropout derives from where no key is given.
+        dropout, dropatt: dropout rates in the feed-forward nets and of the attention probabilities.
+        embed_dropout: dropout rate of the embeddings of characters and words.
+        token_dropout: probability with which training replaces an id by the unknown id.
+        seed: int from which dropout derives, unless the call gets a key.
 
     Call arguments:
         inputs: dictionary of int tensors:
             lattice: `[batch, items]`, characters, then words, then 0.
             bigrams: `[batch, length]`.
             seq_len, lex_num: `[batch]`, number of characters and of words.
-            pos_s, pos_e: `[batch, items]`, places of the first and of the last character of each item.
+            pos_s, pos_e: `[batch, items]`, positions of the first and of the last character of each item.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:
-        `[batch, length, d_model]`, of the characters; at padding, anything. Keras's mask is that of the characters.
+        `[batch, length, d_model]`, hidden states of the characters, with Keras's mask of the characters. The values at
+        padding have no meaning.
 
     Raises:
-        ValueError: an argument is out of its range, an input is missing or of another shape; the message names it.
+        ParameterError: an argument is out of its range, or an input is missing or has another shape.
 
     Reference:
         Li et al. 2020; `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer, V0.
     """
 
-    needs_bigrams = True  # their number is that of the characters
     input_dims = {
         "lattice": "batch items", "bigrams": "batch length", "seq_len": "batch", "lex_num": "batch",
         "pos_s": "batch items", "pos_e": "batch items",
     }  # fmt: skip
 
     copied_settings = {"dropout": ("stacked.dropout",), "dropatt": ("stacked.attn.dropatt",)}
+    stacked: Any  # list of `FlatLayer`
+
+    @property
+    def needs_bigrams(self) -> bool:
+        """True: the shape of `bigrams` is the number of characters."""
+        return True
 
     @takes(FlatConfig)
     def __init__(
@@ -94,21 +104,33 @@ class Flat(SentenceNetwork):
         super().__init__(seed, **kwargs)
         check_sequence("pre", self.pre)
         check_sequence("post", self.post)
-        options = {"dtype": self.dtype_policy}
+        options: dict[str, Any] = {"dtype": self.dtype_policy}
         self.char_proj = Linear(self.d_model, **options, name="char_proj")
         self.lex_proj = Linear(self.d_model, **options, name="lex_proj")
         n_fusion = 1 if self.fusion_shared else self.n_layer
         self.fusions = [
             PositionFusion(self.d_model, self.fusion, **options, name=f"fusion{i}") for i in range(n_fusion)
         ]
-        of_layers = values_of(self, "d_model n_head d_inner pre post residual activation dropout")
-        of_layers["attention"] = values_of(self, "scale q_proj k_proj v_proj r_proj attn_ff dropatt")
+        attention = {
+            "scale": self.scale,
+            "q_proj": self.q_proj,
+            "k_proj": self.k_proj,
+            "v_proj": self.v_proj,
+            "r_proj": self.r_proj,
+            "attn_ff": self.attn_ff,
+            "dropatt": self.dropatt,
+        }
+        seed: Any = self.draw_key
         self.stacked = [
-            FlatLayer(**of_layers, seed=self.draw_key, **options, name=f"layer{i}") for i in range(self.n_layer)
-        ]
+            FlatLayer(
+                self.d_model, self.n_head, self.d_inner, self.pre, self.post, self.residual, self.activation,
+                self.dropout, attention, seed, **options, name=f"layer{i}",
+            )
+            for i in range(self.n_layer)
+        ]  # fmt: skip
         self.last = LatticeProcess(self.pre.replace("a", ""), **options, name="last")
 
-    def build(self, inputs_shape=None, **_):
+    def build(self, inputs_shape: Any = None, **_: Any) -> None:
         self.build_tables()
         width = (None, None, self.d_model)
         self.char_proj.build((None, None, self.token_width))
@@ -116,20 +138,22 @@ class Flat(SentenceNetwork):
         for layer in [*self.fusions, *self.stacked, self.last]:
             layer.build(width)
 
-    def mask_of(self, inputs):
+    def mask_of(self, inputs: dict[str, Tensor]) -> Tensor:
         """bool `[batch, length]`, true at characters."""
-        return tf.sequence_mask(inputs["seq_len"], keras.ops.shape(inputs["bigrams"])[1])
+        return tf.sequence_mask(inputs["seq_len"], shape_of(inputs["bigrams"])[1])
 
-    def items_of(self, inputs):
+    def items_of(self, inputs: dict[str, Tensor]) -> Tensor:
         """bool `[batch, items]`, true at characters and words."""
-        return tf.sequence_mask(inputs["seq_len"] + inputs["lex_num"], keras.ops.shape(inputs["lattice"])[1])
+        return tf.sequence_mask(inputs["seq_len"] + inputs["lex_num"], shape_of(inputs["lattice"])[1])
 
-    def embed(self, inputs, keys=(None,) * 4):
-        """The input of the first layer: `[batch, items, d_model]`, zeros at padding."""
+    def embed(self, inputs: dict[str, Tensor], keys: Sequence[Tensor | None] = (None, None, None, None)) -> Tensor:
+        """The input of the first layer: `[batch, items, d_model]`, with zeros at padding."""
         item_key, bigram_key, drop_char, drop_word = keys
-        chars, items = self.mask_of(inputs), self.items_of(inputs)
+        chars = self.mask_of(inputs)
+        items = self.items_of(inputs)
+        length = shape_of(chars)[1]
+        n_items = shape_of(items)[1]
         found = self.lookup(self.embedding, inputs["lattice"], item_key)
-        length, n_items = keras.ops.shape(chars)[1], keras.ops.shape(items)[1]
         of_chars = found[:, :length]
         if self.n_bigram:
             bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
@@ -141,36 +165,41 @@ class Flat(SentenceNetwork):
         of_words *= tf.cast(words, of_words.dtype)[..., None]
         return of_words + tf.pad(of_chars, [[0, 0], [0, n_items - length], [0, 0]])
 
-    def positions(self, inputs):
-        """`(fused, index)`: for each fusion, vectors `[U, d_model]` of the pairs that differ; and int32 `[batch, items,
-        items]`, which of them each pair has.
+    def positions(self, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
+        """The positions of all pairs of items.
+
+        Returns:
+            `(fused, index)`: for each fusion, the vectors `[U, d_model]` of the different pairs; and int32 `[batch,
+            items, items]`, the number of each pair of items among them.
         """
         pairs = distinct_pairs(inputs["pos_s"], inputs["pos_e"], self.items_of(inputs), self.fusions[0].names)
         shift = 0 if self.rel_pos_init else self.max_seq_len
         table = distance_table(pairs.places, self.d_model, shift, wide_dtype(self.compute_dtype))
         return [fusion(pairs, table) for fusion in self.fusions], pairs.index
 
-    def call(self, inputs, training=None, dropout_key=None):
+    def call(self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:
         inputs = self.checked(inputs)
         keys = split(self.key_of_call(inputs["lattice"], training, dropout_key), 4 + self.n_layer)
         x = self.embed(inputs, keys[:4])
-        (fused, index), items = self.positions(inputs), self.items_of(inputs)
+        fused, index = self.positions(inputs)
+        items = self.items_of(inputs)
         for i, (layer, key) in enumerate(zip(self.stacked, keys[4:], strict=True)):
             x = layer(x, fused[i % len(fused)], index, items, dropout_key=key)
-        x = x[:, : keras.ops.shape(inputs["bigrams"])[1]]
+        x = x[:, : shape_of(inputs["bigrams"])[1]]
         x = self.last(x, x)
         x._keras_mask = self.mask_of(inputs)
         return x
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.shapes_of_inputs(shapes, named)["bigrams"], self.d_model)
 
-    def attention_probs(self, inputs, layer):
-        """The attention of one layer, without dropout: `[n_head, batch, items, items]`. Arguments: see `Tener`."""
+    def attention_probs(self, inputs: Any, layer: int) -> Tensor:
+        """The attention probabilities of one layer, without dropout: `[n_head, batch, items, items]`. See `Tener`."""
         layer = check_layer(layer, self.n_layer)
         self.build_at_once()
         inputs = self.checked(inputs)
-        x, items = self.embed(inputs), self.items_of(inputs)
+        x = self.embed(inputs)
+        items = self.items_of(inputs)
         fused, index = self.positions(inputs)
         for i in range(layer):
             x = self.stacked[i](x, fused[i % len(fused)], index, items)

@@ -1,21 +1,21 @@
-"""FLAT's lattice: characters and words of a sentence side by side, and the positions of their pairs (Li et al. 2020).
+"""FLAT's lattice: the characters and words of a sentence, and the positions of their pairs (Li et al. 2020).
 
-Every item of a sentence, a character or a word, has the places of its first and its last character, s and e, as the
-program calls them: head and tail in the paper. A pair of items has four distances, query minus key:
+Every item of a sentence, a character or a word, has the positions of its first and its last character. The original
+program calls them s and e, the paper head and tail. A pair of items has four distances, query minus key:
 
     program     ss = s_i - s_j      se = s_i - e_j      es = e_i - s_j      ee = e_i - e_j
     paper       hh                  ht                  th                  tt
 
-The fusion makes one vector of their sinusoids, `R_ij = relu(W_r [p_hh, p_ht, p_th, p_tt])`. Pairs with the same four
-distances are fused once: a batch of sentences has a hundred times as many pairs as it has different distances.
+The fusion computes one vector from their sinusoids, `R_ij = relu(W_r [p_hh, p_ht, p_th, p_tt])`. Pairs with the same
+four distances are fused only once: a batch has about a hundred times as many pairs as different distances.
 
 Shapes:
-    B: batch      T: items of the longest sentence      E: d_model      S: places, 1 + the largest e
-    U: pairs that differ in their distances              P: distances, 2 * S - 1, from -(S - 1) on
+    B: batch      T: most items of a sentence      E: d_model      S: number of positions, 1 + the largest e
+    U: pairs with different distances              P: number of distances, 2 * S - 1, from -(S - 1) on
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import keras
 import tensorflow as tf
@@ -24,6 +24,7 @@ from txl_tf.config import FUSIONS, one_of
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import add_bias
 from txl_tf.kernels.precision import matmul
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_sizes, check_tensors, shown
 from txl_tf.nn.masks import as_bool
@@ -35,22 +36,22 @@ DISTANCES = ("ss", "se", "es", "ee")
 
 
 class Pairs(NamedTuple):
-    """The different pairs of items in a batch: the input of `PositionFusion`. `distinct_pairs` makes them.
+    """The different pairs of items in a batch, from `distinct_pairs`: the input of `PositionFusion`.
 
     Attributes:
         distances: list of int32 `[U]`, one tensor for each name of a distance, such as "ss".
-        index: int32 `[B, T, T]`, the number of each pair of items among the U different ones. At padding it has no
-            meaning. `LatticeAttn` and `FlatLayer` take it.
-        places: int32 scalar, 1 + the largest place in the batch. `distance_table` takes it.
+        index: int32 `[B, T, T]`, the number of each pair of items among the U different ones, an argument of
+            `LatticeAttn` and `FlatLayer`. It has no meaning at padding.
+        places: int32 scalar, 1 + the largest position in the batch, an argument of `distance_table`.
     """
 
     distances: list
-    index: tf.Tensor
-    places: tf.Tensor
+    index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]: the name is public; `tuple.index` is not used
+    places: Tensor
 
 
-def span_distances(pos_s, pos_e):
-    """The four distances of every pair of items, the place of the query minus the place of the key.
+def span_distances(pos_s: Tensor, pos_e: Tensor):
+    """The four distances of every pair of items: the position of the query minus the position of the key.
 
     ```python
     # Three characters and the word of the first two, which begins at character 0 and ends at character 1.
@@ -60,25 +61,25 @@ def span_distances(pos_s, pos_e):
     ```
 
     Args:
-        pos_s, pos_e: int `[B, T]`, the places of the first and of the last character of every item: head and tail.
+        pos_s, pos_e: int `[B, T]`, the positions of the first and of the last character of every item: head and tail.
 
     Returns:
-        `{"ss": ..., "se": ..., "es": ..., "ee": ...}`, int `[B, T, T]` each: "se" is from the first character of the
-        query to the last character of the key.
+        `{"ss": ..., "se": ..., "es": ..., "ee": ...}`, int `[B, T, T]` each. "se" is the distance between the first
+        character of the query and the last character of the key.
     """
     places = {"s": pos_s, "e": pos_e}
     return {name: places[name[0]][:, :, None] - places[name[1]][:, None] for name in DISTANCES}
 
 
-def distinct_pairs(pos_s, pos_e, mask=None, names=DISTANCES):
+def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, names: Any = DISTANCES):
     """Numbers the pairs of items in a batch: pairs with the same distances have the same number.
 
     The arguments may also be symbolic inputs of Keras.
 
     Args:
-        pos_s, pos_e: int `[B, T]`, the places of the first and of the last character of every item.
-        mask: bool, or integers 0 and 1, `[B, T]`, true at items; `None`: there is no padding.
-        names: the distances to compare, see `span_distances`. A `PositionFusion` takes those of its attribute `names`.
+        pos_s, pos_e: int `[B, T]`, the positions of the first and of the last character of every item.
+        mask: bool, or integers 0 and 1, `[B, T]`, true at items; `None` without padding.
+        names: the distances to compare, see `span_distances`. A `PositionFusion` needs those of its attribute `names`.
 
     Returns:
         `Pairs`.
@@ -88,7 +89,8 @@ def distinct_pairs(pos_s, pos_e, mask=None, names=DISTANCES):
     mask = tf.ones_like(pos_s, tf.bool) if mask is None else as_bool("mask", mask)
     pos_s, pos_e = (tf.where(mask, tf.cast(x, tf.int64), 0) for x in (pos_s, pos_e))
     places = tf.reduce_max(pos_e) + 1
-    base, found = 2 * places - 1, span_distances(pos_s, pos_e)
+    base = 2 * places - 1
+    found = span_distances(pos_s, pos_e)
     code = tf.zeros_like(found["ss"])
     for name in names:
         code = code * base + found[name] + places - 1
@@ -109,17 +111,17 @@ class _DistinctPairs(Layer):
     def __init__(self, names: Sequence[str] = DISTANCES, **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
 
-    def call(self, pos_s, pos_e, mask=None):
+    def call(self, pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None) -> Any:
         return distinct_pairs(pos_s, pos_e, mask, self.names)
 
 
-def distance_table(places, d_model, shift=0, dtype="float32"):
+def distance_table(places: Tensor, d_model: int, shift: int = 0, dtype: str = "float32"):
     """The sinusoids of all distances that occur in sentences, `-(places - 1) ... places - 1`.
 
     Args:
-        places: int or int scalar tensor, 1 + the largest place in a sentence; `Pairs.places` is that of a batch. It may
-            also be a symbolic tensor of Keras.
-        d_model: int, the width of the sinusoids: even, and 4 or more.
+        places: int or int scalar tensor, 1 + the largest position in a sentence, such as `Pairs.places` of a batch. It
+            may also be a symbolic tensor of Keras.
+        d_model: int, the width of the sinusoids: even, and at least 4.
         shift: number that is added to each distance.
         dtype: float32 or float64.
 
@@ -140,15 +142,15 @@ class _DistanceTable(Layer):
     def __init__(self, d_model: int, shift: int = 0, **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
 
-    def call(self, places):
+    def call(self, places: Tensor) -> Any:
         return distance_table(places, self.d_model, self.shift)
 
 
-def fused_sum(pairs, table, kernel):
-    """`[p_ss, p_se, ...] kernel`, for every pair that differs: `[U, any]`.
+def fused_sum(pairs: Any, table: Tensor, kernel: Tensor):
+    """The product `[p_ss, p_se, ...] kernel` for every different pair: `[U, any]`.
 
-    The product of a distance with its part of the kernel is the same wherever the distance occurs. So the table of all
-    distances is multiplied once, and each pair adds up rows of the products.
+    Each distance has its own part of the kernel. So the table of all distances is multiplied by each part once, and the
+    result of a pair is the sum of four rows of these products.
 
     Args:
         pairs: `Pairs`.
@@ -160,8 +162,8 @@ def fused_sum(pairs, table, kernel):
     return tf.add_n([tf.gather(matmul(table, part), row) for part, row in zip(parts, rows, strict=True)])
 
 
-def checked_pairs(pairs, names):
-    """The `Pairs` of a call; a model that Keras loads from a file gives them as a list. Raises ParameterError."""
+def checked_pairs(pairs: Any, names: Any):
+    """Checks the `Pairs` of a call, which are a list if the model was loaded from a Keras file."""
     if isinstance(pairs, (tuple, list)) and len(pairs) == 3 and isinstance(pairs[0], (tuple, list)):
         pairs = Pairs(*pairs)
     if isinstance(pairs, Pairs) and len(pairs.distances) == len(names):
@@ -173,7 +175,7 @@ def checked_pairs(pairs, names):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionFusion(Layer):
-    """One vector for the distances of a pair (`Four_Pos_Fusion_Embedding` of the program).
+    """One vector for the distances of a pair (`Four_Pos_Fusion_Embedding` of the original program).
 
     ```python
     # Three characters and the word of the first two, which begins at character 0 and ends at character 1.
@@ -184,21 +186,21 @@ class PositionFusion(Layer):
 
     Args:
         d_model: width of the sinusoids and of the vectors.
-        fusion: "ff", the paper's `relu(W_r [p_hh, p_ht, p_th, p_tt])`, with a bias, as in the program. For the others,
-            "ff_two" (of hh and tt alone), "ff_linear", "attn" and "gate", see `flat_variants.py`.
+        fusion: "ff" is the paper's `relu(W_r [p_hh, p_ht, p_th, p_tt])` with a bias, as in the original program. The
+            others are "ff_two" (only hh and tt), "ff_linear", "attn" and "gate", see `flat_variants.py`.
 
     Call arguments:
-        pairs: `Pairs` of the distances in `names`, which `distinct_pairs` makes.
-        table: `[P, d_model]`, which `distance_table` makes.
+        pairs: `Pairs` of the distances in `names`, from `distinct_pairs`.
+        table: `[P, d_model]`, from `distance_table`.
 
     Returns:
-        `[U, d_model]`, a vector for every different pair. `LatticeAttn` and `FlatLayer` take it as `r`.
+        `[U, d_model]`, a vector for every different pair: the argument `r` of `LatticeAttn` and `FlatLayer`.
 
     Attributes:
         names: tuple of str, the distances that `pairs` must have.
 
     Raises:
-        ValueError: there is no such fusion, or `pairs` are something else.
+        ParameterError: the fusion does not exist, or `pairs` are not such `Pairs`.
 
     Reference:
         Li et al. 2020, section 3.2.
@@ -213,14 +215,14 @@ class PositionFusion(Layer):
         check_sizes(d_model=d_model)
         one_of(FUSIONS)("fusion", fusion)
         self.names = ("ss", "ee") if fusion == "ff_two" else DISTANCES
-        for name, (_, units) in flat_variants.products_of(fusion, d_model).items():  # of "ff", `forward` alone
+        for name, (_, units) in flat_variants.products_of(fusion, d_model).items():  # "ff" has only `forward`
             setattr(self, name, Linear(units, dtype=self.dtype_policy, name=name))
 
-    def build(self, *_, **__):
+    def build(self, *_: Any, **__: Any) -> None:
         for name, (width, _) in flat_variants.products_of(self.fusion, self.d_model).items():
             getattr(self, name).build((None, width))
 
-    def call(self, pairs, table):
+    def call(self, pairs: Any, table: Tensor) -> Any:
         check_tensors({"d_model": self.d_model}, table=(table, "float distances d_model"))
         pairs = checked_pairs(pairs, self.names)
         table = tf.cast(table, self.compute_dtype)
@@ -228,11 +230,11 @@ class PositionFusion(Layer):
             return flat_variants.fuse(self, pairs, table)
         return tf.nn.relu(self.linear_of(self.forward, pairs, table))
 
-    def linear_of(self, linear, pairs, table):
-        """The sinusoids of each pair's distances side by side, through a linear layer: `[U, any]`."""
+    def linear_of(self, linear: Any, pairs: Any, table: Tensor):
+        """Applies a linear layer to the concatenated sinusoids of each pair: `[U, any]`."""
         kernel, bias = self.computed(linear.kernel, linear.bias)
         return add_bias(fused_sum(pairs, table, kernel), bias)
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         pairs = self.named_shapes(shapes, named if shapes else {"pairs_shape": None, **named})["pairs"]
         return (pairs.distances[0][0] if hasattr(pairs, "distances") else None), self.d_model

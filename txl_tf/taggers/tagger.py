@@ -1,4 +1,4 @@
-"""A network that reads, and a CRF that tags: named entities, parts of speech, and whatever is one tag an element.
+"""The tagger: a network and a CRF that give every element of a sequence a tag, such as parts of named entities.
 
     tagger = txl_tf.Tagger(txl_tf.Tener(n_token=3000, n_layer=2, d_model=256, n_head=4, d_inner=512), labels)
     tagger.compile(txl_tf.make_optimizer(...))
@@ -13,8 +13,8 @@ Shapes:
 import functools
 import inspect
 import logging
-from collections.abc import Sequence
-from typing import Unpack
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
 
 import keras
 import numpy as np
@@ -27,12 +27,14 @@ from txl_tf.errors import ParameterError, named, shortened
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, unpack
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Dropping, KerasHabits, as_ids, check_tensors
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.schema import known_names
 from txl_tf.taggers.crf import CRF
+from txl_tf.taggers.tener import SentenceNetwork
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
 from txl_tf.training.weighting import weights_of_labels, weights_of_rows
 
@@ -40,71 +42,74 @@ logger = logging.getLogger("txl_tf")
 
 
 class SpanScores(OnEveryReplica, keras.metrics.Metric):
-    """Precision, recall and F1 of entities, from numbers of right, found and expected ones.
+    """Precision, recall and F1 of entities, computed from the numbers of right, found and expected ones.
 
     Args:
-        single: whether every element counts as one: accuracy then, which is F1.
+        single: whether every element is an entity. Then the metric is the accuracy, which equals F1.
     """
 
-    def __init__(self, single=False, name="spans", **kwargs):
+    def __init__(self, single: bool = False, name: str = "spans", **kwargs: Any):
         super().__init__(name=name, **kwargs)
         self.single = single
-        names = "right", "found", "expected"
+        names = ("right", "found", "expected")
         self.counts = [self.add_variable((), "zeros", dtype=self.dtype, name=name) for name in names]
 
-    def update_state(self, counts):
+    def update_state(self, counts: Any) -> None:
         for variable, count in zip(self.counts, tf.unstack(counts), strict=True):
             variable.assign_add(count)
 
     def result(self):
         right, found, expected = (tf.convert_to_tensor(count) for count in self.counts)
-        precision, recall = tf.math.divide_no_nan(right, found), tf.math.divide_no_nan(right, expected)
+        precision = tf.math.divide_no_nan(right, found)
+        recall = tf.math.divide_no_nan(right, expected)
         shares = {"accuracy": recall} if self.single else {"precision": precision, "recall": recall}
         return {**shares, "f1": tf.math.divide_no_nan(2 * right, found + expected)}
 
-    def reset_state(self):
+    def reset_state(self) -> None:
         for variable in self.counts:
             variable.assign(0.0)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
-    """A network's hidden states, a linear layer and a CRF.
+    """A network, a linear layer and a CRF.
 
     Args:
-        network: `Tener`, `Flat`, or any Keras layer or model that gives `[batch, time, any]`, or a tuple that begins
+        network: `Tener`, `Flat`, or any Keras layer or model that returns `[batch, time, any]`, or a tuple that begins
             with it, as `TransformerXL` does.
-        labels: tags in the order of their ids, such as `["O", "B-PER", "I-PER"]`; schemes: `data/tagged/tags.py`.
+        labels: tags in the order of their ids, such as `["O", "B-PER", "I-PER"]`. `data/tagged/tags.py` describes the
+            schemes.
         start_end: whether the CRF has scores for the first and the last tag.
-        constraints: whether decoding takes only paths that the scheme of the labels allows. `fit` warns where more
-            than 5% of the tags of entities lie on no such path.
-        output_dropout: rate of the hidden states before the linear layer.
-        seed: int that dropout derives from; drawn where it is `None`.
-        scheme: "none" where the labels mark no entities, such as `["NOUN", "VERB"]`: every element is one by itself,
-            any tag may follow any, and `evaluate` gives the accuracy. `None` finds the scheme in the labels.
-        token_level: what a token of a text is, "char" or "word", for `TextTagger` and export.
+        constraints: whether decoding is limited to paths that the scheme of the labels allows. `fit` warns if more than
+            5% of the tags of entities are not on such a path.
+        output_dropout: dropout rate of the hidden states before the linear layer.
+        seed: int from which dropout derives. `None` draws one.
+        scheme: "none" if the labels do not mark entities, such as `["NOUN", "VERB"]`. Then every element counts as an
+            entity, any tag may follow any other, and `evaluate` reports the accuracy. `None` finds the scheme in the
+            labels.
+        token_level: "char" or "word", the tokens of a text for `TextTagger` and export.
 
     Call arguments:
         inputs: see `Tener` and `Flat`. For another network: int `[batch, time]`, 0 at padding; or a dictionary with
-            the network's own inputs and `"mask"`, bool `[batch, time]`. A network whose call has an argument
-            `padding_mask` or, with one input in a dictionary, `mask`, gets the mask. Padding may lie anywhere in a row;
-            but `Flat` is told lengths, and LSTMs on a GPU want it at the end.
+            the network's own inputs and `"mask"`, bool `[batch, time]`. The network gets the mask if its call has an
+            argument `padding_mask` or, with one input in a dictionary, `mask`. Padding may be anywhere in a row. But
+            `Flat` takes lengths, and LSTMs on a GPU need the padding at the end.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:
-        float32 (float64 if the dtype is) `[batch, time, labels]`, the emissions: scores of the tags by themselves.
+        float32 (float64 if the dtype is) `[batch, time, labels]`: the emissions, scores of single tags.
 
-    Training: `fit`, `evaluate` and the rest of Keras take arrays, or datasets of the same:
-        x, y: inputs as above, and tags, int `[batch, time]`, anything at padding.
-        sample_weight: `[batch]`, of sentences; or `[batch, time]`, of elements, whose mean is the weight of a sentence.
-            The loss is the sum over sentences of weight times nll over the sum of the weights of all replicas. The
-            network's regularizers, and what its layers give to `add_loss`, are trained for; the figures have nll alone.
-            Precision, recall and F1 count every entity as one.
-        class_weight: `{id: weight}` of tags, 1 for the others, in training alone: as weights of elements.
+    Training: `fit`, `evaluate` and the other methods of Keras take arrays or datasets:
+        x, y: inputs as above, and tags, int `[batch, time]`. Tags at padding are ignored.
+        sample_weight: `[batch]`, weights of sentences; or `[batch, time]`, weights of elements, whose mean is the
+            weight of a sentence. The loss is the sum over sentences of weight times nll, divided by the sum of the
+            weights of all replicas. Training also minimises the network's regularizers and the losses of `add_loss`;
+            the reported loss contains only the nll. Precision, recall and F1 do not depend on weights.
+        class_weight: `{id of a tag: weight}`, 1 for the others: weights of elements, in training only.
 
     Raises:
-        ValueError: an argument is out of its range, or `labels` are of no scheme; the message names it. With
-            `constraints`, ParameterError for a label that no allowed path contains, as I-A of `["O", "I-A"]`.
+        ParameterError: an argument is out of its range, `labels` have no common scheme or, with `constraints`, no
+            allowed path contains one of them, as I-A of `["O", "I-A"]`.
 
     Reference:
         `TENER` of fastnlp/TENER, `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer.
@@ -122,10 +127,11 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.labels = list(labels)
         check_fields(LabelConfig, self)
         if len(set(self.labels)) < len(self.labels) or not self.labels:
-            raise ValueError(f"labels must be different tags, at least one, got {named(self.labels)}")
+            allowed = "different tags, at least one"
+            raise ParameterError("labels", self.labels, allowed, f"labels must be {allowed}, got {named(self.labels)}")
         if constraints and not isinstance(labels, _SavedLabels):
             self._check_labels()
-        self.autocast = False  # half precision does not hold ids
+        self.autocast = False  # float16 cannot represent ids above 2048 exactly
         self.start_keys(seed, always=True, output_dropout=output_dropout)
         self.out_fc = Linear(len(self.labels), dtype=self.dtype_policy, name="out_fc")
         self.crf = CRF(len(self.labels), start_end, self._allowed(), dtype=self.loss_dtype, name="crf")
@@ -135,7 +141,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.grad_norm = Mean("grad_norm", dtype=self.metric_dtype)
         self.spans = SpanScores(single=scheme == NONE, dtype=self.metric_dtype)
 
-        self._called_with = None  # see `_signature`; of networks that do not know it themselves
+        self._called_with: Any = None  # the inputs for `_signature`, if only a call of the network shows them
         if self._knows_mask:
             self.build_at_once(getattr(self.network, "input_shapes", None))
 
@@ -145,7 +151,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return allowed_transitions(self.labels, self.scheme)
 
     def _check_labels(self):
-        """Raises ParameterError for labels that no allowed path contains."""
+        """Raises ParameterError if no allowed path contains one of the labels."""
         unused = unused_labels(self.labels, self.scheme)
         if unused:
             found = (
@@ -154,64 +160,79 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             message = f"{found}{', '.join(unused)}. constraints=False allows every path"
             raise ParameterError("labels", self.labels, "tags that paths in their scheme have", message)
 
-    def check_setting(self, name, value):
+    def check_setting(self, name: str, value: Any) -> Any:
         value = super().check_setting(name, value)
         if name == "constraints" and value:
             self._check_labels()
         return value
 
-    def settings_changed(self, names):
+    def settings_changed(self, names: Iterable[str]) -> None:
         super().settings_changed(names)
         if "constraints" in names:
             self.crf.store("allowed", self.crf.check_setting("allowed", self._allowed()))
 
     @property
+    def reads_sentences(self):
+        """Whether the network is a `SentenceNetwork`, which reads sentences by the ids of their tokens."""
+        return isinstance(self.network, SentenceNetwork)
+
+    @property
+    def reads_lattice(self):
+        """Whether the network reads the words of a lexicon besides the characters, as `Flat` does."""
+        return self.reads_sentences and self.network.reads_lattice
+
+    @property
     def _knows_mask(self):
-        """Whether the network says where its elements are, as `Tener` and `Flat` do. It knows its sizes, too."""
+        """Whether the network computes the mask of its inputs and knows their shapes, as `Tener` and `Flat` do."""
         return hasattr(self.network, "mask_of")
 
     @property
     def _width(self):
-        """Width of what the network returns; `None` if only a call tells it."""
+        """Width of the network's output; `None` if it is known only after a call."""
         if self._knows_mask:
             return self.network.d_model
-        outputs = getattr(self.network, "outputs", None)  # of a functional model, or of a `Sequential` with its input
+        outputs = getattr(self.network, "outputs", None)  # a functional model, or a `Sequential` with its input
         return outputs[0].shape[-1] if outputs else None
 
-    def build(self, inputs_shape=None):
+    def build(self, inputs_shape: Any = None) -> None:
         if self._knows_mask and not self.network.built:
             getattr(self.network, "build_at_once", self.network.build)()
         if self._width:
             self._build_rest(self._width)
         self.built = True
 
-    def load_weights(self, filepath, **kwargs):
-        """`keras.Model.load_weights`. Raises ValueError where there are no weights yet, which Keras would leave out."""
+    def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> None:
+        """`keras.Model.load_weights`.
+
+        Raises:
+            ParameterError: the tagger has no weights yet, so that Keras would skip them.
+        """
         if not self.built:
             self.build()
         if not self.has_all_weights:
-            raise ValueError("load_weights needs the width of what network returns: call the tagger on a batch before")
-        super().load_weights(filepath, **kwargs)
+            message = "load_weights needs the width of what network returns: call the tagger on a batch first"
+            raise ParameterError("load_weights", filepath, "called after the tagger was called on a batch", message)
+        super().load_weights(filepath, skip_mismatch, **kwargs)
 
     def get_build_config(self):
         if not self.out_fc.built:
             return None
         return {"width": self.out_fc.kernel.shape[0], "called_with": self._called_with}
 
-    def build_from_config(self, config):
-        self._called_with = config.get("called_with")  # files of older versions have none
-        self._build_rest(config["width"])  # or the weights of a network that knows no sizes would not be loaded
+    def build_from_config(self, config: Any):
+        self._called_with = config.get("called_with")  # files of older versions do not have it
+        self._build_rest(config["width"])  # Keras loads weights only into layers that are built
         self.built = True
 
-    def _build_rest(self, width):
+    def _build_rest(self, width: int):
         if not self.out_fc.built:
             self.out_fc.build((None, None, width))
             self.crf.build((None, None, len(self.labels)))
-            self.built = True  # `fit` comes here without Keras's call
+            self.built = True  # because `fit` does not use Keras's call
 
     # ------------------------------------------------------------------------------------------------------- forward
 
-    def call(self, inputs, training=None, dropout_key=None):
+    def call(self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None) -> Any:
         dropout_key = self.key_of_call(keras.tree.flatten(inputs)[0], training, dropout_key)
         network_key, output_key = split(dropout_key, 2)
         hidden = self._hidden(inputs, training, network_key)
@@ -225,7 +246,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     def output_dtype(self):
         return keras.backend.result_type(self.compute_dtype, "float32")
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         inputs_shape = self.named_shapes(shapes, named)["inputs"]
         if self._knows_mask:
             batch, time, _ = self.network.compute_output_shape(inputs_shape)
@@ -233,21 +254,22 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             batch, time, *_ = inputs_shape["mask"] if isinstance(inputs_shape, dict) else inputs_shape
         return batch, time, len(self.labels)
 
-    def emissions(self, inputs, training=None, dropout_key=None):
+    def emissions(self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None):
         """`(emissions, mask)`: `[B, T, K]` as the call returns them, and bool `[B, T]`, true at elements."""
-        # by Keras's call, which tells all layers of the network whether this is training
+        # Keras's call passes `training` on to all layers of the network.
         return self(inputs, training=training, dropout_key=dropout_key), self._mask_of(inputs)
 
-    def _mask_of(self, inputs):
+    def _mask_of(self, inputs: Any):
         if self._knows_mask:
             return self.network.mask_of(self.network.checked(inputs))
         if isinstance(inputs, dict):
             if "mask" not in inputs:
-                raise ValueError(f"inputs must have mask, bool [batch, time], got {shortened(', '.join(inputs), 200)}")
+                message = f"inputs must have mask, bool [batch, time], got {shortened(', '.join(inputs), 200)}"
+                raise ParameterError("inputs", inputs, "a dictionary with mask, bool [batch, time]", message)
             return tf.cast(inputs["mask"], tf.bool)
         return tf.not_equal(inputs, 0)
 
-    def _hidden(self, inputs, training, dropout_key):
+    def _hidden(self, inputs: Any, training: bool, dropout_key: Tensor):
         takes = self._network_arguments
         options = {"training": training} if "training" in takes else {}
         if "dropout_key" in takes:
@@ -270,19 +292,22 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return inspect.signature(self.network.call).parameters
 
     @known_names
-    def nll(self, inputs, tags, training=None, dropout_key=None):
-        """Negative log-likelihood of sentences: `[B]`, nats, like the emissions; 0 where a row is all padding.
+    def nll(self, inputs: Any, tags: Tensor, training: bool | None = None, dropout_key: Tensor | None = None):
+        """The negative log-likelihood of sentences.
 
         Args:
-            inputs: of the call.
+            inputs: see the call.
             tags: int `[B, T]`, ids of labels.
-            training, dropout_key: of the call.
+            training, dropout_key: see the call.
+
+        Returns:
+            `[B]` in nats, in the dtype of the emissions; 0 for a row that contains only padding.
         """
         emissions, mask, tags, _ = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
         return self.crf.nll(emissions, tags, mask)
 
-    def _elements(self, inputs, tags, sample_weight=None, **options):
-        """`(emissions, mask, tags)`; and weights of the rows, `[B]` in the dtype of the emissions, or `None`."""
+    def _elements(self, inputs: Any, tags: Tensor, sample_weight: Any = None, **options: Any):
+        """`(emissions, mask, tags, weights)`, where the weights of the rows are `[B]` or `None`."""
         emissions, mask = self.emissions(inputs, **options)
         if sample_weight is not None:
             sample_weight = weights_of_rows(sample_weight, tf.cast(mask, emissions.dtype))
@@ -290,17 +315,17 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
         return emissions, mask, tags, sample_weight
 
-    def decode(self, inputs):
-        """`(tags, score)`: the best path, int32 `[B, T]`, 0 at padding; and its score, `[B]`."""
+    def decode(self, inputs: Any):
+        """The best paths: `(tags, score)`, int32 `[B, T]` with 0 at padding, and `[B]`."""
         return self.crf.decode(*self.emissions(inputs))
 
-    def entities(self, inputs):
-        """The entities of the best paths, at their last elements.
+    def entities(self, inputs: Any):
+        """The entities of the best paths, at the positions of their last elements.
 
         Returns:
-            Dictionary of `[B, T]`: int32 `tags`, the path; bool `ends`, where an entity ends; int32 `starts`, where it
-            began; int32 `kinds`, index of the entity type in `self.kinds`; and float `probs`, the probability that
-            the entity's elements have exactly these tags, among all allowed paths.
+            Dictionary of `[B, T]`: int32 `tags`, the path; bool `ends`, true where an entity ends; int32 `starts`, the
+            position where it begins; int32 `kinds`, the index of its type in `self.kinds`; and float `probs`, the
+            probability among all allowed paths that its elements have exactly these tags.
         """
         emissions, mask = self.emissions(inputs)
         places = tf.broadcast_to(tf.range(tf.shape(mask)[1]), tf.shape(mask))
@@ -309,8 +334,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         found["starts"] = tf.gather(places, found["starts"], batch_dims=1)
         return {name: unpack(mask, x) for name, x in found.items()}
 
-    def entities_of(self, emissions, mask):
-        """`entities`, of emissions `[B, T, K]` and a mask with elements first: bool `[B, T]`."""
+    def entities_of(self, emissions: Tensor, mask: Tensor):
+        """`entities` from emissions, `[B, T, K]`, and a mask that begins with elements, bool `[B, T]`."""
         tags, _ = self.crf.decode(emissions, mask)
         ends, starts = self.span_ends(tags, mask)
         begin, end = self.crf.piece_log_probs(emissions, tags, mask)
@@ -330,34 +355,37 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     @functools.cached_property
     def _kind_of(self):
-        """int32 `[K]`: index in `self.kinds` of the entity type of each label; 0 for "O"."""
+        """int32 `[K]`: the index in `self.kinds` of the entity type of each label; 0 for "O"."""
         kinds = {kind: i for i, kind in enumerate(self.kinds)}
         return np.array([kinds.get(kind_of(label, self.scheme), 0) for label in self.labels], np.int32)
 
-    def span_ends(self, tags, mask):
-        """Where entities end, and where the one that an element is part of began.
+    def span_ends(self, tags: Tensor, mask: Tensor):
+        """The ends of entities, and where these entities begin.
 
         Args:
-            tags: int32 `[B, T]`, any path, a malformed one too.
-            mask: bool `[B, T]`, elements first.
+            tags: int32 `[B, T]`, any path, also one that the scheme does not allow.
+            mask: bool `[B, T]`, which begins with elements.
 
         Returns:
-            `(ends, starts)`: bool and int32 `[B, T]`; `starts` counts where `ends` is true.
+            `(ends, starts)`: bool and int32 `[B, T]`. `starts` has a meaning only where `ends` is true.
         """
         pairs = tags[:, :-1] * len(self.labels) + tags[:, 1:]
         joined = tf.gather(tf.constant(self._continues.ravel()), pairs) & mask[:, 1:]  # a GPU has no gather_nd of bool
         inside = tf.gather(tf.constant(self._entity), tags) & mask
         begins = inside & ~tf.pad(joined, [[0, 0], [1, 0]])
         ends = inside & ~tf.pad(joined, [[0, 0], [0, 1]])
-        number = tf.cumsum(tf.cast(begins, tf.int32), 1)  # of the entity, from 1 on; it begins where the number is new
+        # The number of the entity, from 1 on. The entity begins at the first element with this number.
+        number = tf.cumsum(tf.cast(begins, tf.int32), 1)
         return ends, tf.searchsorted(number, number)
 
-    def count_spans(self, tags, expected, mask):
-        """Numbers of entities that are right, found and expected: float `[3]`."""
-        kind_of, expected = tf.constant(self._kind_of), self._in_range(expected)
-        (ends, starts), (own_ends, own_starts) = self.span_ends(tags, mask), self.span_ends(expected, mask)
+    def count_spans(self, tags: Tensor, expected: Tensor, mask: Tensor):
+        """The numbers of entities that are right, found and expected: float `[3]`."""
+        kind_of = tf.constant(self._kind_of)
+        expected = self._in_range(expected)
+        ends, starts = self.span_ends(tags, mask)
+        own_ends, own_starts = self.span_ends(expected, mask)
         same = (starts == own_starts) & (tf.gather(kind_of, tags) == tf.gather(kind_of, expected))
-        counts = ends & own_ends & same, ends, own_ends
+        counts = (ends & own_ends & same, ends, own_ends)
         return tf.stack([tf.reduce_sum(tf.cast(count, self.loss_dtype)) for count in counts])
 
     # ------------------------------------------------------------------------------------------------------ training
@@ -367,35 +395,35 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     takes = "as in fit(inputs, tags)"
 
     @property
-    def own_metrics(self):
+    def own_metrics(self) -> list[keras.metrics.Metric]:
         return [self.loss_mean, self.spans]
 
     @property
-    def only_in_evaluation(self):
+    def only_in_evaluation(self) -> list[keras.metrics.Metric]:
         return [self.spans]
 
     @property
-    def n_classes(self):
+    def n_classes(self) -> int:
         return len(self.labels)
 
     def training_logs(self):
         logs = super().training_logs()
         return {name: logs[name] for name in logs if name not in self.spans.result()}
 
-    def _in_range(self, tags):
-        """`tags`, which may be anything at padding, as ids of labels; `CRF.nll` checks those of elements."""
+    def _in_range(self, tags: Tensor):
+        """Clips `tags` to the ids of labels, because those at padding may have any value. `CRF.nll` checks the rest."""
         return tf.clip_by_value(as_ids("tags", tags), 0, len(self.labels) - 1)
 
-    def fit(self, x=None, y=None, *args, **kwargs):
+    def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any):
         self._warn_of_forbidden(x, y)
         return super().fit(x, y, *args, **kwargs)
 
     fit.__doc__ = Resumable.fit.__doc__
 
-    def _warn_of_forbidden(self, x, y=None):
-        """Warns where many of the tags in `x` and `y` of `fit` lie on no path that decoding may take.
+    def _warn_of_forbidden(self, x: Tensor, y: Tensor | None = None):
+        """Warns if many tags in `x` and `y` of `fit` are on paths that decoding does not allow.
 
-        Looks at some of the sentences, and only where reading them changes nothing for the training.
+        It reads some of the sentences, and only if this does not affect the training.
         """
         if self.crf.allowed is None:
             return
@@ -404,27 +432,31 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             for inputs, tags, *_ in first_batches(x, y):
                 steps += self._count_forbidden(np.asarray(self._mask_of(inputs)), np.asarray(tags))
         except (ValueError, TypeError, IndexError, tf.errors.OpError):
-            return  # `fit` says what is wrong with them
+            return  # `fit` raises an error that says what is wrong
         forbidden, entities = steps.tolist()
         if forbidden >= 10 and forbidden > 0.05 * entities:
             logger.warning(
                 f"{forbidden:,} steps from tag to tag around {entities:,} entities to train on break the scheme of the "
-                "labels: no path that decoding may take has them. Convert the tags, or set constraints=False"
+                "labels, so decoding cannot find them. Convert the tags, or set constraints=False"
             )
 
-    def _count_forbidden(self, mask, tags):
-        """`[forbidden steps, entities]` of tags `[B, T]`, where `mask` is true."""
-        tags, rows = tags[mask], np.nonzero(mask)[0]
-        n, allowed = len(self.labels), np.array(self.crf.allowed)
+    def _count_forbidden(self, mask: Tensor, tags: Tensor):
+        """`[forbidden steps, entities]` of the tags, `[B, T]`, where `mask` is true."""
+        rows = np.nonzero(mask)[0]
+        tags = tags[mask]
+        n = len(self.labels)
+        allowed = np.array(self.crf.allowed)
         first = np.diff(rows, prepend=-1) > 0
-        before, last = np.where(first, n, np.roll(tags, 1)), np.roll(first, -1)
+        last = np.roll(first, -1)
+        before = np.where(first, n, np.roll(tags, 1))
         continued = np.pad(self._continues, [[0, 2], [0, 2]])[before, tags]
         forbidden = np.sum(~allowed[before, tags]) + np.sum(~allowed[tags[last], n + 1])
         return np.array([forbidden, np.sum(np.array(self._entity)[tags] & ~continued)])
 
-    def train_step(self, data):
+    def train_step(self, data: Any):
         inputs, tags, weights = self.unpacked(data)
-        key, elements = self.step_key(tf.shape(tags)[0]), self.weights_in_training(self._in_range(tags), weights)
+        key = self.step_key(tf.shape(tags)[0])
+        elements = self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
             emissions, mask, tags, of_rows = self._elements(inputs, tags, elements, training=True, dropout_key=key)
             nll, rows = self._nll_and_rows(emissions, mask, tags, of_rows)
@@ -437,7 +469,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         logs = {**self._log_loss(nll, rows, own_loss), **of_update, **self._measure(emissions, mask, tags, elements)}
         return self.reported(logs, inputs, tags, emissions, elements, training=True)
 
-    def test_step(self, data):
+    def test_step(self, data: Any):
         inputs, tags, weights = self.unpacked(data)
         emissions, mask, tags, of_rows = self._elements(inputs, tags, weights)
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
@@ -449,29 +481,29 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         logs = {**self._log_loss(nll, rows, own_loss), **self.spans.result(), **measured}
         return self.reported(logs, inputs, tags, emissions, weights, training=False)
 
-    def loss_share(self, x, y, y_pred, sample_weight):
+    def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any):
         mask = self._mask_of(x)
         of_rows = None if sample_weight is None else weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
         nll, rows = self._nll_and_rows(y_pred, mask, as_ids("tags", y), of_rows)
         return tf.math.divide_no_nan(nll, self.over_replicas(rows))
 
-    def _measure(self, emissions, mask, tags, sample_weight):
-        """Logs of the metrics that `compile` was given, of the tags at elements."""
+    def _measure(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any):
+        """Logs of the metrics that `compile` was given, for the tags of elements."""
         elements = tf.cast(mask, tf.float32)
         return self.measure(self._in_range(tags), emissions, elements, weights_of_labels(sample_weight, elements))
 
-    def predict_step(self, data):
+    def predict_step(self, data: Any):
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self.decode(inputs)[0]
 
-    def _nll_and_rows(self, emissions, mask, tags, weights):
-        """Sums over the sentences here: of their nll, and of their weights or, without any, their number."""
+    def _nll_and_rows(self, emissions: Tensor, mask: Tensor, tags: Tensor, weights: Any):
+        """Sums over the sentences of this replica: of their nll, and of their weights, which are 1 by default."""
         nll = self.crf.nll(emissions, tags, mask)
         if weights is None:
             return tf.reduce_sum(nll), tf.reduce_sum(tf.cast(tf.reduce_any(mask, 1), nll.dtype))  # with elements
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
-    def _log_loss(self, nll, rows, own_loss=None):
+    def _log_loss(self, nll: Tensor, rows: int, own_loss: Any = None):
         if own_loss is not None:
             nll = own_loss * self.over_replicas(rows)
         nll, rows = tf.unstack(self.over_replicas(tf.stack([nll, rows])))
@@ -488,8 +520,9 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             return _signature([(name, [None] * len(of_input.split()), "int32") for name, of_input in dims.items()])
         if self._called_with is not None:
             return _signature(self._called_with)
-        if not hasattr(self.network, "inputs"):  # but a functional model knows them
-            raise ValueError("export needs to know what network is called with: call the tagger once, on any batch")
+        if not hasattr(self.network, "inputs"):  # a functional model has them
+            message = "export needs to know what network is called with: call the tagger once, on any batch"
+            raise ParameterError("export", None, "called after the tagger was called on a batch", message)
         inputs = [(x.name, x.shape, x.dtype) for x in self.network.inputs]
         if len(inputs) == 1 and len(inputs[0][1]) == 2:
             return _signature([(None, [None, None], "int32")])
@@ -499,28 +532,29 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     def has_all_weights(self):
         return self.out_fc.built
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "network": keras.saving.serialize_keras_object(self.network)}
 
     @classmethod
-    def from_config(cls, config):
-        network, labels = keras.saving.deserialize_keras_object(config["network"]), _SavedLabels(config["labels"])
-        return cls(**{**config, "network": network, "labels": labels})
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        network = keras.saving.deserialize_keras_object(config["network"], custom_objects)
+        arguments: dict[str, Any] = {**config, "network": network, "labels": _SavedLabels(config["labels"])}
+        return cls(**arguments)
 
 
 class _SavedLabels(list):
-    """Labels of a saved model: those that no allowed path contains are no error, as in earlier versions."""
+    """Labels of a saved model. They are not checked, because earlier versions did not check them."""
 
 
-def _described(inputs):
-    """`(name, shape, dtype)` of every input; one that is given by itself has no name."""
+def _described(inputs: Any):
+    """`(name, shape, dtype)` of every input. A single input that is not in a dictionary has no name."""
     named = inputs if isinstance(inputs, dict) else {None: inputs}
     dtypes = {name: keras.backend.standardize_dtype(x.dtype) for name, x in named.items()}
     return tuple((name, tuple(x.shape), dtypes[name]) for name, x in named.items())
 
 
-def _signature(described):
-    """Described inputs as `keras.InputSpec`, for batches of any size and length; ids are int32."""
+def _signature(described: Any):
+    """A `keras.InputSpec` of each described input, for batches of any size and length. Ids are int32."""
     specs = {}
     for name, shape, dtype in described:
         shape = [None if i < 2 else size for i, size in enumerate(shape)]

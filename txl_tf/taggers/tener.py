@@ -1,19 +1,22 @@
-"""TENER: characters and bigrams to hidden states that know what stands before and after them (Yan et al. 2019).
+"""TENER: computes hidden states of characters from characters and bigrams on both sides (Yan et al. 2019).
 
 Shapes:
     B: batch      L: characters      E: d_model
 """
 
-from typing import Unpack
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
 from txl_tf.config import TenerConfig
 from txl_tf.data.tagged.batches import PADDING, UNKNOWN_ID
+from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
-from txl_tf.nn.arguments import LayerOptions, takes, values_of
+from txl_tf.kernels.shapes import Tensor, shape_of
+from txl_tf.nn.arguments import LayerOptions, takes
 from txl_tf.nn.base import Layer, as_ids, check_layer, check_tensors, shown
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
@@ -22,71 +25,88 @@ from txl_tf.taggers.tener_layers import TenerLayer
 
 
 class SentenceNetwork(Layer):
-    """Base of `Tener`, `Flat` and `BiLSTM`: inputs by their names, tables of embeddings, keys of dropout.
+    """Base class of `Tener`, `Flat` and `BiLSTM`: named inputs, embedding tables and dropout keys.
 
-    It reads characters and bigrams, unless a subclass says otherwise.
+    It reads characters and bigrams, unless a subclass has other `input_dims`. A subclass has the attributes below.
+
+    Attributes:
+        n_token, n_bigram, d_embed, d_bigram, d_model, embed_dropout, token_dropout: see `Tener`.
+        input_dims: `{name of an input: its dimensions, as `check_tensors` reads them}`.
     """
 
     free_settings = {"seed": FREE_SEED}
-    # name of an input: its dimensions, as `check_tensors` takes them
     input_dims = {"chars": "batch length", "bigrams": "batch length"}
+    n_token: int
+    n_bigram: int
+    d_embed: int
+    d_bigram: int
+    d_model: int
+    embed_dropout: float
+    token_dropout: float
 
-    def __init__(self, seed, **kwargs):
+    def __init__(self, seed: int | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.autocast = False  # half precision does not hold ids
+        self.autocast = False  # float16 cannot represent ids above 2048 exactly
         self.start_keys(seed, always=True)
 
     @property
-    def input_shapes(self):
-        """The shapes of the inputs, of any batch and length: what `build` and `compute_output_shape` take."""
+    def reads_lattice(self) -> bool:
+        """Whether the network reads the words of a lexicon besides the characters."""
+        return "lattice" in self.input_dims
+
+    @property
+    def input_shapes(self) -> dict[str, tuple]:
+        """The shapes of the inputs for any batch and length, which `build` and `compute_output_shape` take."""
         names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
         return {name: (None,) * len(self.input_dims[name].split()) for name in names}
 
-    def shapes_of_inputs(self, shapes, named):
-        """The shapes of the inputs by their names, of the arguments of `compute_output_shape`."""
+    def shapes_of_inputs(self, shapes: tuple, named: dict[str, Any]) -> dict[str, Any]:
+        """The shapes of the inputs by name, from the arguments of `compute_output_shape`."""
         given = {name: shape for name, shape in named.items() if name.strip("_")}  # see `named_shapes`
         return self.named_shapes(shapes, given)["inputs"] if shapes or given else self.input_shapes
 
-    def build_at_once(self):
-        """Makes the weights where there are none, as the first call does."""
+    def build_at_once(self) -> None:
+        """Creates the weights if they do not exist, as the first call does."""
         if not self.built:
             self.build(self.input_shapes)
 
-    def build_tables(self):
-        """Adds the tables of embeddings; row 0 is of padding, whose embedding never counts."""
+    def build_tables(self) -> None:
+        """Adds the embedding tables. Row 0 is for padding and does not affect results."""
 
-        def table(name, rows, width):
-            bound = (3 / width) ** 0.5  # as fastNLP's
+        def table(name: str, rows: int, width: int) -> Any:
+            bound = (3 / width) ** 0.5  # as in fastNLP
             initializer = keras.initializers.RandomUniform(-bound, bound)
             return self.add_weight(name=name, shape=(rows, width), initializer=initializer, autocast=False)
 
         self.embedding = table("embedding", self.n_token, self.d_embed)
         self.bigram_embedding = table("bigram_embedding", self.n_bigram, self.d_bigram) if self.n_bigram else None
 
-    def lookup(self, table, ids, dropout_key=None):
-        """Rows of a table; in training, some of the ids are taken for unknown ones."""
+    def lookup(self, table: Any, ids: Tensor, dropout_key: Tensor | None = None) -> Tensor:
+        """The rows of a table for these ids. With a `dropout_key`, some ids are replaced by the unknown id."""
         if dropout_key is not None and self.token_dropout:
-            kept = dropout(tf.ones(keras.ops.shape(ids)), self.token_dropout, dropout_key) > 0
+            kept = dropout(tf.ones(shape_of(ids)), self.token_dropout, dropout_key) > 0
             ids = tf.where(kept | (ids == PADDING), ids, UNKNOWN_ID)
         return tf.cast(tf.gather(table, ids), self.compute_dtype)
 
-    def checked(self, inputs):
-        """The inputs by their names, as int32, without those that the network does not need.
+    def checked(self, inputs: Any) -> dict[str, Tensor]:
+        """The inputs by name, as int32, without inputs that the network does not need.
 
         Raises:
-            ValueError: one is missing or of another shape; the message names it.
+            ParameterError: an input is missing or has another shape.
         """
         names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
         if not isinstance(inputs, dict) or set(names) - set(inputs):
             got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else shown(inputs)
-            raise ValueError(f"inputs must be a dictionary with {', '.join(names)}, got {got}")
-        ids_of, sizes = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}, {}
+            allowed = f"a dictionary with {', '.join(names)}"
+            raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
+        ids_of = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}
+        sizes: dict[str, Any] = {}
         for name, ids in ids_of.items():
             check_tensors(sizes, **{f"inputs[{name!r}]": (ids, f"int {self.input_dims[name]}")})
         return ids_of
 
-    def embed_tokens(self, inputs, keys):
-        """Embeddings of tokens and bigrams, side by side: `[batch, length, token_width]`."""
+    def embed_tokens(self, inputs: dict[str, Tensor], keys: Sequence[Tensor | None]) -> Tensor:
+        """The concatenated embeddings of tokens and bigrams: `[batch, length, token_width]`."""
         char_key, bigram_key, drop_char, drop_bigram = keys
         embedded = [dropout(self.lookup(self.embedding, inputs["chars"], char_key), self.embed_dropout, drop_char)]
         if self.n_bigram:
@@ -95,25 +115,26 @@ class SentenceNetwork(Layer):
         return tf.concat(embedded, -1)
 
     @property
-    def needs_bigrams(self):
+    def needs_bigrams(self) -> bool:
+        """Whether the inputs must contain bigrams."""
         return bool(self.n_bigram)
 
     @property
-    def token_width(self):
-        """Width of the embeddings of a token and its bigram, side by side."""
+    def token_width(self) -> int:
+        """Width of the concatenated embeddings of a token and its bigram."""
         return self.d_embed + (self.d_bigram if self.n_bigram else 0)
 
-    def mask_of(self, inputs):
+    def mask_of(self, inputs: dict[str, Tensor]) -> Tensor:
         """bool `[batch, length]`, true at characters."""
         return inputs["chars"] != PADDING
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.shapes_of_inputs(shapes, named)["chars"], self.d_model)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Tener(SentenceNetwork):
-    """TENER's encoder.
+    """The encoder of TENER.
 
     ```python
     network = txl_tf.Tener(n_token=100, n_layer=1, d_model=32, n_head=4, d_inner=64)
@@ -121,34 +142,36 @@ class Tener(SentenceNetwork):
     ```
 
     Args:
-        n_token, n_bigram: ids of characters and of bigrams, 0 at padding, 1 unknown; no bigrams where `n_bigram` is 0.
+        n_token, n_bigram: number of ids of characters and of bigrams; id 0 is padding, id 1 is unknown. With an
+            `n_bigram` of 0, the network does not use bigrams.
         n_layer, d_model, n_head, d_inner: layers, width, attention heads, width inside the feed-forward nets.
         d_embed, d_bigram: widths of the embeddings.
         max_seq_len: most characters of a sentence, for data and export, and for `pos_embed="fix"`.
         attn_type, scale, key_position_term: see `TenerAttn`.
         pos_embed: absolute positions to add: "none", "sin" (sinusoids, from position 1 on) or "fix" (learned).
         after_norm: see `TenerLayer`.
-        dropout, dropatt: rates in the feed-forward nets and of the attention probabilities.
-        embed_dropout: rate of the embeddings.
-        token_dropout: rate at which training takes the unknown id for another.
-        seed: int that dropout derives from where no key is given.
+        dropout, dropatt: dropout rates in the feed-forward nets and of the attention probabilities.
+        embed_dropout: dropout rate of the embeddings.
+        token_dropout: probability with which training replaces an id by the unknown id.
+        seed: int from which dropout derives, unless the call gets a key.
 
     Call arguments:
-        inputs: `{"chars": int [batch, length], "bigrams": int [batch, length]}`; `bigrams` may be missing where
-            `n_bigram` is 0.
+        inputs: `{"chars": int [batch, length], "bigrams": int [batch, length]}`. `bigrams` may be missing if `n_bigram`
+            is 0.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:
-        `[batch, length, d_model]`; at padding, anything. Keras's mask is that of the characters.
+        `[batch, length, d_model]`, with Keras's mask of the characters. The values at padding have no meaning.
 
     Raises:
-        ValueError: an argument is out of its range, an input is missing or of another shape; the message names it.
+        ParameterError: an argument is out of its range, or an input is missing or has another shape.
 
     Reference:
         Yan et al. 2019; `TENER` of fastnlp/TENER.
     """
 
     copied_settings = {"dropout": ("stacked.dropout",), "dropatt": ("stacked.dropatt",)}
+    stacked: Any  # list of `TenerLayer`
 
     @takes(TenerConfig)
     def __init__(
@@ -159,12 +182,17 @@ class Tener(SentenceNetwork):
         **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(seed, **kwargs)
-        names = "d_model n_head d_inner after_norm dropout attn_type scale key_position_term dropatt"
-        options = {**values_of(self, names), "dtype": self.dtype_policy, "seed": self.draw_key}
         self.in_fc = Linear(self.d_model, dtype=self.dtype_policy, name="in_fc")
-        self.stacked = [TenerLayer(**options, name=f"layer{i}") for i in range(self.n_layer)]
+        seed: Any = self.draw_key
+        self.stacked = [
+            TenerLayer(
+                self.d_model, self.n_head, self.d_inner, self.after_norm, self.dropout, self.attn_type, self.scale,
+                self.key_position_term, self.dropatt, seed, dtype=self.dtype_policy, name=f"layer{i}",
+            )
+            for i in range(self.n_layer)
+        ]  # fmt: skip
 
-    def build(self, inputs_shape=None, **_):
+    def build(self, inputs_shape: Any = None, **_: Any) -> None:
         self.build_tables()
         self.in_fc.build((None, None, self.token_width))
         self.pos_table = None
@@ -173,39 +201,42 @@ class Tener(SentenceNetwork):
         for layer in self.stacked:
             layer.build((None, None, self.d_model))
 
-    def embed(self, inputs, keys=(None,) * 4):
+    def embed(self, inputs: dict[str, Tensor], keys: Sequence[Tensor | None] = (None, None, None, None)) -> Tensor:
         """The input of the first layer: `[batch, length, d_model]`."""
         x = self.in_fc(self.embed_tokens(inputs, keys))
         return x if self.pos_embed == "none" else x + tf.cast(self.absolute_positions(self.mask_of(inputs)), x.dtype)
 
-    def absolute_positions(self, mask):
-        """Embeddings of the positions 1, 2, ... of elements; zeros at padding: float `[batch, length, d_model]`."""
-        length, is_element = keras.ops.shape(mask)[1], tf.cast(mask, tf.int32)
+    def absolute_positions(self, mask: Tensor) -> Tensor:
+        """Embeddings of the positions 1, 2, ... of characters, and zeros at padding: `[batch, length, d_model]`."""
+        length = shape_of(mask)[1]
+        is_element = tf.cast(mask, tf.int32)
         if self.pos_embed == "sin":
             dtype = wide_dtype(self.compute_dtype)
-            places = tf.range(0.0, length + 1, dtype=dtype)
-            table = positional_embedding(places, tensor2tensor_frequencies(self.d_model, dtype))[0]
+            positions = tf.range(0.0, length + 1, dtype=dtype)
+            table = positional_embedding(positions, tensor2tensor_frequencies(self.d_model, dtype))[0]
         else:
             if isinstance(length, int) and length > self.max_seq_len:
-                raise ValueError(f"inputs must be at most max_seq_len={self.max_seq_len} long, got {length}")
+                allowed = f"at most max_seq_len={self.max_seq_len} long"
+                raise ParameterError("inputs", mask, allowed, f"inputs must be {allowed}, got {length}")
             table = at_least_float32(self.pos_table)
         return tf.gather(table, tf.cumsum(is_element, 1)) * tf.cast(is_element, table.dtype)[..., None]
 
-    def call(self, inputs, training=None, dropout_key=None):
+    def call(self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:
         inputs = self.checked(inputs)
         keys = split(self.key_of_call(inputs["chars"], training, dropout_key), 4 + self.n_layer)
-        mask, x = self.mask_of(inputs), self.embed(inputs, keys[:4])
+        mask = self.mask_of(inputs)
+        x = self.embed(inputs, keys[:4])
         for layer, key in zip(self.stacked, keys[4:], strict=True):
             x = layer(x, mask, dropout_key=key)
         x._keras_mask = mask
         return x
 
-    def attention_probs(self, inputs, layer):
-        """The attention of one layer, without dropout.
+    def attention_probs(self, inputs: Any, layer: int) -> Tensor:
+        """The attention probabilities of one layer, without dropout.
 
         Args:
-            inputs: of the call.
-            layer: number of the layer, from 0 on; a negative one counts from the last layer.
+            inputs: see the call.
+            layer: number of the layer, from 0 on. A negative number counts from the last layer.
 
         Returns:
             `[n_head, batch, length, length]`. Each row sums to 1 over the keys, and is 0 at keys that are padding. The
@@ -214,7 +245,8 @@ class Tener(SentenceNetwork):
         layer = check_layer(layer, self.n_layer)
         self.build_at_once()
         inputs = self.checked(inputs)
-        mask, x = self.mask_of(inputs), self.embed(inputs)
+        mask = self.mask_of(inputs)
+        x = self.embed(inputs)
         for before in self.stacked[:layer]:
             x = before(x, mask)
         attended = self.stacked[layer]

@@ -1,27 +1,30 @@
-"""TENER: self-attention that knows the direction of a distance (Yan et al. 2019).
+"""TENER: self-attention that is aware of the direction of a distance (Yan et al. 2019).
 
     scores = (q_i + u) . k_j + (q_i + v) . R_{j-i} + k_j . R_{i-j}
 
-R are sinusoids as wide as a head, the same for all heads, and not projected. The last term is in the program and not in
-the paper. Where Transformer-XL looks back alone, the table of distances reaches in both directions, `-T ... T - 1`.
+R are sinusoids with the width of a head. They are the same for all heads, and not projected. The last term is in the
+original program, but not in the paper. In Transformer-XL, a query sees only earlier keys. Here the distances have both
+signs, `-T ... T - 1`.
 
-The paper's distance is query minus key, `R_{i-j}`. That is the same model: `R_{-d}` is `R_d` with its sines negated,
-and so are the dimensions of q, k, u and v that meet them.
+The paper's distance is query minus key, `R_{i-j}`. That is the same model: `R_{-d}` is `R_d` with negated sines, and
+the weights can negate the same dimensions of q, k, u and v.
 
 Shapes:
     B: batch      T: length      H: n_head      D: d_head, E / H      E: d_model
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
 from txl_tf.config import ATTN_TYPES, one_of
 from txl_tf.equations import shifted_scores
+from txl_tf.errors import ParameterError
 from txl_tf.kernels import attend, attention_probs, join_heads, project_heads
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_heads, check_sizes, check_tensors
 from txl_tf.nn.feed_forward import PositionWiseFFN
@@ -33,22 +36,22 @@ from txl_tf.nn.settings import FREE_RATE, FREE_SEED
 EPSILON = 1e-5  # of the layer norms, PyTorch's
 
 
-def two_way_positions(length, d_head, dtype="float32"):
+def two_way_positions(length: Size, d_head: int, dtype: Any = "float32") -> Tensor:
     """The sinusoids of the distances in both directions, `-length ... length - 1`.
 
     Args:
         length: int or int scalar tensor, the length of the sentence.
-        d_head: int, the width of a head: even, and 4 or more.
+        d_head: int, the width of a head: even, and at least 4.
         dtype: float32 or float64.
 
     Returns:
-        `[2 * length, d_head]` in `dtype`: row `length + d` is of the distance d. See `tensor2tensor_frequencies`.
+        `[2 * length, d_head]` in `dtype`. Row `length + d` belongs to the distance d. See `tensor2tensor_frequencies`.
     """
     length = tf.cast(length, dtype)
     return positional_embedding(tf.range(-length, length), tensor2tensor_frequencies(d_head, dtype))[0]
 
 
-def two_way_scores(q, r):
+def two_way_scores(q: Tensor, r: Tensor):
     """The products of every query i with the vector of its distance to every key j, `q_i . r_{j-i}`.
 
     Args:
@@ -58,11 +61,12 @@ def two_way_scores(q, r):
     Returns:
         `[H, B, T, T]`.
     """
-    length = keras.ops.shape(q)[2]
-    return shifted_scores(q[None], r[None], first=length)[0][..., :length]  # heads share the table: one product
+    length = shape_of(q)[2]
+    scores: Any = shifted_scores(q[None], r[None], first=length)[0]  # one product, because heads share the table
+    return scores[..., :length]
 
 
-def tener_position_scores(q, k, v_bias, key_position_term=True):
+def tener_position_scores(q: Tensor, k: Tensor, v_bias: Tensor, key_position_term: bool = True):
     """The terms of TENER's scores that depend on positions: `(q_i + v) . R_{j-i} + k_j . R_{i-j}`.
 
     ```python
@@ -74,32 +78,32 @@ def tener_position_scores(q, k, v_bias, key_position_term=True):
 
     Args:
         q, k: `[H, B, T, D]`, queries and keys.
-        v_bias: `[H, D]`, the program's `r_w_bias`.
+        v_bias: `[H, D]`, the `r_w_bias` of the original program.
         key_position_term: whether to add the second term, which the paper does not have.
 
     Returns:
         `[H, B, T, T]`, for `attend`.
     """
-    r = tf.cast(two_way_positions(keras.ops.shape(q)[2], q.shape[-1], wide_dtype(q)), q.dtype)
+    r = tf.cast(two_way_positions(shape_of(q)[2], q.shape[-1], wide_dtype(q)), q.dtype)
     scores = two_way_scores(q + v_bias[:, None, None], r)
     return scores + tf.linalg.matrix_transpose(two_way_scores(k, r)) if key_position_term else scores
 
 
-def elements(x, mask, d_model):
-    """The mask of a call, bool `[B, T]`, true at elements; `None` where all are. Raises ValueError on other shapes."""
+def elements(x: Tensor, mask: Tensor, d_model: int):
+    """Checks the arguments of a call. Returns the mask, bool `[B, T]`, true at elements, or `None` without padding."""
     mask = mask_of_call(x, mask)
     check_tensors({"d_model": d_model}, x=(x, "float batch length d_model"), mask=(mask, "bool? batch length"))
     return mask
 
 
-def visible_keys(mask):
-    """The mask of a call, `[B, T]`, as `attend` takes it; `None` for `None`."""
+def visible_keys(mask: Tensor):
+    """Adds the axes to the mask of a call, `[B, T]`, that `attend` needs."""
     return None if mask is None else mask[None, :, None]
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class TenerAttn(Layer):
-    """Attention of TENER's program: its `RelativeMultiHeadAttn`, and the `MultiHeadAttn` that it compares with.
+    """The attention of TENER (`RelativeMultiHeadAttn` of the original program), and `MultiHeadAttn` for comparison.
 
     ```python
     attention = txl_tf.layers.TenerAttn(d_model=32, n_head=4)
@@ -110,24 +114,24 @@ class TenerAttn(Layer):
     Args:
         d_model: width.
         n_head: number of heads.
-        attn_type: "adatrans", direction-aware; or "transformer", without relative positions, its output projected.
-        scale: whether to divide the scores by `sqrt(d_head)`. The paper found it better not to.
+        attn_type: "adatrans" is direction-aware. "transformer" has no relative positions, and projects its output.
+        scale: whether to divide the scores by `sqrt(d_head)`. In the paper, results are better without.
         key_position_term: see `tener_position_scores`.
         dropatt: dropout rate of the attention probabilities.
-        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+        seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
     Call arguments:
         x: `[batch, length, d_model]`.
-        mask: bool, or numbers 0 and 1, `[batch, length]`, true where there is something; without one, that which Keras
-            passed on with `x`, or else all are.
+        mask: bool, or numbers 0 and 1, `[batch, length]`, true at elements. By default, the mask that Keras passes on
+            with `x`; without any, there is no padding.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:
         `[batch, length, d_model]`.
 
     Raises:
-        ValueError: `n_head` does not divide `d_model`, or for "adatrans" not to an even number from 4 on, as sinusoids
-            need it; a tensor or the mask has another shape.
+        ParameterError: `d_model` is not a multiple of `n_head`; the width of a head is odd or below 4, with "adatrans";
+            or a tensor or the mask has another shape.
 
     Reference:
         Yan et al. 2019, section 3.3.
@@ -145,36 +149,39 @@ class TenerAttn(Layer):
         self.start_keys(seed, dropatt=dropatt)
         one_of(ATTN_TYPES)("attn_type", attn_type)
         if attn_type == "adatrans" and (d_model // n_head % 2 or d_model // n_head < 4):
-            raise ValueError(f"d_model must be n_head={n_head} times an even number from 4 on, got {d_model}")
+            raise ParameterError("d_model", d_model, f"n_head={n_head} times an even number from 4 on")
         self.score_scale = (d_model // n_head) ** -0.5 if scale else 1.0
         self.fc = Linear(d_model, dtype=self.dtype_policy, name="fc") if attn_type == "transformer" else None
 
-    def build(self, x_shape=None, **_):
+    def build(self, x_shape: Any = None, **_: Any) -> None:
         self.build_parts(x_shape)
         shape = (self.d_model, 3 * self.d_model)
         self.qkv_kernel = self.add_weight(name="qkv_kernel", shape=shape, initializer="glorot_uniform")
         if self.fc is not None:
             self.fc.build((None, None, self.d_model))
             return
-        for name in ("r_r_bias", "r_w_bias"):  # of content and of position: the program's names are crossed
+        for name in ("r_r_bias", "r_w_bias"):  # of content and of position: the original program has swapped the names
             self.add_table(name, (self.n_head, self.d_model // self.n_head), "glorot_normal")
 
-    def call(self, x, mask=None, training=None, dropout_key=None):
+    def call(
+        self, x: Tensor, mask: Tensor | None = None, training: bool | None = None, dropout_key: Tensor | None = None
+    ) -> Any:
         visible = visible_keys(elements(x, mask, self.d_model))
         q, k, v, position_scores = self.parts(*self.computed(x))
         dropout_key = self.key_of_call(x, training, dropout_key)
         vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
         return vectors if self.fc is None else self.fc(vectors)
 
-    def parts(self, x):
+    def parts(self, x: Tensor):
         """`(q + u, k, v, position_scores)`, the arguments of `attend`."""
         q, k, v = project_heads(x, tf.cast(self.qkv_kernel, x.dtype), 3, self.n_head)
         if self.attn_type == "transformer":
             return q, k, v, None
-        u_bias, v_bias = tf.cast(self.r_r_bias, q.dtype), tf.cast(self.r_w_bias, q.dtype)
+        u_bias = tf.cast(self.r_r_bias, q.dtype)
+        v_bias = tf.cast(self.r_w_bias, q.dtype)
         return q + u_bias[:, None, None], k, v, tener_position_scores(q, k, v_bias, self.key_position_term)
 
-    def attention_probs(self, x, mask=None):
+    def attention_probs(self, x: Tensor, mask: Tensor | None = None):
         """The probabilities of the call, without dropout: `[n_head, batch, length, length]`."""
         visible = visible_keys(elements(x, mask, self.d_model))
         q, k, _, position_scores = self.parts(*self.computed(x))
@@ -183,7 +190,7 @@ class TenerAttn(Layer):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class TenerLayer(Layer):
-    """Attention, then a feed-forward net, each with residual and layer norm (`TransformerLayer` of the program).
+    """Attention and a feed-forward net, each with residual and layer norm (`TransformerLayer` of the original program).
 
     ```python
     layer = txl_tf.layers.TenerLayer(d_model=32, n_head=4, d_inner=64, dropout=0.1)
@@ -192,8 +199,9 @@ class TenerLayer(Layer):
 
     Args:
         d_model, n_head, d_inner: width, number of heads, width inside the feed-forward net.
-        after_norm: `norm(x + f(x))`; otherwise `x + f(norm(x))`, and no norm after the last layer.
-        dropout: rate after the relu and at the end of the feed-forward net.
+        after_norm: with `True`, a sublayer f computes `norm(x + f(x))`; with `False`, `x + f(norm(x))`, and there is no
+            norm after the last layer.
+        dropout: dropout rate after the relu and at the end of the feed-forward net.
         attn_type, scale, key_position_term, dropatt, seed: see `TenerAttn`.
 
     Call arguments, returns: those of `TenerAttn`.
@@ -211,16 +219,21 @@ class TenerLayer(Layer):
         super().__init__(**kwargs)
         check_sizes(d_inner=d_inner)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
-        options = {"dtype": self.dtype_policy}
-        attention = {"scale": scale, "key_position_term": key_position_term, "dropatt": dropatt, "seed": self.draw_key}
-        self.self_attn = TenerAttn(d_model, n_head, attn_type, **attention, **options, name="self_attn")
-        self.ffn = PositionWiseFFN(d_inner, d_model, dropout, self.draw_key, **options, name="ffn")
-        self.norm1, self.norm2 = (LayerNorm(EPSILON, **options, name=name) for name in ("norm1", "norm2"))
+        options: dict[str, Any] = {"dtype": self.dtype_policy}
+        source: Any = self.draw_key  # of the seeds of its parts
+        self.self_attn = TenerAttn(
+            d_model, n_head, attn_type, scale, key_position_term, dropatt, source, **options, name="self_attn"
+        )
+        self.ffn = PositionWiseFFN(d_inner, d_model, dropout, source, **options, name="ffn")
+        self.norm1 = LayerNorm(EPSILON, **options, name="norm1")
+        self.norm2 = LayerNorm(EPSILON, **options, name="norm2")
 
-    def build(self, x_shape=None, **_):
+    def build(self, x_shape: Any = None, **_: Any) -> None:
         self.build_parts(x_shape, self.self_attn, self.ffn, self.norm1, self.norm2)
 
-    def call(self, x, mask=None, training=None, dropout_key=None):
+    def call(
+        self, x: Tensor, mask: Tensor | None = None, training: bool | None = None, dropout_key: Tensor | None = None
+    ) -> Any:
         mask = elements(x, mask, self.d_model)
         attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 3)
 
@@ -231,5 +244,5 @@ class TenerLayer(Layer):
         x = self._residual(x, self.norm1, lambda y: self.self_attn(y, mask=mask, dropout_key=attention_key))
         return self._residual(x, self.norm2, feed_forward)
 
-    def _residual(self, x, norm, sublayer):
+    def _residual(self, x: Tensor, norm: Any, sublayer: Any):
         return norm(x + sublayer(x)) if self.after_norm else x + sublayer(norm(x))

@@ -18,9 +18,9 @@ from txl_tf.config import at_least
 from txl_tf.data.batching import by_length, in_order
 from txl_tf.data.tagged.batches import Encoded, SentenceEncoder, features
 from txl_tf.data.tagged.sentence_ends import LineSizes, split_at_ends
+from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.nn.settings import add_user
-from txl_tf.taggers.flat import Flat
 from txl_tf.taggers.tagger import Tagger
 
 
@@ -83,7 +83,7 @@ class TextTagger:
             at_least(1, tagger.network.max_seq_len)("window", window)
         self.tagger, self.batch_size, self.window, self.sizes = tagger, batch_size, window, sizes
         self.encoder = dataclasses.replace(encoder, level=tagger.token_level)
-        self.lattice = isinstance(tagger.network, Flat)
+        self.lattice = tagger.reads_lattice
         self.drop_graphs()
         add_user(tagger, self)
         add_user(tagger.network, self)
@@ -176,10 +176,12 @@ class TextTagger:
         """
         network = self.tagger.network
         if not hasattr(network, "attention_probs"):
-            raise ValueError(f"a tagger with attention is needed, got one with {type(network).__name__}")
+            message = f"a tagger with attention is needed, got one with {type(network).__name__}"
+            raise ParameterError("tagger", self.tagger, "a tagger with attention", message)
         most = network.max_seq_len
         if not 0 < len(tokens) <= most:
-            raise ValueError(f"tokens must be 1 to max_seq_len={most} for a picture, got {len(tokens):,}")
+            allowed = f"1 to max_seq_len={most} for a picture"
+            raise ParameterError("tokens", tokens, allowed, f"tokens must be {allowed}, got {len(tokens):,}")
         encoded = self.encoder.encode(tokens, left_out)
         places = list(zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True))
         inputs = {name: tf.constant(array) for name, array in features([encoded], self.lattice).items()}

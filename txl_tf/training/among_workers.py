@@ -1,9 +1,8 @@
-"""What Keras's `fit` and `evaluate` lack where several workers train together, each in a process of its own.
+"""Adds to Keras's `fit` and `evaluate` what several workers need to train together, each in its own process.
 
-    fit -> own_batches, this worker's rows of every batch -> the loop over steps -> train_step, on every replica here
+    fit -> own_batches, this worker's rows of every batch -> the loop over steps -> train_step on this worker's replicas
 
-Every worker calls the same methods, and gives them the same dataset of whole batches. A single worker trains as Keras
-has it.
+Every worker calls the same methods with the same dataset of whole batches. A single worker uses Keras's own loop.
 """
 
 from __future__ import annotations
@@ -13,21 +12,23 @@ from typing import Any
 
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.training.distribution import any_worker, divided, num_workers, own_rows
+from txl_tf.training.trained_model import TrainedModel
 
 
-class AmongWorkers:
-    """Mixin for Keras models whose `train_step` and `test_step` give the same logs on every replica.
+class AmongWorkers(TrainedModel):
+    """`TrainedModel` whose `train_step` and `test_step` return the same logs on every replica.
 
-    Every batch must divide by the number of replicas, whatever its rows B are: replica r of R has the rows
+    The number of rows B of every batch must be a multiple of the number of replicas R. Replica r has the rows
     `[r * B / R, (r + 1) * B / R)`.
 
     Attributes:
-        steps_left: of the evaluation that runs, how many steps are to come.
+        steps_left: number of remaining steps of the current evaluation.
     """
 
-    steps_left = 0
-    _stop_agreed = False
+    steps_left: int = 0
+    _stop_agreed: bool = False
 
     @property
     def several_workers(self) -> bool:
@@ -35,58 +36,57 @@ class AmongWorkers:
 
     @property
     def stop_agreed(self) -> bool:
-        """Whether the step that just ran should be the last, the same on every worker."""
+        """Whether the current step should be the last, the same on every worker."""
         return self._stop_agreed if self.several_workers else self.stop_requested
 
     def own_batches(self, arguments: dict[str, Any], name: str, steps: str) -> None:
-        """Puts this worker's rows of the dataset `name` in its place.
+        """Replaces the dataset in the argument `name` by this worker's rows of it.
 
-        The dataset repeats forever, or all workers would agree at every step on whether it has ended. So the argument
-        `steps` gets its number of batches, where it has no other value.
+        The new dataset repeats forever. Otherwise, all workers would have to agree at every step on whether it has
+        ended. The argument `steps` gets the number of batches, unless it has a value.
 
         Raises:
-            ValueError: it is no dataset, or of an unknown number of batches; or the model has no weights yet.
+            ParameterError: the argument is not a dataset with a known number of batches, or the model has no weights.
         """
         dataset = arguments.get(name)
-        if isinstance(dataset, tf.distribute.DistributedDataset):  # the validation_data of `fit`
+        if isinstance(dataset, tf.distribute.DistributedDataset):  # the `validation_data` of `fit`
             return
         if not isinstance(dataset, tf.data.Dataset):
-            raise ValueError(
-                f"{name} must be a tf.data.Dataset of whole batches where several workers train together, "
-                f"got {type(dataset).__name__}"
-            )
+            allowed = "a tf.data.Dataset of whole batches where several workers train together"
+            message = f"{name} must be {allowed}, got {type(dataset).__name__}"
+            raise ParameterError(name, dataset, allowed, message)
         arguments[steps] = arguments.get(steps) or int(dataset.cardinality())
         if arguments[steps] < 1:
-            raise ValueError(
-                f"{name} must be of a known number of batches where several workers train together, or {steps} given"
-            )
+            allowed = f"of a known number of batches where several workers train together, or {steps} given"
+            raise ParameterError(name, dataset, allowed, f"{name} must be {allowed}")
         if not self.has_all_weights:
-            raise ValueError("the model must have its weights where several workers train together: call it on a batch")
+            message = "the model must have its weights where several workers train together: call it on a batch"
+            raise ParameterError("model", self, "called on a batch", message)
         strategy = self.distribute_strategy
         arguments[name] = divided(own_rows(dataset, strategy).repeat(), strategy)
 
-    # ------------------------------------------------------------------------------------- what Keras calls, and when
+    # -------------------------------------------------------------------------------------- methods that Keras calls
 
-    def make_train_function(self, force=False):
+    def make_train_function(self, force: bool = False) -> None:
         if not self.several_workers:
             super().make_train_function(force)
         elif self.train_function is None or force:
             self.train_function = self._loop(self.train_step, lambda: self.steps_per_execution)
 
-    def make_test_function(self, force=False):
+    def make_test_function(self, force: bool = False) -> None:
         if not self.several_workers:
             super().make_test_function(force)
         elif self.test_function is None or force:
             self.test_function = self._loop(self.test_step, self._next_steps)
 
     def _next_steps(self) -> int:
-        """Number of steps of the next call of an evaluation."""
+        """The number of steps in the next call of an evaluation."""
         steps = min(self.steps_per_execution, self.steps_left)
         self.steps_left -= steps
         return steps
 
     def _loop(self, step: Callable, next_steps: Callable[[], int]) -> Callable:
-        """The function that Keras calls for the next steps, with an iterator of distributed batches."""
+        """Makes the function that Keras calls for the next steps, with an iterator of distributed batches."""
         strategy = self.distribute_strategy
 
         def one_step(iterator):
@@ -98,15 +98,17 @@ class AmongWorkers:
 
         def function(iterator):
             if not isinstance(iterator, tf.distribute.DistributedIterator):  # one batch
-                raise ValueError("several workers train together by fit and evaluate, with a tf.data.Dataset")
+                message = "several workers train together by fit and evaluate, with a tf.data.Dataset"
+                raise ParameterError("x", iterator, "a tf.data.Dataset, given to fit or evaluate", message)
             self._stop_agreed = any_worker(strategy, self.stop_requested)
-            for _ in range(next_steps()):  # in one graph, a sum over workers would have one shape in all steps
+            logs = {}
+            for _ in range(next_steps()):  # not one graph: sums over workers may differ in shape
                 logs = one_step(iterator)
             return logs
 
         return function
 
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """Keras's own, which fails under several workers: their models are built."""
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Keras's method, which is not called for several workers: it fails there, and their models are built."""
         if not self.several_workers:
             super()._maybe_symbolic_build(iterator, data_batch)

@@ -1,4 +1,4 @@
-"""Where to train: one device, all accelerators of this machine, several machines, or a TPU."""
+"""Strategies of `tf.distribute`: one device, all accelerators of this machine, several machines, or a TPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import tensorflow as tf
 from txl_tf.config import AUTO, PRECISIONS, STRATEGIES, at_least, one_of
 from txl_tf.data.batching import prefetched
 from txl_tf.environment import check_listens, is_address, wait_for_all
-from txl_tf.errors import named
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import reason
 from txl_tf.training import slurm
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("txl_tf")
 
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _SECONDS_BETWEEN_SIGNALS = 0.1
-BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")  # of a processor, as Linux calls them
+BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")  # features of a processor under Linux's names
 
 
 def make_strategy(
@@ -41,26 +41,26 @@ def make_strategy(
         strategy: where to train:
 
             - `"one"`: one device.
-            - `"mirrored"`: all GPUs of the machine, or all logical CPUs where there is no GPU.
-            - `"multi_worker"`: all GPUs (or the processor) of all machines that the environment variable `TF_CONFIG`
-              names, the same program on each. Where `srun` of Slurm started several tasks, it is set to name them.
+            - `"mirrored"`: all GPUs of the machine, or all logical CPUs without a GPU.
+            - `"multi_worker"`: all GPUs (or the processor) of all machines in the environment variable `TF_CONFIG`.
+              Each machine runs the same program. If Slurm's `srun` started several tasks, `TF_CONFIG` is set from them.
             - `"tpu"`: the TPU named `tpu`.
-            - `"auto"`: `"multi_worker"` where `TF_CONFIG` or `srun` names several machines, `"mirrored"` where there
-              are several GPUs, else `"one"`.
-        tpu: name or `grpc://` address of the TPU; `"local"` for that of this machine.
-        tpu_zone, gcp_project: where to look the name up; by default where this machine is.
-        logical_cpus: number of logical CPU devices to create, to try `"mirrored"` without GPUs.
+            - `"auto"`: `"multi_worker"` if `TF_CONFIG` or `srun` names several machines, `"mirrored"` if there are
+              several GPUs, else `"one"`.
+        tpu: name or `grpc://` address of the TPU; `"local"` for the TPU of this machine.
+        tpu_zone, gcp_project: zone and project of the TPU; by default those of this machine.
+        logical_cpus: number of logical CPU devices to create, for `"mirrored"` without GPUs.
 
     Raises:
-        ValueError: the name is not known, `TF_CONFIG` is missing or malformed, or so are Slurm's variables, or TPU
-            arguments do not fit.
+        ParameterError: the strategy does not exist, `TF_CONFIG` or Slurm's variables are missing or malformed, or the
+            TPU arguments do not fit.
         ConnectionError: the TPU cannot be reached.
     """
     one_of(STRATEGIES)("strategy", strategy)
     if strategy == "tpu" or tpu:
         return _tpu_strategy(strategy, tpu, tpu_zone, gcp_project)
     if tpu_zone or gcp_project:
-        raise ValueError(f"tpu_zone and gcp_project go with strategy=tpu, got {strategy}")
+        raise _must_be_tpu(strategy, "tpu_zone and gcp_project")
     if logical_cpus is not None:
         at_least(1)("logical_cpus", logical_cpus)
         (cpu,) = tf.config.list_physical_devices("CPU")
@@ -89,17 +89,18 @@ def make_strategy(
         devices = gpus or tf.config.list_logical_devices("CPU")
         if len(devices) == 1:
             logger.info("strategy=mirrored: there is one device, %s; training on it alone", devices[0].name)
-        # Or TensorFlow takes the sums of a second training in this process for those of the first.
+        # Otherwise, TensorFlow mixes up the sums of two training runs in one process.
         tf.distribute.MirroredStrategy._collective_key_base += 100
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     return tf.distribute.get_strategy()
 
 
 def interruptible(wait: Callable[[], Any]) -> Any:
-    """`wait()`, which waits for other workers in C++. Ctrl-C and SIGTERM end it, if the wait lets other threads run.
+    """Calls `wait`, a function that waits for other workers in C++, so that Ctrl-C and SIGTERM can end the program.
 
-    It runs in a thread of its own: Python handles signals in its main thread, between two operations of Python. Where
-    the program has a handler of its own for SIGTERM, as a training has that saves first, `wait` is simply called.
+    `wait` runs in another thread, because Python handles signals only in its main thread, between two operations of
+    Python. It must let other threads run. If the program has its own handler for SIGTERM, such as one that saves a
+    checkpoint, `wait` is called directly.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C. The thread keeps waiting until the program ends.
@@ -119,17 +120,18 @@ def interruptible(wait: Callable[[], Any]) -> Any:
     thread.start()
     while thread.is_alive():
         thread.join(_SECONDS_BETWEEN_SIGNALS)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow sets a handler that ends nothing
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's handler does not end the program
     if errors:
         raise errors[0]
     return results[0]
 
 
 def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> str:
-    """The dtype of matrix products; `"auto"` becomes the one that is fast on the devices. All workers must call it.
+    """The dtype of matrix products. All workers must call it.
 
-    It is `"bfloat16"` on TPUs, on GPUs from compute capability 8.0 on, and on processors with units for it (AMX or
-    AVX-512); else `"float16"` on GPUs and `"float32"` on processors. The chief chooses for all workers.
+    `"auto"` becomes `"bfloat16"` on TPUs, on GPUs from compute capability 8.0 on, and on processors with units for
+    bfloat16 (AMX or AVX-512). Otherwise it becomes `"float16"` on GPUs and `"float32"` on processors. The chief chooses
+    for all workers.
     """
     if mixed_precision != AUTO:
         return mixed_precision
@@ -145,7 +147,7 @@ def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> 
 
 
 def processor_flags() -> set[str]:
-    """The processor's features by Linux's `/proc/cpuinfo`; empty on other systems."""
+    """The processor's features in Linux's `/proc/cpuinfo`; an empty set on other systems."""
     try:
         with open("/proc/cpuinfo") as file:
             return set(file.read().split())
@@ -158,10 +160,11 @@ def _workers(required: bool) -> list[str]:
     text = os.environ.get("TF_CONFIG")
     if not text:
         if required:
-            raise ValueError(
+            message = (
                 f"strategy=multi_worker needs the environment variable TF_CONFIG, such as {_EXAMPLE}, or several tasks "
                 "of srun"
             )
+            raise ParameterError("TF_CONFIG", None, f"such as {_EXAMPLE}", message)
         return []
     try:
         config = json.loads(text)
@@ -171,29 +174,38 @@ def _workers(required: bool) -> list[str]:
         usable = kind in ("chief", "worker") and 0 <= index < len(cluster.get(kind, []))
         usable = usable and len(cluster.get("chief", [])) <= 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
+        message = (
             f"TF_CONFIG is malformed ({type(error).__name__}: {named(error)}), got {named(text)}; it looks like "
             f"{_EXAMPLE}"
-        ) from error
+        )
+        raise ParameterError("TF_CONFIG", text, f"such as {_EXAMPLE}", message) from error
     if not usable or not all(isinstance(worker, str) and is_address(worker) for worker in workers):
-        raise ValueError(
+        message = (
             "TF_CONFIG must name a task among the one chief and the workers of its cluster, each as host:port, "
             f"got {named(text)}; it looks like {_EXAMPLE}"
         )
+        raise ParameterError("TF_CONFIG", text, f"such as {_EXAMPLE}", message)
     return workers
+
+
+def _must_be_tpu(strategy: str, arguments: str) -> ParameterError:
+    """The error for arguments of a TPU that are given with another strategy."""
+    return ParameterError("strategy", strategy, f"tpu where {arguments} is given")
 
 
 def _tpu_strategy(
     strategy: str, tpu: str | None, tpu_zone: str | None, gcp_project: str | None
 ) -> tf.distribute.TPUStrategy:
     if strategy not in ("tpu", "auto"):
-        raise ValueError(f"tpu goes with strategy=tpu, got {strategy}")
+        raise _must_be_tpu(strategy, "tpu")
     if not tpu:
-        raise ValueError("strategy=tpu needs tpu, the name or the grpc:// address of the TPU, or local")
+        message = "strategy=tpu needs tpu, the name or the grpc:// address of the TPU, or local"
+        raise ParameterError("tpu", tpu, "a name, grpc://host:port or local", message)
     if tpu.startswith("grpc://"):
         address = tpu.removeprefix("grpc://")
         if not is_address(address):
-            raise ValueError(f"tpu must be a name or grpc://host:port, got {named(tpu)}")
+            allowed = "a name or grpc://host:port"
+            raise ParameterError("tpu", tpu, allowed, f"tpu must be {allowed}, got {named(tpu)}")
         check_listens(address, f"the TPU {named(tpu)}")
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu, zone=tpu_zone, project=gcp_project)
@@ -208,28 +220,28 @@ def _tpu_strategy(
 
 
 def num_workers(strategy: tf.distribute.Strategy) -> int:
-    """Number of programs that train together, one a machine; a TPU is driven by one program."""
+    """The number of programs that train together, one on each machine. A TPU needs only one program."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return max(len(_workers(required=False)), 1)
     return 1
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this program is the chief: of several that train together, only the chief writes files and logs."""
+    """Whether this program is the chief, the only one of several workers that writes files and logs."""
     return _worker_index(strategy) == 0
 
 
 def _worker_index(strategy: tf.distribute.Strategy) -> int:
-    """The number of this worker, in the order of its replicas: the chief's is 0."""
+    """The index of this worker in the order of the replicas. The chief has 0."""
     if num_workers(strategy) == 1:
         return 0
-    resolver = strategy.cluster_resolver
+    resolver: Any = strategy.cluster_resolver
     chiefs = len(resolver.cluster_spec().as_dict().get("chief", []))
     return resolver.task_id + (chiefs if resolver.task_type == "worker" else 0)
 
 
 def broadcast_from_chief(strategy: tf.distribute.Strategy, number: int) -> int:
-    """The chief's `number` on every worker. All workers must call it."""
+    """Returns the `number` of the chief on every worker. All workers must call it."""
     return _sum_over_workers(strategy, number if is_chief(strategy) else 0)
 
 
@@ -239,20 +251,20 @@ def any_worker(strategy: tf.distribute.Strategy, flag: bool) -> bool:
 
 
 def all_rows(strategy: tf.distribute.Strategy, tensors: list) -> list[tf.Tensor]:
-    """Every replica's share of the rows of `tensors`, put together in order. All workers must call it."""
+    """Concatenates every replica's share of the rows of `tensors`, in order. All workers must call it."""
     if num_workers(strategy) == 1:
         return [tf.concat(strategy.experimental_local_results(tensor), 0) for tensor in tensors]
     return _gather_function(strategy)(tensors)
 
 
 def sum_over_replicas(tensors: Any) -> Any:
-    """The sum over all replicas of a nested structure of tensors; called on every replica, in a step."""
+    """The sum over all replicas of a nested structure of tensors. A step calls it on every replica."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return tensors
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         return context.all_reduce("SUM", tensors)
-    # What `all_reduce` does, without its `tf.custom_gradient`, which keeps the graph for ever: see gradients.py.
+    # `all_reduce` without its `tf.custom_gradient`, which would keep the graph in memory for ever: see gradients.py.
     flat = tf.nest.flatten(tensors)
     sums = context.merge_call(
         lambda strategy, *flat: strategy.extended.batch_reduce_to("SUM", [(x, x) for x in flat]), flat
@@ -260,8 +272,8 @@ def sum_over_replicas(tensors: Any) -> Any:
     return tf.nest.pack_sequence_as(tensors, sums)
 
 
-def _of_strategy(make):
-    """`make(strategy)`, once for a strategy and as long as it lives."""
+def _of_strategy(make: Any):
+    """Decorator: computes `make(strategy)` once for each strategy, and keeps the result as long as the strategy."""
 
     @functools.wraps(make)
     def get(strategy):
@@ -274,21 +286,21 @@ def _of_strategy(make):
 
 
 @_of_strategy
-def _gather_function(strategy):
+def _gather_function(strategy: Any):
     return tf.function(lambda tensors: [strategy.gather(tensor, 0) for tensor in tensors])
 
 
-def _sum_over_workers(strategy, number):
+def _sum_over_workers(strategy: Any, number: int):
     if num_workers(strategy) == 1:
         return number
     return interruptible(lambda: int(_sum_function(strategy)(tf.constant(number, tf.int64))))
 
 
 @_of_strategy
-def _sum_function(strategy):
+def _sum_function(strategy: Any):
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
-    def share(number):  # once a worker, not for each of its replicas
+    def share(number):  # the number on one replica of each worker, 0 on the others
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         return number if replica % replicas == 0 else tf.zeros_like(number)
 
@@ -297,7 +309,7 @@ def _sum_function(strategy):
 
 @contextlib.contextmanager
 def only_chief_logs(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """On workers other than the chief, the library logs warnings alone."""
+    """In this block, the library logs only warnings on workers other than the chief."""
     level = logger.level
     if not is_chief(strategy):
         logger.setLevel(logging.WARNING)
@@ -308,14 +320,17 @@ def only_chief_logs(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def rows_of_this_worker(strategy: tf.distribute.Strategy, rows: int) -> range:
-    """Which of a batch's `rows` the replicas of this worker have: consecutive ones."""
-    share, index = rows // num_workers(strategy), _worker_index(strategy)
+    """The rows of a batch that the replicas of this worker have. They are consecutive."""
+    share = rows // num_workers(strategy)
+    index = _worker_index(strategy)
     return range(index * share, (index + 1) * share)
 
 
 def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.data.Dataset:
-    """Of the batches of a dataset, tuples of tensors, the rows that the replicas of this worker have."""
-    replicas, workers, index = strategy.num_replicas_in_sync, num_workers(strategy), _worker_index(strategy)
+    """Reduces the batches of a dataset, tuples of tensors, to the rows that the replicas of this worker have."""
+    replicas = strategy.num_replicas_in_sync
+    workers = num_workers(strategy)
+    index = _worker_index(strategy)
 
     def own(x):
         rows = tf.shape(x)[0]
@@ -327,7 +342,7 @@ def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.d
 
 
 def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy):
-    """Distributes a dataset of this worker's rows: each of its replicas gets its contiguous share of every batch.
+    """Distributes a dataset of this worker's rows. Each replica gets a contiguous share of every batch.
 
     `experimental_distribute_dataset` would give worker w the shares w, w + workers, ... of whole batches instead.
     """
@@ -340,7 +355,9 @@ def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy):
         shares = dataset
         if replicas > 1:
             shares = shares.map(lambda *batch: tf.nest.map_structure(split, batch)).unbatch()
-            if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:  # else every step asks all workers for the end
+            if (
+                dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+            ):  # otherwise every step asks all workers whether the data has ended
                 shares = shares.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
         return prefetched(shares)
 

@@ -1,6 +1,6 @@
-"""Arguments and hooks of Keras: which of them our models take, and for each that cannot work the reason.
+"""Arguments and hooks of Keras: which ones our models support, and a reason for each that they do not.
 
-A hook is a method or property of `keras.Model` that a subclass, or an instance, may have a version of its own of.
+A hook is a method or property of `keras.Model` that a subclass or an instance may override.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import keras
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError, brief
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.training.distribution import sum_over_replicas
 
-# Metrics that `compile` takes, as functions of the mean nll. They are floats of any size: beyond all, infinity.
+# Metrics that `compile` takes, as functions of the mean nll. A value that is too large for a float is infinity.
 METRICS = {"perplexity": tf.exp, "bits": lambda nll: nll / tf.math.log(tf.constant(2, nll.dtype))}
 
 _OWN_LOSS = "the loss is the model's own, the mean nll, which the adaptive softmax computes without all logits"
@@ -26,7 +27,7 @@ _ONE_WEIGHT = "every token counts the same, unless a third element of the datase
 IN_ORDER = "row r of a batch continues row r of the batch before"
 _OWN_BATCHES = "the batches are those of the dataset, see txl_tf.segments(text, batch_size, tgt_len)"
 _REFUSED = {
-    "y": "x is a dataset that holds the labels, too",
+    "y": "x is a dataset that also contains the labels",
     "batch_size": _OWN_BATCHES,
     "validation_batch_size": _OWN_BATCHES,
     "shuffle": IN_ORDER,
@@ -38,7 +39,7 @@ _REFUSED = {
     "loss_weights": _OWN_LOSS,
 }
 
-# Hooks that a language model would pass over, and what to have instead.
+# Hooks that a language model does not use, and what to override instead.
 _NO_Y_PRED = (
     "the loss is computed without y_pred, the probabilities of all words: override segment_nll(tokens, labels, mems, "
     "**options), which returns (nll, kept, new_mems), or train_step(self, data, mems), which returns (logs, new_mems)"
@@ -55,7 +56,7 @@ HOOKS_OF_MEMORY_MODEL = {
 
 
 def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call of `method`, by position or by name: `{name: value}` of those that were given.
+    """The arguments of a call of `method` as `{name: value}`, whether they were given by position or by name.
 
     Raises:
         UnknownArgumentError: `method` has no argument of this name. Names that begin with `_` are Keras's own.
@@ -66,12 +67,12 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _REFUSED) -> None:
-    """Raises ParameterError for an argument that `method` cannot take. `None`, 0 and False count as not given.
+    """Raises ParameterError for an argument that a method does not support. `None`, 0 and False count as not given.
 
     Args:
-        method: for the message.
-        arguments: `{name: value}` of those that were given.
-        reasons: `{name: why}` of those that it cannot take, by default for a model with memory.
+        method: its name, for the message.
+        arguments: `{name: value}` of the given arguments.
+        reasons: `{name: reason}` of unsupported arguments, by default those of a model with memory.
     """
     for name, why in reasons.items():
         value = arguments.get(name)
@@ -82,22 +83,19 @@ def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _RE
 
 
 def is_own(model: Any, name: str) -> bool:
-    """Whether a model has a method or property `name` that is neither this library's nor Keras's.
-
-    It may be a subclass's, put into a class, or an attribute of the instance.
-    """
+    """Whether a user has overridden a method or property of a model: in a subclass, in the class or in the instance."""
     of_class = next((vars(base)[name] for base in type(model).__mro__ if name in vars(base)), None)
     found = vars(model).get(name, of_class)
     if found is None:
         return False
-    found = getattr(found, "fget", None) or getattr(found, "__func__", found)  # of a property, of a bound method
+    found = getattr(found, "fget", None) or getattr(found, "__func__", found)  # a property, or a bound method
     return (getattr(found, "__module__", None) or "").partition(".")[0] not in ("txl_tf", "keras")
 
 
 def takes(method: Callable, n: int) -> bool:
     """Whether a method can be called with `n` arguments by position."""
     try:
-        inspect.signature(getattr(method, "python_function", method)).bind(*range(n))  # the former of a tf.function
+        inspect.signature(getattr(method, "python_function", method)).bind(*range(n))  # of a tf.function, too
     except TypeError:
         return False
     return True
@@ -109,10 +107,11 @@ def takes_name(method: Callable, name: str) -> bool:
 
 
 def refuse_hooks(model: Any, reasons: dict[str, str]) -> None:
-    """Raises ParameterError for a hook that a model would pass over.
+    """Raises ParameterError if a user has overridden a hook that a model does not use.
 
     Args:
-        reasons: `{name of the hook: why, and what to do instead}`.
+        model: the model.
+        reasons: `{name of the hook: reason, and what to do instead}`.
     """
     for name, why in reasons.items():
         if is_own(model, name):
@@ -121,7 +120,7 @@ def refuse_hooks(model: Any, reasons: dict[str, str]) -> None:
 
 
 def check_steps_take(model: Any, *names: str) -> None:
-    """Raises ParameterError unless the steps of a model with memory can be called in one of two ways."""
+    """Raises ParameterError unless the steps of a model with memory have one of the two possible signatures."""
     for name in names:
         step = getattr(model, name)
         if is_own(model, name) and not takes(step, 2) and not takes(step, 1):
@@ -130,7 +129,7 @@ def check_steps_take(model: Any, *names: str) -> None:
 
 
 def metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
-    """The argument `metrics` of `compile`, checked."""
+    """Checks the argument `metrics` of `compile` for a model with memory."""
     if not isinstance(metrics or [], list | tuple):
         raise ParameterError("metrics", metrics, "a list of names, such as ['bits']")
     for metric in metrics or []:
@@ -145,23 +144,24 @@ def metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
 
 # ----------------------------------------------------------------------------------------------- compiled metrics
 
-# Names whose functions would take the outputs for probabilities.
+# Names of metrics whose functions expect probabilities, while the outputs are logits.
 _OF_LOGITS = ("crossentropy", "ce", "sparse_categorical_crossentropy")
 
 
 class MeanOfFunction(keras.metrics.Mean):
-    """The weighted mean of what a function of labels and outputs returns.
+    """The weighted mean of the results of a function of labels and outputs.
 
     Args:
-        function: returns values `[batch, labels]` or `[batch]`, whose weight is the mean weight of the row's labels, or
-            one number, of which each batch counts the same.
+        function: returns values `[batch, labels]`; or `[batch]`, weighted by the mean weight of the labels in a row; or
+            one number, with the same weight for every batch.
+        name: name of the metric.
     """
 
-    def __init__(self, function: Callable, name: str, **kwargs):
+    def __init__(self, function: Callable, name: str, **kwargs: Any):
         super().__init__(name=name, **kwargs)
         self.function = function
 
-    def update_state(self, labels, outputs, sample_weight):
+    def update_state(self, labels: Any, outputs: Any, sample_weight: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         values = tf.convert_to_tensor(self.function(labels, outputs))
         if values.shape.rank == 0:
             sample_weight = None
@@ -177,7 +177,7 @@ class CompiledMetrics:
     Args:
         metrics, weighted_metrics: arguments of `compile`.
         own: names of the model's own metrics in the logs.
-        same: those of `own` that may be asked for by name, since they are what Keras means by it.
+        same: those of `own` that `compile` may get by name, because Keras has the same metric under this name.
         n_classes: width of the outputs.
 
     Attributes:
@@ -185,10 +185,12 @@ class CompiledMetrics:
         metrics: list of `keras.metrics.Metric`.
 
     Raises:
-        ParameterError: something is no metric, or the name of one is taken.
+        ParameterError: a value is not a metric, or its name exists already.
     """
 
-    def __init__(self, metrics=None, weighted_metrics=None, own=(), same=(), n_classes=1):
+    def __init__(
+        self, metrics: Any = None, weighted_metrics: Any = None, own: Any = (), same: Any = (), n_classes: int = 1
+    ):
         self.given = {"metrics": metrics, "weighted_metrics": weighted_metrics}
         self._plain, self._weighted = (_metrics_of(name, given, same) for name, given in self.given.items())
         self.metrics = [*self._plain, *self._weighted]
@@ -202,7 +204,7 @@ class CompiledMetrics:
             taken.append(metric.name)
             _make_variables(metric, n_classes)
 
-    def update(self, labels, outputs, kept, weights) -> dict[str, tf.Tensor]:
+    def update(self, labels: Tensor, outputs: Tensor, kept: Tensor, weights: Any) -> dict[str, tf.Tensor]:
         """See `Resumable.measure`."""
         for metrics, of_labels in ((self._plain, kept), (self._weighted, weights)):
             for metric in metrics:
@@ -215,7 +217,7 @@ class CompiledMetrics:
 
 
 def names_of(metric: keras.metrics.Metric) -> list[str]:
-    """The names under which a metric is in the logs."""
+    """The names of a metric in the logs."""
     found = metric.result()
     return [*found] if isinstance(found, dict) else [metric.name]
 
@@ -226,7 +228,7 @@ def _metrics_of(argument: str, given: Any, same: Iterable[str]) -> list[keras.me
         raise ParameterError(argument, given, "a list of metrics")
     found = []
     for identifier in given or []:
-        if isinstance(identifier, list | tuple):  # Keras takes a list for each output
+        if isinstance(identifier, list | tuple):  # Keras accepts a list for each output
             found += _metrics_of(argument, identifier, same)
         elif not (isinstance(identifier, str) and identifier in same):
             found.append(_metric(argument, identifier))
@@ -253,12 +255,13 @@ def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
         metric.name = name or metric.name
         return metric
     if not callable(metric):
-        raise ParameterError(argument, identifier, "a Keras metric", f"{argument} holds no metric: {brief(identifier)}")
+        message = f"{argument} contains no metric: {brief(identifier)}"
+        raise ParameterError(argument, identifier, "a Keras metric", message)
     return MeanOfFunction(metric, name or getattr(metric, "name", None) or type(metric).__name__)
 
 
 def _make_variables(metric: keras.metrics.Metric, n_classes: int) -> None:
-    """Makes the variables of a metric that makes them in its first update; checks that every replica has them."""
+    """Creates the variables of a metric that creates them in its first update. Checks that every replica has them."""
     strategy = tf.distribute.get_strategy()
     if not metric.variables:
         labels, outputs = tf.zeros([1, 1], tf.int32), tf.zeros([1, 1, n_classes])
@@ -271,7 +274,7 @@ def _make_variables(metric: keras.metrics.Metric, n_classes: int) -> None:
 
 
 def _result(metric: keras.metrics.Metric) -> Any:
-    """The result of a metric of which every replica has counted its own rows."""
+    """The result of a metric that every replica has updated with its own rows."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return metric.result()

@@ -1,4 +1,4 @@
-"""The loop over steps and replicas: memory and sums go from one step to the next as tensors, on their devices."""
+"""The loop over steps and replicas. Memory and sums pass from step to step as tensors that stay on their devices."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.data.text.checked_batches import Batches
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.fusion import fusing
 from txl_tf.training.distribution import any_worker
 from txl_tf.training.keras_arguments import METRICS, is_own
 
-NO_TOTALS = np.zeros(5)  # nll, weights of tokens, tokens left out, gradient norm, steps: sums over an epoch
+NO_TOTALS = np.zeros(5)  # sums over an epoch: nll, weights of tokens, tokens left out, gradient norm, steps
 
 
 @dataclasses.dataclass
 class LoopState:
-    """All that goes from one call of the loop to the next. Every `fit`, `evaluate` and single batch has its own."""
+    """The state between two calls of the loop. Every `fit`, `evaluate` and single batch has its own."""
 
     log_names: tuple[str, ...] = ()
-    batches: Batches | None = None
-    mems: Any = None  # memory, a share of the rows on every replica
-    start: Callable | None = None  # `start(rows)` makes the memory where there is none
+    batches: Any = None  # `Batches`; `None` before the first `fit`
+    mems: Any = None  # the memory; every replica has its share of the rows
+    start: Any = None  # `start(rows)` makes the first memory
     totals: tf.Tensor = dataclasses.field(default_factory=lambda: tf.constant(NO_TOTALS))
     begun: bool = False
-    own_sums: dict = dataclasses.field(default_factory=dict)  # of logs that only a user's step has: (sum, steps)
-    other_mems: dict = dataclasses.field(default_factory=dict)  # without memory: of batches of other rows, by the rows
+    own_sums: dict = dataclasses.field(default_factory=dict)  # `{name: (sum, steps)}` of logs of a user's own step
+    # The empty memory of a model without memory, by the number of rows, for batches of other sizes than the first.
+    other_mems: dict = dataclasses.field(default_factory=dict)
 
     def begin(self) -> None:
-        """An epoch or an evaluation begins."""
-        self.totals, self.own_sums, self.begun = tf.constant(NO_TOTALS), {}, True
+        """Resets the sums at the beginning of an epoch or an evaluation."""
+        self.totals = tf.constant(NO_TOTALS)
+        self.own_sums = {}
+        self.begun = True
 
     def mems_of(self, rows: int) -> Any:
-        """The memory for a batch of so many rows. Callbacks have been told by now, and may have set the weights."""
+        """The memory for a batch of this size. It is created after the callbacks, which may have set the weights."""
         if rows != self.batches.rows:
             if rows not in self.other_mems:
                 self.other_mems[rows] = self.start(rows)
@@ -47,7 +49,7 @@ class LoopState:
         return self.mems
 
     def after_step(self, logs: dict[str, tf.Tensor], rows: int, mems: Any, totals: tf.Tensor) -> None:
-        """Notes what a call of the graph returned for a batch of so many rows."""
+        """Stores the results of a call of the graph for a batch of this size."""
         self.totals = totals
         if rows == self.batches.rows:
             self.mems = mems
@@ -58,8 +60,8 @@ class LoopState:
             self.own_sums[name] = total + logs[name], steps + 1
 
     def logs(self) -> dict[str, float]:
-        """The logs of an epoch: the mean nll and metrics of it, the sum of the tokens left out; means over its steps of
-        the gradient norm and of what only a user's step logs.
+        """The logs of an epoch: the mean nll and its metrics, and the number of tokens left out. The gradient norm and
+        the logs of a user's own step are means over the steps.
         """
         nll, tokens, overflow, grad_norm, steps = self.totals.numpy()
         logs = {"loss": nll / tokens if tokens else 0.0, "grad_norm": grad_norm / max(steps, 1), "overflow": overflow}
@@ -69,23 +71,28 @@ class LoopState:
 
 
 def metrics_of(nll: tf.Tensor, log_names: tuple[str, ...]) -> dict[str, tf.Tensor]:
-    """The metrics among `log_names`, of a mean nll."""
+    """The metrics in `log_names`, computed from a mean nll."""
     return {name: METRICS[name](nll) for name in log_names if name in METRICS}
 
 
 def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callable:
-    """The function that Keras calls for the next `steps_per_execution` steps.
+    """Makes the function that Keras calls for the next `steps_per_execution` steps.
 
         replica_step        one step of one replica, on its share of the rows
         one_step            one step of all replicas, and the sums of the logs: a graph
-        several_steps       a loop of `one_step` in one graph, for more steps a call
+        several_steps       a loop of `one_step` in one graph, for several steps in one call
 
-    `strategy.run` takes and returns values of all replicas. `mems` is such a value: it goes in and out without ever
-    leaving its replica. The logs of a step are the same on every replica, so the first replica's count; of logs that
-    only a user's step has, the mean over the replicas. The function reads and changes `model.loop`; the step is
-    `train_step` or `test_step`, by its name.
+    `strategy.run` takes and returns values of all replicas. `mems` is such a value, which never leaves its replica. The
+    logs of a step are the same on every replica, so those of the first replica are used. For additional logs of a
+    user's own step, the mean over the replicas is used. The function reads and changes `model.loop`.
+
+    Args:
+        model: a `MemoryModel`.
+        step_name: "train_step" or "test_step".
+        log_names: names of the logs.
     """
-    strategy, step = model.distribute_strategy, model.step_with_memory(step_name)
+    strategy = model.distribute_strategy
+    step = model.step_with_memory(step_name)
     zero = np.zeros([], model.loss_dtype)
     known = {"loss", "tokens", "overflow", "grad_norm", *log_names}
 
@@ -93,8 +100,8 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         @tf.autograph.experimental.do_not_convert
         def replica_step(data, mems):
             for x in data:
-                x.set_shape(shape)  # tf.distribute forgets it
-            # Of a size that may vary, nothing is compiled.
+                x.set_shape(shape)  # because tf.distribute loses it
+            # Nothing is compiled if the size may vary.
             with fusing(False) if None in shape else contextlib.nullcontext():
                 return step(data, mems)
 
@@ -111,7 +118,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
     def several_steps(n, shape, iterator, mems, totals):
         logs = dict.fromkeys(log_names, zero)
         for _ in tf.range(n):
-            # An evaluation writes to its memory in place: no step may begin before the last one has read it.
+            # An evaluation overwrites its memory: no step may begin before the previous one has read it.
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             logs, mems, totals = only(log_names, *one_step(shape, next(iterator), mems, totals))
         return logs, mems, totals
@@ -129,14 +136,16 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         several_steps = tf.function(several_steps, reduce_retracing=True)
 
     def function(iterator):
-        stop, logs, state = any_worker(strategy, model.stop_requested), None, model.loop
+        stop = any_worker(strategy, model.stop_requested)
+        logs = None
+        state = model.loop
         if not state.begun and is_own(model, "reset_metrics"):
             allowed = "a method that calls super().reset_metrics(), which begins an epoch or an evaluation"
             raise ParameterError("reset_metrics", model.reset_metrics, allowed)
         replicas = strategy.num_replicas_in_sync
         rows = state.batches.rows // replicas
-        # Whether a length is known must depend neither on which segment comes first nor on how many steps are left: a
-        # resumed run would round otherwise than one without a break.
+        # Whether the length is static must not depend on the first segment or on the number of remaining steps.
+        # Otherwise a resumed run would round differently from a run without a break.
         tgt_len = state.batches.tgt_len if model.static_shapes or model.steps_per_execution == 1 else None
         for n in state.batches.calls(iterator, model.steps_per_execution):
             found = rows
@@ -162,8 +171,8 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
 
 
 def described(strategy: tf.distribute.Strategy, data: tuple) -> tuple[int, int, tuple]:
-    """`(rows, length, data)` of a batch: the shape of a replica's share; and the batch, without weights that have no
-    column, as all its labels count, see `checked_batches.py`.
+    """`(rows, length, data)` of a batch: the shape of a replica's share, and the batch. Weights without columns, which
+    mean that all labels count, are left out; see `checked_batches.py`.
     """
     shapes = [strategy.experimental_local_results(x)[0].shape for x in data]
     return *shapes[0], data if shapes[-1][1] else data[:2]

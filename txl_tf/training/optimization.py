@@ -1,6 +1,8 @@
-"""The original's optimizer: Adam, clipped after averaging over replicas, warm-up and cosine decay."""
+"""The optimizer of the original: Adam with clipping after averaging over replicas, warm-up and cosine decay."""
 
 import functools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -14,26 +16,45 @@ from txl_tf.schema import known_names
 from txl_tf.training.distribution import sum_over_replicas
 
 
-def global_norm(gradients):
+def global_norm(gradients: Iterable[Any]) -> tf.Tensor:
     """The global norm of gradients, in float32, or in float64 if one of them is float64."""
     dtype = wide_dtype(*gradients)
     return tf.linalg.global_norm([tf.cast(gradient, dtype) for gradient in gradients])
 
 
-class ClipAfterAverage:
-    """Mixin for Keras optimizers: clips the gradients summed over all replicas, by value or by their global norm.
+if TYPE_CHECKING:
+    MixedIntoOptimizer = keras.optimizers.Optimizer
+else:
+    MixedIntoOptimizer = object
 
-    Keras's own `global_clipnorm` clips the gradients of each replica before adding them up, so that two replicas train
-    differently from one. Divide the loss by the number of replicas, and the sum is the average.
 
-    `gradient_norm` holds the norm before clipping of the latest update.
+class ClipAfterAverage(MixedIntoOptimizer):
+    """Mixin for Keras optimizers that clips the sum of the gradients over all replicas, by value or by global norm.
 
-    With `gradient_accumulation_steps=n`, every n-th batch updates the weights, with the mean of the gradients of n
-    batches. The mean is clipped. `iterations`, schedules and the moving average count updates. The gradients are summed
-    over the replicas batch by batch, so that a checkpoint between two updates has all of them.
+    Keras's `global_clipnorm` clips the gradients of each replica before it sums them, so two replicas train differently
+    from one. If the loss is divided by the number of replicas, the sum is the average.
+
+    With `gradient_accumulation_steps=n`, every n-th batch updates the weights with the mean of the gradients of n
+    batches. The mean is clipped. `iterations`, schedules and the moving average count updates. Each batch sums its
+    gradients over the replicas, so that a checkpoint between two updates contains all of them.
+
+    Args:
+        clip: the largest global norm; `None` for no limit.
+        clip_value: the largest absolute value, applied before `clip`; `None` for no limit.
+        *args, **kwargs: arguments of the Keras optimizer.
+
+    Attributes:
+        gradient_norm: the global norm of the last update before clipping.
     """
 
-    def __init__(self, *args, clip=None, clip_value=None, **kwargs):
+    # Attributes of Keras's optimizers whose own type hints are missing or wrong.
+    _iterations: Any
+    _learning_rate: Any
+    _accumulated_gradients: Any
+    _model_variables_moving_average: Any
+    gradient_norm: Any
+
+    def __init__(self, *args: Any, clip: float | None = None, clip_value: float | None = None, **kwargs: Any) -> None:
         for name, value in (("clip", clip), ("clip_value", clip_value)):
             if value is not None and not (is_number(value) and value > 0):
                 raise ParameterError(name, value, "positive, or None for no clipping")
@@ -43,23 +64,24 @@ class ClipAfterAverage:
         self.clip_value = clip_value
 
     @property
-    def iterations(self):
+    def iterations(self) -> Any:
         """The number of updates so far."""
         return self._iterations if self.batches_per_update == 1 else self._iterations // self.batches_per_update
 
     @property
-    def learning_rate(self):
-        """The rate of the next update. Keras's own would ask a schedule for the number of the batch."""
+    def learning_rate(self) -> Any:
+        """The rate of the next update. Keras's own property would call a schedule with the number of the batch."""
         rate = self._learning_rate
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             return rate(self.iterations)
         return super().learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, rate):
-        keras.optimizers.Optimizer.learning_rate.fset(self, rate)
+    def learning_rate(self, rate: Any) -> None:
+        of_keras: Any = keras.optimizers.Optimizer.learning_rate
+        of_keras.fset(self, rate)
 
-    def build(self, variables):
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
             return
         dtype = "float64" if wide_dtype(*variables) == tf.float64 else None  # else Keras's default
@@ -69,10 +91,10 @@ class ClipAfterAverage:
         super().build(variables)
         self.start_average(variables)
 
-    def start_average(self, variables):
-        """Begins the moving average, if there is one, with these weights.
+    def start_average(self, variables: Iterable[keras.Variable]) -> None:
+        """Starts the moving average, if there is one, with these weights.
 
-        Keras would begin it with the first step, but not where loss scaling skips that.
+        Keras starts it with the first step, but not if loss scaling skips that step.
         """
         if self.use_ema:
             for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
@@ -89,7 +111,7 @@ class ClipAfterAverage:
         sums = [tf.cast(grad, total.dtype) + total for grad, total in zip(grads, totals, strict=True)]
 
         def keep_or_update(strategy, sums, within=None):
-            """Of all replicas together. A branch cannot call them together again, unless it lies `within` them."""
+            """Runs in the cross-replica context. A branch there can call the replicas only through `within`."""
             within = within or (lambda branch: strategy.extended.call_for_each_replica(branch, args=(sums,)))
             is_update = (self._iterations + 1) % self.batches_per_update == 0
             update = functools.partial(self._update_with_sums, trainable_variables, totals)
@@ -101,8 +123,8 @@ class ClipAfterAverage:
             tf.distribute.get_replica_context().merge_call(keep_or_update, args=(sums,))
 
     def _update_with_sums(self, variables, totals, sums):
-        """One update with the mean of gradients whose sums over replicas and batches are `sums`."""
-        self.gradient_accumulation_steps = None  # for Keras, this is the step of one batch
+        """Updates the weights once with the mean gradient. `sums` are sums over replicas and batches."""
+        self.gradient_accumulation_steps = None  # so that Keras updates the weights in this call
         try:
             super()._backend_apply_gradients([total / self.batches_per_update for total in sums], variables)
         finally:
@@ -113,8 +135,8 @@ class ClipAfterAverage:
         grads, variables = zip(*grads_and_vars, strict=True)
         if self.batches_per_update == 1 and not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
-        grads = [tf.convert_to_tensor(grad) for grad in grads]  # rows of a sparse one may repeat: their sum counts
-        if len({grad.dtype for grad in grads}) > 1:  # as of a float64 network in a float32 model
+        grads = [tf.convert_to_tensor(grad) for grad in grads]  # dense, because rows of a sparse gradient may repeat
+        if len({grad.dtype for grad in grads}) > 1:  # for example, a float64 network in a float32 model
             grads = [tf.cast(grad, wide_dtype(*grads)) for grad in grads]
         norm = tf.linalg.global_norm(grads)
         self.gradient_norm.assign(norm)
@@ -125,17 +147,17 @@ class ClipAfterAverage:
             grads, _ = tf.clip_by_global_norm(grads, self.clip, use_norm=norm)
         return list(zip(grads, variables, strict=True))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "clip": self.clip, "clip_value": self.clip_value}
 
 
 def _is_together():
-    """Whether variables of all replicas can be changed from here, without a call from all of them together."""
+    """Whether this context can change the variables of all replicas without a merge call."""
     return tf.distribute.in_cross_replica_context() or tf.__internal__.distribute.strategy_supports_no_merge_call()
 
 
 def _assign_all(variables, values):
-    """Assigns values, the same on every replica, to variables that all replicas have."""
+    """Assigns values, which are the same on every replica, to the variables of all replicas."""
 
     def assign(strategy, values):
         for variable, value in zip(variables, values, strict=True):
@@ -149,13 +171,14 @@ def _assign_all(variables, values):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Adam(ClipAfterAverage, keras.optimizers.Adam):
-    """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`; updates a variable by one operation."""
+    """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`. One operation updates a variable."""
 
     def update_step(self, gradient, variable, learning_rate):
-        """Keras's update by one operation; Keras itself takes 15 and three times as long."""
+        """Keras's update as one operation. Keras itself uses 15 operations and takes three times as long."""
         if self.amsgrad:
             return super().update_step(gradient, variable, learning_rate)
-        dtype, step = variable.dtype, self.iterations + 1
+        dtype = variable.dtype
+        step = self.iterations + 1
         index = self._get_variable_index(variable)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
@@ -185,13 +208,13 @@ class Lamb(ClipAfterAverage, keras.optimizers.Lamb):
 class SGD(ClipAfterAverage, keras.optimizers.SGD):
     """SGD with momentum in PyTorch's form: `v = momentum v + g`, then `p = p - rate v`.
 
-    Keras keeps the rate in the velocity, `v = momentum v - rate g`, so that a step still has a part of the rates before
-    it. The two differ wherever the rate changes.
+    In Keras's form, the velocity contains the rate, `v = momentum v - rate g`, so a step also depends on the rates of
+    earlier steps. The two forms differ when the rate changes.
     """
 
     def __init__(self, *args, nesterov=False, **kwargs):
         if nesterov:
-            raise ValueError("nesterov must be False: PyTorch's form of momentum has no such step here, got True")
+            raise ParameterError("nesterov", nesterov, "False, because PyTorch's form of momentum is without it here")
         super().__init__(*args, nesterov=nesterov, **kwargs)
 
     def update_step(self, gradient, variable, learning_rate):
@@ -213,7 +236,7 @@ OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb, "sgd": SGD}
 def make_schedule(
     learning_rate: float, warmup_steps: int, train_steps: int, min_lr_ratio: float
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Linear warm-up from 0 to `learning_rate`, then a cosine: the original's schedule to 1e-7."""
+    """Linear warm-up from 0 to `learning_rate`, then cosine decay. It equals the original's schedule within 1e-7."""
     at_least(1)("train_steps", train_steps)
     if not is_integer(warmup_steps) or not 0 <= warmup_steps < train_steps:
         allowed = f"lie in [0, train_steps={train_steps})"
@@ -236,16 +259,20 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Vaswani et al. 2017, section 5.3.
     """
 
+    d_model: int
+    warmup_steps: int
+    scale: float
+
     @stored
     def __init__(self, d_model: int, warmup_steps: int = 4000, scale: float = 1.0) -> None:
         super().__init__()
 
-    def __call__(self, step):
+    def __call__(self, step: Any) -> tf.Tensor:
         step = tf.cast(step, tf.float32)
         slope = tf.minimum(tf.maximum(step, 1.0) ** -1.5, self.warmup_steps**-1.5)
         return self.scale * self.d_model**-0.5 * step * slope
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return arguments_of(self)
 
 
@@ -256,17 +283,22 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
     With a warm-up, its first step has the rate `learning_rate / warmup_steps`, above 0.
     """
 
+    learning_rate: float
+    warmup_steps: int
+    train_steps: int
+    constant: bool
+
     @stored
     def __init__(self, learning_rate: float, warmup_steps: int, train_steps: int, constant: bool = False) -> None:
         super().__init__()
 
-    def __call__(self, step):
+    def __call__(self, step: Any) -> tf.Tensor:
         done = tf.cast(step, tf.float32) + 1
         rise = done / max(self.warmup_steps, 1)
         left = 1.0 if self.constant else (self.train_steps - done) / (self.train_steps - self.warmup_steps)
         return self.learning_rate * tf.where(done < self.warmup_steps, rise, tf.maximum(left, 0.0))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return arguments_of(self)
 
 
@@ -289,34 +321,34 @@ def make_optimizer(
     """The original's recipe: Adam (0.9, 0.999, 1e-8) with warm-up and cosine decay, clipped by global norm.
 
     Args:
-        learning_rate: the highest rate.
-        warmup_steps: steps of the linear warm-up; the first of them has rate 0, but with the schedules "linear" and
-            "constant" `learning_rate / warmup_steps`.
-        train_steps: steps in all, warm-up included.
-        min_lr_ratio: the last rate of the cosine as a share of the highest.
+        learning_rate: the highest learning rate.
+        warmup_steps: steps of the linear warm-up. The first step has the rate 0 or, with the schedules "linear" and
+            "constant", `learning_rate / warmup_steps`.
+        train_steps: the number of all steps, including the warm-up.
+        min_lr_ratio: the last rate of the cosine, divided by the highest.
         clip: the largest global norm of the gradients; `None` for no limit.
-        optimizer: of `OPTIMIZERS`; "adam" is the original's.
-        weight_decay: of "adamw" and "lamb".
-        ema: momentum of an exponential moving average of the weights, which `fit` puts in their place when it ends;
+        optimizer: "adam", as in the original, "adamw", "lamb" or "sgd".
+        weight_decay: weight decay of "adamw" and "lamb".
+        ema: momentum of an exponential moving average of the weights, which replaces the weights at the end of `fit`;
             0 for none.
         schedule: "cosine"; "linear" or "constant", see `LinearSchedule`; or "noam", see `NoamSchedule`, which needs a
             warm-up.
         beta_2: decay of the second moments; 0.98 in the vanilla Transformer.
-        clip_value: the largest absolute value in the gradients; `None` for no limit. It comes before `clip`.
-        momentum: of "sgd", see `SGD`.
-        gradient_accumulation_steps: batches to an update, which takes the mean of their gradients and clips it. Steps,
-            above, are updates then. (The argument of `compile` divides one batch into parts.)
+        clip_value: the largest absolute value in the gradients; `None` for no limit. It is applied before `clip`.
+        momentum: momentum of "sgd", see `SGD`.
+        gradient_accumulation_steps: number of batches for an update, which clips and uses the mean of their gradients.
+            The steps above then count updates. (The argument of `compile` divides one batch into parts instead.)
 
     Raises:
-        ValueError: an argument is out of its range.
+        ParameterError: an argument is out of its range.
     """
-    OptimizerConfig(  # checks them
+    OptimizerConfig(  # checks the arguments
         learning_rate=learning_rate, warmup_steps=warmup_steps, min_lr_ratio=min_lr_ratio, clip=clip,
         optimizer=optimizer, weight_decay=weight_decay, ema=ema, schedule=schedule, beta_2=beta_2,
         clip_value=clip_value, momentum=momentum,
     )  # fmt: skip
     at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
-    options = {"use_ema": True, "ema_momentum": ema} if ema else {}
+    options: dict[str, Any] = {"use_ema": True, "ema_momentum": ema} if ema else {}
     if gradient_accumulation_steps > 1:
         options["gradient_accumulation_steps"] = gradient_accumulation_steps
     if weight_decay or optimizer == "adamw":  # which decays by default

@@ -1,4 +1,4 @@
-"""Models that Keras's own `fit` trains: a loss of their own, weighted labels, export, stop and exact resume."""
+"""Models that Keras's `fit` trains, with their own loss, weighted labels, export, stopping and exact resume."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -15,6 +15,7 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.data.text.checked_batches import plain_messages
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.schema import check_names, known_names
 from txl_tf.training.among_workers import AmongWorkers
 from txl_tf.training.distribution import sum_over_replicas
@@ -28,7 +29,7 @@ from txl_tf.training.keras_arguments import (
     refuse_hooks,
     takes_name,
 )
-from txl_tf.training.trained_model import TrainedModel, Turns, apply_gradients, as_numbers, results_of
+from txl_tf.training.trained_model import Turns, apply_gradients, as_numbers, results_of
 from txl_tf.training.weighting import class_table
 
 _REFUSED = {
@@ -38,42 +39,51 @@ _HOOKS_REFUSED = {"stateless_compute_loss": "fit never calls it with TensorFlow:
 _HOOKS = ("train_step", "test_step", "compute_loss", "compute_metrics", "get_metrics_result")  # that steps call
 
 
-class OnEveryReplica:
-    """Mixin for Keras metrics of which every replica counts all: any of them has the result, without asking others."""
+if TYPE_CHECKING:
+    MixedIntoMetric = keras.metrics.Metric
+else:
+    MixedIntoMetric = object
 
-    def add_variable(self, *args, **kwargs):
+
+class OnEveryReplica(MixedIntoMetric):
+    """Mixin for Keras metrics whose values every replica sums over all replicas, so that each has the whole result."""
+
+    def add_variable(self, *args: Any, **kwargs: Any) -> Any:
         return super().add_variable(*args, **{**kwargs, "aggregation": "only_first_replica"})
 
 
 class Mean(OnEveryReplica, keras.metrics.Mean):
-    """`keras.metrics.Mean` that every replica counts, see `Resumable.over_replicas`."""
+    """`keras.metrics.Mean` for sums over all replicas, see `Resumable.over_replicas`."""
 
 
-class Resumable(AmongWorkers, TrainedModel):
-    """Mixin for Keras models without state between batches; for those with memory there is `MemoryModel`.
+class Resumable(AmongWorkers):
+    """Mixin for Keras models without memory between batches. Models with memory use `MemoryModel`.
 
-    A subclass may override what Keras says that it may: `train_step`, `test_step`, `predict_step`, `compute_loss`,
-    `compute_metrics`, `metrics`, `reset_metrics`, ... It defines `loss_share`.
+    A subclass may override the methods that Keras allows to override: `train_step`, `test_step`, `predict_step`,
+    `compute_loss`, `compute_metrics`, `metrics`, `reset_metrics`, ... It must define `loss_share`, `n_classes` and
+    `own_metrics`.
 
-    Threads: steps count in the metrics of the model, so one method runs at a time, see `Turns`.
+    Threads: steps update the metrics of the model, so only one method runs at a time, see `Turns`.
 
     Attributes:
-        measures: what the model measures itself, for a message.
-        takes: what `fit` takes, for a message.
-        n_classes: number of labels.
-        own_metrics: its metrics, but for the norm of the gradients.
-        own_names: names of metrics that the model measures in any case: `compile` may be given them, too.
-        grad_norm: a metric, set by the model.
+        measures: the values that the model measures, for a message.
+        takes: the arguments of `fit`, for a message.
+        own_names: names of metrics that the model always measures, and that `compile` may also get.
+        grad_norm: a metric, the norm of the gradients; set by the model.
     """
 
-    measures = takes = "loss"
-    own_names = ()
-    _extra_metrics = NO_METRICS  # what `compile` was given
-    _class_weights = _class_weights_traced = None  # see `class_table`: of the `fit` that runs; of the compiled step
-    _class_weights_used = _was_reset = False  # by the compiled step; the metrics, since a method began
-    _uncounted = ()  # names of metrics that the step which reports does not count in
+    measures: str = "loss"
+    takes: str = "loss"
+    own_names: tuple[str, ...] = ()
+    grad_norm: keras.metrics.Metric
+    _extra_metrics: CompiledMetrics = NO_METRICS  # the metrics that `compile` was given
+    _class_weights: tuple[float, ...] | None = None  # those of the `fit` that runs, see `class_table`
+    _class_weights_traced: tuple[float, ...] | None = None  # those of the compiled step
+    _class_weights_used: bool = False  # whether the compiled step uses them
+    _was_reset: bool = False  # whether the metrics were reset since the method that runs began
+    _uncounted: tuple[str, ...] = ()  # names of metrics that the last step did not update
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._turns = Turns()
 
@@ -81,30 +91,31 @@ class Resumable(AmongWorkers, TrainedModel):
 
     @property
     def metric_dtype(self) -> str | None:
-        """The dtype of the metrics: float64 where the loss is, else `None`, Keras's default."""
+        """The dtype of the metrics: float64 if the loss is float64, else `None`, Keras's default."""
         return self.loss_dtype if self.loss_dtype == "float64" else None
 
     @known_names
     def compile(
-        self, optimizer=None, loss=None, loss_weights=None, metrics=None, weighted_metrics=None, run_eagerly=False,
-        steps_per_execution=1, jit_compile=False, auto_scale_loss=True,
+        self, optimizer: Any = None, loss: Tensor | None = None, loss_weights: Any = None, metrics: Any = None,
+        weighted_metrics: Any = None, run_eagerly: bool = False, steps_per_execution: int = 1,
+        jit_compile: bool = False, auto_scale_loss: bool = True,
     ):  # fmt: skip
-        """Configures Keras's `fit` and `evaluate`, as `keras.Model.compile`. The loss is the model's own.
+        """Configures `fit` and `evaluate`, as `keras.Model.compile` does. The loss is the model's own.
 
         Args:
-            optimizer: from `make_optimizer`, or any Keras optimizer; Adam where it is `None`.
-            loss, loss_weights: none; Keras's names.
-            metrics, weighted_metrics: lists of Keras metrics: names, metrics, functions of labels and outputs. The
-                logs have them besides the model's own. They are updated with int labels `[batch, labels]`, outputs
-                before any softmax `[batch, labels, classes]`, and weights `[batch, labels]`: of `metrics`, 1 where
-                there is something and 0 at padding, of `weighted_metrics` those of `sample_weight` or `class_weight`.
-                A function returns values `[batch, labels]` or `[batch]`, of which the weighted mean is taken, or one
-                number.
-            run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: Keras's.
+            optimizer: from `make_optimizer`, or any Keras optimizer. `None` is Adam.
+            loss, loss_weights: not supported.
+            metrics, weighted_metrics: lists of Keras metrics: names, metrics, or functions of labels and outputs. They
+                are reported in addition to the model's own metrics. They are updated with int labels `[batch, labels]`,
+                outputs before any softmax, `[batch, labels, classes]`, and weights `[batch, labels]`. The weights of
+                `metrics` are 1 at labels and 0 at padding; those of `weighted_metrics` come from `sample_weight` or
+                `class_weight`. A function returns one number, or values `[batch, labels]` or `[batch]`, whose weighted
+                mean is reported.
+            run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: see Keras.
 
         Raises:
-            ValueError: a loss is given; or a metric that Keras does not know, or under a name that is taken; or the
-                model has a hook of its own that Keras does not call.
+            ParameterError: a loss is given, a metric is not known to Keras or has a name that exists already, or the
+                model overrides a hook that Keras does not call.
         """
         refuse_hooks(self, _HOOKS_REFUSED)
         if loss is not None:
@@ -123,29 +134,30 @@ class Resumable(AmongWorkers, TrainedModel):
     def compile_arguments(self):
         return {**super().compile_arguments(), **self._extra_metrics.given}
 
-    def measure(self, labels, outputs, kept, weights):
-        """Updates the metrics that `compile` was given; their results, of all replicas, as logs.
+    def measure(self, labels: Tensor, outputs: Tensor, kept: Tensor, weights: Any):
+        """Updates the metrics that `compile` was given. Returns their results over all replicas, as logs.
 
         Args:
             labels: int `[batch, labels]`.
             outputs: `[batch, labels, classes]`.
-            kept, weights: float32 `[batch, labels]`, see `compile`.
+            kept: float32 `[batch, labels]`, the weights of `metrics`.
+            weights: float32 `[batch, labels]`, the weights of `weighted_metrics`.
         """
         return self._extra_metrics.update(labels, outputs, kept, weights)
 
-    def fit(self, x=None, y=None, *args, **kwargs):
-        """Trains, as `keras.Model.fit` does; what `x` and `y` are, and what weights do, the model's docstring says.
+    def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any):
+        """Trains, as `keras.Model.fit` does. The docstring of the model describes `x`, `y` and weights.
 
         Args:
-            x, y: arrays; or `x` alone, what gives batches `(x, y)` or `(x, y, sample_weight)`, such as a dataset. Where
-                several workers train together, a `tf.data.Dataset` of whole batches, the same on every worker.
-            *args, **kwargs: of `keras.Model.fit`, such as `sample_weight` and `class_weight`.
+            x, y: arrays. Or only `x`, with batches `(x, y)` or `(x, y, sample_weight)`, such as a dataset. With several
+                workers, `x` must be a `tf.data.Dataset` of whole batches, the same on every worker.
+            *args, **kwargs: arguments of `keras.Model.fit`, such as `sample_weight` and `class_weight`.
 
         Returns:
             The Keras `History`.
 
         Raises:
-            ValueError: there is no `y`, weights have another shape than labels or rows, both `sample_weight` and
+            ParameterError: `y` is missing, weights have another shape than labels or rows, both `sample_weight` and
                 `class_weight` are given, or another thread runs `fit`.
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
@@ -158,10 +170,10 @@ class Resumable(AmongWorkers, TrainedModel):
         with self._turn("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
             return super().fit(**kwargs)
 
-    def evaluate(self, x=None, y=None, *args, **kwargs):
-        """Loss and metrics, as `keras.Model.evaluate` returns them; for `x` and `y` see `fit`.
+    def evaluate(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any):
+        """Loss and metrics, as `keras.Model.evaluate` returns them. See `fit` for `x` and `y`.
 
-        It waits while another thread evaluates. While another thread runs `fit`, it is an error.
+        It waits while another thread evaluates. It raises an error while another thread runs `fit`.
         """
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
         with self._turn("evaluate"), plain_messages():
@@ -170,14 +182,21 @@ class Resumable(AmongWorkers, TrainedModel):
                 self.steps_left = kwargs["steps"]
             return as_numbers(super().evaluate(**kwargs))
 
-    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
-        """One step of training. Arguments and errors: see `fit`. Returns what Keras's returns."""
+    def train_on_batch(
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        return_dict: bool = False,
+    ):
+        """One step of training. See `fit` for arguments and errors, and Keras for the result."""
         self.build_optimizer()
         with self._turn("train_on_batch"), self._weighing_classes(class_weight):
             self._reset_before_batch()
             return as_numbers(super().train_on_batch(x, y, sample_weight, return_dict=return_dict))
 
-    def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
+    def test_on_batch(self, x: Tensor, y: Tensor | None = None, sample_weight: Any = None, return_dict: bool = False):
         """Loss and metrics of one batch, as `keras.Model.test_on_batch` returns them."""
         with self._turn("test_on_batch"):
             self._reset_before_batch()
@@ -190,22 +209,22 @@ class Resumable(AmongWorkers, TrainedModel):
 
     @contextlib.contextmanager
     def _turn(self, method: str) -> Iterator[None]:
-        """Within it, no other thread counts in the metrics of the model."""
+        """In this block, no other thread updates the metrics of the model."""
         with self._turns(method):
             refuse_hooks(self, _HOOKS_REFUSED)
             self._was_reset = False
             yield
 
     @contextlib.contextmanager
-    def _weighing_classes(self, class_weight) -> Iterator[None]:
-        """Steps of training within it weigh labels so. Keras would take the largest id of a row for its class."""
+    def _weighing_classes(self, class_weight: Any) -> Iterator[None]:
+        """In this block, training uses these weights of labels, where Keras would use the largest id of each row."""
         self._class_weights = class_table(class_weight, self.n_classes)
         try:
             yield
         finally:
             self._class_weights = None
 
-    def make_train_function(self, force=False):
+    def make_train_function(self, force: bool = False):
         changed = self._class_weights != self._class_weights_traced  # the weights are constants of the graph
         self._class_weights_traced = self._class_weights
         self.check_weights()
@@ -216,14 +235,14 @@ class Resumable(AmongWorkers, TrainedModel):
         if self.train_function is not made:
             self.train_function = self._watched(self.train_function)
 
-    def make_test_function(self, force=False):
+    def make_test_function(self, force: bool = False):
         made = self.test_function
         super().make_test_function(self.hooks_changed("test_function", *_HOOKS) or force)
         if self.test_function is not made:
             self.test_function = self._watched(self.test_function)
 
     def _watched(self, function: Callable) -> Callable:
-        """The function of the next steps, with an error where a method of the user's passes over what it should do."""
+        """Adds checks to the function of the next steps: overridden methods must call those of this class."""
 
         @functools.wraps(function)
         def watched(iterator):
@@ -238,48 +257,62 @@ class Resumable(AmongWorkers, TrainedModel):
 
         return watched
 
-    def first_row(self, rows):
-        """The number of this replica's first row in the batch; Keras may give a last one in unequal shares."""
+    def first_row(self, rows: int):
+        """The index of this replica's first row in the batch. Keras may divide the last batch into unequal shares."""
         context = tf.distribute.get_replica_context()
-        number, replica = context.num_replicas_in_sync, context.replica_id_in_sync_group
+        number = context.num_replicas_in_sync
+        replica = context.replica_id_in_sync_group
         if number == 1:
             return tf.constant(0)
         shares = self.over_replicas(tf.one_hot(replica, number) * tf.cast(rows, tf.float32))
         return tf.cast(tf.reduce_sum(tf.where(tf.range(number) < replica, shares, 0.0)), tf.int32)
 
-    def unpacked(self, data):
+    def unpacked(self, data: Any):
         """`(x, y, sample_weight)` of a batch with labels."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if y is None:
-            raise ValueError(f"x and y must both be given, {self.takes}, or a dataset of such pairs: got no y")
+            message = f"x and y must both be given, {self.takes}, or a dataset of such pairs: got no y"
+            raise ParameterError("y", None, f"given with x, {self.takes}, or in a dataset of such pairs", message)
         return x, y, sample_weight
 
-    def weights_in_training(self, labels, sample_weight):
-        """The weights of a batch: those that it has, or of every label that of its class; `None` without any."""
+    def weights_in_training(self, labels: Tensor, sample_weight: Any):
+        """The weights of a batch, or those of the classes of its labels; `None` without weights."""
         self._class_weights_used = True
         if self._class_weights is None:
             return sample_weight
         if sample_weight is not None:
-            raise ValueError("class_weight must be None where there is a sample_weight, got both")
+            class_weight = dict(enumerate(self._class_weights))
+            message = "class_weight must be None if there is a sample_weight, got both"
+            raise ParameterError("class_weight", class_weight, "None if there is a sample_weight", message)
         return tf.gather(tf.constant(self._class_weights, self.loss_dtype), tf.cast(labels, tf.int32))
 
     @property
     def metrics(self):
-        """Those of the library, those that `compile` was given, then those that are attributes of the model."""
+        """The model's own metrics, those of `compile`, and then those that are attributes of the model."""
         has_norm = hasattr(self.inner_optimizer, "gradient_norm")
         of_library = [*self.own_metrics, *([self.grad_norm] if has_norm else []), *self._extra_metrics.metrics]
         names = {metric.name for metric in (*of_library, self.grad_norm)}  # Keras has a "loss" of its own
         return [*of_library, *(metric for metric in super().metrics if metric.name not in names)]
 
     @property
+    def n_classes(self) -> int:
+        """Number of labels."""
+        raise NotImplementedError
+
+    @property
+    def own_metrics(self) -> list[keras.metrics.Metric]:
+        """The metrics of the model itself, without the norm of the gradients."""
+        raise NotImplementedError
+
+    @property
     def only_in_evaluation(self) -> list[keras.metrics.Metric]:
-        """Those of `own_metrics` that training does not count in."""
+        """The metrics of `own_metrics` that training does not update."""
         return []
 
     def get_metrics_result(self):
         return results_of(metric for metric in self.metrics if metric.name not in self._uncounted)
 
-    def reset_metrics(self):
+    def reset_metrics(self) -> None:
         self._was_reset = True
         for metric in (*self.own_metrics, self.grad_norm, *super().metrics, *self.metrics):
             metric.reset_state()
@@ -287,41 +320,48 @@ class Resumable(AmongWorkers, TrainedModel):
     # ------------------------------------------------------------------------------------------------ one step of it
 
     def loss_share(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-        """The loss of the rows here over the sum of the weights of all replicas, without penalties."""
+        """The loss of this replica's rows, divided by the sum of the weights of all replicas, without regularizers."""
         raise NotImplementedError
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """The loss that a step trains for, which a subclass may override, as in Keras.
+    def compute_loss(
+        self,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        y_pred: Tensor | None = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ):
+        """The loss that a training step minimises. A subclass may override it, as in Keras.
 
-        The loss of a batch is the mean of what the replicas return. What an own version returns is the `loss` of the
-        logs, too; without one, that is the mean nll alone.
+        The loss of a batch is the mean of the results of all replicas. If a subclass overrides it, the logs report its
+        result as `loss`. Otherwise they report only the mean nll.
 
         Args:
-            x, y, sample_weight: of a batch, see the model; `sample_weight` may be `None`.
-            y_pred: what the call returned for `x`.
-            training: whether this is a step of training.
+            x, y, sample_weight: a batch, see the model; `sample_weight` may be `None`.
+            y_pred: the result of the call for `x`.
+            training: whether this is a training step.
 
         Returns:
-            float32 scalar: the mean loss by the weights, with regularizers and what layers gave to `add_loss`.
+            float32 scalar: the weighted mean of the loss, with regularizers and the losses of `add_loss`.
         """
         loss = self.with_penalties(self.loss_share(x, y, y_pred, sample_weight))
         return loss * self.distribute_strategy.num_replicas_in_sync
 
     @property
     def needs_y_pred(self) -> bool:
-        """Whether a method of the user's takes what the call returned."""
+        """Whether a user has overridden a method that needs `y_pred`."""
         return is_own(self, "compute_loss") or is_own(self, "compute_metrics")
 
-    def own_loss(self, x, y, y_pred, sample_weight, training):
-        """The share of an own `compute_loss` in the loss of the batch; `None` without one."""
+    def own_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool):
+        """This replica's share of the loss that an overridden `compute_loss` returns; `None` without one."""
         if not is_own(self, "compute_loss"):
             return None
         options = {"training": training} if takes_name(self.compute_loss, "training") else {}
         loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)
         return tf.cast(loss, tf.float32) / self.distribute_strategy.num_replicas_in_sync
 
-    def reported(self, logs, x, y, y_pred, sample_weight, training):
-        """What a step returns: `logs` and the metrics of the user's; or what methods of the user's make of them."""
+    def reported(self, logs: Any, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool):
+        """The result of a step: `logs` and the user's metrics, or the result of methods that a user has overridden."""
         if not any(is_own(self, name) for name in ("compute_metrics", "get_metrics_result", "metrics")):
             names = {metric.name for metric in (*self.own_metrics, self.grad_norm)}
             return {**logs, **results_of(metric for metric in self.metrics if metric.name not in names)}
@@ -332,10 +372,10 @@ class Resumable(AmongWorkers, TrainedModel):
         finally:
             self._uncounted = ()
 
-    def apply_gradients_of(self, loss, tape):
-        """Updates the weights; returns what the logs say of it."""
+    def apply_gradients_of(self, loss: Tensor, tape: Any):
+        """Updates the weights. Returns logs of the update."""
         variables = self.trainable_variables
-        self.check_weights()  # without a strategy, the first step makes those of a network that knows no sizes
+        self.check_weights()  # again, because the first step may have created the weights
         if variables:
             apply_gradients(self.optimizer, tape.gradient(loss, variables), variables)
         if not hasattr(self.inner_optimizer, "gradient_norm"):
@@ -344,37 +384,44 @@ class Resumable(AmongWorkers, TrainedModel):
         return {"grad_norm": self.grad_norm.result()}
 
     @staticmethod
-    def over_replicas(x):
+    def over_replicas(x: Tensor):
         """The sum over all replicas.
 
-        Keras takes the mean of the replicas' results, whatever they weigh: so every replica counts all in its metrics.
+        Keras takes the unweighted mean of the replicas' results. So every replica updates its metrics with these sums.
         """
         return sum_over_replicas(x)
 
     # --------------------------------------------------------------------------------------------------------- export
 
     def input_signature(self):
-        """The inputs of the call, a structure of `keras.InputSpec`, for `export`."""
+        """The inputs of the call for `export`: a structure of `keras.InputSpec`."""
         raise NotImplementedError
 
-    def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
-        """Writes the call as a SavedModel, which works without this library, as `keras.Model.export` does.
+    def export(
+        self,
+        filepath: Any,
+        format: str = "tf_saved_model",
+        verbose: Any = None,
+        input_signature: Any = None,
+        **kwargs: Any,
+    ):
+        """Writes the call as a SavedModel, as `keras.Model.export` does. It works without this library.
 
         Args:
-            filepath, format, verbose, **kwargs: Keras's.
+            filepath, format, verbose, **kwargs: see Keras.
             input_signature: by default, batches of any size and length, each input under its name.
 
         Raises:
-            ValueError: nobody knows what the model is called with; the message says what to do.
+            ParameterError: the inputs of the model are not known; the message says what to do.
         """
-        if format == "tf_saved_model":  # the other formats have options of their own
+        if format == "tf_saved_model":  # other formats have other options
             check_names("export", kwargs, ["filepath", "format", "verbose", "input_signature"])
         if input_signature is None:
             input_signature = [self.build_for_export()]
         super().export(filepath, format, verbose, input_signature=input_signature, **kwargs)
 
     def build_for_export(self):
-        """`input_signature`, of a model that has its weights then."""
+        """Creates the weights if necessary. Returns `input_signature`."""
         signature = self.input_signature()
         if not self.has_all_weights:
             self(keras.tree.map_structure(_ones, signature))
@@ -382,27 +429,27 @@ class Resumable(AmongWorkers, TrainedModel):
 
     @property
     def _default_save_signature(self):
-        """What `tf.saved_model.save(model, folder)` serves: the call, as `export` does."""
+        """The function that `tf.saved_model.save(model, folder)` writes: the call, as in `export`."""
         specs = keras.tree.map_structure(
             lambda spec: tf.TensorSpec(spec.shape, spec.dtype, spec.name), self.input_signature()
         )
         return tf.function(lambda inputs: self(inputs), autograph=False, input_signature=[specs])
 
-    def _trackable_children(self, save_type="checkpoint", **kwargs):
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any):
         if save_type == "savedmodel":
-            self.build_for_export()  # or the error that says what to do: TensorFlow drops those of the signature
+            self.build_for_export()  # raises a clear error, unlike TensorFlow's call of the signature
         return super()._trackable_children(save_type, **kwargs)
 
-    # ------------------------------------------------------------------------------------------ stopping and going on
+    # ----------------------------------------------------------------------------------------- stopping and resuming
 
     @property
     def metric_totals(self) -> np.ndarray:
-        """float64 array, the sums that the logs of this epoch are computed from."""
+        """float64 array: the sums from which the logs of this epoch are computed."""
         sums = [np.ravel(tf.convert_to_tensor(variable).numpy()) for variable in self._sums]
         return np.concatenate(sums).astype(np.float64)
 
     def set_metric_totals(self, array: np.ndarray) -> None:
-        """Continues with sums from `metric_totals`. Call it once an epoch has begun, from a callback."""
+        """Restores sums from `metric_totals`. A callback calls it after an epoch has begun."""
         sizes = [math.prod(variable.shape) for variable in self._sums]
         if sum(sizes) != len(array):
             raise ParameterError("array", array, f"{sum(sizes)} numbers, as metric_totals has")
@@ -414,6 +461,6 @@ class Resumable(AmongWorkers, TrainedModel):
         return [variable for metric in self.metrics for variable in metric.variables]
 
 
-def _ones(spec):
-    """A tensor as small as a `keras.InputSpec` allows."""
+def _ones(spec: Any):
+    """The smallest tensor that a `keras.InputSpec` allows."""
     return tf.ones([1 if size is None else size for size in spec.shape], spec.dtype)

@@ -1,77 +1,93 @@
-"""One step of a model with memory, on one replica: memory goes in and comes out as tensors.
+"""One step of a model with memory on one replica. The memory is an argument and a result.
 
-So the memory stays on its device, and the same step runs in eager mode, under XLA, several times a call and under every
-strategy of `tf.distribute`.
+So the memory stays on its device, and the same step runs in eager mode, under XLA, several times in one call and under
+every strategy of `tf.distribute`.
 
-    train_step                  the loss of a segment and its gradients; one update; new memory
-        segment_nll             the model's: nll of every label, new memory
-        part_by_part            with gradient accumulation, the rows in parts, one after the other
+    train_step                  computes the loss of a segment and its gradients, updates the weights, returns new
+    memory
+        segment_nll             a method of the model: the nll of every label, and new memory
+        part_by_part            with gradient accumulation, computes the rows in parts, one after the other
     test_step                   the same without gradients
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.fusion import fusing
+from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import is_own, takes
 from txl_tf.training.optimization import global_norm
-from txl_tf.training.trained_model import apply_gradients
+from txl_tf.training.trained_model import TrainedModel, apply_gradients
 
 
 def any_signature(method: Callable) -> Callable[..., Any]:
-    """Decorator of a step, for type checkers: overrides may have Keras's signature, or take the memory besides."""
+    """Decorator of a step, for type checkers: an override may have Keras's signature, or also take the memory."""
     return method
 
 
-class SegmentStep:
-    """Mixin of `MemoryModel`: the steps that its loop calls on every replica.
+class SegmentStep(TrainedModel):
+    """The steps of `MemoryModel`, which its loop calls on every replica.
 
-    A subclass may have steps of its own, `train_step(self, data, mems)` and `test_step(self, data, carried)`, which
-    return `(logs, new_mems)`; or with Keras's signature, `train_step(self, data)`, which returns logs. In the latter,
-    `super().train_step(data)` takes the memory from the loop and gives the new one back. `data` is `(tokens, labels)`
-    or `(tokens, labels, weights)`. `logs` must have `loss`; `tokens` is what it is the mean over, by default the number
-    of labels. Both must be the same on every replica. Other logs are reported, too: of an epoch, the mean over steps.
+    A subclass may override `train_step(self, data, mems)` and `test_step(self, data, carried)`, which return
+    `(logs, new_mems)`. Or it may use Keras's signature, `train_step(self, data)`, which returns logs; then
+    `super().train_step(data)` takes the memory from the loop and returns the new memory to it. `data` is
+    `(tokens, labels)` or `(tokens, labels, weights)`. `logs` must contain `loss`. `tokens` is the sum of weights over
+    which the loss is a mean, by default the number of labels. Both must be the same on every replica. Other logs are
+    reported as means over the steps of an epoch.
     """
 
-    _compiled_gradients = None  # `_loss_and_gradients` under XLA, with `jit_compile`
+    network: Any
+    gradient_accumulation_steps: int
+    static_shapes: bool
+    bin_capacities: list[int] | None
+    _carried: threading.local  # the memory before and after a step with Keras's signature
+    _compiled_gradients: Callable[..., Any] | None = None  # `_loss_and_gradients` under XLA, with `jit_compile`
+
+    def segment_nll(self, *args: Any, **kwargs: Any) -> Any:
+        """The nll of every label of a segment in training; see `LanguageModel.segment_nll`."""
+        raise NotImplementedError
+
+    def evaluation_nll(self, tokens: Any, labels: Any, carried: Any) -> Any:
+        """The nll of every label of a segment in an evaluation; see `LanguageModel.evaluation_nll`."""
+        raise NotImplementedError
 
     @any_signature
-    def train_step(self, data, mems=None):
+    def train_step(self, data: Any, mems: Any = None):
         """One step of training on one replica's share of a batch: `((tokens, labels), mems)` -> `(logs, new_mems)`.
 
         Args:
             data: `(tokens, labels)`, int `[batch, tgt_len]` each, not checked; or `(tokens, labels, weights)`, with
                 float32 weights of the same shape. A label of the weight 0 may be any number.
-            mems: the memory. `None` stands for the memory of the loop that runs, in a step with Keras's signature; the
-                result is then the logs alone.
+            mems: the memory. `None` in a step with Keras's signature: the step uses the memory of the loop, and returns
+                only logs.
 
-        The logs are those of the whole batch, the same on every replica: `loss`, `tokens` (the sum of the weights that
-        it is the mean by; without weights, the number of labels), `grad_norm` and, with static shapes, `overflow`.
+        The logs are those of the whole batch, and the same on every replica: `loss`, `tokens` (the sum of the weights
+        or, without weights, the number of labels), `grad_norm` and, with static shapes, `overflow`.
         """
         if mems is None:
             return self._with_carried(SegmentStep.train_step, data)
         tokens, labels, weights = self._labels_that_count(*data)
         total = None if weights is None else self._num_tokens(tokens, labels, weights)
         loss_and_gradients = self._compiled_gradients or self._loss_and_gradients
-        key = self.step_key(keras.ops.shape(tokens)[0])
+        key = self.step_key(shape_of(tokens)[0])
         sums, gradients, new_mems = loss_and_gradients(tokens, labels, weights, total, mems, key)
         nll, counted, *left_out = tf.unstack(sum_over_replicas(sums))
         logs = {"loss": tf.math.divide_no_nan(nll, counted), "tokens": counted}
         if self.static_shapes:
             logs["overflow"] = left_out[0]
-        if self._may_leave_out:  # the mean is over the others
+        if self._may_leave_out:  # the mean is over the labels that were not left out
             total = self._num_labels(labels) if total is None else total
             factor = tf.math.divide_no_nan(total, counted)
             gradients = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
         return {**logs, "grad_norm": self._update(gradients)}, new_mems
 
     @any_signature
-    def test_step(self, data, carried=None):
+    def test_step(self, data: Any, carried: Any = None):
         """One step of evaluation: `((tokens, labels), carried)` -> `(logs, carried)`, see `evaluation_nll`.
 
         The logs are `loss` and `tokens`. `data` and a `carried` of `None` are as in `train_step`.
@@ -87,8 +103,8 @@ class SegmentStep:
 
     # ---------------------------------------------------------------------------------- steps with Keras's signature
 
-    def step_with_memory(self, name):
-        """The step of a name, whichever of both signatures it has, as `(data, mems) -> (logs, new_mems)`."""
+    def step_with_memory(self, name: str):
+        """A step as a function `(data, mems) -> (logs, new_mems)`, whichever of the two signatures it has."""
         step = getattr(self, name)
         if not is_own(self, name):
             return step
@@ -113,45 +129,48 @@ class SegmentStep:
 
         return own_step
 
-    def _with_carried(self, step, data):
-        """The logs of a step of this class, with the memory of the loop that runs in this thread."""
+    def _with_carried(self, step: Any, data: Any):
+        """Calls a step of this class with the memory of the loop in this thread, and returns its logs."""
         mems = getattr(self._carried, "before", None)
         if mems is None:
-            allowed = "the memory before the segment: without it, only fit and evaluate can call the step"
+            allowed = "the memory before the segment, unless fit or evaluate calls the step"
             raise ParameterError("mems", None, allowed)
         logs, self._carried.after = step(self, data, mems)
         return logs
 
     # ------------------------------------------------------------------------------------------------ loss and update
 
-    def _labels_that_count(self, tokens, labels, weights=None):
-        """`(tokens, labels, weights)`. A label of the weight 0 becomes 0 or, with static shapes, -1."""
+    def _labels_that_count(self, tokens: Tensor, labels: Tensor, weights: Any = None):
+        """`(tokens, labels, weights)`, where labels with the weight 0 are 0 or, with static shapes, -1."""
         if weights is not None:
             labels = tf.where(weights > 0, labels, -1 if self.static_shapes else 0)
         return tokens, labels, weights
 
     @property
     def _may_leave_out(self):
-        """Whether `segment_nll` may leave out labels, so that only afterwards it is known how many count."""
+        """Whether `segment_nll` may leave out labels, so that their number is known only after it."""
         return self.static_shapes or is_own(self, "segment_nll")
 
-    def _loss_and_gradients(self, tokens, labels, weights, total, mems, dropout_key):
-        """Sums of the rows here, gradients of their share of the mean loss, and new memory.
+    def _loss_and_gradients(
+        self, tokens: Tensor, labels: Tensor, weights: Any, total: Any, mems: Any, dropout_key: Tensor
+    ):
+        """The sums of this replica's rows, the gradients of their share of the mean loss, and new memory.
 
         Args:
             weights: float32 `[batch, tgt_len]`, or `None`.
-            total: the sum of the weights of the whole batch; `None` without weights, for the number of labels.
+            total: the sum of the weights of the whole batch; `None` without weights.
 
         Returns:
-            `(sums, gradients, new_mems)`: sums are `weighted_sum` and, with static shapes, the number of labels left
-            out.
+            `(sums, gradients, new_mems)`: sums are those of `weighted_sum` and, with static shapes, the number of
+            labels that were left out.
         """
-        parts, shares = self.gradient_accumulation_steps, self.distribute_strategy.num_replicas_in_sync
+        parts = self.gradient_accumulation_steps
+        shares = self.distribute_strategy.num_replicas_in_sync
         total = self._num_labels(labels) if weights is None else total
         compiled_whole = self.static_shapes or self._compiled_gradients is not None
 
         def part(tokens, labels, weights, mems, dropout_key):
-            self._clear_losses()  # those of another step: Keras clears them where the model itself is called
+            self._clear_losses()  # of the last step; Keras clears them only if the model itself is called
             with fusing(not compiled_whole), tf.GradientTape() as tape:
                 nll, kept, new_mems = self.segment_nll(
                     tokens, labels, mems, training=True, dropout_key=dropout_key,
@@ -159,12 +178,12 @@ class SegmentStep:
                 )  # fmt: skip
                 nll, counted = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
                 loss = nll / total if weights is None else tf.math.divide_no_nan(nll, total)
-                # `train_step` scales the gradients by total / counted, where labels may be left out.
+                # If labels may be left out, `train_step` scales the gradients by total / counted.
                 fraction = tf.math.divide_no_nan(counted * parts * shares, total) if self._may_leave_out else None
                 loss = self.optimizer.scale_loss(self.with_penalties(loss, parts, fraction))
-                # As tensors or handles: TensorFlow makes no zeros like one of Keras's variables in eager execution.
+                # In eager execution, TensorFlow cannot make zeros like a Keras variable, but like a tensor.
                 weights_of_model = [weight.value for weight in self.trainable_variables]
-                gradients = tape.gradient(loss, weights_of_model, unconnected_gradients="zero")
+                gradients = tape.gradient(loss, weights_of_model, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             sums = [nll, counted]
             if self.static_shapes:
                 sums.append(tf.math.count_nonzero((labels >= 0) & ~kept, dtype=self.loss_dtype))
@@ -173,37 +192,38 @@ class SegmentStep:
         if parts == 1:
             return part(tokens, labels, weights, mems, dropout_key)
         no_sums = tf.zeros([3 if self.static_shapes else 2], self.loss_dtype)
-        batch = tokens, labels, weights, mems, dropout_key
-        return part_by_part(part, parts, self.trainable_variables, no_sums, *batch)
+        variables = self.trainable_variables
+        return part_by_part(part, parts, variables, no_sums, tokens, labels, weights, mems, dropout_key)
 
-    def _num_tokens(self, tokens, labels, weights=None):
-        """What the mean nll of a batch is the mean over: the sum of the weights, or the number of labels that count."""
+    def _num_tokens(self, tokens: Tensor, labels: Tensor, weights: Any = None):
+        """The sum of the weights of a batch or, without weights, the number of labels that count."""
         if weights is None and not self.static_shapes:
             return self._num_labels(labels)
         weights = labels >= 0 if weights is None else weights
         return sum_over_replicas(tf.reduce_sum(tf.cast(weights, self.loss_dtype)))
 
-    def _num_labels(self, labels):
-        """Number of labels of a batch over all replicas."""
+    def _num_labels(self, labels: Tensor):
+        """The number of labels of a batch on all replicas."""
         return tf.cast(tf.size(labels) * self.distribute_strategy.num_replicas_in_sync, self.loss_dtype)
 
-    def _update(self, gradients):
-        """Applies the gradients, a replica's share of them; returns their global norm over all replicas."""
+    def _update(self, gradients: Any):
+        """Applies this replica's share of the gradients. Returns the global norm of their sum over replicas."""
         if not gradients:  # all weights are frozen
             return tf.zeros([], self.loss_dtype)
-        optimizer, norm = self.inner_optimizer, None
-        if not hasattr(optimizer, "gradient_norm"):  # Keras's own optimizers do not keep it
+        optimizer = self.inner_optimizer
+        norm = None
+        if not hasattr(optimizer, "gradient_norm"):  # Keras's own optimizers do not have it
             norm = global_norm(sum_over_replicas(gradients))
             norm /= self.optimizer.scale_loss(tf.ones([], norm.dtype))
         apply_gradients(self.optimizer, gradients, self.trainable_variables)
         return tf.convert_to_tensor(optimizer.gradient_norm) if norm is None else norm
 
 
-def weighted_sum(nll, kept, weights=None):
-    """`(sum of weight * nll, sum of the weights)` of a segment, in the type of `nll`.
+def weighted_sum(nll: Tensor, kept: Tensor, weights: Any = None):
+    """`(sum of weight * nll, sum of the weights)` of a segment, in the dtype of `nll`.
 
     Args:
-        nll: `[batch, tgt_len]`, 0 where a label is not kept.
+        nll: `[batch, tgt_len]`, 0 where a label does not count.
         kept: bool `[batch, tgt_len]`, which labels count; `None` for all.
         weights: float32 `[batch, tgt_len]`; `None` for 1 everywhere.
     """
@@ -215,28 +235,41 @@ def weighted_sum(nll, kept, weights=None):
     return tf.reduce_sum(nll), tf.cast(count, nll.dtype)
 
 
-def part_by_part(step, parts, variables, no_sums, tokens, labels, weights, mems, dropout_key):
-    """Calls `step` for one part of the rows after the other: the result is that of all rows, in the memory of one part.
+def part_by_part(
+    step: Any,
+    parts: int,
+    variables: Any,
+    no_sums: Any,
+    tokens: Tensor,
+    labels: Tensor,
+    weights: Any,
+    mems: Any,
+    dropout_key: Tensor,
+):
+    """Calls `step` for parts of the rows, one after the other, which needs only the memory of one part.
 
     Args:
         step: function of `(tokens, labels, weights, mems, dropout_key)` that returns `(sums, gradients, new_mems)`.
         parts: number of parts, a divisor of the rows.
-        variables: those that the gradients are of.
-        no_sums: `sums` of zeros.
-        weights: of the shape of the labels, or `None`.
-        dropout_key: int `[3]`, see `dropout`; each part gets the number of its first row.
+        variables: the variables to which the gradients belong.
+        no_sums: zeros with the shape of `sums`.
+        tokens, labels, mems: those of all rows.
+        weights: in the shape of the labels, or `None`.
+        dropout_key: int `[3]`, see `dropout`. Each part gets the index of its first row.
 
     Returns:
-        `(sums, gradients, new_mems)`: sums and gradients added up, the memories of all rows.
+        `(sums, gradients, new_mems)`: the totals of sums and gradients, and the memory of all rows.
     """
 
     def split(x):
-        rows, *shape = keras.ops.shape(x)
+        rows, *shape = shape_of(x)
         return tf.reshape(x, [parts, rows // parts, *shape])
 
-    tokens, labels, mems = split(tokens), split(labels), [split(mem) for mem in mems]
+    tokens = split(tokens)
+    labels = split(labels)
+    mems = [split(mem) for mem in mems]
     weights = None if weights is None else split(weights)
-    rows = keras.ops.shape(tokens)[1]
+    rows = shape_of(tokens)[1]
 
     def body(i, sums, gradients, new_mems):
         of_weights = None if weights is None else weights[i]
@@ -245,7 +278,7 @@ def part_by_part(step, parts, variables, no_sums, tokens, labels, weights, mems,
         )
         gradients = [total + part for total, part in zip(gradients, of_gradients, strict=True)]
         new_mems = [ta.write(i, mem) for ta, mem in zip(new_mems, of_mems, strict=True)]
-        return [i + 1, sums + of_part, gradients, new_mems]  # a list as the first values are: eager mode looks
+        return [i + 1, sums + of_part, gradients, new_mems]  # a list, as eager mode expects for a list of first values
 
     zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
     arrays = [tf.TensorArray(mem.dtype, parts) for mem in mems]
@@ -257,4 +290,4 @@ def part_by_part(step, parts, variables, no_sums, tokens, labels, weights, mems,
         maximum_iterations=parts,
     )
     new_mems = [ta.stack() for ta in new_mems]
-    return sums, gradients, [tf.reshape(mem, [parts * rows, *keras.ops.shape(mem)[2:]]) for mem in new_mems]
+    return sums, gradients, [tf.reshape(mem, [parts * rows, *shape_of(mem)[2:]]) for mem in new_mems]

@@ -1,44 +1,54 @@
 """`train_on_batch` and `test_on_batch` of a model with memory.
 
     lm.train_on_batch(tokens, labels)    # the first segment of a text
-    lm.train_on_batch(tokens, labels)    # the next one
-    lm.reset_memory()                    # what follows is another text
+    lm.train_on_batch(tokens, labels)    # the next segment
+    lm.reset_memory()                    # another text begins
 
-Each has a memory of its own. A call is one step of the loop that `fit` runs, or `evaluate`.
+Each method has its own memory. A call is one step of the loop of `fit` or `evaluate`.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.data.text.checked_batches import Batches, check_batch
+from txl_tf.errors import ParameterError
 from txl_tf.training.keras_arguments import refuse
 from txl_tf.training.loop import LoopState
 
 
 class SingleBatches:
-    """Mixin of `MemoryModel`: its methods for one batch at a time, each with a memory of its own."""
+    """Mixin of `MemoryModel`: its methods for one batch at a time, each with its own memory.
 
-    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
+    `self` is `Any` for type checkers, because the methods use all of `MemoryModel`, which inherits this class.
+    """
+
+    _of_batches: dict[str, LoopState]
+
+    def train_on_batch(
+        self: Any, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, return_dict: bool = False
+    ) -> Any:
         """One step of training on the next segments of a text.
 
-        The memory starts from zeros and is carried from call to call, until `reset_memory`. It is apart from that of
-        `test_on_batch`, and `fit` and `evaluate` neither use nor change it: after `fit`, the first call starts from
-        zeros. One call is one step, whatever `steps_per_execution` is. Calls from several threads run one after the
-        other.
+        The memory starts from zeros and is carried from call to call, until `reset_memory`. `test_on_batch` has another
+        memory, and `fit` and `evaluate` neither use nor change this one: the first call after `fit` starts from zeros.
+        One call is one step, whatever `steps_per_execution` is. Calls from several threads run one after the other.
 
         Args:
-            x, y: tokens and labels, int `[batch, tgt_len]` each, over all replicas. A label of -100 does not count.
+            x, y: tokens and labels, int `[batch, tgt_len]` each, for all replicas. A label of -100 does not count.
             sample_weight: weights of the labels, `[batch, tgt_len]`, or of the rows, `[batch]`; `None` for 1. The loss
-                is the sum of weight times nll over the sum of the weights.
-            class_weight: none; Keras's name.
-            return_dict: whether to return all logs, as a batch of `fit` has them.
+                is the sum of weight times nll, divided by the sum of the weights.
+            class_weight: not supported.
+            return_dict: whether to return all logs of the step as a dictionary.
 
         Returns:
-            float: the mean nll in nats. With metrics, a list of it and them.
+            float: the mean nll in nats. With metrics, a list of the nll and the metrics.
 
         Raises:
-            ValueError: an id outside the vocabulary, a weight that is negative or not finite, other rows than those of
-                the memory, or `fit` runs in another thread.
+            ParameterError: an id is outside the vocabulary, a weight is negative or not finite, the batch has another
+                number of rows than the memory, or `fit` runs in another thread.
         """
         self._assert_compile_called("train_on_batch")
         refuse("train_on_batch", {"class_weight": class_weight})
@@ -48,8 +58,8 @@ class SingleBatches:
             logs = self._run_batch("train_on_batch", self.train_function, self._log_names(), x, y, sample_weight)
         return self._result(logs, return_dict)
 
-    def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
-        """The mean nll of the next segments of a text, without training; else like `train_on_batch`."""
+    def test_on_batch(self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+        """The mean nll of the next segments of a text, without training. Otherwise like `train_on_batch`."""
         self._assert_compile_called("test_on_batch")
         self._check_hooks()
         names = tuple(self.metrics_names)
@@ -58,16 +68,18 @@ class SingleBatches:
             logs = self._run_batch("test_on_batch", self.test_function, names, x, y, sample_weight)
         return self._result(logs, return_dict)
 
-    def reset_memory(self):
-        """Lets the next `train_on_batch` and `test_on_batch` start from zeros, with batches of any number of rows."""
+    def reset_memory(self) -> None:
+        """Resets the memory of `train_on_batch` and `test_on_batch` to zeros, for batches of any number of rows."""
         self._of_batches = {"train_on_batch": LoopState(), "test_on_batch": LoopState()}
 
-    def _run_batch(self, method, function, log_names, x, y, sample_weight):
-        """Calls a function of `make_loop` for one batch; returns its logs as floats."""
+    def _run_batch(
+        self: Any, method: str, function: Callable, log_names: tuple[str, ...], x: Any, y: Any, sample_weight: Any
+    ) -> dict[str, float]:
+        """Calls a function from `make_loop` for one batch. Returns its logs as floats."""
         batch = check_batch(x, y, self.network.n_token, sample_weight, self.static_shapes)
         rows, tgt_len = batch[0].shape
         tgt_len = tgt_len if self.static_shapes else None  # the next batch may have another
-        batches = Batches(None, rows, tgt_len, tf.data.UNKNOWN_CARDINALITY)  # so the loop runs step by step
+        batches = Batches(None, rows, tgt_len, tf.data.UNKNOWN_CARDINALITY)  # for a loop of single steps
         before = self._of_batches[method]
         self._check_rows(rows, self.gradient_accumulation_steps if method == "train_on_batch" else 1)
         if before.batches is None or not self.network.mem_len:
@@ -75,10 +87,12 @@ class SingleBatches:
         elif before.batches.rows == rows:
             mems = before.mems
         else:
-            raise ValueError(
-                f"x must have as many rows as the memory of {method} carries, {before.batches.rows}, "
-                f"got {rows}: reset_memory() begins another text"
+            expected = before.batches.rows
+            message = (
+                f"x must have as many rows as the memory of {method} carries, {expected}, got {rows}: "
+                "reset_memory() begins another text"
             )
+            raise ParameterError("x", batch[0], f"of {expected} rows, as the memory of {method}", message)
         replicas = self.distribute_strategy.num_replicas_in_sync
         data = tuple(self._to_replicas(np.split(array, replicas), array.dtype) for array in batch)
         state = LoopState(log_names, batches, mems)

@@ -1,15 +1,25 @@
-"""The tasks that Slurm's `srun` started together, in the words of `TF_CONFIG`."""
+"""Makes `TF_CONFIG` from the tasks that Slurm's `srun` started together."""
 
 import json
 import os
 
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
+
 _SET_BY_SRUN = (
-    "SLURM_JOB_ID SLURM_STEP_ID SLURM_STEP_NUM_TASKS SLURM_STEP_NODELIST SLURM_STEP_TASKS_PER_NODE SLURM_PROCID "
-    "SLURM_LOCALID SLURMD_NODENAME"
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURMD_NODENAME",
 )
-_FIRST_PORT, _PORTS_OF_A_STEP = 10_000, 20  # to 29,999: above those of services, below those that Linux gives away
+# Ports 10,000 to 29,999: above those of services, below those that Linux hands out.
+_FIRST_PORT = 10_000
+_PORTS_OF_A_STEP = 20
 
 
 def several_tasks() -> bool:
@@ -20,24 +30,26 @@ def several_tasks() -> bool:
 def tf_config() -> str:
     """The `TF_CONFIG` of this task: every task of the step is a worker, at `node:port`.
 
-    TensorFlow's resolver orders the nodes by name, Slurm's ranks do not. So a task finds itself by its node and its
-    number there. Each task has the GPUs that Slurm lets it see.
+    TensorFlow's resolver orders the nodes by name, but Slurm's ranks do not follow that order. So a task finds its
+    index from the name of its node and its local id. Each task uses the GPUs that Slurm makes visible to it.
 
     Raises:
         ValueError: Slurm's variables are missing, malformed, or contradict each other.
     """
     try:
         step = int(os.environ["SLURM_JOB_ID"]) + int(os.environ["SLURM_STEP_ID"])
-        port = _FIRST_PORT + step % 1000 * _PORTS_OF_A_STEP  # two trainings may share a node
-        # With GPUs counted, the resolver fails where there are none: a number for each task leaves them out of it.
+        port = _FIRST_PORT + step % 1000 * _PORTS_OF_A_STEP  # two training runs may share a node
+        # The resolver would count the GPUs, and fail on nodes without any. With these numbers it does not count.
         gpus = {"gpus_per_node": int(os.environ["SLURM_STEP_NUM_TASKS"]), "gpus_per_task": 1, "auto_set_gpu": False}
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(port_base=port, **gpus)
         workers = resolver.cluster_spec().as_dict()["worker"]
         index = workers.index(f"{os.environ['SLURMD_NODENAME']}:{port + int(os.environ['SLURM_LOCALID'])}")
     except (KeyError, RuntimeError, ValueError) as error:
-        found = " ".join(f"{name}={os.environ.get(name)}" for name in _SET_BY_SRUN.split())
-        raise ValueError(
+        variables = {name: os.environ.get(name) for name in _SET_BY_SRUN}
+        found = " ".join(f"{name}={value}" for name, value in variables.items())
+        message = (
             f"Slurm's variables do not name the tasks of srun ({type(error).__name__}: {error}), got {found}; "
             "set TF_CONFIG, or train in this task alone, by strategy=one"
-        ) from error
+        )
+        raise ParameterError("SLURM_*", variables, "as srun sets them", message) from error
     return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})

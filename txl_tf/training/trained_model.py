@@ -1,4 +1,4 @@
-"""The base of all models: a loss of their own, stopping after a step, exact resume."""
+"""The base class of all models: their own loss, stopping after a step, exact resume."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import wide_dtype
+from txl_tf.nn.bases import MixedIntoModel
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 
-_OF_KERAS = "optimizer run_eagerly steps_per_execution jit_compile auto_scale_loss"
+# Arguments of `keras.Model.compile` that become attributes of the model.
+_OF_KERAS = ("optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss")
 
 
 class Turns:
-    """One thread at a time runs the methods of a model that share state, such as metrics; the others wait.
+    """A lock for methods of a model that share state, such as metrics. Other threads wait.
 
     ```python
     with turns("evaluate"):     # the same thread may enter again, as `fit` does for its validation
         ...
     ```
 
-    `fit` takes long: while it runs, the others get a ParameterError instead.
+    Because `fit` takes long, other threads get a ParameterError while it runs.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._thread = self._method = None  # of the outermost method that runs
+        # Of the outermost method that runs:
+        self._thread: int | None = None
+        self._method: str | None = None
 
     @contextlib.contextmanager
     def __call__(self, method: str) -> Iterator[None]:
@@ -53,40 +57,42 @@ class Turns:
                 self._changed.notify_all()
 
 
-class TrainedModel(Unquantized):
-    """Mixin for Keras models with a `compile` of their own, which sets `auto_scale_loss`.
+class TrainedModel(Unquantized, MixedIntoModel):
+    """Mixin for Keras models with their own `compile`, which sets `auto_scale_loss`.
 
-    A saved model has what `compile` was given and the optimizer's state; loaded, it goes on training as if it had never
-    been saved.
+    A saved model contains the arguments of `compile` and the state of the optimizer. After loading, training resumes as
+    if the model had never been saved.
 
     Attributes:
-        seed: int that dropout derives from in training; set by the model.
-        stop_requested: set it, as from a signal handler, to stop `fit` after the step that runs. Of several workers,
-            all stop after the same one.
+        seed: int from which dropout derives in training; set by the model.
+        stop_requested: set it to `True`, for example in a signal handler, to stop `fit` after the current step. All
+            workers stop after the same step.
         carried_names: keys of `carried_arrays`.
     """
 
+    seed: int
+    optimizer: Any
     smaller = 'txl_tf.export_saved_model(model, directory, weights="bfloat16") writes a model of half the size'
     stop_requested = False
     auto_scale_loss = True
-    carried_names = ()
-    _hooks_of = None
+    carried_names: tuple[str, ...] = ()
+    _hooks_of: dict[str, list[Any]] | None = None  # methods by the name of the function that was made with them
 
     @property
     def has_all_weights(self) -> bool:
-        """Whether all weights exist, so that the optimizer can have its own."""
+        """Whether all weights exist, so that the optimizer can create its variables."""
         return True
 
     def build_at_once(self, inputs_shape: Any) -> None:
-        """`build` in a constructor. A subclass may still add layers after it, which Keras forbids what is built."""
+        """`build` for a constructor. Afterwards, a subclass may still add layers, which Keras forbids after `build`."""
         self.build(inputs_shape)
         self._tracker.unlock()
 
-    # ------------------------------------------------------------------------------------------- `compile`, saved too
+    # --------------------------------------------------------------------------------------------- saving of `compile`
 
     def compile_arguments(self) -> dict[str, Any]:
         """The arguments that `compile` was given, by name."""
-        return {name: getattr(self, name) for name in _OF_KERAS.split()}
+        return {name: getattr(self, name) for name in _OF_KERAS}
 
     def get_compile_config(self) -> dict[str, Any] | None:
         if not self.compiled:
@@ -95,23 +101,24 @@ class TrainedModel(Unquantized):
         return {**keras.saving.serialize_keras_object(self.compile_arguments()), "frozen": frozen}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        layers = list(self._flatten_layers())
-        for i in config.pop("frozen", ()):  # files of older versions have none
+        layers: list[Any] = list(self._flatten_layers())
+        for i in config.pop("frozen", ()):  # files of older versions do not have it
             layers[i].trainable = False
-        self.compile(**keras.saving.deserialize_keras_object(config))
+        arguments: Any = keras.saving.deserialize_keras_object(config)
+        self.compile(**arguments)
         self.build_optimizer()
 
     def build_optimizer(self) -> None:
-        """Makes the variables of the optimizer, if the model has its weights: a failing step would make only some."""
+        """Creates the optimizer's variables if the model has its weights: a failing step could create only some."""
         optimizer = getattr(self, "optimizer", None)
         if optimizer is not None and not optimizer.built and self.has_all_weights:
-            with self.distribute_strategy.scope():  # within a step, some strategies could not
+            with self.distribute_strategy.scope():  # some strategies cannot create variables within a step
                 optimizer.build(self.trainable_variables)
 
     def check_weights(self) -> None:
-        """Raises ParameterError where weights to train are float16 or bfloat16, which lose small updates.
+        """Raises ParameterError if trainable weights are float16 or bfloat16, which lose small updates.
 
-        In bfloat16, Adam's `beta_2` of 0.999 is 1, so that its steps are 0; in float16, its epsilon is 0.
+        In bfloat16, Adam's `beta_2` of 0.999 is rounded to 1, so its steps are 0. In float16, its epsilon is 0.
         """
         dtypes = {variable.dtype: variable.path for variable in self.trainable_variables}
         for dtype in ("float16", "bfloat16"):
@@ -124,21 +131,19 @@ class TrainedModel(Unquantized):
 
     @property
     def loss_dtype(self) -> str:
-        """The dtype of the loss and of sums over labels: float64 where the model computes in it, else float32."""
+        """The dtype of the loss and of sums over labels: float64 if the model computes in float64, else float32."""
         return wide_dtype(self.compute_dtype).name
 
     def check_steps(self, steps_per_epoch: int | None) -> None:
-        """Raises ValueError where calls of `steps_per_execution` steps would go past the end of an epoch."""
+        """Raises ParameterError if calls of `steps_per_execution` steps would exceed the end of an epoch."""
         if (steps_per_epoch or 0) % self.steps_per_execution:
-            raise ValueError(
-                f"steps_per_epoch must be a multiple of steps_per_execution={self.steps_per_execution}, "
-                f"got {steps_per_epoch}"
-            )
+            allowed = f"a multiple of steps_per_execution={self.steps_per_execution}"
+            raise ParameterError("steps_per_epoch", steps_per_epoch, allowed)
 
     def hooks_changed(self, function: str, *names: str) -> bool:
-        """Whether a method of `names` is another one than when the `function` of that name was made; notes them."""
+        """Whether one of these methods has been replaced since the last call with the same name of a `function`."""
         methods = [getattr(self, name) for name in names]
-        found = [getattr(method, "__func__", method) for method in methods]  # a bound method would hold the model
+        found = [getattr(method, "__func__", method) for method in methods]  # a bound method would keep the model alive
         self._hooks_of = self._hooks_of or {}
         before = self._hooks_of.get(function, found)
         self._hooks_of[function] = found
@@ -147,27 +152,30 @@ class TrainedModel(Unquantized):
     # ------------------------------------------------------------------------------------------------------- one step
 
     @property
-    def inner_optimizer(self) -> keras.optimizers.Optimizer | None:
-        """The optimizer itself, where Keras's loss-scaling optimizer wraps it."""
+    def inner_optimizer(self) -> Any:
+        """The optimizer itself, also where Keras's loss-scaling optimizer wraps it; `None` without one."""
         optimizer = getattr(self, "optimizer", None)
         return getattr(optimizer, "inner_optimizer", optimizer)
 
     def step_key(self, rows: Any) -> tf.Tensor:
-        """The dropout key of the step that runs, for the `rows` of this replica; see `dropout`."""
+        """The dropout key of the current step, for the `rows` of this replica; see `dropout`."""
         step = self.optimizer.iterations
-        if self.inner_optimizer.gradient_accumulation_steps:  # of Keras, which counts the updates: several batches each
+        # With Keras's gradient accumulation, `iterations` counts updates of several batches each.
+        if self.inner_optimizer.gradient_accumulation_steps:
             step = self.inner_optimizer._iterations.value
         return tf.stack([self.seed % 2**31, tf.cast(step, tf.int32), self.first_row(rows)])
 
     def first_row(self, rows: Any) -> tf.Tensor:
-        """The number of this replica's first row in the batch; here every replica has `rows` of them."""
+        """The index of this replica's first row in the batch, if every replica has `rows` rows."""
         return tf.distribute.get_replica_context().replica_id_in_sync_group * rows
 
     def with_penalties(self, loss: tf.Tensor, parts: int = 1, fraction: tf.Tensor | None = None) -> tf.Tensor:
-        """The loss of one of `parts` of this replica's rows, with its share of regularizers and of `add_loss`.
+        """Adds the regularizers and the losses of `add_loss` to the loss.
 
         Args:
-            fraction: what the share is multiplied by; `None` for 1.
+            loss: the loss of one of `parts` of this replica's rows. It gets its share of the other losses.
+            parts: number of parts.
+            fraction: factor for that share; `None` for 1.
         """
         if not self.losses:
             return loss
@@ -175,22 +183,22 @@ class TrainedModel(Unquantized):
         penalties /= parts * self.distribute_strategy.num_replicas_in_sync
         return loss + (penalties if fraction is None else penalties * fraction)
 
-    # ----------------------------------------------------------------------- what a checkpoint holds besides weights
+    # -------------------------------------------------------------------- contents of a checkpoint other than weights
 
     def training_logs(self) -> dict[str, float]:
-        """What the logs of this epoch's training say: what a step returns, of all its steps."""
+        """The logs of the current epoch, aggregated over its training steps."""
         return {name: float(value) for name, value in self.get_metrics_result().items()}
 
     def carried_arrays(self) -> dict[str, np.ndarray]:
-        """The state that goes from batch to batch besides weights and optimizer. All workers must call it together."""
+        """The state that is carried from batch to batch except weights and optimizer. All workers call it together."""
         return {}
 
     def set_carried_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Continues with arrays from `carried_arrays`. Call it once `fit` has begun, from a callback."""
+        """Restores arrays from `carried_arrays`. A callback calls it after `fit` has begun."""
 
 
 def results_of(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
-    """`{name: result}` of metrics; one that has several results has a name for each."""
+    """`{name: result}` of metrics. A metric with several results has a name for each."""
     found = {}
     for metric in metrics:
         result = metric.result()
@@ -206,10 +214,10 @@ def as_numbers(results: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------------ updates
 
 
-def agree_on_overflow(gradients, optimizer):
-    """`gradients`, but NaN on every replica where half precision overflowed on any: all of them then skip the step.
+def agree_on_overflow(gradients: list[tf.Tensor], optimizer: Any) -> list[tf.Tensor]:
+    """Replaces the gradients by NaN on every replica if float16 has overflowed on any, so that all skip the step.
 
-    Keras's `LossScaleOptimizer` looks at the gradients of each replica, or of the first, before they are added up.
+    Keras's `LossScaleOptimizer` looks only at the gradients of each replica, or of the first, before they are summed.
     """
     context = tf.distribute.get_replica_context()
     if not is_scaled(optimizer) or context.num_replicas_in_sync == 1:
@@ -220,19 +228,19 @@ def agree_on_overflow(gradients, optimizer):
     return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
 
 
-def apply_gradients(optimizer, gradients, variables):
-    """`optimizer.apply_gradients`, called on every replica.
+def apply_gradients(optimizer: Any, gradients: list[tf.Tensor], variables: Iterable[keras.Variable]) -> None:
+    """Calls `optimizer.apply_gradients` on every replica.
 
-    A step counts where half precision overflows, too: loss scaling skips its update, but the data goes on.
+    A step counts even if float16 overflows and loss scaling skips the update, because its batch is not repeated.
 
-    Keras adds up gradients by `ReplicaContext.all_reduce` where there is one replica, too. That keeps the graph for
-    ever (see `kernels/gradients.py`), so a single replica goes round it where the optimizer does not look for it.
+    Keras sums gradients with `ReplicaContext.all_reduce`, even on one replica. That would keep the graph in memory for
+    ever (see `kernels/gradients.py`), so a single replica calls the optimizer in the cross-replica context instead.
     """
     gradients = agree_on_overflow(gradients, optimizer)
     if is_scaled(optimizer):
         step = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        if not optimizer.inner_optimizer.gradient_accumulation_steps:  # else Keras counts updates, not steps
+        if not optimizer.inner_optimizer.gradient_accumulation_steps:  # with it, Keras counts updates instead of steps
             optimizer.iterations.assign(step + 1)
     elif tf.distribute.has_strategy():
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -241,6 +249,6 @@ def apply_gradients(optimizer, gradients, variables):
         context.merge_call(lambda strategy: optimizer.apply_gradients(zip(gradients, variables, strict=True)))
 
 
-def is_scaled(optimizer):
-    """Whether it is Keras's optimizer that scales losses, around another."""
+def is_scaled(optimizer: Any) -> bool:
+    """Whether an optimizer is Keras's wrapper around another one, which scales the loss."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

@@ -1,4 +1,4 @@
-"""`sample_weight` and `class_weight` as weights of labels, or of rows."""
+"""Converts `sample_weight` and `class_weight` to weights of labels or of rows."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import tensorflow as tf
 
 from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
-from txl_tf.schema import brief
 
 
 def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[float, ...] | None:
-    """The weight of every class, 1 where `class_weight` has none; `None` where there is no `class_weight`.
+    """The weight of every class, by default 1; `None` without a `class_weight`.
 
     Raises:
-        ValueError: it is no dictionary of weights, or has an id that is no class.
+        ParameterError: `class_weight` is not a dictionary of weights, or has an id that is not a class.
     """
     if class_weight is None:
         return None
     if not isinstance(class_weight, dict):
-        raise ValueError(f"class_weight must be a dictionary of ids and weights, got {brief(class_weight)}")
+        raise ParameterError("class_weight", class_weight, "a dictionary of ids and weights")
     for label, weight in class_weight.items():
         if not is_integer(label) or not 0 <= label < n_classes:
             message = f"class_weight must have ids from 0 to {n_classes - 1}, got {label!r}"
@@ -30,23 +29,24 @@ def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[
 
 
 def checked_weights(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-    """`sample_weight` as `[batch]` or of the shape of `kept`, in the dtype of `kept`.
+    """`sample_weight` in the shape `[batch]` or in that of `kept`, and in the dtype of `kept`.
 
     Raises:
-        ValueError: it has another shape.
+        ParameterError: it has another shape.
     """
     weights = tf.cast(sample_weight, kept.dtype)
-    if weights.shape.rank == 2 and weights.shape[1] == 1:  # as Keras has it, too
+    if weights.shape.rank == 2 and weights.shape[1] == 1:  # Keras's form of `[batch]`
         weights = weights[:, 0]
     rows, length = kept.shape
     if not any(weights.shape.is_compatible_with(shape) for shape in ([rows], [rows, length])):
         shape = f"[batch, labels{'' if length is None else f'={length}'}]"
-        raise ValueError(f"sample_weight must be [batch] or {shape}, got {[*weights.shape]}")
+        message = f"sample_weight must be [batch] or {shape}, got {[*weights.shape]}"
+        raise ParameterError("sample_weight", sample_weight, f"[batch] or {shape}", message)
     return weights
 
 
 def weights_of_labels(sample_weight: tf.Tensor | None, kept: tf.Tensor) -> tf.Tensor:
-    """The weight of each label: that of its own or of its row, 0 where it does not count.
+    """The weight of each label: its own or that of its row, and 0 if it does not count.
 
     Args:
         sample_weight: `[batch]` or `[batch, labels]`; `None` for 1 everywhere.
@@ -62,7 +62,7 @@ def weights_of_labels(sample_weight: tf.Tensor | None, kept: tf.Tensor) -> tf.Te
 
 
 def weights_of_rows(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-    """The weight of each row: its own, or the mean over its labels that count; 0 where it has none.
+    """The weight of each row: its own, or the mean over its labels that count; 0 if no label counts.
 
     Args:
         sample_weight, kept: see `weights_of_labels`.
@@ -70,7 +70,8 @@ def weights_of_rows(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
     Returns:
         `[batch]`, in the dtype of `kept`.
     """
-    weights, count = checked_weights(sample_weight, kept), tf.reduce_sum(kept, 1)
+    weights = checked_weights(sample_weight, kept)
+    count = tf.reduce_sum(kept, 1)
     if weights.shape.rank == 1:
         return tf.where(count > 0, weights, tf.zeros([], kept.dtype))
     return tf.math.divide_no_nan(tf.reduce_sum(weights * kept, 1), count)

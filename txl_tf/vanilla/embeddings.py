@@ -1,9 +1,10 @@
-"""Word embeddings and absolute positions: what enters a vanilla Transformer (Vaswani et al. 2017, sections 3.4, 3.5).
+"""Word embeddings and absolute positions of a vanilla Transformer (Vaswani et al. 2017, sections 3.4 and 3.5).
 
 Shapes:
     B: batch      T: tokens      E: d_model
 """
 
+from collections.abc import Iterable
 from typing import Any, Unpack
 
 import keras
@@ -14,6 +15,7 @@ from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors
 from txl_tf.nn.positions import positional_encoding
@@ -25,8 +27,8 @@ from txl_tf.nn.tied import Shared, Tied
 class Embeddings(Shared, Layer):
     """Rows of a table, times `sqrt(d_model)` (Vaswani et al. 2017, section 3.4).
 
-    A lookup is the product of a one-hot vector with the table. The factor keeps the embedding, whose table is also that
-    of the softmax where the two are shared, as large as the positions that are added to it.
+    A lookup is the product of a one-hot vector with the table. The softmax may share the table, whose values are then
+    small. The factor makes the embedding as large as the positions that are added to it.
 
     ```python
     embeddings = txl_tf.layers.Embeddings(vocab=1000, d_model=32, mask_zero=True)
@@ -35,25 +37,28 @@ class Embeddings(Shared, Layer):
     ```
 
     Args:
-        vocab: rows of the table.
-        d_model: width. `Embeddings(d_model, vocab)` is another common order: two arguments by position whose second is
-            the larger are an error. By name any table can be had.
-        embeddings_initializer: of the table; by default a normal distribution of `d_model**-0.5`.
-        mask_zero: whether id 0 is padding, which the mask that is passed on hides, as with Keras's `Embedding`.
+        vocab: number of rows of the table.
+        d_model: width. Because `Embeddings(d_model, vocab)` is another common order, it is an error if the second of
+            two positional arguments is larger. With keywords, any sizes are possible.
+        embeddings_initializer: initializer of the table; by default a normal distribution with the standard deviation
+            `d_model**-0.5`.
+        mask_zero: whether id 0 is padding. Then the layer passes on a mask, as Keras's `Embedding` does.
 
     Call arguments:
-        ids: int `[batch, length]`; whole numbers of another type are taken for what they are.
+        ids: int `[batch, length]`. Float tensors with integer values are accepted.
 
     Returns:
         `[batch, length, d_model]`.
 
     Raises:
-        ValueError: `vocab` or `d_model` is not positive, or they seem to be in the other order.
+        ParameterError: `vocab` or `d_model` is not positive, or they seem to be in the other order.
     """
 
     free_settings = {"mask_zero": FREE_SWITCH}
 
-    def __new__(cls, *args, **kwargs):
+    lut: Any
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
             message = (
                 f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, the larger number: "
@@ -68,35 +73,36 @@ class Embeddings(Shared, Layer):
         **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
-        self.autocast = False  # half precision does not hold ids
+        self.autocast = False  # float16 cannot represent ids above 2048 exactly
         check_sizes(vocab=vocab, d_model=d_model)
         self.embeddings_initializer = keras.initializers.get(
             embeddings_initializer or keras.initializers.RandomNormal(stddev=d_model**-0.5)
         )
 
-    def build(self, ids_shape=None):
+    def build(self, ids_shape: Any = None) -> None:
         self.add_table("lut", (self.vocab, self.d_model), self.embeddings_initializer, autocast=False)
 
-    def call(self, ids):
+    def call(self, ids: Tensor) -> Any:
         return tf.cast(tf.gather(self.lut, as_ids("ids", ids)) * self.d_model**0.5, self.compute_dtype)
 
-    def compute_mask(self, inputs, previous_mask=None):
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.named_shapes(shapes, named)["ids"], self.d_model)
 
-    def logits(self, hidden):
-        """The product with every row of the table, for a softmax that shares it.
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The product with every row of the table, for a softmax that shares the table.
 
         Args:
-            hidden: `[..., d_model]`; a symbolic tensor, too: in a functional model this is a layer tied to the table.
+            hidden: `[..., d_model]`. It may be a symbolic tensor: then a layer of the functional model is tied to the
+                table.
 
         Returns:
             `[..., vocab]`: float32, or float64 if `hidden` is float64.
         """
         if keras.backend.is_keras_tensor(hidden):
-            layer = EmbeddingLogits(self.vocab, self.d_model, dtype=self.dtype_policy)
+            layer: Any = EmbeddingLogits(self.vocab, self.d_model, dtype=self.dtype_policy)
             return layer(hidden, embedding=self)
         if not self.built:
             self.build()
@@ -107,27 +113,29 @@ class Embeddings(Shared, Layer):
 class EmbeddingLogits(Tied, Layer):
     """`Embeddings.logits` as a layer of a functional model."""
 
-    embedding_class, shared_sizes = Embeddings, ("vocab", "d_model")
+    embedding_class = Embeddings
+    shared_sizes = ("vocab", "d_model")
 
     @stored
     def __init__(self, vocab: int, d_model: int, **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
         self.autocast = False  # the product is in the dtype of hidden
 
-    def call(self, hidden, embedding=None):
+    def call(self, hidden: Tensor, embedding: Any = None) -> Any:
         check_tensors({"d_model": self.d_model}, hidden=(hidden, "float ... d_model"))
-        return self.embedding_of_call(embedding).logits(hidden)
+        owner: Any = self.embedding_of_call(embedding)
+        return owner.logits(hidden)
 
-    def compute_output_shape(self, hidden_shape, *_, **__):
+    def compute_output_shape(self, hidden_shape: Any, *_: Any, **__: Any) -> Any:
         return (*hidden_shape[:-1], self.vocab)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionalEncoding(Layer):
-    """Adds sinusoids of the positions, then drops (Vaswani et al. 2017, section 3.5).
+    """Adds sinusoids of the positions, then applies dropout (Vaswani et al. 2017, section 3.5).
 
-    The table is a constant, no weight. To concatenate a one-hot position before a linear layer is the same as to add an
-    embedding after it.
+    The table is a constant, not a weight. Adding an embedding after a linear layer is equivalent to concatenating a
+    one-hot position before it.
 
     ```python
     positions = txl_tf.layers.PositionalEncoding(d_model=32, max_len=512, rate=0.1)
@@ -137,10 +145,10 @@ class PositionalEncoding(Layer):
 
     Args:
         d_model: width.
-        max_len: most positions. `(d_model, dropout, max_len)` is another common order: a rate here, and the name
-            `dropout`, are errors.
-        rate: of dropout.
-        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+        max_len: number of positions. Because `(d_model, dropout, max_len)` is another common order, a rate in this
+            place and the name `dropout` are errors.
+        rate: dropout rate.
+        seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
     Call arguments:
         x: `[batch, length, d_model]`.
@@ -151,15 +159,15 @@ class PositionalEncoding(Layer):
         A tensor like `x`.
 
     Raises:
-        ValueError: `x` is longer than the table from `first` on, where both are static; or an argument is out of its
-            range.
+        ParameterError: an argument is out of its range, or `x` exceeds the table, if its length and `first` are static.
     """
 
     free_settings = {"max_len": at_least(1), "rate": FREE_RATE, "seed": FREE_SEED}
 
-    def __new__(cls, *args, **kwargs):
-        # The arguments of another common signature, (d_model, dropout, max_len), before they are bound to this one.
-        found, allowed = None, "a positive integer, given once"
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # Finds arguments of another common signature, (d_model, dropout, max_len).
+        found = None
+        allowed = "a positive integer, given once"
         if len(args) > 1 and ("max_len" in kwargs or (is_number(args[1]) and 0 <= args[1] < 1)):
             found = "max_len", args[1]
         elif "dropout" in kwargs:
@@ -184,46 +192,49 @@ class PositionalEncoding(Layer):
         self.start_keys(seed, rate=rate)
         self.pe = self.make_table()
 
-    def make_table(self):
+    def make_table(self) -> Any:
         """The rows, `[1, max_len, d_model]`."""
         table = positional_encoding(self.max_len, self.d_model, wide_dtype(self.compute_dtype))
-        return table.numpy()  # not a tensor: it goes into any graph
+        return table.numpy()  # an array can be used in any graph
 
-    def settings_changed(self, names):
+    def settings_changed(self, names: Iterable[str]) -> None:
         super().settings_changed(names)
         if "max_len" in names:
             self.pe = self.make_table()
 
-    def build(self, x_shape=None):
+    def build(self, x_shape: Any = None) -> None:
         self.build_parts(x_shape)
 
-    def call(self, x, first=0, training=None, dropout_key=None):
+    def call(self, x: Tensor, first: Size = 0, training: bool | None = None, dropout_key: Tensor | None = None) -> Any:
         check_tensors({"d_model": self.d_model}, x=(x, "float batch length d_model"))
-        length, known = keras.ops.shape(x)[1], tf.get_static_value(first)
+        length = shape_of(x)[1]
+        known = tf.get_static_value(first)
         if isinstance(length, int) and length > self.max_len:
-            raise ValueError(f"x must be at most max_len={self.max_len} long, got {length}")
+            allowed = f"at most max_len={self.max_len} long"
+            raise ParameterError("x", x, allowed, f"x must be {allowed}, got {length}")
         if isinstance(length, int) and known is not None and not 0 <= known <= self.max_len - length:
-            raise ValueError(f"first must lie in [0, {self.max_len - length}] for x of length {length}, got {known}")
+            allowed = f"from 0 to {self.max_len - length} for x of length {length}"
+            raise ParameterError("first", int(known), allowed)
         positions = tf.cast(tf.convert_to_tensor(self.pe)[:, first : first + length], x.dtype)
         return dropout(x + positions, self.rate, self.key_of_call(x, training, dropout_key))
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionEmbedding(PositionalEncoding):
-    """Adds a learned row for every position, then drops (Vaswani et al. 2017, table 3, row E).
+    """Adds a learned row for every position, then applies dropout (Vaswani et al. 2017, table 3, row E).
 
-    No position beyond `max_len` has a row, and one that training never reached has a row of noise.
+    There are no positions beyond `max_len`. The row of a position that never occurs in training is random.
 
     ```python
     x = txl_tf.layers.PositionEmbedding(d_model=32, max_len=512)(tf.random.normal([2, 5, 32]))  # [2, 5, 32]
     ```
 
-    Args, call arguments, returns, raises: as of `PositionalEncoding`.
+    Args, call arguments, returns, raises: see `PositionalEncoding`.
     """
 
-    fixed_settings = {"max_len": ""}  # rows of the table
+    fixed_settings = {"max_len": ""}  # the number of rows of a weight
 
-    def make_table(self):
+    def make_table(self) -> Any:
         shape = (1, self.max_len, self.d_model)
         initializer = keras.initializers.RandomNormal(stddev=self.d_model**-0.5)
         return self.add_weight(name="pe", shape=shape, initializer=initializer, autocast=False)

@@ -3,16 +3,17 @@
     post-norm, as in the paper          x = LayerNorm(x + dropout(sublayer(x)))
     pre-norm, `norm_first`              x = x + dropout(sublayer(LayerNorm(x)))
 
-Pre-norm trains without a long warm-up. It leaves the last output as it is: the stack of layers normalises it.
+Pre-norm trains without a long warm-up. The stack of layers normalises the last output.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
+from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CachedMemory, Layer, NotCacheable, check_sizes, check_tensors
 from txl_tf.nn.feed_forward import PositionWiseFFN
@@ -26,9 +27,15 @@ EPSILON = 1e-6  # of the article's layer norms: article 2 of docs/articles.md
 
 
 class _TransformerLayer(Layer):
-    """Common to both layers: attentions and a feed-forward net, each with a layer norm and a dropout."""
+    """Base class of both layers: attentions and a feed-forward net, each with a layer norm and dropout."""
 
-    attentions = ()  # names of the attentions, in order; `layernorm1`, ... follow them and the net
+    attentions: tuple[str, ...] = ()  # names of the attentions, in order
+    mha: Any
+    mha1: Any
+    mha2: Any
+    layernorm1: Any  # of the first sublayer; the next ones follow in order
+    layernorm2: Any
+    layernorm3: Any
     free_settings = {"rate": FREE_RATE, "dropatt": FREE_RATE, "dropact": FREE_RATE, "seed": FREE_SEED}
     fixed_settings = {"attentions": OF_CLASS}
     copied_settings = {"dropact": ("ffn.rate",)}
@@ -41,35 +48,45 @@ class _TransformerLayer(Layer):
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, num_heads=num_heads, dff=dff)
         self.start_keys(seed, rate=rate, dropatt=dropatt, dropact=dropact)
-        options = {"dtype": self.dtype_policy}
-        self.ffn = PositionWiseFFN(dff, d_model, dropact, self.draw_key, **options, name="ffn")
+        options: dict[str, Any] = {"dtype": self.dtype_policy}
+        source: Any = self.draw_key  # of the seeds of its parts
+        self.ffn = PositionWiseFFN(dff, d_model, dropact, source, **options, name="ffn")
         for name in self.attentions:
-            setattr(self, name, MultiHeadAttention(d_model, num_heads, dropatt, self.draw_key, **options, name=name))
+            setattr(self, name, MultiHeadAttention(d_model, num_heads, dropatt, source, **options, name=name))
         for name in self._norms():
             setattr(self, name, LayerNorm(EPSILON, **options, name=name))
 
-    def _norms(self):
+    def _norms(self) -> list[str]:
+        """Names of the layer norms: one for each attention and one for the feed-forward net."""
         return [f"layernorm{i + 1}" for i in range(len(self.attentions) + 1)]
 
-    def build(self, x_shape=None, **_):
-        attentions, norms = ([getattr(self, name) for name in names] for names in (self.attentions, self._norms()))
+    def build(self, x_shape: Any = None, **_: Any) -> None:
+        attentions = [getattr(self, name) for name in self.attentions]
+        norms = [getattr(self, name) for name in self._norms()]
         self.build_parts(x_shape, *attentions, self.ffn, *norms)
 
-    def _residual(self, x, norm, sublayer, dropout_key=None):
-        """`x` after a sublayer with its residual, dropout and norm, and whatever else the sublayer gives.
+    def _residual(self, x: Tensor, norm: Any, sublayer: Any, dropout_key: Tensor | None = None):
+        """Applies a sublayer with its residual connection, dropout and layer norm.
 
-        `sublayer` is a function of the (normalised) input that returns `(output, more)`.
+        Args:
+            x: the input.
+            norm: the layer norm.
+            sublayer: function of the (normalised) input that returns `(output, more)`.
+            dropout_key: key of the dropout of the output.
+
+        Returns:
+            `(x, more)`.
         """
         output, more = sublayer(norm(x) if self.norm_first else x)
         output = dropout(output, self.rate, dropout_key)
         return (x + output if self.norm_first else norm(x + output)), more
 
-    def _feed_forward(self, x, norm, inner_key=None, output_key=None):
+    def _feed_forward(self, x: Tensor, norm: Any, inner_key: Tensor | None = None, output_key: Tensor | None = None):
         return self._residual(x, norm, lambda y: (self.ffn(y, dropout_key=inner_key), None), output_key)[0]
 
 
-def attention_of(mha, v, k, q, visible=None, dropout_key=None):
-    """`MultiHeadAttention.attention`, or the call of an attention that has its own."""
+def attention_of(mha: Any, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
+    """Calls `MultiHeadAttention.attention`, or the call of an attention whose call a user has overridden."""
     if is_library(mha, MultiHeadAttention):
         return mha.attention(v, k, q, visible, dropout_key)
     if isinstance(visible, CachedMemory):
@@ -85,7 +102,7 @@ def attention_of(mha, v, k, q, visible=None, dropout_key=None):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class EncoderLayer(_TransformerLayer):
-    """Self-attention, then the feed-forward net.
+    """The encoder layer: self-attention and a feed-forward net.
 
     ```python
     layer = txl_tf.layers.EncoderLayer(d_model=32, num_heads=4, dff=64)
@@ -95,49 +112,51 @@ class EncoderLayer(_TransformerLayer):
 
     Args:
         d_model, num_heads, dff: width, number of heads, width inside the feed-forward net.
-        rate: dropout rate of both outputs.
-        norm_first: pre-norm; the article's layer is post-norm.
-        dropatt, dropact: dropout rates of the attention weights and after the relu; the article has neither.
-        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+        rate: dropout rate of the outputs of both sublayers.
+        norm_first: pre-norm with `True`; post-norm, as in the article, with `False`.
+        dropatt, dropact: dropout rates of the attention weights and after the relu. The article has neither.
+        seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
     Call arguments:
         x: `[batch, length, d_model]`.
-        mask: bool or integers 0 and 1, true where there is an element, `[batch, length]`; or bool, true where a key is
-            seen, `[batch, length, length]`. Without one, the mask that Keras passed on with `x`. Numbers of four
-            dimensions are the article's, see `forbidden`.
+        mask: bool or integers 0 and 1, true at elements, `[batch, length]`; or bool, true where a key is seen, `[batch,
+            length, length]`. By default, the mask that Keras passes on with `x`. Numbers with four dimensions are a
+            mask of the article, see `forbidden`.
         attention_mask: true or 1 where a key is seen, bool or numbers 0 and 1: `[length, length]`, `[batch, length,
             length]` or `[batch, num_heads, length, length]`.
         forbidden: broadcasts to `[batch, num_heads, length, length]`, 1 where a key is forbidden, as in the article.
-        use_causal_mask: whether a position sees none after it.
-        return_attention_scores: whether to return the attention weights too.
+        use_causal_mask: whether to hide the keys after the position of a query.
+        return_attention_scores: whether to return the attention weights, too.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:
-        `[batch, length, d_model]`; with `return_attention_scores`, that and `[batch, num_heads, length, length]`.
+        `[batch, length, d_model]`. With `return_attention_scores`, also the weights, `[batch, num_heads, length,
+        length]`.
 
     Raises:
-        ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
+        ParameterError: an argument is out of its range, or a tensor or a mask has another shape.
     """
 
     attentions = ("mha",)
     copied_settings = {"dropatt": ("mha.rate",)}
 
     def call(
-        self, x, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, return_attention_scores=False,
-        training=None, dropout_key=None,
-    ):  # fmt: skip
+        self, x: Tensor, mask: Tensor | None = None, attention_mask: Any = None, forbidden: Any = None,
+        use_causal_mask: bool = False, return_attention_scores: bool = False, training: bool | None = None,
+        dropout_key: Tensor | None = None,
+    ) -> Any:  # fmt: skip
         sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
         check_tensors(sizes, x=(x, "float batch length d_model"))
-        sizes["queries"] = sizes["keys"] = keras.ops.shape(x)[1]
+        sizes["queries"] = sizes["keys"] = shape_of(x)[1]
         mask = mask_of(x) if mask is None else mask
         visible = seen_of_masks(sizes, mask, attention_mask, forbidden, use_causal_mask)
         x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
         return (x, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else x
 
-    def encode(self, x, visible=None, dropout_key=None):
-        """`(output, weights)`, the weights `[num_heads, batch, length, length]`.
+    def encode(self, x: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
+        """`(output, weights)`, where the weights are `[num_heads, batch, length, length]`. Arguments are not checked.
 
-        `visible`: see `multi_head_attention`. Nothing is checked.
+        `visible` is described in `multi_head_attention`.
         """
         keys = split(dropout_key, 4)
         x, weights = self._residual(
@@ -145,18 +164,19 @@ class EncoderLayer(_TransformerLayer):
         )
         return self._feed_forward(x, self.layernorm2, *keys[2:]), weights
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         given = self.named_shapes(shapes, named)
-        batch, length, _ = x_shape = given["x"]
+        x_shape = given["x"]
+        batch, length, _ = x_shape
         return (x_shape, (batch, self.num_heads, length, length)) if given["return_attention_scores"] else x_shape
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class DecoderLayer(_TransformerLayer):
-    """Self-attention, attention to the encoder's output, then the feed-forward net.
+    """The decoder layer: self-attention, attention to the encoder's output, and a feed-forward net.
 
-    Self-attention sees all places unless a mask hides some: give `use_causal_mask=True`, or the article's
-    `look_ahead_mask`, to hide those to come.
+    Self-attention sees all positions, unless a mask hides some. To hide later positions, use `use_causal_mask=True` or
+    the article's `look_ahead_mask`.
 
     ```python
     layer = txl_tf.layers.DecoderLayer(d_model=32, num_heads=4, dff=64)
@@ -171,39 +191,41 @@ class DecoderLayer(_TransformerLayer):
     Call arguments:
         x: `[batch, length, d_model]`.
         enc_output: `[batch, source, d_model]`.
-        look_ahead_mask: of self-attention; broadcasts to `[batch, num_heads, length, length]`, numbers, 1 where
-            forbidden, or bool, true where seen.
-        padding_mask: of the source, bool or integers 0 and 1 `[batch, source]`, true where there is an element; without
-            one, the mask that Keras passed on with `enc_output`. Numbers of four dimensions are the article's, 1 where
-            forbidden.
-        mask: of `x`, bool or integers 0 and 1 `[batch, length]`, true where there is an element; without one, the mask
-            that Keras passed on with it. Numbers of four dimensions are the article's, 1 where forbidden.
-        use_causal_mask: whether self-attention sees no position after its own.
-        return_attention_scores: whether to return the weights too; the article's layer does.
+        look_ahead_mask: mask of self-attention, which broadcasts to `[batch, num_heads, length, length]`: numbers, 1
+            where a key is forbidden, or bool, true where it is seen.
+        padding_mask: mask of the source, bool or integers 0 and 1 `[batch, source]`, true at elements; by default, the
+            mask that Keras passes on with `enc_output`. Numbers with four dimensions are a mask of the article, 1 where
+            a key is forbidden.
+        mask: mask of `x`, bool or integers 0 and 1 `[batch, length]`, true at elements; by default, the mask that Keras
+            passes on with `x`. Numbers with four dimensions are a mask of the article, 1 where a key is forbidden.
+        use_causal_mask: whether to hide later positions in self-attention.
+        return_attention_scores: whether to return the weights, too, as the article's layer does.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:
         `(output, attn_weights_block1, attn_weights_block2)`: `[batch, length, d_model]`, and the weights of both
-        attentions, `[batch, num_heads, length, length]` and `[batch, num_heads, length, source]`; or the output alone.
+        attentions, `[batch, num_heads, length, length]` and `[batch, num_heads, length, source]`; or only the output.
 
     Raises:
-        ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
+        ParameterError: an argument is out of its range, or a tensor or a mask has another shape.
     """
 
     attentions = ("mha1", "mha2")
     copied_settings = {"dropatt": ("mha1.rate", "mha2.rate")}
 
     def call(
-        self, x, enc_output, look_ahead_mask=None, padding_mask=None, mask=None, use_causal_mask=False,
-        return_attention_scores=True, training=None, dropout_key=None,
-    ):  # fmt: skip
+        self, x: Tensor, enc_output: Any, look_ahead_mask: Tensor | None = None, padding_mask: Tensor | None = None,
+        mask: Tensor | None = None, use_causal_mask: bool = False, return_attention_scores: bool = True,
+        training: bool | None = None, dropout_key: Tensor | None = None,
+    ) -> Any:  # fmt: skip
         sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
-        if isinstance(enc_output, CachedMemory):
+        if isinstance(enc_output, DecoderMemory):
             enc_output.check(self, look_ahead_mask, padding_mask)
             output, *weights = self.decode(x, enc_output, enc_output.own, enc_output.cross)
             return (output, *weights) if return_attention_scores else output
         check_tensors(sizes, x=(x, "float batch length d_model"), enc_output=(enc_output, "float batch source d_model"))
-        length, source = keras.ops.shape(x)[1], keras.ops.shape(enc_output)[1]
+        length = shape_of(x)[1]
+        source = shape_of(enc_output)[1]
         mask = mask_of(x) if mask is None else mask
         padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask
         of_self = {**sizes, "queries": length, "keys": length}
@@ -211,15 +233,15 @@ class DecoderLayer(_TransformerLayer):
         cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, names=("padding_mask", ""))
         x, enc_output = self.computed(x, enc_output)
         output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
-        return (
-            (output, *(tf.transpose(probs, [1, 0, 2, 3]) for probs in weights)) if return_attention_scores else output
-        )
+        if not return_attention_scores:
+            return output
+        return (output, *(tf.transpose(probs, [1, 0, 2, 3]) for probs in weights))
 
-    def decode(self, x, enc_output, own=None, cross=None, dropout_key=None):
-        """`(output, weights, weights)`, the weights `[num_heads, batch, length, any]`.
+    def decode(self, x: Tensor, enc_output: Any, own: Any = None, cross: Any = None, dropout_key: Tensor | None = None):
+        """`(output, weights, weights)`, where the weights are `[num_heads, batch, length, any]`.
 
-        `own` and `cross`: `visible` of `multi_head_attention`, for self-attention and for attention to the source.
-        Nothing is checked.
+        `own` and `cross` are the masks of self-attention and of attention to the source, see `visible` in
+        `multi_head_attention`. Arguments are not checked.
         """
         keys = split(dropout_key, 6)
         x, block1 = self._residual(
@@ -230,10 +252,11 @@ class DecoderLayer(_TransformerLayer):
         )
         return self._feed_forward(x, self.layernorm3, *keys[4:]), block1, block2
 
-    def build(self, x_shape=None, enc_output_shape=None, **_):  # both: Keras's summary knows the shapes that are named
+    # It names both shapes, because Keras's summary knows only those that are named.
+    def build(self, x_shape: Any = None, enc_output_shape: Any = None, **_: Any) -> None:
         super().build(x_shape)
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         given = self.named_shapes(shapes, named)
         if not given["return_attention_scores"]:
             return given["x"]
@@ -241,67 +264,74 @@ class DecoderLayer(_TransformerLayer):
         source = given["enc_output"][1] if given.get("enc_output") else None
         return given["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
 
-    def source_heads(self, enc_output):
-        """Keys and values of the encoder's output, which are the same at every step."""
+    def source_heads(self, enc_output: Any):
+        """Keys and values of the encoder's output, which are computed once for all steps."""
         return tuple(self.mha2.project(enc_output, self.mha2.wk, self.mha2.wv))
 
 
 class DecoderMemory(CachedMemory):
-    """What a decoder layer attends to when it reads one more element: cached keys and values.
+    """The cached keys and values to which a decoder layer attends when it reads one more element.
 
-    It stands for `enc_output` and for both masks of the layer's call, and is no tensor: a layer can do nothing with it
-    but to hand it on.
+    It is an argument of the layer's call instead of `enc_output` and both masks. It is not a tensor, so the layer can
+    only pass it on to its attentions.
 
     Args:
         layer: the `DecoderLayer`.
-        place: int scalar tensor, the number of the element.
-        cache: `(keys, values)`, `[num_heads, batch, most, depth]` each, of the elements before it.
+        place: int scalar tensor, the position of the element.
+        cache: `(keys, values)` of the elements before it, `[num_heads, batch, most, depth]` each.
         source: `(keys, values)` of the encoder's output, see `source_heads`.
-        seen: bool, which keys of the source are seen; see `visible` of `multi_head_attention`.
+        seen: bool, true at keys of the source that are seen; see `visible` in `multi_head_attention`.
     """
 
-    def __init__(self, layer, place, cache, source, seen):
+    def __init__(self, layer: Any, place: Tensor, cache: Any, source: Tensor, seen: Tensor):
         self.layer = layer
-        self.own, self.cross = OwnKeys(layer, place, cache), SourceKeys(layer, source, seen)
+        self.own = OwnKeys(layer, place, cache)
+        self.cross = SourceKeys(layer, source, seen)
 
-    def check(self, layer, *masks):
-        """Called by a `layer`. Raises NotCacheable unless it got this memory for all that it stands for."""
+    def check(self, layer: Any, *masks: Any):
+        """A `layer` calls it. Raises NotCacheable unless the layer got this memory instead of each of its masks."""
         if layer is not self.layer or any(mask is not self for mask in masks):
             raise NotCacheable(f"{self.layer.name} gives its attention another mask or another encoder's output")
 
     def after(self):
-        """The cache with the new element. Raises NotCacheable unless the layer attended to both once."""
+        """The cache with the new element. Raises NotCacheable unless the layer attended once to target and source."""
         if self.own.used != 1 or self.cross.used != 1:
             raise NotCacheable(f"{self.layer.name} does not attend once to the target and once to the source")
         return self.own.cache
 
 
 class OwnKeys(CachedMemory):
-    """Keys and values of the elements of a target so far."""
+    """Keys and values of the elements of a target that have been read."""
 
-    def __init__(self, layer, place, cache):
-        self.layer, self.place, self.cache, self.used = layer, place, cache, 0
+    def __init__(self, layer: Any, place: Tensor, cache: Any):
+        self.layer = layer
+        self.place = place
+        self.cache = cache
+        self.used = 0  # number of attentions to it
 
-    def attention(self, mha, v, k, q):
-        """`MultiHeadAttention.attention` of the new element, which is added to the cache."""
+    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor):
+        """`MultiHeadAttention.attention` for the new element, which it adds to the cache."""
         if mha is not self.layer.mha1 or not q is k is v:
             raise NotCacheable(f"{self.layer.name} gives its self-attention other queries than keys")
-        places = tf.range(keras.ops.shape(self.cache[0])[2])
+        positions = tf.range(shape_of(self.cache[0])[2])
         q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
-        here = tf.cast(places == self.place, q.dtype)[:, None]
+        here = tf.cast(positions == self.place, q.dtype)[:, None]
         self.cache = tuple(old * (1 - here) + new * here for old, new in zip(self.cache, (k, v), strict=True))
         self.used += 1
-        return mha.attend(q, *self.cache, (places <= self.place)[None])
+        return mha.attend(q, *self.cache, (positions <= self.place)[None])
 
 
 class SourceKeys(CachedMemory):
     """Keys and values of the encoder's output."""
 
-    def __init__(self, layer, source, seen):
-        self.layer, self.source, self.seen, self.used = layer, source, seen, 0
+    def __init__(self, layer: Any, source: Tensor, seen: Tensor):
+        self.layer = layer
+        self.source = source
+        self.seen = seen
+        self.used = 0  # number of attentions to it
 
-    def attention(self, mha, v, k, q):
-        """`MultiHeadAttention.attention` of queries to the source."""
+    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor):
+        """`MultiHeadAttention.attention` to the source."""
         if mha is not self.layer.mha2:
             raise NotCacheable(f"{self.layer.name} attends to the source by {mha.name}, not by mha2")
         self.used += 1

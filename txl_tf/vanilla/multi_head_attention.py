@@ -1,24 +1,26 @@
-"""The vanilla Transformer's attention (Vaswani et al. 2017, section 3.2), on the common core.
+"""The attention of the vanilla Transformer (Vaswani et al. 2017, section 3.2).
 
-Two kinds of masks, see `nn/masks.py`. Keras's are true or 1 where a key is seen: `attention_mask`, `mask`,
-`query_mask`, `value_mask` and `key_mask`. Those of the articles (docs/articles.md) are numbers, 1 where a key is
-forbidden, and broadcast to `[batch, heads, queries, keys]`: `forbidden`, and `mask` where it has all four dimensions. A
-query whose keys are all forbidden sees all of them alike.
+There are two kinds of masks, see `nn/masks.py`. Keras's masks are true or 1 where a query sees a key: `attention_mask`,
+`mask`, `query_mask`, `value_mask` and `key_mask`. The masks of the articles (docs/articles.md) are numbers, 1 where a
+key is forbidden, and broadcast to `[batch, heads, queries, keys]`: `forbidden`, and `mask` with four dimensions. A
+query whose keys are all forbidden attends to all of them equally.
 
 Shapes:
     B: batch      H: num_heads      T: queries      K: keys      D: depth, the width of a head      E: d_model
 """
 
 import functools
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
-from txl_tf.errors import ParameterError
+from txl_tf.config.checks import is_integer
+from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels import add_bias, attention_probs, head_matmul, join_heads, project
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import wide_dtype
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CachedMemory, Layer, check_heads, check_length, check_tensors, shown
 from txl_tf.nn.masks import (
@@ -34,33 +36,35 @@ from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
 
 
-def create_padding_mask(ids):
-    """1 where `ids` `[B, K]` are 0, padding: float32 `[B, 1, 1, K]`. Symbolic inputs of Keras work too."""
+def create_padding_mask(ids: Tensor) -> Any:
+    """1 where `ids` `[B, K]` are 0, which is padding: float32 `[B, 1, 1, K]`. Symbolic inputs of Keras are possible."""
     return keras.ops.cast(keras.ops.equal(ids, 0), "float32")[:, None, None]
 
 
-def create_look_ahead_mask(size):
-    """1 above the diagonal, where the keys of the future are: float32 `[size, size]`.
+def create_look_ahead_mask(size: Size) -> Tensor:
+    """1 above the diagonal, where keys come after the query: float32 `[size, size]`.
 
     Raises:
-        ValueError: `size` is `None`, as the length of a symbolic input is: layers take `use_causal_mask=True` instead.
+        ParameterError: `size` is `None`, the length of a symbolic input. Use the argument `use_causal_mask=True` of a
+            layer instead.
     """
     if size is None:
         message = "size must be an int or a scalar tensor, got None: give the layer use_causal_mask=True instead"
         raise ParameterError("size", size, "an int or a scalar tensor", message)
     check_length("size", size)
-    places = tf.range(size)
-    return tf.cast(places[None] > places[:, None], tf.float32)
+    positions = tf.range(size)
+    return tf.cast(positions[None] > positions[:, None], tf.float32)
 
 
-def scaled_dot_product_attention(q, k, v, mask=None):
+def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Any:
     """`softmax(q k^T / sqrt(D)) v`.
 
     Args:
         q: `[..., T, D]`.
         k: `[..., K, D]`.
         v: `[..., K, any]`.
-        mask: broadcasts to `[..., T, K]`: numbers, 1 where forbidden, or bool, true where seen; `None` for none.
+        mask: broadcasts to `[..., T, K]`: numbers, 1 where a key is forbidden, or bool, true where it is seen; `None`
+            for no mask.
 
     Returns:
         `(output, attention_weights)`: `[..., T, any]` and `[..., T, K]`.
@@ -77,26 +81,28 @@ def scaled_dot_product_attention(q, k, v, mask=None):
 class _ScaledDotProductAttention(keras.layers.Layer):
     """`scaled_dot_product_attention` as a layer, for symbolic inputs of Keras."""
 
-    def call(self, q, k, v, mask=None):
+    def call(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Any:
         return scaled_dot_product_attention(q, k, v, mask)
 
 
 def seen_of_masks(
-    sizes, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, names=("mask", "forbidden"),
-    query_mask=None, value_mask=None, key_mask=None,
+    sizes: Any, mask: Tensor | None = None, attention_mask: Any = None, forbidden: Any = None,
+    use_causal_mask: bool = False, names: Any = ("mask", "forbidden"), query_mask: Any = None, value_mask: Any = None,
+    key_mask: Any = None,
 ):  # fmt: skip
-    """All masks of a call of `MultiHeadAttention` as one, for `attention_probs`.
+    """Combines all masks of a call of `MultiHeadAttention` into one for `attention_probs`.
 
     Args:
-        sizes: see `check_tensors`: `batch` and `num_heads` as far as they are known, `queries` and `keys`, which may
-            be scalar tensors.
+        sizes: see `check_tensors`: `batch` and `num_heads` if they are known, `queries` and `keys`, which may be scalar
+            tensors.
         mask, attention_mask, forbidden, use_causal_mask, query_mask, value_mask, key_mask: see `MultiHeadAttention`.
-        names: what an error calls `mask` and `forbidden`.
+        names: the names of `mask` and `forbidden` in errors.
 
     Returns:
-        bool that broadcasts to `[H, B, T, K]`, or `None` where nothing is hidden.
+        bool that broadcasts to `[H, B, T, K]`, or `None` without masks.
     """
-    queries, keys = sizes["queries"], sizes["keys"]
+    queries = sizes["queries"]
+    keys = sizes["keys"]
     sizes = {name: size if isinstance(size, int) else None for name, size in sizes.items()}
     parts = []
     if mask is not None:
@@ -117,43 +123,74 @@ def seen_of_masks(
     return functools.reduce(tf.logical_and, parts) if parts else None
 
 
-def multi_head_attention(q, k, v, visible, o_kernel, o_bias, rate=0.0, dropout_key=None):
-    """Attention of all heads, joined and projected.
+def multi_head_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Any,
+    o_kernel: Any,
+    o_bias: Any,
+    rate: float = 0.0,
+    dropout_key: Tensor | None = None,
+):
+    """The attention of all heads, concatenated and projected.
 
     Args:
         q, k, v: `[H, B, any, D]`, see `heads_of`.
         visible: bool that broadcasts to `[H, B, T, K]`, true where a key is seen; `None` for all.
         o_kernel, o_bias: `[H * D, E]` and `[E]`.
-        rate, dropout_key: of the attention weights, see `dropout`.
+        rate, dropout_key: dropout of the attention weights, see `dropout`.
 
     Returns:
         `(output, weights)`: `[B, T, E]`, and the weights before dropout, `[H, B, T, K]`.
     """
     probs = attention_probs(q, k, visible=visible, scale=q.shape[-1] ** -0.5)
     vectors = join_heads(head_matmul(dropout(probs, rate, dropout_key, row_axis=1), v))
-    batch, length, _ = keras.ops.shape(vectors)
+    batch, length, _ = shape_of(vectors)
     output = add_bias(project(vectors, o_kernel), o_bias)
     return tf.reshape(output, [batch, length, o_kernel.shape[1]]), probs
 
 
-def heads_of(x, kernels, biases, num_heads):
-    """The projections of `x` `[B, any, E]` by each kernel `[E, H * D]` and bias, as heads: `[H, B, any, D]` each.
+def heads_of(x: Tensor, kernels: Any, biases: Any, num_heads: int):
+    """Projects `x` `[B, any, E]` with each kernel `[E, H * D]` and bias, in one product.
 
-    All of them are one product.
+    Returns:
+        List of the heads of each projection, `[H, B, any, D]`.
     """
-    batch, length, _ = keras.ops.shape(x)
-    n, depth = len(kernels), kernels[0].shape[1] // num_heads
-    kernel, bias = (kernels[0], biases[0]) if n == 1 else (tf.concat(kernels, 1), tf.concat(biases, 0))
+    batch, length, _ = shape_of(x)
+    n = len(kernels)
+    depth = kernels[0].shape[1] // num_heads
+    kernel = kernels[0] if n == 1 else tf.concat(kernels, 1)
+    bias = biases[0] if n == 1 else tf.concat(biases, 0)
     heads = tf.reshape(add_bias(project(x, kernel), bias), [batch, length, n, num_heads, depth])
     return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
+
+
+def _check_sizes(args, kwargs):
+    """Raises ParameterError where a constructor gets the arguments of Keras's layer, `(num_heads, key_dim)`."""
+    call = "MultiHeadAttention(d_model={}, num_heads={})"
+    if "key_dim" in kwargs:
+        depth, heads = kwargs["key_dim"], kwargs.get("num_heads", args[0] if args else None)
+        known = is_integer(heads) and is_integer(depth)
+        allowed = "left out: d_model is the width of all heads together"
+        working = call.format(heads * depth, heads) if known else call.format("num_heads * key_dim", "num_heads")
+        message = f"key_dim must be {allowed}, got {brief(depth)}; write {working}"
+        raise ParameterError("key_dim", depth, allowed, message)
+    if len(args) > 1 and all(map(is_integer, args[:2])) and 0 < args[0] < args[1]:
+        heads, depth = args[:2]
+        allowed, working = f"a multiple of num_heads={depth}", call.format(heads * depth, heads)
+        message = (
+            f"d_model must be {allowed}, got {heads}; Keras's (num_heads={heads}, key_dim={depth}) is {working} here"
+        )
+        raise ParameterError("d_model", heads, allowed, message)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class MultiHeadAttention(Layer):
     """Multi-head attention: projections `wq`, `wk`, `wv` and `dense`, all with biases.
 
-    It is called in the article's order, `(v, k, q)`, or with Keras's names, `(query=, value=, key=)`. Three tensors by
-    position that could be meant in Keras's order are an error.
+    Call it in the article's order, `(v, k, q)`, or with Keras's names, `(query=, value=, key=)`. It is an error if
+    three positional tensors could be in Keras's order.
 
     ```python
     attention = txl_tf.layers.MultiHeadAttention(d_model=32, num_heads=4)
@@ -164,36 +201,44 @@ class MultiHeadAttention(Layer):
 
     Args:
         d_model: width, a multiple of `num_heads`.
-        num_heads: number of heads. (Keras's layer takes `num_heads` first, then the width of a head.)
-        rate: dropout rate of the attention weights; the article has none.
-        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+        num_heads: number of heads. (Keras's layer takes `num_heads` first, then `key_dim`, the width of a head. Here,
+            both are errors that show how to write the call.)
+        rate: dropout rate of the attention weights. The article has no such dropout.
+        seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
     Call arguments:
         v, k: `[batch, keys, d_model]`, in this order.
         q: `[batch, queries, d_model]`.
         mask: true where a key is seen: bool `[batch, keys]` or `[batch, queries, keys]`, or integers 0 and 1 `[batch,
-            keys]`. Numbers of four dimensions are the article's, see `forbidden`. Without a mask, `value_mask` and
-            `key_mask` are by default those that Keras passed on with `v` and `k`.
-        query, value, key: `q`, `v` and `k` by Keras's names; `key` is `value` by default.
+            keys]`. Numbers with four dimensions are a mask of the article, see `forbidden`. Without a `mask`, the
+            default of `value_mask` and `key_mask` is the mask that Keras passes on with `v` and `k`.
+        query, value, key: Keras's names of `q`, `v` and `k`. By default, `key` is `value`.
         attention_mask: true or 1 where a key is seen, bool or numbers 0 and 1: `[queries, keys]`, `[batch, queries,
             keys]` or `[batch, num_heads, queries, keys]`, where batch, heads and queries may be 1.
         forbidden: broadcasts to `[batch, num_heads, queries, keys]`, 1 where a key is forbidden, as in the article.
-        query_mask: true or 1 where there is a query, `[batch, queries]`; by default the mask that Keras passed on with
-            `q`. Keras passes it on with the output, whose other rows mean nothing.
-        value_mask, key_mask: true or 1 where there is a value and a key, `[batch, keys]`.
-        use_causal_mask: whether a query sees no key after its own position.
-        return_attention_scores: whether to return the weights too; by default with `(v, k, q)`, not with `query=`.
+        query_mask: true or 1 at queries, `[batch, queries]`; by default the mask that Keras passes on with `q`. It also
+            becomes the mask of the output, whose rows at padding have no meaning.
+        value_mask, key_mask: true or 1 at values and at keys, `[batch, keys]`.
+        use_causal_mask: whether to hide the keys after the position of a query.
+        return_attention_scores: whether to return the weights, too; by default `True` with `(v, k, q)` and `False` with
+            `query=`.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:
-        `(output, attention_weights)`: `[batch, queries, d_model]` and `[batch, num_heads, queries, keys]`; or the
-        output alone.
+        `(output, attention_weights)`: `[batch, queries, d_model]` and `[batch, num_heads, queries, keys]`; or only the
+        output.
 
     Raises:
-        ValueError: `num_heads` does not divide `d_model`; tensors or masks of other shapes, or in Keras's order.
+        ParameterError: `d_model` is not a multiple of `num_heads`, tensors or masks have other shapes, or the tensors
+            seem to be in Keras's order.
     """
 
     free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
+
+    def __new__(cls, *args, **kwargs):
+        if cls is MultiHeadAttention:  # a subclass may have other arguments
+            _check_sizes(args, kwargs)
+        return super().__new__(cls, *args, **kwargs)
 
     @stored
     def __init__(
@@ -203,23 +248,27 @@ class MultiHeadAttention(Layer):
         check_heads("d_model", d_model, "num_heads", num_heads)
         self.start_keys(seed, rate=rate)
         self.depth = d_model // num_heads
-        self.wq, self.wk, self.wv, self.dense = (
-            Linear(d_model, dtype=self.dtype_policy, name=name) for name in ("wq", "wk", "wv", "dense")
-        )
+        self.wq = Linear(d_model, dtype=self.dtype_policy, name="wq")
+        self.wk = Linear(d_model, dtype=self.dtype_policy, name="wk")
+        self.wv = Linear(d_model, dtype=self.dtype_policy, name="wv")
+        self.dense = Linear(d_model, dtype=self.dtype_policy, name="dense")
 
-    def build(self, v_shape=None, k_shape=None, q_shape=None, **_):  # all: Keras's summary knows those that are named
+    # It names all shapes, because Keras's summary knows only those that are named.
+    def build(self, v_shape: Any = None, k_shape: Any = None, q_shape: Any = None, **_: Any) -> None:
         self.build_parts(v_shape, self.wq, self.wk, self.wv, self.dense)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any):
         kwargs = _by_article_names(args, kwargs)
         if len(args) > 2:
             _check_order(*args[:3])
         return super().__call__(*args, **kwargs)
 
     def call(
-        self, v, k, q, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False,
-        return_attention_scores=True, query_mask=None, value_mask=None, key_mask=None, training=None, dropout_key=None,
-    ):  # fmt: skip
+        self, v: Tensor, k: Tensor, q: Tensor, mask: Tensor | None = None, attention_mask: Any = None,
+        forbidden: Any = None, use_causal_mask: bool = False, return_attention_scores: bool = True,
+        query_mask: Any = None, value_mask: Any = None, key_mask: Any = None, training: bool | None = None,
+        dropout_key: Tensor | None = None,
+    ) -> Any:  # fmt: skip
         sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
         check_tensors(sizes, v=(v, "float batch keys d_model"), k=(k, "float batch keys d_model"))
         check_tensors(sizes, q=(q, "float batch queries d_model"))
@@ -227,22 +276,26 @@ class MultiHeadAttention(Layer):
         if mask is None:
             value_mask = mask_of(v) if value_mask is None else value_mask
             key_mask = mask_of(k) if key_mask is None else key_mask
-        sizes |= {"queries": keras.ops.shape(q)[1], "keys": keras.ops.shape(k)[1]}
-        elements = {"query_mask": query_mask, "value_mask": value_mask, "key_mask": key_mask}
-        visible = seen_of_masks(sizes, mask, attention_mask, forbidden, use_causal_mask, **elements)
+        sizes |= {"queries": shape_of(q)[1], "keys": shape_of(k)[1]}
+        visible = seen_of_masks(
+            sizes, mask, attention_mask, forbidden, use_causal_mask, query_mask=query_mask, value_mask=value_mask,
+            key_mask=key_mask,
+        )  # fmt: skip
         output, weights = self.attention(v, k, q, visible, self.key_of_call(q, training, dropout_key))
         if query_mask is not None:
             output._keras_mask = as_bool("query_mask", query_mask)
         return (output, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else output
 
-    def attention(self, v, k, q, visible=None, dropout_key=None):
-        """`(output, weights)`, the weights as they are computed, `[num_heads, batch, queries, keys]`.
+    def attention(self, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
+        """`(output, weights)`, where the weights are `[num_heads, batch, queries, keys]`. Arguments are not checked.
 
-        `visible` is that of `multi_head_attention`, or a `CachedMemory`, which has the keys and values. Nothing is
-        checked.
+        Args:
+            v, k, q, dropout_key: see the call.
+            visible: see `multi_head_attention`. Or a `CachedMemory`, which contains keys and values.
         """
         if isinstance(visible, CachedMemory):
-            return visible.attention(self, v, k, q)
+            memory: Any = visible
+            return memory.attention(self, v, k, q)
         if q is k and k is v:
             q, k, v = self.project(q, self.wq, self.wk, self.wv)
         else:
@@ -250,30 +303,33 @@ class MultiHeadAttention(Layer):
             k, v = self.project(k, self.wk, self.wv) if k is v else self.project(k, self.wk) + self.project(v, self.wv)
         return self.attend(q, k, v, visible, dropout_key)
 
-    def project(self, x, *layers):
-        """Heads of `x` by some of `wq`, `wk` and `wv`: a list of `[num_heads, batch, any, depth]`."""
-        (x,), kernels = self.computed(x), self.computed(*(layer.kernel for layer in layers))
-        return heads_of(x, kernels, self.computed(*(layer.bias for layer in layers)), self.num_heads)
+    def project(self, x: Tensor, *layers: Any):
+        """The heads of `x` for some of `wq`, `wk` and `wv`: a list of `[num_heads, batch, any, depth]`."""
+        (x,) = self.computed(x)
+        kernels = self.computed(*(layer.kernel for layer in layers))
+        biases = self.computed(*(layer.bias for layer in layers))
+        return heads_of(x, kernels, biases, self.num_heads)
 
-    def attend(self, q, k, v, visible=None, dropout_key=None):
-        """`(output, weights)` of heads."""
-        return multi_head_attention(q, k, v, visible, *self.computed(*self.dense.weights), self.rate, dropout_key)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
+        """`(output, weights)` from the heads of queries, keys and values."""
+        o_kernel, o_bias = self.computed(*self.dense.weights)
+        return multi_head_attention(q, k, v, visible, o_kernel, o_bias, self.rate, dropout_key)
 
-    def compute_mask(self, inputs, previous_mask=None):
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         return None  # the call passes on the mask of the queries
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         named = {name.removesuffix("_shape"): x for name, x in named.items()}
         given = self.named_shapes(shapes, _by_article_names(shapes, named))
         if len(shapes) > 2 and shapes[0][1] != shapes[1][1]:
             raise _order_error(shapes)
         q_shape = given.get("q", given["v"])
-        weights_shape = q_shape[0], self.num_heads, q_shape[1], given["v"][1]
+        weights_shape = (q_shape[0], self.num_heads, q_shape[1], given["v"][1])
         return (q_shape, weights_shape) if given["return_attention_scores"] else q_shape
 
 
-def _by_article_names(args, named):
-    """The named arguments of a call with `q`, `v` and `k` for Keras's names `query`, `value` and `key`."""
+def _by_article_names(args: Any, named: Any):
+    """The keyword arguments of a call, with `q`, `v` and `k` instead of Keras's names `query`, `value` and `key`."""
     query, value, key = (named.get(name) for name in ("query", "value", "key"))
     rest = {name: x for name, x in named.items() if name not in ("query", "value", "key")}
     if query is value is key is None:
@@ -286,17 +342,17 @@ def _by_article_names(args, named):
     return {"return_attention_scores": False, **rest, **by_article}
 
 
-def _check_order(v, k, q):
-    """Raises ValueError where tensors by position may be meant as `(query, value, key)`."""
+def _check_order(v: Tensor, k: Tensor, q: Tensor):
+    """Raises ParameterError if positional tensors may be in the order `(query, value, key)`."""
     if v is k:
         return
-    shapes = [tf.TensorShape(getattr(x, "shape", None)) for x in (v, k, q)]
+    shapes: list[Any] = [tf.TensorShape(getattr(x, "shape", None)) for x in (v, k, q)]
     same = [shape[1] if shape.rank == 3 else None for shape in shapes]
     if k is q or same[0] != same[1] or same[0] == same[2]:
         raise _order_error((v, k, q))
 
 
-def _order_error(by_position):
+def _order_error(by_position: Any):
     allowed = "v and k of one tensor, or of one length that is not the length of q"
     message = (
         f"v, k and q by position must be {allowed}, got {', '.join(map(shown, by_position))}: name them, v=, k=, q= "

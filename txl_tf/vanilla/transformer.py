@@ -14,19 +14,21 @@ Shapes:
 """
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
 from txl_tf.config import TransformerConfig, one_of
 from txl_tf.data.pairs.parallel import PADDING
+from txl_tf.errors import ParameterError
 from txl_tf.kernels import cross_entropy, project
 from txl_tf.kernels.dropout import split
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, packed_order, packed_places
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language import beam_search
-from txl_tf.nn.arguments import LayerOptions, takes, values_of
+from txl_tf.nn.arguments import LayerOptions, takes
 from txl_tf.nn.base import (
     CachedMemory,
     Dropping,
@@ -46,69 +48,105 @@ from txl_tf.vanilla.embeddings import Embeddings, PositionalEncoding, PositionEm
 from txl_tf.vanilla.encoder_decoder import EPSILON, DecoderLayer, DecoderMemory, EncoderLayer
 from txl_tf.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
 
-# What attends to what, and the names of its weights in `Transformer.forward`.
+# `{kind of attention: the name of its weights in Transformer.forward}`
 ATTENTION = {"cross": "decoder_layer{}_block2", "encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1"}
 
 
 class _Stack(Layer):
     """Embedding, positions and layers: encoder or decoder."""
 
-    def __init__(self, layer_class, embedding, num_layers, max_len, pos_embed, rate, of_layers, seed, **kwargs):
+    def __init__(
+        self,
+        layer_class: Any,
+        embedding: Any,
+        num_layers: int,
+        max_len: int,
+        pos_embed: Any,
+        rate: float,
+        of_layers: Any,
+        seed: Any,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         self.start_keys(seed, rate=rate, dropatt=of_layers["dropatt"], dropact=of_layers["dropact"])
-        self.d_model, self.norm_first = of_layers["d_model"], of_layers["norm_first"]
+        self.d_model = of_layers["d_model"]
+        self.norm_first = of_layers["norm_first"]
         self.embedding = embedding
-        options = {"rate": rate, "seed": self.draw_key, "dtype": self.dtype_policy}
+        options: dict[str, Any] = {"rate": rate, "seed": self.draw_key, "dtype": self.dtype_policy}
         positions = PositionEmbedding if pos_embed == "learned" else PositionalEncoding
         self.pos_encoding = positions(self.d_model, max_len, **options, name="positional_encoding")
-        self.stacked = [layer_class(**of_layers, **options, name=f"layer{i}") for i in range(num_layers)]
+        self.stacked: list[Any] = [layer_class(**of_layers, **options, name=f"layer{i}") for i in range(num_layers)]
         self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
 
-    def rates(self):
+    def rates(self) -> list[float]:
         return [self.pos_encoding.rate, self.stacked[0].dropatt, self.stacked[0].dropact]
 
-    def build(self, ids_shape=None, **_):
+    def build(self, ids_shape: Any = None, **_: Any) -> None:
         if not self.embedding.built:
             self.embedding.build((None, None))
-        self.build_parts(None, self.pos_encoding, *self.stacked, *[self.layernorm] * self.norm_first)
+        parts = [self.pos_encoding, *self.stacked]
+        if self.layernorm is not None:
+            parts.append(self.layernorm)
+        self.build_parts(None, *parts)
 
-    def embed(self, ids, first=0, dropout_key=None):
+    def embed(self, ids: Tensor, first: Size = 0, dropout_key: Tensor | None = None) -> Any:
+        """Embeddings of ids, with positions from `first` on."""
         return self.pos_encoding(self.embedding(ids), first=first, dropout_key=dropout_key)
 
-    def end(self, x):
-        return self.layernorm(x) if self.norm_first else x
+    def end(self, x: Tensor) -> Tensor:
+        """The output of the last layer, with the final layer norm of pre-norm."""
+        return x if self.layernorm is None else self.layernorm(x)
 
 
 class Encoder(_Stack):
-    """Source ids `[B, S]` and their padding mask to `[B, S, E]`, and, if asked for, the attention weights of layers."""
+    """Computes hidden states `[B, S, E]` of source ids `[B, S]` and, on request, attention weights."""
 
-    def call(self, ids, mask=None, return_attention_scores=False, training=None, dropout_key=None):
+    def call(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        dropout_key: Tensor | None = None,
+    ) -> Any:
         embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
-        x, weights = self.embed(ids, dropout_key=embed_key), {}
+        x = self.embed(ids, dropout_key=embed_key)
+        weights = {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
             x, weights[f"encoder_layer{i}"] = layer(x, mask, return_attention_scores=True, dropout_key=key)
         return (self.end(x), weights) if return_attention_scores else self.end(x)
 
-    def compute_output_shape(self, ids_shape, **_):
+    def compute_output_shape(self, ids_shape: Any, **_: Any) -> Any:
         return (*ids_shape, self.d_model)
 
 
 class Decoder(_Stack):
-    """Target ids `[B, T]` and the encoder's output to `[B, T, E]`, and the attention weights of every layer."""
+    """Computes hidden states `[B, T, E]` of target ids `[B, T]` from the encoder's output, and attention weights."""
 
-    def call(self, ids, enc_output, look_ahead_mask=None, padding_mask=None, training=None, dropout_key=None):
+    def call(
+        self,
+        ids: Tensor,
+        enc_output: Any,
+        look_ahead_mask: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        training: bool | None = None,
+        dropout_key: Tensor | None = None,
+    ) -> Any:
         embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
         memory = enc_output if isinstance(enc_output, TargetSoFar) else None
         x = self.embed(ids, memory.place if memory else 0, embed_key)
         weights = {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
-            seen = (enc_output, look_ahead_mask, padding_mask) if memory is None else (memory.layers[i],) * 3
+            seen = (enc_output, look_ahead_mask, padding_mask)
+            if memory is not None:  # it takes the place of the encoder's output and of both masks
+                seen = (memory.layers[i], memory.layers[i], memory.layers[i])
             x, block1, block2 = layer(x, *seen, dropout_key=key)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
         return self.end(x), weights
 
-    def compute_output_shape(self, ids_shape, enc_output_shape=None, **_):
-        x_shape, weights = (*ids_shape, self.d_model), {}
+    def compute_output_shape(self, ids_shape: Any, enc_output_shape: Any = None, **_: Any) -> Any:
+        x_shape = (*ids_shape, self.d_model)
+        weights = {}
         for i, layer in enumerate(self.stacked):
             _, block1, block2 = layer.compute_output_shape(x_shape, enc_output_shape)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
@@ -116,59 +154,62 @@ class Decoder(_Stack):
 
 
 class TargetSoFar(CachedMemory):
-    """Cached keys and values of a target, in the place of the encoder's output: `Decoder` reads its next element.
+    """Cached keys and values of a target, as an argument of `Decoder` instead of the encoder's output.
+
+    The decoder then reads the next element of the target.
 
     Args:
         decoder: `Decoder`.
-        place: int scalar tensor, the number of the element.
+        place: int scalar tensor, the position of the element.
         caches, sources, seen: see `Transformer.start_decoding`.
     """
 
-    def __init__(self, decoder, place, caches, sources, seen):
+    def __init__(self, decoder: Any, place: Tensor, caches: Any, sources: Tensor, seen: Tensor):
         self.place = place
         parts = zip(decoder.stacked, caches, sources, strict=True)
         self.layers = [DecoderMemory(layer, place, cache, source, seen) for layer, cache, source in parts]
 
-    def after(self):
+    def after(self) -> tuple:
         """The caches with the new element."""
         return tuple(layer.after() for layer in self.layers)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
-    """Encoder-decoder Transformer.
+    """The encoder-decoder Transformer.
 
     Args:
         num_layers: layers of the encoder and of the decoder.
         d_model, num_heads, dff: width, attention heads, width inside the feed-forward nets.
-        input_vocab_size, target_vocab_size: sizes of both vocabularies; id 0 is padding in both.
+        input_vocab_size, target_vocab_size: sizes of both vocabularies. Id 0 is padding in both.
         max_len: most tokens of a source or of a target.
-        pos_embed: "sin", sinusoids of the positions, or "learned", a table of `max_len` rows for each side.
+        pos_embed: "sin" for sinusoids, or "learned" for a table of `max_len` rows in the encoder and in the decoder.
         rate: dropout rate of embeddings and of the output of every sublayer.
-        norm_first: pre-norm; otherwise post-norm, as in the paper.
-        share_embeddings: source, target and softmax have one table, and the softmax no bias; the vocabularies must be
-            of one size then.
-        label_smoothing: share of the probability that the loss gives to all tokens alike.
+        norm_first: pre-norm with `True`; post-norm, as in the paper, with `False`.
+        share_embeddings: whether source, target and softmax share one table. Then both vocabularies must have the same
+            size, and the softmax has no bias.
+        label_smoothing: share of the probability that the loss distributes evenly over all tokens.
         dropatt, dropact: dropout rates of the attention weights and after the relu.
-        seed: int that dropout derives from; drawn where it is `None`.
+        target_lengths: the longest targets for sources of up to 16, 32, 64, ... symbols, which limit translations.
+        seed: int from which dropout derives. `None` draws one.
 
     Call arguments:
-        inputs: `(source, target)`, int `[batch, any]` each; the target begins with its start token.
+        inputs: `(source, target)`, int `[batch, any]` each. The target begins with its start token.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:
-        float32 (float64 if the dtype is) logits `[batch, target, target_vocab_size]`: row t is the prediction of what
-        follows `target[:, t]`.
+        float32 (float64 if the dtype is) logits `[batch, target, target_vocab_size]`. Position t predicts the token
+        after `target[:, t]`.
 
-    Training: `fit`, `evaluate` and the rest of Keras take arrays, or datasets of the same:
-        x, y: a source and a target with its start and its end; or `(source, target_in)` and `target_out`, of one shape:
-            the labels without the end and without the start.
-        sample_weight: `[batch]`, or `[batch, labels]`. The loss is the sum over labels of weight times nll over the sum
-            of the weights of all replicas, and the accuracy is weighted in the same way. Padding has no weight.
-        class_weight: `{id: weight}` of labels, 1 for the others, in training alone.
+    Training: `fit`, `evaluate` and the other methods of Keras take arrays or datasets:
+        x, y: a source, and a target with its start and its end. Or `(source, target_in)` and `target_out`, of the same
+            shape: the target without its end, and without its start.
+        sample_weight: `[batch]` or `[batch, labels]`. The loss is the sum over labels of weight times nll, divided by
+            the sum of the weights of all replicas. The accuracy is weighted in the same way. Padding has no weight.
+        class_weight: `{id of a label: weight}`, 1 for the others, in training only.
 
     Raises:
-        ValueError: an argument is out of its range; the message names it.
+        ParameterError: an argument is out of its range.
 
     Reference:
         Vaswani et al. 2017.
@@ -191,11 +232,12 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         if self.share_embeddings and self.input_vocab_size != self.target_vocab_size:
-            raise ValueError(
+            message = (
                 f"share_embeddings needs vocabularies of one size, got input_vocab_size={self.input_vocab_size} and "
                 f"target_vocab_size={self.target_vocab_size}"
             )
-        self.autocast = False  # half precision does not hold ids
+            raise ParameterError("share_embeddings", True, "False for vocabularies of different sizes", message)
+        self.autocast = False  # float16 cannot represent ids above 2048 exactly
         self.start_keys(seed, always=True)
 
         def embeddings(vocab, name):
@@ -204,19 +246,33 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         self.target_embedding = source_embedding = embeddings(self.target_vocab_size, "target_embedding")
         if not self.share_embeddings:
             source_embedding = embeddings(self.input_vocab_size, "source_embedding")
-        sizes = values_of(self, "num_layers max_len pos_embed rate")
-        options = {**sizes, "of_layers": values_of(self, "d_model num_heads dff norm_first dropatt dropact")}
-        options |= {"seed": self.draw_key, "dtype": self.dtype_policy}
+        options: dict[str, Any] = {
+            "num_layers": self.num_layers,
+            "max_len": self.max_len,
+            "pos_embed": self.pos_embed,
+            "rate": self.rate,
+            "of_layers": {
+                "d_model": self.d_model,
+                "num_heads": self.num_heads,
+                "dff": self.dff,
+                "norm_first": self.norm_first,
+                "dropatt": self.dropatt,
+                "dropact": self.dropact,
+            },
+            "seed": self.draw_key,
+            "dtype": self.dtype_policy,
+        }
         self.encoder = Encoder(EncoderLayer, source_embedding, **options, name="encoder")
         self.decoder = Decoder(DecoderLayer, self.target_embedding, **options, name="decoder")
         self.final_layer = None
         if not self.share_embeddings:
             self.final_layer = Linear(self.target_vocab_size, dtype=self.dtype_policy, name="final_layer")
-        names = ("loss", "accuracy", "grad_norm")
-        self.loss_mean, self.accuracy, self.grad_norm = (Mean(name, dtype=self.metric_dtype) for name in names)
+        self.loss_mean = Mean("loss", dtype=self.metric_dtype)
+        self.accuracy = Mean("accuracy", dtype=self.metric_dtype)
+        self.grad_norm = Mean("grad_norm", dtype=self.metric_dtype)
         self.build_at_once(((None, None), (None, None)))
 
-    def build(self, inputs_shape=None):
+    def build(self, inputs_shape: Any = None) -> None:
         if not self.encoder.built:
             self.encoder.build((None, None))
             self.decoder.build((None, None))
@@ -224,17 +280,18 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
                 self.final_layer.build((None, None, self.d_model))
         self.built = True
 
-    def call(self, inputs, training=None, dropout_key=None):
+    def call(self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None) -> Any:
         source, target = self.checked(inputs)
         hidden, _ = self._packed_forward(source, target, training, dropout_key)
         return self.logits(_after_elements(hidden, target != PADDING))
 
-    def forward(self, inputs, training=None, dropout_key=None):
-        """The call, and the attention weights of all layers.
+    def forward(self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None):
+        """Computes the call and the attention weights of all layers.
 
         Returns:
-            `(logits, weights)`: weights are a dictionary of `[B, H, any, any]`, queries before keys. `encoder_layer0`
-            is of the source, `decoder_layer0_block1` of the target, `decoder_layer0_block2` of target to source.
+            `(logits, weights)`: weights are a dictionary of `[B, H, queries, keys]`. `encoder_layer0` is the attention
+            of the source to itself, `decoder_layer0_block1` of the target to itself, and `decoder_layer0_block2` of the
+            target to the source.
         """
         source, target = self.checked(inputs)
         hidden, weights = self._packed_forward(source, target, training, dropout_key)
@@ -246,10 +303,12 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             weights[name] = tf.gather(probs, keys, axis=3, batch_dims=1)
         return self.logits(_after_elements(hidden, target != PADDING)), weights
 
-    def _packed_forward(self, source, target, training=None, dropout_key=None):
-        """Hidden states `[B, T, E]`, and attention weights, of rows that are packed first, see `common/packing.py`.
+    def _packed_forward(
+        self, source: Tensor, target: Tensor, training: bool | None = None, dropout_key: Tensor | None = None
+    ):
+        """Hidden states `[B, T, E]` and attention weights of rows whose tokens are packed, see `kernels/packing.py`.
 
-        Positions then count tokens alone, and padding anywhere gives the results of padding at the end.
+        So positions count only tokens, and the result does not depend on where the padding is.
         """
         source, target = (pack(ids != PADDING, ids)[1] for ids in (source, target))
         encoder_key, decoder_key = split(self.key_of_call(source, training, dropout_key), 2)
@@ -257,11 +316,11 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         enc_output, of_encoder = self.encoder(
             source, padding_mask, return_attention_scores=True, dropout_key=encoder_key
         )
-        ahead = tf.maximum(create_look_ahead_mask(keras.ops.shape(target)[1]), create_padding_mask(target))
+        ahead = tf.maximum(create_look_ahead_mask(shape_of(target)[1]), create_padding_mask(target))
         hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
         return hidden, {**of_encoder, **weights}
 
-    def attention(self, source, target, which="cross"):
+    def attention(self, source: Tensor, target: Tensor, which: str = "cross"):
         """The attention weights of all layers and heads, without dropout.
 
         Args:
@@ -273,7 +332,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             keys.
 
         Raises:
-            ValueError: `which` is another word, or an input is of another shape.
+            ParameterError: `which` is another word, or an input has another shape.
         """
         one_of(ATTENTION)("which", which)
         _, weights = self.forward((source, target))
@@ -281,27 +340,28 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return at_least_float32(tf.transpose(tf.stack(found), [0, 2, 1, 3, 4]))
 
     @staticmethod
-    def checked(inputs):
-        """`(source, target)` of a call, int32. Raises ValueError where they are something else."""
+    def checked(inputs: Any) -> tuple[Tensor, Tensor]:
+        """Checks the inputs of a call. Returns `(source, target)` as int32."""
         if not isinstance(inputs, (tuple, list)) or len(inputs) != 2:
             got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else shown(inputs)
-            raise ValueError(f"inputs must be (source, target), int [batch, any] each, got {got}")
+            allowed = "(source, target), int [batch, any] each"
+            raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
         source, target = (as_ids(f"inputs[{i}]", ids) for i, ids in enumerate(inputs))
         check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})
         return source, target
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         _, target_shape = self.named_shapes(shapes, named)["inputs"]
         return (*target_shape, self.target_vocab_size)
 
-    def logits(self, hidden):
+    def logits(self, hidden: Tensor):
         """Logits of hidden states, `[..., E]` to `[..., V]`: float32, or float64 if the hidden states are float64."""
         if self.final_layer is None:
             return self.target_embedding.logits(hidden)
-        kernel, bias = tf.cast(self.final_layer.kernel, hidden.dtype), self.final_layer.bias
-        shape = [*keras.ops.shape(hidden)[:-1], self.target_vocab_size]
+        kernel = tf.cast(self.final_layer.kernel, hidden.dtype)
         products = at_least_float32(project(hidden, kernel))
-        return tf.reshape(products + tf.cast(bias, products.dtype), shape)
+        bias = tf.cast(self.final_layer.bias, products.dtype)
+        return tf.reshape(products + bias, [*shape_of(hidden)[:-1], self.target_vocab_size])
 
     # ---------------------------------------------------------------------------------------------------- training
 
@@ -310,24 +370,24 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     takes = "as in fit(source, target) or fit((source, target_in), target_out)"
 
     @property
-    def own_metrics(self):
+    def own_metrics(self) -> list[keras.metrics.Metric]:
         return [self.loss_mean, self.accuracy]
 
     @property
-    def n_classes(self):
+    def n_classes(self) -> int:
         return self.target_vocab_size
 
-    def loss_of(self, inputs, labels, sample_weight=None, **options):
-        """`sums_of` the logits of a call; `**options` are those of the call."""
+    def loss_of(self, inputs: Any, labels: Tensor, sample_weight: Any = None, **options: Any):
+        """`sums_of` for the logits of a call; `**options` are arguments of the call."""
         return self.sums_of(self(inputs, **options), labels, sample_weight)
 
-    def sums_of(self, logits, labels, sample_weight=None):
-        """`(nll, smoothed, right, tokens)`: sums over the labels that are no padding, and their number.
+    def sums_of(self, logits: Tensor, labels: Tensor, sample_weight: Any = None):
+        """`(nll, smoothed, right, tokens)`: sums over the labels that are not padding, and their number.
 
         Args:
             logits: `[batch, target, target_vocab_size]`.
             labels: int `[batch, target]`.
-            sample_weight: `[batch]` or `[batch, target]`, by which the sums are weighted; `tokens` is their own sum.
+            sample_weight: `[batch]` or `[batch, target]`, weights of the sums. `tokens` is then the sum of the weights.
         """
         logits = tf.reshape(logits, [-1, self.target_vocab_size])
         weights = tf.reshape(self._weights(labels, sample_weight), [-1])
@@ -339,28 +399,34 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, nll.dtype)
         return tuple(tf.reduce_sum(x * weights) for x in (nll, smoothed, right)) + (tf.reduce_sum(weights),)
 
-    def _weights(self, labels, sample_weight):
+    def _weights(self, labels: Tensor, sample_weight: Any):
         """The weights of labels, `[B, T]` in the dtype of the loss: 1, or `sample_weight`; 0 at padding."""
         return weights_of_labels(sample_weight, tf.cast(labels != PADDING, self.loss_dtype))
 
-    def _batch(self, data):
-        """`((source, target_in), target_out, sample_weight)` of a batch in either form, targets padded at the end.
+    def _batch(self, data: Any):
+        """`((source, target_in), target_out, sample_weight)` of a batch in either form.
 
-        `target_in` and `target_out` of a row that are one target shifted are packed as one. Others stay as they are.
+        Padding comes at the end of targets. If `target_in` and `target_out` of a row are the same target, shifted, they
+        are packed together. Other rows do not change.
         """
         x, y, sample_weight = self.unpacked(data)
         y = as_ids("y", y)
         if isinstance(x, (tuple, list)):
             source, target = self.checked(x)
             check_tensors({}, **{"x[1]": (target, "int batch target"), "y": (y, "int batch target")})
-            whole, labels = tf.concat([target[:, :1], y], 1), y
+            labels = y
+            whole = tf.concat([target[:, :1], y], 1)
         else:
             check_tensors({}, y=(y, "int batch target"))
             if y.shape[1] == 1:
-                raise ValueError(f"y must be int [batch, target] of a start and what follows it, got {shown(y)}")
-            source, target, whole, labels = x, y[:, :-1], y, y[:, 1:]
+                allowed = "int [batch, target] of a start and what follows it"
+                raise ParameterError("y", y, allowed, f"y must be {allowed}, got {shown(y)}")
+            source = x
+            whole = y
+            target = y[:, :-1]
+            labels = y[:, 1:]
         one_shifted = tf.reduce_all(target[:, 1:] == labels[:, :-1], 1, keepdims=True)
-        order = tf.where(one_shifted, packed_order(whole != PADDING), tf.range(keras.ops.shape(whole)[1]))
+        order = tf.where(one_shifted, packed_order(whole != PADDING), tf.range(shape_of(whole)[1]))
         packed = tf.gather(whole, order, batch_dims=1)
         if sample_weight is not None:
             sample_weight = checked_weights(sample_weight, tf.cast(labels, self.loss_dtype))
@@ -369,9 +435,10 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         target = tf.where(one_shifted, packed[:, :-1], target)
         return (source, target), packed[:, 1:], sample_weight
 
-    def train_step(self, data):
+    def train_step(self, data: Any):
         inputs, labels, weights = self._batch(data)
-        weights, key = self.weights_in_training(labels, weights), self.step_key(tf.shape(inputs[0])[0])
+        weights = self.weights_in_training(labels, weights)
+        key = self.step_key(tf.shape(inputs[0])[0])
         n_labels = self.over_replicas(tf.reduce_sum(self._weights(labels, weights)))
         with tf.GradientTape() as tape:
             logits = self(inputs, training=True, dropout_key=key)
@@ -383,7 +450,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         logs = {**self._logs(sums, own_loss), **of_update, **self._measure(labels, logits, weights)}
         return self.reported(logs, inputs, labels, logits, weights, training=True)
 
-    def test_step(self, data):
+    def test_step(self, data: Any):
         inputs, labels, weights = self._batch(data)
         logits = self(inputs)
         own_loss = self.own_loss(inputs, labels, logits, weights, training=False)
@@ -391,15 +458,15 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         logs |= self._measure(labels, logits, weights)
         return self.reported(logs, inputs, labels, logits, weights, training=False)
 
-    def _measure(self, labels, logits, weights):
+    def _measure(self, labels: Tensor, logits: Tensor, weights: Any):
         """Logs of the metrics that `compile` was given."""
         return self.measure(labels, logits, self._weights(labels, None), self._weights(labels, weights))
 
-    def loss_share(self, x, y, y_pred, sample_weight):
+    def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any):
         _, smoothed, _, tokens = self.sums_of(y_pred, y, sample_weight)
         return tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
 
-    def _logs(self, sums, own_loss=None):
+    def _logs(self, sums: Tensor, own_loss: Any = None):
         nll, _, right, tokens = sums
         if own_loss is not None:
             nll = own_loss * self.over_replicas(tokens)
@@ -416,25 +483,41 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     generate = beam_search.generate
 
     @compiled_method(autograph=False, reduce_retracing=True)
-    def _beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty, allowed=None):
+    def _beam_search(
+        self,
+        source: Tensor,
+        start: Any,
+        end: Any,
+        max_new_tokens: int,
+        beam_size: int,
+        length_penalty: float,
+        allowed: Any = None,
+    ):
         options = {"length_penalty": length_penalty, "allowed": allowed}
         return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, **options)
 
     @compiled_method(autograph=False, reduce_retracing=True)
-    def _sample(self, source, start, end, max_new_tokens, sampling, allowed=None):
+    def _sample(self, source: Tensor, start: Any, end: Any, max_new_tokens: int, sampling: Any, allowed: Any = None):
         return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling, allowed=allowed)
 
-    def start_decoding(self, source, rows_each, most):
-        """The state of `decode_step`: caches of `most` places, keys and values of the source, which of them are seen.
+    def start_decoding(self, source: Tensor, rows_each: int, most: int):
+        """The state before the first `decode_step`.
 
-        With `rows_each` above 1, every row of the source stands for as many rows of targets, one after the other.
+        Args:
+            source: int `[batch, any]`.
+            rows_each: number of targets for each source, in neighbouring rows.
+            most: the largest number of tokens of a target.
+
+        Returns:
+            `(caches, sources, seen)`: the empty cache of targets, the keys and values of the source, and the mask of
+            the source, true at tokens.
         """
         if self.why_not_cached() is not None:
             source = tf.repeat(source, rows_each, 0)
-            return tf.zeros([1, keras.ops.shape(source)[0], most], tf.int32), source, None
+            return tf.zeros([1, shape_of(source)[0], most], tf.int32), source, None
         return self._start_cached(source, rows_each, most)
 
-    def _start_cached(self, source, rows_each, most):
+    def _start_cached(self, source: Tensor, rows_each: int, most: int):
         source = pack(source != PADDING, source)[1]
         padding_mask = create_padding_mask(source)
         enc_output = self.encoder(source, padding_mask)
@@ -446,15 +529,19 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])
         return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen
 
-    def decode_step(self, ids, place, caches, sources, seen):
-        """`(log_probs, caches)` of what follows the `ids` `[B]` that stand at `place`: float32 `[B, V]`."""
-        if seen is None:  # without cached keys and values: the call, of the whole target so far
-            targets = tf.where(tf.range(keras.ops.shape(caches)[2]) == place, ids[:, None], caches[0])
+    def decode_step(self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor):
+        """The log-probabilities of the next token after the `ids` `[B]` at position `place`.
+
+        Returns:
+            `(log_probs, caches)`: float32 `[B, V]`, and the caches with the keys and values of `ids`.
+        """
+        if seen is None:  # without cached keys and values, the call reads the whole target so far
+            targets = tf.where(tf.range(shape_of(caches)[2]) == place, ids[:, None], caches[0])
             logits = self((sources, targets))
             return tf.nn.log_softmax(tf.gather(logits, place, axis=1)), targets[None]
         return self._cached_step(ids, place, caches, sources, seen)
 
-    def _cached_step(self, ids, place, caches, sources, seen):
+    def _cached_step(self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor):
         memory = TargetSoFar(self.decoder, place, caches, sources, seen)
         hidden, _ = self.decoder(ids[:, None], enc_output=memory)
         return tf.nn.log_softmax(self.logits(hidden)[:, 0]), memory.after()
@@ -471,7 +558,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return why_not_cached(self, read)
 
 
-def _after_elements(hidden, mask):
+def _after_elements(hidden: Tensor, mask: Tensor):
     """Packed states `[B, T, E]` at the places of the row as given, whose elements `mask` `[B, T]` says.
 
     Where padding stands before an element, it gets the state of the last element before it: what follows that one is
@@ -479,4 +566,4 @@ def _after_elements(hidden, mask):
     """
     has_gap = tf.reduce_any(mask[:, 1:] & ~mask[:, :-1], 1, keepdims=True)
     places = tf.maximum(tf.cumsum(tf.cast(mask, tf.int32), 1) - 1, 0)
-    return tf.gather(hidden, tf.where(has_gap, places, tf.range(keras.ops.shape(mask)[1])), batch_dims=1)
+    return tf.gather(hidden, tf.where(has_gap, places, tf.range(shape_of(mask)[1])), batch_dims=1)

@@ -1,9 +1,9 @@
-"""Translation of lines of text by an encoder-decoder."""
+"""Translates lines of text with an encoder-decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,8 @@ from txl_tf.errors import ParameterError
 from txl_tf.vanilla.transformer import Transformer
 
 POOL = 50  # batches of sources that are read and sorted by length together
-_MORE = 50  # symbols that a target may have more than its source, where a run does not record `target_lengths`
+# The number of symbols that a target may be longer than its source, if a run does not record `target_lengths`.
+_MORE = 50
 
 
 class _Scored(NamedTuple):
@@ -27,13 +28,13 @@ class _Scored(NamedTuple):
 
 
 class Translation(_Scored):
-    """A translation: the pair `text, score`, and what is known of it besides.
+    """A translation: the pair `text, score` with two more attributes.
 
     Attributes:
         text: str.
-        score: its log-probability in nats, of a search divided by the length penalty.
-        ended: whether the model ended it. `False`: it had its most symbols and is cut off.
-        unknown: how many symbols of its source the vocabulary does not have.
+        score: its log-probability in nats; in a beam search, divided by the length penalty.
+        ended: whether the model ended it. `False` means that it reached the largest number of symbols and is cut off.
+        unknown: number of symbols of its source that the vocabulary does not contain.
     """
 
     ended: bool = True
@@ -41,15 +42,16 @@ class Translation(_Scored):
 
     def __new__(cls, text: str, score: float, ended: bool = True, unknown: int = 0) -> Translation:
         made = super().__new__(cls, text, score)
-        made.ended, made.unknown = ended, unknown
+        made.ended = ended
+        made.unknown = unknown
         return made
 
 
 class PairAttention(NamedTuple):
-    """What attends to what while a target is written.
+    """The attention weights of a translation.
 
     Attributes:
-        queries, keys: lists of str, the symbols that attend and those that are attended to.
+        queries, keys: lists of str, the symbols of the queries and of the keys.
         weights: float `[num_layers, num_heads, queries, keys]`.
     """
 
@@ -61,42 +63,49 @@ class PairAttention(NamedTuple):
 def most_symbols(
     search: SearchConfig, lengths: int | tf.Tensor, model: Transformer | TransformerConfig
 ) -> int | tf.Tensor:
-    """Most tokens of the targets of sources that have `lengths`, ends included: see `txl_tf.data.pairs.lengths`."""
+    """The largest number of tokens of targets, for sources with `lengths`, ends included.
+
+    See `txl_tf.data.pairs.lengths`.
+    """
     if search.max_new_tokens is not None:
         return min(search.max_new_tokens, model.max_len)
     if model.target_lengths is None:
         return tf.minimum(rounded(lengths) + _MORE, model.max_len)
-    ends, limits = group_ends(model.max_len), target_limits(model.target_lengths, model.max_len)
+    ends = group_ends(model.max_len)
+    limits = target_limits([*model.target_lengths], model.max_len)
     is_longer = tf.expand_dims(tf.cast(lengths, tf.int32), -1) > tf.constant(ends[:-1], tf.int32)
     return tf.gather(limits, tf.reduce_sum(tf.cast(is_longer, tf.int32), -1))
 
 
 def never_written(search: SearchConfig, vocab: Vocab | None) -> list[int]:
-    """Ids that no target may contain: the start and, where `vocab` has one, the unknown symbol; none if allowed."""
+    """Ids that no target may contain: the start symbol and the unknown symbol, unless the search allows them."""
     if search.allow_special:
         return []
     return [START_ID, *([vocab.ids[vocab.unk]] if vocab and vocab.unk in vocab.ids else [])]
 
 
 def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list[int]) -> None:
-    """Raises ParameterError where a search asks for more symbols or hypotheses than the model has.
+    """Raises ParameterError if a search asks for more symbols or hypotheses than the model has.
 
     Args:
+        search: the options of the search.
         n_symbols, max_len: `target_vocab_size` and `max_len` of the model.
-        never: of `never_written`.
+        never: ids from `never_written`.
     """
-    at_least(1, n_symbols - 1 - len(never))("beam_size", search.beam_size)  # padding is not written
+    at_least(1, n_symbols - 1 - len(never))("beam_size", search.beam_size)  # without padding
     if search.max_new_tokens is not None and search.max_new_tokens > max_len:
         raise ParameterError("max_new_tokens", search.max_new_tokens, f"at most max_len={max_len}, as the model has it")
 
 
 def did_not_end(number: int, among: int, search: SearchConfig, model: Transformer | TransformerConfig) -> str:
-    """What a program says of a number of translations that are cut off."""
-    limit, more = f"{search.max_new_tokens} symbols", f"--max_new_tokens allows up to {model.max_len:,}"
+    """The message of a program about translations that are cut off."""
+    limit = f"{search.max_new_tokens} symbols"
+    more = f"--max_new_tokens allows up to {model.max_len:,}"
     if search.max_new_tokens is None and model.target_lengths is None:
         limit = f"as many symbols as the source has and {_MORE} more"
     elif search.max_new_tokens is None:
-        limits = target_limits(model.target_lengths, model.max_len)[: len(model.target_lengths)]
+        lengths = [*(model.target_lengths or ())]
+        limits = target_limits(lengths, model.max_len)[: len(lengths)]
         least_to_most = " to ".join(f"{length:,}" for length in sorted({limits[0], limits[-1]}))
         limit = f"{least_to_most} symbols, by the length of the source (longer sources than in training: more)"
     if search.max_new_tokens == model.max_len:
@@ -105,23 +114,23 @@ def did_not_end(number: int, among: int, search: SearchConfig, model: Transforme
 
 
 def assumed_length(search: SearchConfig, model: Transformer | TransformerConfig) -> str | None:
-    """What is assumed of the lengths of targets, in a sentence, where neither the run nor the search says it."""
+    """A message about the assumed lengths of targets, if neither the run nor the search specifies them."""
     if search.max_new_tokens is not None or model.target_lengths is not None:
         return None
     return (
-        "the model does not record how long the targets of its training are: translations have at most as many symbols "
-        f"as their source, and {_MORE} more; max_new_tokens is another limit"
+        "the model does not record how long the targets of its training are: a translation has at most as many symbols "
+        f"as its source, and {_MORE} more. max_new_tokens sets another limit"
     )
 
 
 class Translator:
-    """Sources to targets, as text.
+    """Translates texts.
 
     Args:
         model: `Transformer`.
-        source_vocab, target_vocab: `Vocab`s of the model.
+        source_vocab, target_vocab: vocabularies of the model.
         search: `SearchConfig`.
-        batch_size: sources to translate at a time.
+        batch_size: number of sources to translate together.
 
     Raises:
         ParameterError: `max_new_tokens` or `beam_size` is more than the model allows.
@@ -134,21 +143,26 @@ class Translator:
         target_vocab: Vocab,
         search: SearchConfig | None = None,
         batch_size: int = 64,
-    ):
+    ) -> None:
         at_least(1)("batch_size", batch_size)
-        self.model, self.source_vocab, self.target_vocab = model, source_vocab, target_vocab
-        self.search, self.batch_size = search or SearchConfig(), batch_size
+        self.model = model
+        self.source_vocab = source_vocab
+        self.target_vocab = target_vocab
+        self.search = search or SearchConfig()
+        self.batch_size = batch_size
         self.never = never_written(self.search, target_vocab)
         check_search(self.search, model.target_vocab_size, model.max_len, self.never)
 
     def encode(self, source: str | bytes) -> np.ndarray:
-        """Ids of a line. Raises ValueError where it cannot be translated."""
+        """The ids of a line. Raises ValueError if it cannot be translated."""
         ids = encode_lines(self.source_vocab, [f"{sentence_of(source)}\n"], "text").ids
         if len(ids) > self.model.max_len:
-            raise ValueError(
+            max_len = self.model.max_len
+            message = (
                 f"{LINE} has {len(ids):,} symbols, its end included; the position table of the model has "
-                f"max_len={self.model.max_len}"
+                f"max_len={max_len}"
             )
+            raise ParameterError(LINE, source, f"at most max_len={max_len} symbols", message)
         return ids
 
     def translate(self, sources: Iterable[str | bytes], name: str = "source") -> list[list[Translation]]:
@@ -156,10 +170,10 @@ class Translator:
 
         Args:
             sources: lines.
-            name: what messages call them, such as their file.
+            name: the name of the sources in messages, such as their file.
 
         Raises:
-            ValueError: a source is empty, too long, not UTF-8, or has a symbol that the vocabulary does not have.
+            ValueError: a source is empty, too long or not UTF-8, or it has a symbol that is not in the vocabulary.
         """
         return self._search(list(encoded(sources, self.encode, name)))
 
@@ -170,39 +184,44 @@ class Translator:
         strict: bool = True,
         numbers: Iterable[int] | None = None,
     ) -> Iterator[list[Translation] | LineError]:
-        """`translate` of lines that come one after the other, see `txl_tf.data.lines`, in bounded memory."""
+        """`translate` for a stream of lines, in bounded memory; see `txl_tf.data.lines`."""
         return answers(sources, self.encode, self._search, name, strict, POOL * self.batch_size, numbers)
 
     def attention(self, source: str | bytes, target: str, which: str = "cross") -> PairAttention:
-        """Where the model looks in a source while it writes a target, one of its own or any other.
+        """The attention of the model while it writes a target, which may be its own translation or any other text.
 
         Args:
             source: a line.
-            target: a line, such as the text of a `Translation`; an empty one is its end alone.
+            target: a line, such as the text of a `Translation`. An empty target contains only the end symbol.
             which: see `Transformer.attention`.
 
         Returns:
-            `PairAttention`: a query of "cross" and "decoder" is the symbol that is written, the end symbol included; a
-            key of "decoder" is the start symbol or one that was written before.
+            `PairAttention`. The queries of "cross" and "decoder" are the symbols of the target, with the end symbol.
+            The keys of "decoder" are the start symbol and the symbols that are written before.
 
         Raises:
-            ValueError: a line is too long or has a symbol that its vocabulary does not have, or `which` is another
-                word.
+            ValueError: a line is too long or has a symbol that is not in its vocabulary, or `which` is another word.
         """
-        source = self.encode(source)
-        lines = [f"{sentence_of(target)}\n"] if target else []
-        target = encode_lines(self.target_vocab, lines, "target").ids if lines else np.array([END_ID])
-        if len(target) > self.model.max_len:
-            raise ValueError(f"target must have at most max_len={self.model.max_len} symbols, got {len(target):,}")
-        read = np.append(START_ID, target[:-1])
-        weights = self.model.attention(source[None], read[None], which)[:, :, 0].numpy()
-        of_source = [self.source_vocab.symbols[i] for i in source]
-        written, before = ([self.target_vocab.symbols[i] for i in ids] for ids in (target, read))
-        queries, keys = {"cross": (written, of_source), "decoder": (written, before)}.get(which, (of_source,) * 2)
-        return PairAttention(queries, keys, weights)
+        source_ids = self.encode(source)
+        target_ids = np.array([END_ID])
+        if target:
+            target_ids = encode_lines(self.target_vocab, [f"{sentence_of(target)}\n"], "target").ids
+        if len(target_ids) > self.model.max_len:
+            allowed = f"at most max_len={self.model.max_len} symbols"
+            raise ParameterError("target", target, allowed, f"target must have {allowed}, got {len(target_ids):,}")
+        read_ids = np.append(START_ID, target_ids[:-1])
+        weights = self.model.attention(source_ids[None], read_ids[None], which)[:, :, 0].numpy()
+        read = [self.target_vocab.symbols[i] for i in read_ids]
+        written = [self.target_vocab.symbols[i] for i in target_ids]
+        of_source = [self.source_vocab.symbols[i] for i in source_ids]
+        if which == "cross":
+            return PairAttention(written, of_source, weights)
+        if which == "decoder":
+            return PairAttention(written, read, weights)
+        return PairAttention(of_source, of_source, weights)
 
     def _search(self, sources: list[np.ndarray]) -> list[list[Translation]]:
-        """The translations of encoded sources, batched by length."""
+        """The translations of encoded sources, in batches of similar length."""
         lengths = rounded(np.array([len(ids) for ids in sources], int))
 
         def most(order):
@@ -211,16 +230,25 @@ class Translator:
         return in_order(self._translate, sources, by_length(lengths, most))
 
     def _translate(self, sources: list[np.ndarray]) -> list[list[Translation]]:
-        search, model = self.search, self.model
+        """The translations of the encoded sources of one batch."""
+        search = self.search
+        model = self.model
         longest = rounded(max(map(len, sources)))
         source = padded(sources, width=min(longest, model.max_len))
         most = int(most_symbols(search, longest, model))
-        options = {"start": START_ID, "end": END_ID, "max_new_tokens": most, "suppress_tokens": self.never}
+        options: dict[str, Any] = {
+            "start": START_ID,
+            "end": END_ID,
+            "max_new_tokens": most,
+            "suppress_tokens": self.never,
+        }
         if search.beam_size > 1:
             options |= {"beam_size": search.beam_size, "n_best": search.n_best, "length_penalty": search.length_penalty}
         ids, scores = model.generate(source, **options)
-        ids, scores = ids.numpy().reshape([len(sources), -1, most]), scores.numpy().reshape([len(sources), -1])
-        unknown_id = self.source_vocab.ids.get(self.source_vocab.unk, -1)
+        ids = ids.numpy().reshape([len(sources), -1, most])
+        scores = scores.numpy().reshape([len(sources), -1])
+        unk = self.source_vocab.unk
+        unknown_id = -1 if unk is None else self.source_vocab.ids.get(unk, -1)
         unknown = np.count_nonzero(source == unknown_id, axis=1)
         ended = np.any(ids == END_ID, axis=-1)
         return [

@@ -41,11 +41,15 @@ def objects_of(parent):
 
 
 def in_package(pkg, path):
-    """The object of a dotted path, behind all imports; None where the package has none, as of a value's attribute."""
-    if not path.startswith(f"{pkg.path}."):
+    """The object of a dotted path in a package of the project, behind all imports.
+
+    It is `None` if there is no such object, as for the attribute of a value. `pkg` is any of the packages.
+    """
+    packages = pkg.modules_collection
+    if path.partition(".")[0] not in packages:
         return None
     try:
-        found = pkg[path.removeprefix(f"{pkg.path}.")]
+        found = packages[path]
     except KeyError:
         return None
     return found.final_target if found.is_alias else found
@@ -112,7 +116,7 @@ def description(pkg, field):
 
 
 def allowed(pkg, check):
-    """What a check of `txl_tf.config.checks` asks for, in words. The docstring of a function says it after "must"."""
+    """What a check of `txl_config.checks` asks for, in words. The docstring of a function says it after "must"."""
     if isinstance(check, griffe.ExprName):
         found = in_package(pkg, check.canonical_path)
         if found.is_function:

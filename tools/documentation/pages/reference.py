@@ -51,11 +51,11 @@ def topics(config):
     return [Topic(section, title, modules) for section, pages in sections for title, modules in pages.items()]
 
 
-def package(name, root):
-    """The package as Griffe reads it."""
-    return griffe.load(
-        name, search_paths=[root], extensions=griffe.load_extensions(Docstrings()), docstring_parser="google"
-    )
+def package(names, root):
+    """The last of the packages `names`, as Griffe reads it. It imports names from the others."""
+    extensions = griffe.load_extensions(Docstrings())
+    loader = griffe.GriffeLoader(search_paths=[root], extensions=extensions, docstring_parser="google")
+    return [loader.load(name) for name in names][-1]
 
 
 def public(config, pkg):
@@ -75,8 +75,14 @@ def kind_of(pkg, path):
     return 0 if member.is_class else 1 if member.is_function else 2
 
 
+def all_modules(pkg):
+    """All modules of all packages of the project."""
+    for other in pkg.modules_collection.members.values():
+        yield from modules_of(other)
+
+
 def modules_of(pkg):
-    """All modules, `pkg` first."""
+    """All modules of a package, `pkg` first."""
     yield pkg
     for module in pkg.modules.values():
         if not module.is_alias:
@@ -108,7 +114,7 @@ def pages(config, pkg):
     pages = {topic.src_uri: (topic, [], {}) for topic in found}
     for path, name in names.items():
         pages[topic_of(path, found).src_uri][1].append(name)
-    for module in modules_of(pkg):
+    for module in all_modules(pkg):
         others = inside(module, names)
         if others:
             pages[topic_of(module.path, found).src_uri][2][module] = others
@@ -116,25 +122,37 @@ def pages(config, pkg):
 
 
 def file_of(module):
-    """The file of a module, as the docs name it, in code."""
-    return f"`{module.relative_package_filepath.relative_to(module.package.name)}`"
+    """The file of a module, as the docs name it, in code: a file of `txl_tf` without that folder."""
+    path = str(module.relative_package_filepath)
+    return f"`{path.removeprefix('txl_tf/')}`"
 
 
-def members_of(cls, elsewhere):
-    """The documented members of a class: its own, then those that it inherits, but not from classes `elsewhere`."""
-    found = []
+def members_of(cls, elsewhere, methods):
+    """The documented members of a class that users call: its own and inherited ones, but not those `elsewhere`.
+
+    Args:
+        cls: the class.
+        elsewhere: paths of classes whose members it does not repeat.
+        methods: `extra.methods` of mkdocs.yml: the members that are shown, in this order; `Vocab.encode` is shown for
+            `Vocab` alone.
+    """
+    found = set()
     for base in [cls, *cls.mro()]:
         if base is cls or base.path not in elsewhere:
-            found += [name for name, member in base.members.items() if member.docstring and not name.startswith("_")]
-    return list(dict.fromkeys(found))
+            found |= {name for name, member in base.members.items() if member.docstring}
+    shown = [path.rpartition(".") for path in methods]
+    return [name for owner, _, name in shown if name in found and owner in ("", cls.name)]
 
 
-def page(pkg, shown, topic, names, others):
-    """The Markdown of a page; `shown` are the paths of all public names, whose members no other class repeats."""
+def page(pkg, shown, methods, topic, names, others):
+    """The Markdown of a page; `shown` are the paths of all public names, whose members no other class repeats.
+
+    `methods` is that of `members_of`.
+    """
     lines = [f"# {topic.title}", ""]
     for name in names:
         member = in_package(pkg, name)
-        members = members_of(member, shown) if member.is_class else []
+        members = members_of(member, shown, methods) if member.is_class else []
         lines += [
             PUBLIC.format(name=name, label=name.rpartition(".")[2], members=members or "false", any=bool(members))
         ]
@@ -165,14 +183,18 @@ def names_in_code(found):
 
 def overview(config, pkg, found):
     """The first page: all public names with the first lines of their docstrings, by topic."""
-    lines = [INTRO]
+    lines, without = [INTRO], []
     for section in config.extra["reference"]:
         lines += [f"## {section}", ""]
         for topic, names, others in found.values():
             if topic.section == section:
                 relative = topic.src_uri.removeprefix("reference/")
-                lines += [f"### [{topic.title}]({relative})", "", *rows(pkg, names), ""]
-                lines += [] if names else [f"No public names, but {', '.join(map(file_of, others))}.", ""]
+                if names:
+                    lines += [f"### [{topic.title}]({relative})", "", *rows(pkg, names), ""]
+                else:
+                    without.append(f"- [{topic.title}]({relative}): {', '.join(map(file_of, others))}")
+    if without:
+        lines += ["## Pages without public names", "", *without, ""]
     return "\n".join(lines)
 
 

@@ -1,1 +1,1 @@
-"""The server of the page: whom it answers, what a request may hold, and what it prints."""
+"""The server of the page: the requests that it accepts, and its output."""

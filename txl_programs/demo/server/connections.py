@@ -1,6 +1,7 @@
-"""A server that ends in silence, with a bounded number of connections, none of which stays open for nothing."""
+"""A server that ends silently, limits the number of connections, and closes idle ones."""
 
 import logging
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -16,7 +17,7 @@ SECONDS_WITHOUT_REQUEST = 10
 
 
 def most_connections() -> int:
-    """How many connections the server keeps: at most half of the files that this process may open."""
+    """The most connections that the server keeps: at most half of the files that this process may open."""
     if resource is None:
         return MOST_CONNECTIONS
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -24,7 +25,7 @@ def most_connections() -> int:
 
 
 class Connection(H11Protocol):
-    """A connection that is cut if no request comes. If there are too many, the one that is idle longest is cut."""
+    """A connection that is closed if it gets no request. If there are too many, the longest idle one is closed."""
 
     most = MOST_CONNECTIONS
 
@@ -32,7 +33,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.made_at = self.loop.time()
         if len(self.connections) > self.most:
-            idle = [other for other in self.connections if other is not self and other.is_idle]
+            others: list[Any] = [other for other in self.connections if other is not self]
+            idle = [other for other in others if other.is_idle]
             min(idle, key=lambda other: other.made_at, default=self).transport.abort()
         if not transport.is_closing():
             self._check_later()
@@ -46,7 +48,7 @@ class Connection(H11Protocol):
         self.loop.call_later(SECONDS_WITHOUT_REQUEST, self._check, self.cycle)
 
     def _check(self, before):
-        """Cuts the connection if it has had no request since the last check, which found the request `before`."""
+        """Closes the connection if it has had no request since the last check, which found the request `before`."""
         if self.transport.is_closing():
             return
         if self.cycle is before and self.is_idle:
@@ -56,7 +58,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """It ends in silence, also where browsers still have the page open, whose connections it cuts."""
+    """A server that ends silently, even if browsers still have the page open. It closes their connections."""
 
     def handle_exit(self, sig, frame):
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

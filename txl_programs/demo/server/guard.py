@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 import gradio as gr
 from fastapi.responses import JSONResponse
 
+from txl_programs.demo.language import preferred, said, speaking
 from txl_programs.demo.limits import Limits
 
 # Everything comes from here. The browser itself refuses the rest, whatever Gradio's next version would load.
@@ -20,9 +21,15 @@ POLICY = (
     "img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; form-action 'self'; base-uri 'self'; "
     "frame-ancestors 'self'"
 )
-HEADERS = [(b"content-security-policy", POLICY.encode()), (b"x-content-type-options", b"nosniff")]
+HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"vary", b"accept-language"),
+]
 SESSION = r"[A-Za-z0-9_-]{1,64}"
-JOIN, DATA, CANCEL = "/gradio_api/queue/join", "/gradio_api/queue/data", "/gradio_api/cancel"
+JOIN = "/gradio_api/queue/join"
+DATA = "/gradio_api/queue/data"
+CANCEL = "/gradio_api/cancel"
 # All routes that the page uses. Gradio has many more; some of them write files (deep links, recordings, uploads).
 OPEN = {
     "GET": re.compile(
@@ -35,16 +42,17 @@ OPEN = {
 STREAMS = re.compile(f"{DATA}|/gradio_api/heartbeat/.*")  # they stay open
 MOST_VALUES = 1000  # in the JSON of a request
 SECONDS_TO_SEND = 10  # the body of a request
-MOST_TO_DRAIN, SECONDS_TO_DRAIN = 16 * 2**20, 2  # bytes of a refused request, and how long to wait for them
+MOST_TO_DRAIN = 16 * 2**20  # bytes of a refused request, and how long to wait for them
+SECONDS_TO_DRAIN = 2
 SECONDS_TO_ANSWER = 60  # a request that is no stream
-TOO_MUCH = "A request to this page has at most {:,} bytes, and no files."
+TOO_MUCH = "A request to this page has at most {most:,} bytes, and no files."
 
 
 class Refused(Exception):
     """A request that does not reach the page: the status of the answer, and a sentence for the visitor."""
 
-    def __init__(self, status: int, sentence: str):
-        super().__init__(sentence)
+    def __init__(self, status: int, sentence: str, **values: Any):
+        super().__init__(said(sentence, **values))
         self.status = status
 
 
@@ -59,7 +67,10 @@ class Guard:
     """
 
     def __init__(self, app: Callable, page: gr.Blocks, limits: Limits, host: str):
-        self.app, self.page, self.limits, self.host = app, page, limits, host.strip("[]").lower()
+        self.app = app
+        self.page = page
+        self.limits = limits
+        self.host = host.strip("[]").lower()
         self._streams = 0
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
@@ -67,6 +78,12 @@ class Guard:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":  # the page has no web sockets
             return await send({"type": "websocket.close", "code": 1008})
+        languages = b",".join(value for name, value in scope["headers"] if name == b"accept-language")
+        with speaking(preferred(languages.decode("latin-1"))):
+            await self._respond(scope, receive, send)
+
+    async def _respond(self, scope: dict, receive: Callable, send: Callable) -> None:
+        """Answers a request, in the language of the context."""
 
         async def send_with_policy(message):
             if message["type"] == "http.response.start":
@@ -124,9 +141,10 @@ class Guard:
 
     def _check_route(self, scope: dict) -> None:
         """Raises Refused unless the route is open and, if it is a stream, names a session and there is room for it."""
-        path, method = scope["path"], scope["method"]
+        path = scope["path"]
+        method = scope["method"]
         if path.startswith("/gradio_api/upload"):
-            raise Refused(413, TOO_MUCH.format(self.limits.most_bytes))
+            raise Refused(413, TOO_MUCH, most=self.limits.most_bytes)
         if method not in OPEN or not OPEN[method].fullmatch(path):
             raise Refused(404, "This page has no such address.")
         if path == DATA:
@@ -138,11 +156,12 @@ class Guard:
 
     def _check_size(self, scope: dict) -> None:
         """Raises Refused unless the headers announce a body that is small and JSON, or none."""
-        headers, takes_body = dict(scope["headers"]), scope["method"] == "POST"
+        headers = dict(scope["headers"])
+        takes_body = scope["method"] == "POST"
         length = headers.get(b"content-length", b"unknown" if takes_body else b"0")
         most = self.limits.most_bytes if takes_body else 0
         if not length.isdigit() or int(length[:20]) > most or b"transfer-encoding" in headers:
-            raise Refused(413, TOO_MUCH.format(self.limits.most_bytes))
+            raise Refused(413, TOO_MUCH, most=self.limits.most_bytes)
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if takes_body and kind != b"application/json":
             raise Refused(415, "The request is not JSON.")
@@ -154,7 +173,8 @@ class Guard:
         try:
             return await asyncio.wait_for(whole_body(receive), SECONDS_TO_SEND)
         except TimeoutError:
-            raise Refused(408, f"The request took more than {SECONDS_TO_SEND} seconds to come.") from None
+            sentence = "The request took more than {seconds} seconds to come."
+            raise Refused(408, sentence, seconds=SECONDS_TO_SEND) from None
 
     def _check_body(self, scope: dict, body: bytes) -> None:
         """Raises Refused unless the body is as the page itself sends it."""
@@ -220,7 +240,7 @@ def check_fields(values: dict, fields: dict[str, Callable[[Any], bool]]) -> None
     """Raises Refused where a field is missing or wrong."""
     for name, is_right in fields.items():
         if not is_right(values.get(name)):
-            raise Refused(422, f"The request has no {name}, or a wrong one: load the page again.")
+            raise Refused(422, "The request has no {name}, or a wrong one: load the page again.", name=name)
 
 
 def parsed(body: bytes) -> dict:
@@ -229,7 +249,7 @@ def parsed(body: bytes) -> dict:
     many = plain.count(b'"') > 4 * MOST_VALUES
     outside = b"" if many else b"".join(plain.split(b'"')[::2])
     if many or sum(map(outside.count, (b"[", b"{", b","))) > MOST_VALUES:
-        raise Refused(413, f"A request to this page has at most {MOST_VALUES:,} values.")
+        raise Refused(413, "A request to this page has at most {most:,} values.", most=MOST_VALUES)
     try:
         values = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Standard output and error of a server: what a visitor sends does nothing on a terminal but be printed."""
+"""The standard output and error of a server: text of visitors cannot control the terminal."""
 
 import contextlib
 import io
@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from txl_tf.errors import shortened, visible
+from txl_config.errors import shortened, visible
 
 
 class Plain(io.TextIOBase):
-    r"""A stream that writes control characters like `\x1b`, and of every line 500 characters at most."""
+    r"""A stream that writes control characters like `\x1b`, and at most 500 characters of every line."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -32,12 +32,12 @@ class Plain(io.TextIOBase):
         return True
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  # read only in TextIOBase, too
         return self._stream.encoding
 
 
 @contextlib.contextmanager
 def plain_output() -> Iterator[None]:
-    """Everything that this process prints in Python goes through `Plain`."""
+    """Sends everything that Python code of this process prints through `Plain`."""
     with contextlib.redirect_stdout(Plain(sys.stdout)), contextlib.redirect_stderr(Plain(sys.stderr)):
         yield

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from txl_tf.config.data import PairFilesConfig
+from txl_config.data import PairFilesConfig
 from txl_tf.data.text_files import numbered_lines
 from txl_tf.errors import ParameterError, shortened
 from txl_tf.schema import check_left_out

@@ -1,4 +1,4 @@
-"""The encoder-decoder, trained on pairs of lines."""
+"""The family of the encoder-decoder, which is trained on pairs of lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from txl_tf.data.batching import EpochBatches
 from txl_tf.data.pairs.files import SIDES
 from txl_tf.data.pairs.lengths import longest_targets, merged_lengths
 from txl_tf.data.pairs.parallel import UNKNOWN, ParallelCorpus, check_lengths, pair_batches, read_pairs
-from txl_tf.errors import visible
+from txl_tf.errors import ParameterError, visible
 from txl_tf.runs.families.pipeline import TranslationPipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.folder import RunFolder
@@ -30,7 +30,17 @@ logger = logging.getLogger("txl_tf")
 
 
 class PairsRun(EpochRun):
-    """One training of an encoder-decoder, on pairs; `final` says how what was held out is translated at the end."""
+    """One training of an encoder-decoder, on pairs of lines.
+
+    At the end, the sources of the other splits are translated as `final` says.
+    """
+
+    data: PairsConfig
+    model_config: TransformerConfig
+    training: PairsTrainingConfig
+    final: SearchConfig
+    corpus: ParallelCorpus
+    model: Transformer
 
     kind = "pairs"
     remedy = "Choose another folder to train on these pairs"
@@ -38,24 +48,28 @@ class PairsRun(EpochRun):
     def prepare(self) -> None:
         super().prepare()
         if self.model_config.share_embeddings and not self.data.share_vocab:
-            raise ValueError("share_embeddings needs share_vocab, got share_vocab=False")
+            message = "share_embeddings needs share_vocab, got share_vocab=False"
+            raise ParameterError("share_vocab", False, [True], message)
 
     def open_corpus(self) -> ParallelCorpus:
-        data, extends = self.data, self.training.extend_vocab and not self.origin.goes_on
-        if self.training.extend_vocab and not extends:  # the symbols are chosen already
+        data = self.data
+        max_len = self.model_config.max_len
+        origin = self.origin
+        if origin is None:
+            return read_pairs(data, None, max_len, self._has_unknown())
+        extends = self.training.extend_vocab and not origin.goes_on
+        if self.training.extend_vocab and not extends:  # the new symbols were chosen when the training began
             data = dataclasses.replace(data, min_freq=0, max_size=None, source_symbols=None, target_symbols=None)
-        vocabs, max_len = self.origin.vocabs if self.origin else None, self.model_config.max_len
-        corpus = read_pairs(data, vocabs, max_len, self._has_unknown(), extends)
+        corpus = read_pairs(data, origin.vocabs, max_len, self._has_unknown(), extends)
         if extends:
-            self.origin.say_extended(corpus.vocabs)
-        if self.origin:
-            sizes = (len(lines.ids) for lines in corpus.splits["train"])
-            unknown = zip(corpus.unknown("train"), sizes, strict=True)
-            self.origin.say_unknown(dict(zip(("sources", "targets"), unknown, strict=True)), UNKNOWN)
+            origin.say_extended(corpus.vocabs)
+        sizes = (len(lines.ids) for lines in corpus.splits["train"])
+        unknown = zip(corpus.unknown("train"), sizes, strict=True)
+        origin.say_unknown(dict(zip(("sources", "targets"), unknown, strict=True)), UNKNOWN)
         return corpus
 
     def _has_unknown(self) -> bool:
-        """Whether vocabularies have `<unk>`: new ones, and those of a run that goes on, or gives weights, if it has."""
+        """Whether the vocabularies get `<unk>`: as those of the run that resumes or gives weights; new ones do."""
         warm_start = self.training.warm_start_path
         known = self.folder if self.folder.steps() else RunFolder.around(warm_start) if warm_start else None
         if known is None or not known.has_config():
@@ -64,44 +78,49 @@ class PairsRun(EpochRun):
 
     def from_data(self) -> dict:
         check_lengths(self.corpus, self.model_config.max_len)
-        target_vocab, max_len = self.corpus.vocabs[1], self.model_config.max_len
+        target_vocab = self.corpus.vocabs[1]
+        max_len = self.model_config.max_len
         if self.training.eval_sources:
             check_search(self.final, len(target_vocab), max_len, never_written(self.final, target_vocab))
         lengths = longest_targets(self.corpus.splits["train"])
-        if self.origin:  # whose pairs the model knows too
+        if self.origin:  # the model has learned the pairs of the other run, too
             lengths = merged_lengths(self.origin.model.target_lengths, lengths)
         sizes = dict(zip(TRANSFORMER.required, map(len, self.corpus.vocabs), strict=True))
         return {**sizes, "target_lengths": lengths}
 
     def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
-        training, replicas = self.training, self.strategy.num_replicas_in_sync
+        training = self.training
+        replicas = self.strategy.num_replicas_in_sync
         return pair_batches(self.corpus.splits[split], training.batch_size, training.batch_tokens, seed, replicas)
 
     def tokens_per_step(self) -> float:
         return len(self.corpus.splits["train"].targets.ids) / len(self.train_batches)
 
     def log_model(self) -> None:
-        corpus, parameters = self.corpus, f"{self.model.count_params():,}"
+        corpus = self.corpus
         sizes = ", ".join(f"{len(pairs):,} {split}" for split, pairs in corpus.splits.items())
         symbols = " and ".join(f"{len(vocab):,}" for vocab in corpus.vocabs)
         for sentence in corpus.said:
             logger.info("%s", sentence)
         logger.info("%s: %s symbols; pairs: %s", corpus.names["train"], symbols, sizes)
         for split in corpus.splits:
-            if split != "train" or not self.origin:  # which has said it
+            if split != "train" or not self.origin:  # `open_corpus` has logged it
                 self._say_unknown(split)
-        type_name, n_batches = self.machine.type_name, len(self.train_batches)
-        logger.info("model: %s parameters, %s; %d batches an epoch", parameters, type_name, n_batches)
+        parameters = f"{self.model.count_params():,}"
+        n_batches = len(self.train_batches)
+        logger.info("model: %s parameters, %s; %d batches an epoch", parameters, self.machine.type_name, n_batches)
 
     def _say_unknown(self, split: str) -> None:
+        """Logs which share of the symbols of a split the vocabularies do not have."""
         for number, side, lines in zip(self.corpus.unknown(split), SIDES, self.corpus.splits[split], strict=True):
             if number:
-                name, share = self.corpus.names[split], f"{number / len(lines.ids):.2%}"
+                name = self.corpus.names[split]
+                share = f"{number / len(lines.ids):.2%}"
                 logger.info("%s: %s symbols of the %ss, %s, are <unk>", name, f"{number:,}", side, share)
 
     def finish(self) -> dict[str, dict[str, float]]:
-        """Evaluations and samples of translations."""
-        results = {}
+        """Evaluates all splits but that for training, and shows samples of translations."""
+        results: dict[str, dict[str, float]] = {}
         for split in self.held_out:
             found = self.evaluate(split)
             if split == "valid":
@@ -114,13 +133,15 @@ class PairsRun(EpochRun):
         return results
 
     def _translate(self, split: str, search: SearchConfig) -> dict[str, float]:
-        """Error rates of the first `eval_sources` different sources of a split."""
+        """The error rates of the translations of the first `eval_sources` different sources of a split."""
         vocabs = self.corpus.vocabs
         translator = Translator(self.model, *vocabs, search, batch_size=256)
-        references = group_references(*as_spelt(self.corpus.texts[split], vocabs))
+        lines, translations = as_spelt(self.corpus.texts[split], vocabs)
+        references = group_references(lines, translations)
         sources = list(references)[: self.training.eval_sources if self.training.eval_sources > 0 else None]
         best = [best for best, *_ in translator.translate(sources, split)]
-        found, unended = [translation.text for translation in best], sum(not translation.ended for translation in best)
+        found = [translation.text for translation in best]
+        unended = sum(not translation.ended for translation in best)
         right = [references[source] for source in sources]
         rates = error_rates(found, right, vocabs[1].level)
         how = "greedily" if search.beam_size == 1 else f"with beam_size={search.beam_size}"
@@ -140,6 +161,7 @@ class PairsRun(EpochRun):
 
 
 def least_weights(model: dict) -> int:
+    """About how many weights a model has, at least; see `Family`."""
     layers = model["num_layers"] * (3 * 4 * model["d_model"] + 2 * 2 * model["dff"])
     return model["d_model"] * (layers + model["target_vocab_size"])
 
@@ -149,10 +171,11 @@ TRANSFORMER = register(
         name="transformer",
         task="encoder_decoder",
         described="an encoder-decoder, for tools/train_seq2seq.py and tools/translate.py",
-        network=Transformer,
+        model=Transformer,
         config=TransformerConfig,
         make=Transformer,
         least_weights=least_weights,
+        signatures="encoder_decoder",
         required=("input_vocab_size", "target_vocab_size"),
         vocabs={"source_vocab": "input_vocab_size", "target_vocab": "target_vocab_size"},
         data=PairsConfig,

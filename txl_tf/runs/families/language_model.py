@@ -1,4 +1,4 @@
-"""Language models: Transformer-XL and the vanilla Transformer, trained on text."""
+"""The families of language models, Transformer-XL and the vanilla Transformer, which are trained on text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import sys
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +15,6 @@ import tensorflow as tf
 from txl_tf.config import (
     EvaluationConfig,
     ModelConfig,
-    NetworkConfig,
     TextConfig,
     TrainingConfig,
     TransformerLMConfig,
@@ -25,12 +25,13 @@ from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batches
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.documents import Documents
-from txl_tf.errors import visible
-from txl_tf.language.language_model import TransformerXLLM
-from txl_tf.language.transformer_lm import AbsoluteTransformer, TransformerLM
+from txl_tf.errors import ParameterError, visible
+from txl_tf.language.language_model import LanguageModel, TransformerXLLM
+from txl_tf.language.transformer_lm import TransformerLM
 from txl_tf.nn.position_schemes import checked_scheme
 from txl_tf.runs.callbacks import step_of
 from txl_tf.runs.evaluate import Evaluator
+from txl_tf.runs.families.original_names import original_names
 from txl_tf.runs.families.pipeline import LanguagePipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.setup import (
@@ -46,37 +47,48 @@ from txl_tf.runs.setup import (
 )
 from txl_tf.runs.train import Run
 from txl_tf.training.distribution import broadcast_from_chief, is_chief
-from txl_tf.transformer_xl.network import TransformerXL
 
 logger = logging.getLogger("txl_tf")
 
-_PROMPT = 32  # tokens that a sample follows
+_PROMPT = 32  # tokens of the text before a sample
 
 
 def steps_per_call(most: int, *ends: int) -> int:
-    """The most steps, up to `most`, that a call may take so that a call ends at every multiple of each of `ends`."""
+    """The most steps of a call, up to `most`, for which a call ends at every multiple of each of `ends`."""
     return max(k for k in range(1, most + 1) if math.gcd(*ends) % k == 0)
 
 
 class LanguageModelRun(Run):
-    """One training of a language model, on a text; `data` are `{"data_dir": ...}` or arguments of `build_corpus`."""
+    """One training of a language model, on a text. `data` is `{"data_dir": ...}` or arguments of `build_corpus`."""
+
+    data: dict[str, Any]
+    model_config: Any  # a `ModelConfig` or `TransformerLMConfig`, or that of another family
+    training: TrainingConfig
+    final: EvaluationConfig
+    corpus: Corpus
+    model: LanguageModel
 
     remedy = "Choose another folder to train on this text; eval_path evaluates it in the vocabulary of the run"
 
     def prepare(self) -> None:
-        model, training, final = self.model_config, self.training, self.final
+        model = self.model_config
+        training = self.training
+        final = self.final
         for name in ("eval_path", "eval_ckpt_path"):
-            if getattr(final, name):
-                raise ValueError(
-                    f"{name} is for an evaluation alone (--do_train=False --do_eval), got {getattr(final, name)}: the "
-                    "end of a training evaluates its last weights on its own text"
+            value = getattr(final, name)
+            if value:
+                message = (
+                    f"{name} is for an evaluation alone (--do_train=False --do_eval), got {value}: the end of a "
+                    "training evaluates its last weights on its own text"
                 )
+                raise ParameterError(name, value, "left out in a training", message)
         if training.static_shapes is None:
             on_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
             self.training = dataclasses.replace(training, static_shapes=on_tpu)
         rows = final.eval_batch_size or training.train_batch_size
         self.final = dataclasses.replace(final, eval_batch_size=rows, tgt_len=training.tgt_len)
-        self.splits = list(dict.fromkeys(["valid"] + [final.eval_split] * final.do_eval))
+        evaluated = ["valid", final.eval_split] if final.do_eval else ["valid"]
+        self.splits = list(dict.fromkeys(evaluated))
         if self.data.get("cutoffs"):
             check_bins(sys.maxsize, model.d_embed, self.data["cutoffs"], model.div_val)
         check_divides(self.strategy, training.gradient_accumulation_steps, train_batch_size=training.train_batch_size)
@@ -87,32 +99,40 @@ class LanguageModelRun(Run):
 
     def open_corpus(self) -> Corpus:
         if self.data.get("dataset") in ("text", "pydoc") and self.data.get("raw_text") is None:
-            known = self.origin.source if self.origin else self.folder  # a run of an earlier version has raw text
+            known = self.origin.source if self.origin else self.folder  # runs of earlier versions have raw text
             self.data = {**self.data, "raw_text": bool(known.steps()) and known.load_vocabs()[0].raw_text}
-        if not self.origin:
+        origin = self.origin
+        if origin is None:
             return open_corpus(self.data)
-        (vocab,), bins = self.origin.vocabs, list(self.origin.model.cutoffs)
+        (vocab,) = origin.vocabs
+        bins = list(origin.model.cutoffs)
         if self.data.get("cutoffs") not in (None, bins):
-            raise ValueError(f"cutoffs must be {bins}, as in {self.origin.path}, got {self.data['cutoffs']}")
+            cutoffs = self.data["cutoffs"]
+            message = f"cutoffs must be {bins}, as in {origin.path}, got {cutoffs}"
+            raise ParameterError("cutoffs", cutoffs, [bins], message)
         if not self.data.get("data_dir"):
-            documents = self.data.get("documents")  # by default, as the vocabulary has them
+            documents = self.data.get("documents")  # by default, whether the vocabulary has them
             documents = vocab.document is not None if documents is None else documents
             self.data = {**self.data, "cutoffs": bins, "documents": documents}
-        extends = self.training.extend_vocab and not self.origin.goes_on
+        extends = self.training.extend_vocab and not origin.goes_on
         data = without_choice(self.data) if self.training.extend_vocab and not extends else self.data
         corpus = open_corpus(data, vocab, extends)
-        corpus.cutoffs, difference = bins, corpus.vocab.difference(vocab)
+        corpus.cutoffs = bins
+        difference = corpus.vocab.difference(vocab)
         if extends and corpus.vocab.symbols[: len(vocab)] == vocab.symbols:
             where = ", in the last cluster of the adaptive softmax" if bins else ""
-            self.origin.say_extended([corpus.vocab], where)
+            origin.say_extended([corpus.vocab], where)
         elif difference:
-            raise ValueError(
-                f"{name_of(self.data)} has another vocabulary than init_from={self.origin.path}: {difference}. Prepare "
-                f"it with vocab_path={self.origin.path}/{vocab_file('vocab', vocab.level)}"
+            message = (
+                f"{name_of(self.data)} has another vocabulary than init_from={origin.path}: {difference}. Prepare "
+                f"it with vocab_path={origin.path}/{vocab_file('vocab', vocab.level)}"
             )
-        tokens, unk = np.asarray(corpus.splits["train"][:1_000_000]), corpus.vocab.unk
-        if unk in corpus.vocab.ids:
-            self.origin.say_unknown({"text": (np.sum(tokens == corpus.vocab.ids[unk]), len(tokens))}, unk)
+            raise ParameterError("vocab", corpus.vocab, f"the vocabulary of {origin.path}", message)
+        tokens = np.asarray(corpus.splits["train"][:1_000_000])
+        unk = corpus.vocab.unk
+        if unk is not None and unk in corpus.vocab.ids:
+            n_unknown = int(np.sum(tokens == corpus.vocab.ids[unk]))
+            origin.say_unknown({"text": (n_unknown, len(tokens))}, unk)
         return corpus
 
     def from_data(self) -> dict:
@@ -121,33 +141,40 @@ class LanguageModelRun(Run):
             check_documents("shuffle_documents", vocab)
         self.evaluator = Evaluator(self.corpus, self.final)
         self.metric = self.evaluator.metric
-        found = {"n_token": len(vocab), "cutoffs": self.corpus.cutoffs}
+        found: dict[str, Any] = {"n_token": len(vocab), "cutoffs": self.corpus.cutoffs}
         if self.training.reset_memory_at_documents:
             found["reset_token"] = reset_token_of(vocab, type(self.model_config))
         return found
 
     def data_config(self) -> dict:
-        data = {name: value for name, value in self.data.items() if name != "raw_text"}  # the vocabulary has it
+        data = {name: value for name, value in self.data.items() if name != "raw_text"}  # the vocabulary records it
         return {**data, "by_character": self.corpus.by_character}
 
     def options(self) -> tuple[dict, dict]:
-        """Checks first that every split is long enough."""
+        """As `Run.options`. Checks first that every split is long enough."""
         for split in self.splits:
             self.evaluator.check(split)
-        training, text = self.training, self.corpus.splits["train"]
-        static_shapes = training.static_shapes
-        named = {"name": "the train split", "rows": "train_batch_size"}
-        num_batches(len(text), training.train_batch_size, training.tgt_len, static_shapes, **named)
+        training = self.training
+        static_shapes = bool(training.static_shapes)
+        num_batches(
+            len(self.corpus.splits["train"]),
+            training.train_batch_size,
+            training.tgt_len,
+            static_shapes,
+            name="the train split",
+            rows="train_batch_size",
+        )
         of_compile = {
             "gradient_accumulation_steps": training.gradient_accumulation_steps,
             "static_shapes": static_shapes,
             "bin_capacities": self._bin_capacities(self.model_config.cutoffs) if static_shapes else None,
         }
-        return {"recompute": training.recompute}, of_compile
+        return {"recompute": True} if training.recompute else {}, of_compile
 
     def _bin_capacities(self, cutoffs: list[int]) -> list[int]:
-        """Of the clusters, for static shapes. The chief counts the whole text for all workers."""
-        capacities, parts = [0] * len(cutoffs), self.training.gradient_accumulation_steps
+        """The capacities of the clusters with static shapes. The chief counts the whole text for all workers."""
+        capacities = [0] * len(cutoffs)
+        parts = self.training.gradient_accumulation_steps
         if cutoffs and is_chief(self.strategy):
             rows = self.training.train_batch_size // (self.strategy.num_replicas_in_sync * parts)
             capacities = choose_bin_capacities(self.corpus.splits["train"], rows, self.training.tgt_len, cutoffs)
@@ -164,12 +191,20 @@ class LanguageModelRun(Run):
         super().fit(state)
 
     def batches(self, start: int) -> Segments:
-        rows, drop_remainder = self.training.train_batch_size, self.training.static_shapes
-        text, documents = self.corpus.splits["train"], None
-        if self.training.shuffle_documents:
-            documents = Documents(text, self.corpus.vocab.document_id, self.training.seed)
-        tgt_len = self.training.tgt_len
-        return Segments(text, rows, tgt_len, start, repeat=True, drop_remainder=drop_remainder, documents=documents)
+        training = self.training
+        text = self.corpus.splits["train"]
+        documents = None
+        if training.shuffle_documents:
+            documents = Documents(text, self.corpus.vocab.document_id, training.seed)
+        return Segments(
+            text,
+            training.train_batch_size,
+            training.tgt_len,
+            start,
+            repeat=True,
+            drop_remainder=bool(training.static_shapes),
+            documents=documents,
+        )
 
     def validation(self) -> Segments:
         return self.evaluator.batches("valid")
@@ -178,26 +213,30 @@ class LanguageModelRun(Run):
         return self.training.train_batch_size * self.training.tgt_len
 
     def finish(self) -> dict[str, float]:
-        """Evaluations and a sample."""
-        lm, chief = self.model, self.checkpoints.write
+        """Evaluates the trained model, and shows a sample."""
+        lm = self.model
+        chief = self.checkpoints.write
         token_nll = self.final.token_nll if chief else self.final.token_nll and os.devnull
         paths = {split: token_nll if split == self.splits[-1] else None for split in self.splits}
         results = {split: self.evaluator.run(lm, split, path) for split, path in paths.items()}
-        by_segments = lm.evaluate(self.validation(), verbose=0) if self.final.sliding_window else results["valid"]
-        self.record_validation({"loss": by_segments})  # as the validations before it
+        by_segments: Any = results["valid"]
+        if self.final.sliding_window:  # the validations during the training had no sliding window
+            by_segments = lm.evaluate(self.validation(), verbose=0)
+        self.record_validation({"loss": by_segments})
         if self.training.sample_tokens and chief:
             self.sample()
         return results
 
     @property
     def samples(self) -> bool:
-        """Not with static shapes, where the graph that writes takes long to compile."""
+        """Whether to sample. With static shapes, the graph of generation would take long to compile."""
         return bool(self.training.sample_tokens) and not self.training.static_shapes
 
     def sample(self) -> None:
-        vocab, prompt = self.corpus.vocab, np.array(self.corpus.splits["valid"][:_PROMPT])
-        number, seed = self.training.sample_tokens, self.training.seed
-        tokens = self.model.generate(prompt[None], number, temperature=0.8, seed=seed)[0]
+        vocab = self.corpus.vocab
+        prompt = np.array(self.corpus.splits["valid"][:_PROMPT])
+        training = self.training
+        (tokens,) = self.model.generate(prompt[None], training.sample_tokens, temperature=0.8, seed=training.seed)
         title = f"a sample at temperature 0.8, after {vocab.decode(prompt)!r}:"
         text = visible(vocab.decode(tokens[len(prompt) :]))
         logger.info("%s", title)
@@ -207,29 +246,41 @@ class LanguageModelRun(Run):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Data(TextConfig):
+    """`"data"` of `config.json`."""
+
     data_dir: str | None = None
     by_character: bool = False
 
 
 def least_weights(model: dict) -> int:
-    attention, feed_forward = 4 * model["n_head"] * model["d_head"], 2 * model["d_inner"]
-    first_bin, d_embed = [*model.get("cutoffs", ()), model["n_token"]][0], model["d_embed"]
-    layers = model["n_layer"] * model["d_model"] * (attention + feed_forward)
-    return first_bin * d_embed + layers + (d_embed * model["d_model"] if d_embed != model["d_model"] else 0)
+    """About how many weights a model has, at least; see `Family`."""
+    d_model = model["d_model"]
+    d_embed = model["d_embed"]
+    first_bin = [*model.get("cutoffs", ()), model["n_token"]][0]
+    attention = 4 * model["n_head"] * model["d_head"]
+    feed_forward = 2 * model["d_inner"]
+    projection = d_embed * d_model if d_embed != d_model else 0
+    return first_bin * d_embed + projection + model["n_layer"] * d_model * (attention + feed_forward)
 
 
-def check_model(model: ModelConfig | TransformerLMConfig) -> None:
-    """Raises ParameterError where hyper-parameters do not fit each other."""
+def decoding_cache(lm: LanguageModel, static_shapes: bool = False) -> Any:
+    """The cache that the texts of a language model are written with."""
+    return lm.decoding_cache(static_shapes)
+
+
+def check_model(model: Any) -> None:
+    """Raises ParameterError where hyper-parameters, of any family of language models, do not fit each other."""
     check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val)
     check_positions(model)
 
 
-def check_positions(model: ModelConfig | TransformerLMConfig, resets: bool = False) -> None:
+def check_positions(model: Any, resets: bool = False) -> None:
     """Raises ParameterError where hyper-parameters, or resets of the memory, do not fit the scheme of positions."""
-    if isinstance(model, NetworkConfig):
-        scheme = checked_scheme(model.positions, model)
-        if resets:  # the token is not known before the text is read
-            scheme.check_refused("reset_token", "reset_memory_at_documents")
+    if "positions" not in model.names():
+        return
+    scheme = checked_scheme(model.positions, model)
+    if resets:  # the token is not known before the text is read
+        scheme.check_refused("reset_token", "reset_memory_at_documents")
 
 
 TRANSFORMER_XL = register(
@@ -237,11 +288,14 @@ TRANSFORMER_XL = register(
         name="transformer_xl",
         task="language_model",
         described="a language model, for train.py, tools/generate.py and others",
-        network=TransformerXL,
+        model=TransformerXLLM,
         config=ModelConfig,
         make=TransformerXLLM,
         check=check_model,
         least_weights=least_weights,
+        weight_names=original_names,
+        decoding_cache=decoding_cache,
+        signatures="language_model",
         required=("n_token", "mem_len"),
         vocabs={"vocab": "n_token"},
         data=_Data,
@@ -259,7 +313,7 @@ TRANSFORMER_LM = register(
     dataclasses.replace(
         TRANSFORMER_XL,
         name="transformer_lm",
-        network=AbsoluteTransformer,
+        model=TransformerLM,
         config=TransformerLMConfig,
         make=TransformerLM,
     )

@@ -1,9 +1,9 @@
-"""Text in, result out, with a run of any family:
+"""Pipelines, which turn text into results with a run of any family:
 
 ```python
 tagger = txl_tf.pipeline("runs/tener_resume")
-tagger("高勇，男，中国国籍").entities              # a string: its result; a list: a list
-for found in tagger.tag_lines(open("text.txt")):  # any iterator of lines: results as they come, in bounded memory
+tagger("高勇，男，中国国籍").entities              # the result of a string; a list of results of a list
+for found in tagger.tag_lines(open("text.txt")):  # any iterator of lines: one result at a time, in bounded memory
     print(found.text, found.entities)
 ```
 """
@@ -14,7 +14,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -37,24 +37,27 @@ from txl_tf.vanilla.translator import Translation, Translator, assumed_length
 
 logger = logging.getLogger("txl_tf")
 
-POOL = 50  # batches of sentences to tag that are read and sorted by length together
+POOL = 50  # batches of sentences to tag that are read together and sorted by length
 Lines = Iterable[str | bytes | None]  # see `txl_tf.data.lines`
 
 
 def pipeline(model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes: Any) -> Any:
-    """What turns text into results with a run: `score_lines` and `generate_lines` of a language model,
-    `translate_lines` of an encoder-decoder, `tag_lines` of a tagger.
+    """Opens a run as a pipeline, which turns text into results.
+
+    Its methods are `generate_lines` and `score_lines` of a language model, `translate_lines` of an encoder-decoder, and
+    `tag_lines` of a tagger. They take a list or an iterator of lines, and yield results in the order of the lines as
+    soon as they are computed. A line without a result raises an error. With `strict=False`, the methods yield a
+    `LineError` in its place.
+
+    A pipeline can be called, too: with a string it returns a result, with a list a list of results, and with any other
+    iterable an iterator of results. These are texts that follow prompts, translations, or tagged lines.
 
     Args:
-        model_dir, ckpt_path, **changes: see `load_run`. Of a tagger also those of `TaggingPipeline.open`: `lexicon`,
-            `skip_short_words`, and `max_seq_len`, the most tokens that are read at a time.
+        model_dir, ckpt_path, **changes: see `load_run`. A tagger also takes the arguments of `TaggingPipeline.open`:
+            `lexicon`, `skip_short_words`, and `max_seq_len`, the most tokens that are read at a time.
 
     Returns:
-        The `Pipeline` of the run's family. Called, it gives the result of a string, a list of those of a list, and an
-        iterator over those of any other iterable: of a language model the texts that follow prompts, else translations
-        or what is tagged. Its methods take lists and iterators, and yield results in the order of the lines as soon as
-        they are there. `strict=False` has them yield a `LineError` in the place of a line without result, which is else
-        raised.
+        The `Pipeline` of the family of the run.
 
     Raises: as `load_run`.
     """
@@ -63,26 +66,35 @@ def pipeline(model_dir: str | os.PathLike, ckpt_path: str | None = None, **chang
 
 
 class Pipeline:
-    """The base of all pipelines. A subclass says in `lines` how it answers lines.
+    """The base of all pipelines. A subclass defines `lines`, which answers lines of text.
 
     Args:
-        model: of a run.
-        *vocabs: of the run.
-        checkpoint: what the weights are, for messages.
+        model: model of a run.
+        *vocabs: its vocabularies.
+        checkpoint: what messages call the weights.
     """
 
     def __init__(self, model: keras.Model, *vocabs: Vocab, checkpoint: str | None = None):
-        self.model, self.vocabs, self.checkpoint = model, vocabs, checkpoint
+        self.model: Any = model
+        self.vocabs = vocabs
+        self.checkpoint = checkpoint
 
     @classmethod
-    def open(cls, folder: RunFolder, path: str, **changes) -> Pipeline:
-        """The pipeline of a run with the weights of its checkpoint at `path`; `changes` are those of `load_run`."""
+    def open(cls, folder: RunFolder, path: str, **changes: Any) -> Pipeline:
+        """Makes the pipeline of a run.
+
+        Args:
+            folder: folder of the run.
+            path: path of a checkpoint.
+            **changes: see `load_run`.
+        """
         return cls(folder.load_model(path, **changes), *folder.load_vocabs(), checkpoint=folder.name_of(path))
 
-    def lines(self, lines: Lines, **options) -> Iterator:
+    def lines(self, lines: Lines, *arguments: Any, **options: Any) -> Iterator[Any]:
+        """The results of lines, in their order."""
         raise NotImplementedError(f"{type(self).__name__}.lines")
 
-    def __call__(self, lines: str | bytes | Lines, **options) -> Any:
+    def __call__(self, lines: str | bytes | Lines, **options: Any) -> Any:
         if isinstance(lines, (str, bytes)):
             (answer,) = self.lines([lines], **options)
             return answer
@@ -91,93 +103,102 @@ class Pipeline:
 
 
 class LanguagePipeline(Pipeline):
-    """Texts that follow prompts, and scores of lines."""
+    """The pipeline of a language model: texts that follow prompts, and scores of lines."""
 
-    _WRITING = ["name", "strict", *keywords_of(TextGenerator)[2:], *SAMPLING]  # without lm and vocab
+    _WRITING = ["name", "strict", *keywords_of(TextGenerator)[2:], *SAMPLING]  # without `lm` and `vocab`
 
     def generate_lines(
-        self, prompts: Lines, max_new_tokens: int = 200, *, name: str = "prompts", strict: bool = True, **options
+        self, prompts: Lines, max_new_tokens: int = 200, *, name: str = "prompts", strict: bool = True, **options: Any
     ) -> Iterator[str | list[str] | LineError]:
-        """The text that follows each prompt, without the prompt; with `num_return_sequences` above 1, a list of texts.
+        """Generates the text that follows each prompt.
 
         Args:
-            prompts: lines; strings in a list may have newlines within.
+            prompts: lines. Strings in a list may contain newlines.
             max_new_tokens: most tokens of a text.
             name: what messages call the prompts.
             strict: see `pipeline`.
-            **options: of `TextGenerator`, such as `temperature`, `top_p`, `seed`, `stop_strings`, `batch_size`.
+            **options: options of `TextGenerator`, such as `temperature`, `top_p`, `seed`, `stop_strings`, `batch_size`.
+
+        Returns:
+            Iterator of texts, without the prompts. With `num_return_sequences` above 1, a list of texts per prompt.
         """
         check_names("generate_lines", options, self._WRITING)
         writer = TextGenerator(self.model, self.vocabs[0], max_new_tokens, **options)
         found = writer.generate_lines(prompts, name, strict)
         return (_one_of_one(texts if isinstance(texts, LineError) else texts[1]) for texts in found)
 
-    lines = generate_lines
+    lines: Any = generate_lines
 
-    def generate_text(self, prompts: str | bytes | Lines, max_new_tokens: int = 200, **options) -> Any:
-        """The text that follows a prompt; of a list or an iterator those that follow each, see `generate_lines`."""
+    def generate_text(self, prompts: str | bytes | Lines, max_new_tokens: int = 200, **options: Any) -> Any:
+        """The text that follows a prompt, or the texts that follow the prompts of a list or iterator.
+
+        Arguments: see `generate_lines`.
+        """
         check_names("generate_text", options, self._WRITING)
         return self(prompts, max_new_tokens=max_new_tokens, **options)
 
     def score_lines(
-        self, lines: Lines, name: str = "text", strict: bool = True, **options
+        self, lines: Lines, name: str = "text", strict: bool = True, **options: Any
     ) -> Iterator[LineScore | LineError]:
-        """How likely each line is, see `txl_tf.runs.scoring.score_lines`."""
+        """Scores how likely each line is, see `txl_tf.runs.scoring.score_lines`."""
         check_names("score_lines", options, ["name", "strict", *ScoringConfig.names()])
         scorer = self._scorer(ScoringConfig(**options))
         return (score for scores in scorer.score(in_blocks(lines), name, strict) for score in scores)
 
     @functools.cached_property
-    def _scorer(self):
-        """A `Scorer` by its config, once: it has graphs."""
+    def _scorer(self) -> Callable[[ScoringConfig], Scorer]:
+        """A function that returns the `Scorer` of a config. It keeps some of them, because they have graphs."""
         return functools.lru_cache(maxsize=8)(lambda config: Scorer(self.model, self.vocabs[0], config))
 
 
 class TranslationPipeline(Pipeline):
-    """Translations of lines."""
+    """The pipeline of an encoder-decoder: translations of lines."""
 
-    _has_said = False  # what is assumed of the lengths of targets
+    _has_warned = False  # of an assumed length of the targets
 
     def translate_lines(
-        self, lines: Lines, name: str = "source", strict: bool = True, batch_size: int = 64, **options
+        self, lines: Lines, name: str = "source", strict: bool = True, batch_size: int = 64, **options: Any
     ) -> Iterator[Translation | list[Translation] | LineError]:
-        """The best translation of each line, a `Translation`; with `n_best` above 1, a list of so many.
-
-        It is the pair of a text and its score. Its attributes `ended` and `unknown` say whether it ended within the
-        most symbols that it may have, and how many symbols of its source are unknown.
+        """Translates each line.
 
         Args:
             lines: the sources.
-            name: what messages call them.
+            name: what messages call the lines.
             strict: see `pipeline`.
             batch_size: sources to translate at a time.
-            **options: of `SearchConfig`, such as `beam_size`.
+            **options: options of `SearchConfig`, such as `beam_size`.
+
+        Returns:
+            Iterator of the best translation of each line, a `Translation`; with `n_best` above 1, of lists of so many.
+            A `Translation` is a pair of text and score. Its attribute `ended` says whether the text ended before it
+            reached the most symbols, and `unknown` is the number of unknown symbols in the source.
         """
         check_names("translate_lines", options, ["name", "strict", "batch_size", *SearchConfig.names()])
         search = SearchConfig(**options)
         assumed = assumed_length(search, self.model)
-        if assumed and not self._has_said:
+        if assumed and not self._has_warned:
             logger.warning("%s", assumed)
-            self._has_said = True
+            self._has_warned = True
         translator = Translator(self.model, *self.vocabs, search, batch_size)
         return map(_one_of_one, translator.translate_lines(lines, name, strict))
 
-    lines = translate_lines
+    lines: Any = translate_lines
 
 
-def _one_of_one(found: list | LineError) -> Any:
+def _one_of_one(found: Any) -> Any:
+    """The only result of a list of one; anything else as it is."""
     return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 
 class TaggedLine(NamedTuple):
-    """What was found in a line of text.
+    """The tags and the entities of a line of text.
 
     Attributes:
         text: the line.
-        tokens: what it is made of.
-        tags: one for every token.
-        entities: a dictionary each: `kind`, `start`, `end` (in characters, exclusive), `text`, and `prob`, the
-            probability that its tokens have just these tags.
+        tokens: its tokens.
+        tags: a tag for every token.
+        entities: a dictionary for every entity: `kind`, `start`, `end` (in characters, exclusive), `text`, and `prob`,
+            the probability that its tokens have exactly these tags.
     """
 
     text: str
@@ -187,18 +208,19 @@ class TaggedLine(NamedTuple):
 
     @classmethod
     def of(cls, tagger: TextTagger, text: str, tokens: list[str], found: TaggedText) -> TaggedLine:
-        """What `tagger` found in the tokens of a text."""
+        """The result of `tagger` for the tokens of a text."""
         return cls(text, list(tokens), found.tags, tagger.describe(text, found, tokens)["entities"])
 
 
 class TaggingPipeline(Pipeline):
-    """Named entities in lines.
+    """The pipeline of a tagger: named entities in lines.
 
     Args:
         model, *vocabs, checkpoint: see `Pipeline`.
         window: most tokens that the network reads at a time, see `TextTagger`.
-        sizes: how long the training sentences are, where that is known; the first longer line is a warning.
-        splits: whether lines of more sentences than in training are cut by default, see `TextTagger.pieces`.
+        sizes: lengths of the training sentences, if they are known. The first longer line causes a warning.
+        splits: whether lines with more sentences than those of the training are cut by default, see
+            `TextTagger.pieces`.
     """
 
     def __init__(
@@ -211,8 +233,11 @@ class TaggingPipeline(Pipeline):
         splits: bool = True,
     ):
         super().__init__(model, *vocabs, checkpoint=checkpoint)
-        self.window, self.sizes, self.splits = window, sizes, splits
-        self._has_warned = self._has_cut = False
+        self.window = window
+        self.sizes = sizes
+        self.splits = splits
+        self._has_warned = False  # of a long sentence
+        self._has_cut = False  # a line, and has logged it
 
     @classmethod
     def open(
@@ -223,30 +248,32 @@ class TaggingPipeline(Pipeline):
         lexicon: str | os.PathLike | Lexicon | Iterable[str] | None = None,
         skip_short_words: bool | None = None,
         max_seq_len: int | None = None,
-        **changes,
+        **changes: Any,
     ) -> TaggingPipeline:
-        """See `Pipeline.open`.
+        """Makes the pipeline of a run, see `Pipeline.open`.
 
         Args:
-            lexicon: of FLAT, words to find in place of the run's: a file of them, "jieba", or the words. Those that the
-                vocabulary has no row for become its unknown symbol; a message says how many.
-            skip_short_words: whether to leave out words of one character; by default as the run does.
-            max_seq_len: most tokens that are read at a time; a longer line is read in windows, and lines are cut at the
-                ends of sentences only if `tag_lines` is told so. By default as many as the longest training sentence
-                has, or the run's own, where that is less.
+            lexicon: for FLAT, words that replace those of the run: a file of words, "jieba", or the words. Words
+                without a row in the vocabulary become its unknown symbol; their number is logged.
+            skip_short_words: whether to leave out words of one character; by default as in the run.
+            max_seq_len: most tokens that are read at a time. A longer line is read in windows. Lines are then cut at
+                the ends of sentences only with `split_sentences` of `tag_lines`. The default is the length of the
+                longest training sentence, at most the `max_seq_len` of the run.
 
         Raises:
-            ParameterError: `lexicon` is given for a model without one; `max_seq_len` is out of its range.
+            ParameterError: `lexicon` is given for a model without one, or `max_seq_len` is out of its range.
             ValueError, FileNotFoundError: see `Lexicon.load` and `load_run`.
         """
-        config, vocabs = folder.read_config(), folder.load_vocabs()
-        most, sizes = config["model"].get("max_seq_len", SentenceConfig.max_seq_len), line_sizes(folder)
+        most = folder.read_config()["model"].get("max_seq_len", SentenceConfig.max_seq_len)
+        sizes = line_sizes(folder)
         if max_seq_len is not None and (not is_integer(max_seq_len) or max_seq_len > most or max_seq_len < 1):
-            changes["max_seq_len"] = max_seq_len  # which is checked there
-        vocabs = with_lexicon(folder, vocabs, lexicon, skip_short_words)
+            changes["max_seq_len"] = max_seq_len  # `load_model` raises the error
+        vocabs = with_lexicon(folder, folder.load_vocabs(), lexicon, skip_short_words)
         model = folder.load_model(path, **changes)
-        window, splits = max_seq_len or min(sizes.longest if sizes else most, most), max_seq_len is None
-        return cls(model, *vocabs, checkpoint=folder.name_of(path), window=window, sizes=sizes, splits=splits)
+        window = max_seq_len or min(sizes.longest if sizes else most, most)
+        return cls(
+            model, *vocabs, checkpoint=folder.name_of(path), window=window, sizes=sizes, splits=max_seq_len is None
+        )
 
     @known_names
     def tag_lines(
@@ -258,45 +285,54 @@ class TaggingPipeline(Pipeline):
         numbers: Iterable[int] | None = None,
         split_sentences: bool | None = None,
     ) -> Iterator[TaggedLine | LineError]:
-        """The tags and the entities of each line. An empty one has none.
+        """Tags each line. An empty line has no tags.
 
         Args:
-            lines: a sentence each.
-            name: what messages call them.
+            lines: lines with a sentence each.
+            name: what messages call the lines.
             strict: see `pipeline`.
             batch_size: sentences to tag at a time.
-            numbers: of the lines, for messages; by default they are counted from 1.
-            split_sentences: whether to cut lines at the ends of sentences, see `split_at_ends`, and to tag each by
-                itself. By default, lines of more sentences than those of the training are cut, see `TextTagger.pieces`,
-                unless the pipeline was opened with `max_seq_len`.
+            numbers: numbers of the lines, for messages; by default they are counted from 1.
+            split_sentences: whether to cut lines at the ends of sentences, see `split_at_ends`, and to tag each
+                sentence by itself. By default, lines with more sentences than those of the training are cut, see
+                `TextTagger.pieces`, unless the pipeline was opened with `max_seq_len`.
+
+        Returns:
+            Iterator of `TaggedLine`.
         """
         at_least(1)("batch_size", batch_size)
         tagger = self.tagger
         tagger.batch_size = batch_size
         numbers, of_lines = itertools.tee(itertools.count(1) if numbers is None else numbers)
 
-        def encode(line):
-            number, text = next(of_lines), sentence_of(line)
+        def encode(line: Any) -> tuple[str, list[str]]:
+            number = next(of_lines)
+            text = sentence_of(line)
             tokens = tagger.split(text)
             self.warn_of_length(tokens, f"{name}, line {number}", split_sentences)
             return text, tokens
 
-        def answer(sentences):
+        def answer(sentences: Sequence[tuple[str, list[str]]]) -> Iterator[TaggedLine]:
             texts, tokens = zip(*sentences, strict=True) if sentences else ([], [])
             found = tagger.tag_in_sentences(tokens, split=split_sentences)
             return map(functools.partial(TaggedLine.of, tagger), texts, tokens, found)
 
         return answers(lines, encode, answer, name, strict, POOL * batch_size, numbers)
 
-    lines = tag_lines
+    lines: Any = tag_lines
 
     def warn_of_length(self, tokens: Sequence[str], where: str, split_sentences: bool | None = None) -> None:
-        """Says once that a line is cut which need not be; warns once of a sentence that is longer than all that the
-        model was trained on.
+        """Warns of the first line that is cut by default, and of the first sentence longer than those of the training.
+
+        Args:
+            tokens: tokens of the line.
+            where: what the message calls the line.
+            split_sentences: see `tag_lines`.
         """
         if self.sizes is None or (self._has_warned and self._has_cut):
             return
-        pieces, longest = self.tagger.pieces(tokens, split_sentences), self.sizes.longest
+        pieces = self.tagger.pieces(tokens, split_sentences)
+        longest = self.sizes.longest
         if split_sentences is None and len(pieces) > 1 and not self._has_cut:
             self._has_cut = True
             logger.warning(
@@ -309,9 +345,9 @@ class TaggingPipeline(Pipeline):
             return
         self._has_warned = True
         reads = "at once" if n <= self.tagger.most else f"in windows of {self.tagger.most:,}"
-        ways = "max_seq_len sets the window" if len(pieces) > 1 or split_sentences else (
-            "split_sentences tags each sentence of a line by itself, max_seq_len sets the window"
-        )  # fmt: skip
+        ways = "max_seq_len sets the window"
+        if len(pieces) == 1 and not split_sentences:
+            ways = f"split_sentences tags each sentence of a line by itself, {ways}"
         logger.warning(
             f"{where} has a sentence of {n:,} tokens, the longest training sentence has {longest:,}: it is read "
             f"{reads}, and more entities may be wrong than usual. {ways}. Further ones are not named"
@@ -319,28 +355,30 @@ class TaggingPipeline(Pipeline):
 
     @functools.cached_property
     def tagger(self) -> TextTagger:
+        """The `TextTagger` of the model."""
         sizes = self.sizes if self.splits else None
-        return TextTagger(self.model, encoder_of(*self.vocabs), window=self.window, sizes=sizes)
+        vocabs: Any = self.vocabs
+        return TextTagger(self.model, encoder_of(*vocabs), window=self.window, sizes=sizes)
 
 
 def line_sizes(folder: RunFolder) -> LineSizes | None:
-    """How long the training sentences of a tagger's run are; `None`, and a message, where nothing says it.
+    """The lengths of the training sentences of a tagger's run; `None`, and a warning, if they are unknown.
 
-    Runs of earlier versions do not record it: it is looked up in the file that they were trained on.
+    Runs of earlier versions do not record them. Then the file is read that the run was trained on.
     """
     config = folder.read_config()
     training = config.get("training", {})
     recorded = [training.get(name) for name in ("longest_sentence", "usual_sentences", "most_sentences")]
     if all(recorded):
         return LineSizes(*recorded)
-    data, model = config["data"], config["model"]
+    data = config["data"]
     name = data.get("train_path") or data.get("dataset")
     try:
         sizes = line_sizes_in(TaggedConfig(**data))
     except (ValueError, OSError):
         if recorded[0]:
             return LineSizes(recorded[0])
-        most = model.get("max_seq_len", SentenceConfig.max_seq_len)
+        most = config["model"].get("max_seq_len", SentenceConfig.max_seq_len)
         logger.warning(
             f"{folder} does not record its longest training sentence, and {name} cannot be read: "
             f"{most} tokens, its max_seq_len, are assumed"
@@ -358,9 +396,16 @@ def with_lexicon(
     given: str | os.PathLike | Lexicon | Iterable[str] | None = None,
     skip_short_words: bool | None = None,
 ) -> list[Vocab]:
-    """The vocabularies of a run, with other words to find where they are `given`. Says how many the model knows.
+    """The vocabularies of a run, with other words in the place of its lexicon if they are `given`.
 
-    Args: see `TaggingPipeline.open`. Raises: as there.
+    Logs how many of these words have a row in the vocabulary.
+
+    Args:
+        folder: folder of the run.
+        vocabs: its vocabularies.
+        given, skip_short_words: `lexicon` and `skip_short_words` of `TaggingPipeline.open`.
+
+    Raises: as `TaggingPipeline.open`.
     """
     if given is None and skip_short_words is None:
         return vocabs
@@ -371,16 +416,15 @@ def with_lexicon(
     if given is None:
         raise ParameterError("skip_short_words", skip_short_words, "left out without a lexicon")
     if skip_short_words is None:
-        skip_short_words = folder.read_config()["data"].get("skip_short_words", False)
-    is_file = isinstance(given, (str, os.PathLike))
-    name = os.fspath(given) if is_file else "that is given"
-    lexicon = Lexicon.load(name, skip_short_words) if is_file else _as_lexicon(given, skip_short_words)
+        skip_short_words = bool(folder.read_config()["data"].get("skip_short_words", False))
+    if isinstance(given, (str, os.PathLike)):
+        name = os.fspath(given)
+        lexicon = Lexicon.load(name, skip_short_words)
+    else:
+        name = "that is given"
+        words = given.words if isinstance(given, Lexicon) else list(given)
+        lexicon = Lexicon([word for word in words if len(word) > 1] if skip_short_words else words)
     known = sum(word in vocabs[0].ids for word in lexicon.words)
     rest = f"; the others become {vocabs[0].unk} where they are found" if known < len(lexicon) else ""
     logger.info(f"lexicon {name}: {len(lexicon):,} words, {known:,} of them have a row in the vocabulary{rest}")
     return [*vocabs[:2], lexicon_vocab(lexicon)]
-
-
-def _as_lexicon(words: Lexicon | Iterable[str], skip_short_words: bool) -> Lexicon:
-    words = list(getattr(words, "words", words))
-    return Lexicon([word for word in words if len(word) > 1] if skip_short_words else words)

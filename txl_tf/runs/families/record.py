@@ -1,4 +1,4 @@
-"""`Family`, what a record holds, and the register of all records."""
+"""`Family`, the record of a family of models, and the register of all records."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import keras
 
 from txl_tf.config import Config, MachineConfig, OptimizerConfig, RunConfig, at_least, satisfies
 from txl_tf.data.subwords import empty_vocab
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.schema import brief, check_values
+from txl_tf.errors import ParameterError, brief
+from txl_tf.schema import check_values
 
-FAMILIES: dict[str, Family] = {}  # by name, see `register`
-FIRST = "transformer_xl"  # family of a run whose `config.json` names none, as early ones do
+FAMILIES: dict[str, Family] = {}  # `{name: record}`, see `register`
+FIRST = "transformer_xl"  # family of a run whose `config.json` names none: the first versions had no other
 
 
 @dataclasses.dataclass(kw_only=True)
 class _ConfigFile:
-    """`config.json` of any run, but for its vocabularies.
+    """The keys of `config.json` that runs of all families have.
 
     Attributes:
-        fingerprints: of the vocabularies and of each split.
-        own_parts: the parts of the model whose classes are a user's own.
+        fingerprints: fingerprints of the vocabularies and of each split.
+        own_parts: parts of the model whose classes are a user's own.
     """
 
     data: dict
@@ -38,7 +40,7 @@ class _ConfigFile:
 
 @dataclasses.dataclass(kw_only=True)
 class _Origin:
-    """`"init_from"` of `config.json`: the folder of the run that another started from, and the name of a checkpoint."""
+    """`"init_from"` of `config.json`: the folder of the run that the run started from, and the name of a checkpoint."""
 
     model_dir: str
     checkpoint: str
@@ -46,43 +48,55 @@ class _Origin:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """A kind of model, and how it is trained, kept in a folder and evaluated.
+    """A kind of model, and how it is made, trained, evaluated, kept in a folder, cached and served.
 
     Attributes:
-        name: in `config.json`.
+        name: the name in `config.json`.
         task: "language_model", "encoder_decoder" or "tagger": which programs open its runs.
         described: what its runs hold and which programs open them, for messages.
-        network: class of the network, or of the model itself where it has no network apart.
-        config: group of its hyper-parameters.
-        make: function of the hyper-parameters, and of options of Keras such as `dtype`, that gives the model.
-        check: function of the hyper-parameters, a `config`: raises ValueError where they do not fit each other.
+        model: class of the models. A model of a subclass belongs to the family, too.
+        network: class of the network in the models, where several families share the class of the model, as taggers do.
+        config: group of the hyper-parameters.
+        make: function of the hyper-parameters, and of options of Keras such as `dtype`, that returns a new model.
+        check: function of a `config`. It raises ParameterError where hyper-parameters do not fit each other.
         least_weights: function of the hyper-parameters, a dictionary: about how many weights a model has, at least.
-        required: hyper-parameters that `config.json` must have, though they have a default elsewhere.
-        vocabs: key in `config.json`, and name of a file, of each vocabulary -> hyper-parameter that is its size; `None`
-            where that is not recorded.
-        data: group of what is read.
-        places: settings of the data that say where it lies, not what it is.
-        reading: settings of the data, or of the vocabulary, that a run takes with the vocabularies of another.
+        weight_names: function of a model that returns `{name: variable}` of the weights whose names in checkpoints are
+            those of another program. All other weights are named by their paths.
+        decoding_cache: function of a model, and of `static_shapes`, that returns the cache that texts are written with,
+            such as `MemoryCache`. `None` where models write nothing, or have a search of their own.
+        signatures: name of the signatures of its served models, which `serving/` registers, see
+            `txl_tf.serving.signatures.serves`.
+        required: hyper-parameters that `config.json` must have, although they have a default elsewhere.
+        vocabs: `{name: hyper-parameter}`: the name of each vocabulary, in `config.json` and of its file, and the
+            hyper-parameter that is its size, or `None`.
+        data: group of the settings of the data.
+        places: path settings. Changing them does not change the data.
+        reading: settings of the data, or of the vocabulary, that are inherited with the vocabularies when a run starts
+            from another one (`init_from`).
         final: group of the settings of the evaluation at the end of a training, or `None`.
-        training: group of how it is trained.
-        batching: which settings of the training decide the batches: they are fixed once there is a checkpoint.
-        recorded: which other settings, besides those of every family, `config.json` holds.
-        monitor, best_of: what tells the best checkpoint, and which of two is better.
-        default_checkpoint: what is opened where nobody names a checkpoint, as the last evaluation of a training is of
-            its weights: "latest", or "best", which is the latest where there was no validation.
-        rounds: whether its products heed `set_matmul_precision`, as those of Keras's layers do not.
-        pipeline: the subclass of `Pipeline` that turns text into results.
-        run: the subclass of `Run` that says how its data are read and batched, and how it is trained and evaluated.
+        training: group of the settings of the training.
+        batching: settings of the training that decide the batches. They are fixed once there is a checkpoint.
+        recorded: settings that `config.json` records besides those of every family.
+        monitor, best_of: the metric that decides which checkpoint is the best, and `min` or `max`.
+        default_checkpoint: the checkpoint that is opened by default: "latest", or "best" if there was a validation. The
+            last evaluation of a training is of its weights.
+        rounds: whether `matmul_precision` has an effect on the models. It has none on layers of Keras.
+        pipeline: subclass of `Pipeline` that turns text into results.
+        run: subclass of `Run` that says how data are read and batched, and how a model is trained and evaluated.
     """
 
     name: str
     task: str
     described: str
-    network: type
+    model: type[keras.Model]
+    network: type | None = None
     config: type[Config]
     make: Callable[..., keras.Model]
     check: Callable[[Config], None] = lambda model: None
     least_weights: Callable[[dict], int]
+    weight_names: Callable[[Any], dict[str, Any]] = lambda model: {}
+    decoding_cache: Callable[..., Any] | None = None
+    signatures: str
     required: tuple[str, ...]
     vocabs: Mapping[str, str | None]
     data: type[Config]
@@ -100,26 +114,27 @@ class Family:
     run: type
 
     def check_config(self, values: dict) -> None:
-        """Raises ValueError unless `values` are a `config.json` of this family."""
+        """Raises ParameterError unless `values` are a `config.json` of this family."""
         check_values(values, self._config_file)
         for key, groups in self.groups.items():
             check_values(values.get(key, {}), *groups, partial=key != "model", prefix=f"{key}.")
         missing = [name for name in self.required if values["model"].get(name) is None]
         if missing:
-            raise ValueError(f"model.{missing[0]} is missing")
+            name = f"model.{missing[0]}"
+            raise ParameterError(name, None, "given", f"{name} is missing")
         self.check(self.config(**values["model"]))
         if values.get("init_from") is not None:
             check_values(values["init_from"], _Origin, prefix="init_from.")
         for name in self.vocabs:
-            empty_vocab(**values[name])  # checks them
+            empty_vocab(**values[name])  # checks the values
 
     def describe(self, data: dict, model: dict, vocabs: list[Vocab]) -> dict:
-        """`config.json` of a run, but for its training."""
+        """The content of `config.json` without the training."""
         named = {name: vocab.get_config() for name, vocab in zip(self.vocabs, vocabs, strict=True)}
         return {"family": self.name, "data": data, "model": model, **named}
 
     def check_best(self, values: dict) -> None:
-        """Raises ValueError unless `values` are a `best.json` of this family."""
+        """Raises ParameterError unless `values` are a `best.json` of this family."""
         check_values(values, self._best_file)
 
     @functools.cached_property
@@ -129,21 +144,22 @@ class Family:
 
     @functools.cached_property
     def _best_file(self) -> type:
-        checks = {"step": at_least(0), self.monitor: satisfies(math.isfinite, "be finite")}
-        types = {"step": int, self.monitor: float}
-        fields = [(name, types[name], dataclasses.field(metadata={"check": check})) for name, check in checks.items()]
-        text = ("text", str | None, None)  # fingerprint of the text that was validated on
-        return dataclasses.make_dataclass("best", [*fields, text])
+        step = dataclasses.field(metadata={"check": at_least(0)})
+        value = dataclasses.field(metadata={"check": satisfies(math.isfinite, "be finite")})
+        text = ("text", str | None, None)  # fingerprint of the text of the validation
+        return dataclasses.make_dataclass("best", [("step", int, step), (self.monitor, float, value), text])
 
     @property
     def groups(self) -> dict[str, tuple[type[Config], ...]]:
-        """Key in `config.json` -> groups of the settings that it may hold; of two with one name, the last counts."""
-        training = (self.final, MachineConfig, OptimizerConfig, self.training)
-        return {"data": (self.data,), "training": tuple(filter(None, training)), "model": (self.config,)}
+        """`{key in config.json: groups of the settings in it}`. If two groups have a setting, the last one counts."""
+        training = (MachineConfig, OptimizerConfig, self.training)
+        if self.final:
+            training = (self.final, *training)
+        return {"data": (self.data,), "training": training, "model": (self.config,)}
 
 
 def register(family: Family) -> Family:
-    """Makes a family known to all that open, average and export runs."""
+    """Registers a family, so that its runs can be trained, opened, averaged and exported. Returns it."""
     FAMILIES[family.name] = family
     return family
 
@@ -151,29 +167,69 @@ def register(family: Family) -> Family:
 def family_in(config: dict, task: str | None = None) -> Family:
     """The family that a `config.json` names.
 
+    Args:
+        config: its content.
+        task: task that the family must have; `None` for any.
+
     Raises:
-        ValueError: there is no such family, or it has another task.
+        ParameterError: there is no such family, or it has another task.
     """
     name = config.get("family", FIRST)
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None or task not in (None, family.task):
-        allowed = " or ".join(known.name for known in FAMILIES.values() if task in (None, known.task))
+        allowed = [known.name for known in FAMILIES.values() if task in (None, known.task)]
         holds = f": it is {family.described}" if family else ""
-        raise ValueError(f"family must be {allowed}, got {brief(name)}{holds}")
+        message = f"family must be {' or '.join(allowed)}, got {brief(name)}{holds}"
+        raise ParameterError("family", name, allowed, message)
     return family
 
 
+def families_of_model(model: keras.Model) -> list[Family]:
+    """The families whose models have the class of `model`, or the nearest of its bases that has a family.
+
+    Raises:
+        ParameterError: neither the class of the model nor one of its bases has a family.
+    """
+    for kind in type(model).__mro__:
+        families = [family for family in FAMILIES.values() if family.model is kind]
+        if families:
+            return families
+    known = list(dict.fromkeys(family.model.__name__ for family in FAMILIES.values()))
+    raise ParameterError("model", type(model).__name__, known, _no_family(type(model), known))
+
+
 def family_of_model(model: keras.Model) -> Family:
-    """The family that made a model. Raises ValueError where no family did."""
-    for family in FAMILIES.values():
-        if isinstance(family.make, type) and isinstance(model, family.make):
-            return family
-    return family_of(type(getattr(model, "network", model)))
+    """The family of a model. Where several families share its class, as taggers do, the class of its network decides.
+
+    Raises:
+        ParameterError: no family has the class of the model, or none of those that have it has that of its network.
+    """
+    families = families_of_model(model)
+    if len(families) == 1:
+        return families[0]
+    network = type(model.network)
+    for kind in network.__mro__:
+        for family in families:
+            if family.network is kind:
+                return family
+    known = [family.network.__name__ for family in families if family.network]
+    raise ParameterError("network", network.__name__, known, _no_family(network, known))
 
 
-def family_of(kind: type) -> Family:
-    """The family of a class, its network or its group of hyper-parameters. Raises ValueError where it is of none."""
-    for family in FAMILIES.values():
-        if kind in (family.network, family.config):
-            return family
-    raise ValueError(f"no family has {kind.__name__}: see txl_tf.runs.families.record.register")
+def family_of(config: type[Config]) -> Family:
+    """The family of a group of hyper-parameters, or of the nearest of its bases that has a family.
+
+    Raises:
+        ParameterError: no family has these hyper-parameters.
+    """
+    for kind in config.__mro__:
+        for family in FAMILIES.values():
+            if family.config is kind:
+                return family
+    known = [family.config.__name__ for family in FAMILIES.values()]
+    raise ParameterError("model", config.__name__, known, _no_family(config, known))
+
+
+def _no_family(kind: type, known: list[str]) -> str:
+    register = "txl_tf.runs.families.record.register"
+    return f"no family has the class {kind.__name__}: it must be or derive from {', '.join(known)}, or see {register}"

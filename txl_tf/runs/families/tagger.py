@@ -1,10 +1,12 @@
-"""Taggers of sentences: TENER, FLAT with a lexicon, and the baseline of both, LSTMs."""
+"""The families of taggers: TENER, FLAT with a lexicon, and LSTMs, the baseline of both."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -25,6 +27,7 @@ from txl_tf.data.tagged.tags import NONE
 from txl_tf.errors import ParameterError
 from txl_tf.runs.families.pipeline import TaggingPipeline
 from txl_tf.runs.families.record import Family, register
+from txl_tf.runs.origin import Origin
 from txl_tf.runs.train import EpochRun
 from txl_tf.schema import check_left_out
 from txl_tf.taggers.bilstm import BiLSTM
@@ -34,17 +37,27 @@ from txl_tf.taggers.tener import Tener
 
 logger = logging.getLogger("txl_tf")
 
-WIDTHS = {"vocab": "d_embed", "bigram_vocab": "d_bigram"}  # vocabulary -> the width of its embeddings
+WIDTHS = {"vocab": "d_embed", "bigram_vocab": "d_bigram"}  # vocabulary -> hyper-parameter, the width of its embeddings
 _SCORES = ("precision", "recall", "f1")
-_OF_SINGLE_TOKENS = ("accuracy", "f1")  # of the scheme "none", where both are the same number
+_OF_SINGLE_TOKENS = ("accuracy", "f1")  # metrics of the scheme "none", where both are the same number
 
 
 class TaggerRun(EpochRun):
     """One training of a tagger, on tagged sentences."""
 
+    data: TaggedConfig
+    model_config: Any  # a `LabelConfig` with the hyper-parameters of the network
+    training: TaggerTrainingConfig
+    corpus: TaggedCorpus
+    model: Tagger
+
     kind = "taggers"
     remedy = "Choose another folder to train on these sentences"
-    metrics = ()
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """A training measures the loss alone."""
+        return ()
 
     @property
     def validated(self) -> tuple[str, ...]:
@@ -52,80 +65,91 @@ class TaggerRun(EpochRun):
 
     @property
     def takes_words(self) -> bool:
+        """Whether the network reads the words of a lexicon."""
         return "lexicon" in self.folder.family.vocabs
 
     def prepare(self) -> None:
         super().prepare()
-        name, lexicon = self.folder.family.name.upper(), self.data.lexicon
+        name = self.folder.family.name.upper()
+        lexicon = self.data.lexicon
         if self.takes_words and self.data.token_level == "word":
-            raise ValueError(f"token_level must be char for {name}, whose lexicon has words of characters, got word")
+            message = f"token_level must be char for {name}, whose lexicon has words of characters, got word"
+            raise ParameterError("token_level", "word", ["char"], message)
         if self.takes_words and not lexicon and not self.origin:
-            raise ValueError(f"lexicon must be given for {name}: a file of words, a line each, or jieba")
+            allowed = "a file of words, a line each, or jieba"
+            raise ParameterError("lexicon", lexicon, allowed, f"lexicon must be given for {name}: {allowed}")
         if lexicon and not self.takes_words:
-            raise ValueError(f"lexicon must be left out for {name}, which takes no words, got {lexicon}")
+            message = f"lexicon must be left out for {name}, which takes no words, got {lexicon}"
+            raise ParameterError("lexicon", lexicon, "left out", message)
         if (self.origin or self.training.warm_start_path) and not self.folder.steps():
             check_left_out({"unit_vectors": self.data.unit_vectors}, "the embeddings are those that it starts from")
 
     def open_corpus(self) -> TaggedCorpus:
         if not self.origin:
             return read_corpus(self.data, as_before=self.is_old)
-        origin, extends = self.origin, self.training.extend_vocab and not self.origin.goes_on
+        origin = self.origin
+        extends = self.training.extend_vocab and not origin.goes_on
         data = self.data
-        if self.training.extend_vocab and not extends:  # the symbols are chosen already
-            data = dataclasses.replace(data, min_freq=None, **dict.fromkeys(VECTORS), lowercase_vectors=False)
+        if self.training.extend_vocab and not extends:  # the new symbols were chosen when the training began
+            without_vectors: dict[str, Any] = dict.fromkeys(VECTORS)
+            data = dataclasses.replace(data, min_freq=None, **without_vectors, lowercase_vectors=False)
         corpus = read_corpus(data, origin.vocabs, origin.model.labels, extends, self.is_old)
         if extends:
             origin.say_extended([corpus.vocab, corpus.bigram_vocab])
         if corpus.embeddings:
-            self._check_widths(corpus)
+            self._check_widths(corpus, origin)
             logger.info("the symbols that init_from=%s knows keep their weights: vectors are for new ones", origin.path)
-        self._say_unknown(corpus)
+        self._say_unknown(corpus, origin)
         if self.takes_words and not self.data.lexicon:  # the words are those of the other run
-            before = self.origin.config["data"]
+            before = origin.config["data"]
             known = {name: before[name] for name in ("lexicon", "skip_short_words") if name in before}
             self.data = dataclasses.replace(self.data, **known)
         return corpus
 
-    def _check_widths(self, corpus: TaggedCorpus) -> None:
-        """Raises ParameterError where the vectors of new symbols are not as wide as the rows of the other run."""
+    def _check_widths(self, corpus: TaggedCorpus, origin: Origin) -> None:
+        """Raises ParameterError unless the vectors of new symbols are as wide as the rows of the other run."""
         for vocab, table in corpus.embeddings.items():
             options = ("bigram_vectors",) if vocab == "bigram_vocab" else ("char_vectors", "word_vectors")
             name = next(option for option in options if getattr(self.data, option))
-            width, found = getattr(self.origin.model, WIDTHS[vocab]), table.shape[1]
+            width = getattr(origin.model, WIDTHS[vocab])
+            found = table.shape[1]
             if found != width:
-                allowed = f"a file whose vectors have {width} numbers, as the rows of {self.origin.path}"
+                allowed = f"a file whose vectors have {width} numbers, as the rows of {origin.path}"
                 message = f"{name} must be {allowed}, got {getattr(self.data, name)}, whose vectors have {found}"
                 raise ParameterError(name, getattr(self.data, name), allowed, message)
 
     @functools.cached_property
     def is_old(self) -> bool:
-        """Whether a run goes on that an earlier version began: that kept tags such as IOB1's, and named no columns."""
+        """Whether an earlier version began the run, which kept the scheme of the tags and recorded no columns."""
         return bool(self.folder.steps()) and "tag_column" not in self.folder.read_config()["data"]
 
     def data_config(self) -> dict:
-        names = ColumnsConfig.names() if self.is_old else ()  # or it would not be old any more
+        # With columns in `config.json`, the run would not count as old when it resumes the next time.
+        names = ColumnsConfig.names() if self.is_old else ()
         return {name: value for name, value in super().data_config().items() if name not in names}
 
-    def _say_unknown(self, corpus: TaggedCorpus) -> None:
-        """How much of the training sentences the vocabularies of another run do not have."""
+    def _say_unknown(self, corpus: TaggedCorpus, origin: Origin) -> None:
+        """Logs which share of the training sentences the vocabularies of another run do not have."""
         sentences = corpus.splits["train"].sentences
         total = sum(sentence.n for sentence in sentences)
         tokens = sum(np.sum(sentence.ids[: sentence.n] == UNKNOWN_ID) for sentence in sentences)
-        counts = {"words" if corpus.level == "word" else "characters": (tokens, total)}
+        counts = {"words" if corpus.level == "word" else "characters": (int(tokens), total)}
         if self.data.bigrams:
             bigrams = sum(np.sum(sentence.bigrams == UNKNOWN_ID) for sentence in sentences)
-            counts["forms of words" if corpus.level == "word" else "bigrams"] = (bigrams, total)
-        self.origin.say_unknown(counts, corpus.vocab.unk, of_note=[*counts][:1])
+            counts["forms of words" if corpus.level == "word" else "bigrams"] = (int(bigrams), total)
+        origin.say_unknown(counts, str(corpus.vocab.unk), of_note=[*counts][:1])
 
     def from_data(self) -> dict:
-        corpus, most = self.corpus, self.model_config.max_seq_len
+        corpus = self.corpus
+        most = self.model_config.max_seq_len
         for split, text in corpus.splits.items():
             for sentence, line in zip(text.sentences, corpus.lines[split], strict=True):
                 if sentence.n > most:
-                    raise ValueError(
+                    message = (
                         f"{corpus.names[split]}, line {line}: the sentence that begins here has {sentence.n:,} tokens; "
                         f"at most max_seq_len={most} are allowed in training: an empty line splits it in two"
                     )
+                    raise ParameterError("max_seq_len", sentence.n, f"at most {most}", message)
         found = {WIDTHS[name]: table.shape[1] for name, table in corpus.embeddings.items()}
         n_bigram = len(corpus.bigram_vocab) if self.data.bigrams else 0
         of_tags = {"labels": corpus.labels, "scheme": NONE if corpus.scheme == NONE else None}
@@ -138,8 +162,10 @@ class TaggerRun(EpochRun):
 
     @property
     def anew(self) -> tuple[str, ...]:
-        """Other labels have other scores."""
-        return () if self.model.labels == self.origin.model.labels else ("out_fc/", "crf/")
+        """Weights of the scores of tags are new unless the labels are those of the other run."""
+        if self.origin and self.model.labels == self.origin.model.labels:
+            return ()
+        return ("out_fc/", "crf/")
 
     def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
         replicas = self.strategy.num_replicas_in_sync
@@ -150,13 +176,13 @@ class TaggerRun(EpochRun):
 
     @property
     def tables(self) -> dict[str, keras.Variable]:
-        """The embeddings, by vocabulary."""
-        network = self.model.network
+        """`{vocabulary: table of embeddings}`."""
+        network: Any = self.model.network
         tables = {"vocab": network.embedding, "bigram_vocab": network.bigram_embedding}
         return {name: table for name, table in tables.items() if table is not None}
 
     def start(self) -> None:
-        """Embeddings start from the vectors that are given."""
+        """Sets the embeddings to the vectors that are given."""
         for name, table in self.tables.items():
             rows = self.corpus.embeddings.get(name, table.numpy()).copy()
             if self.data.unit_vectors:
@@ -165,14 +191,16 @@ class TaggerRun(EpochRun):
             table.assign(rows)
 
     def log_model(self) -> None:
-        corpus, total = self.corpus, self.model.count_params()
+        corpus = self.corpus
+        total = self.model.count_params()
         sizes = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
-        kinds, what = ", ".join(self.model.kinds), "tags" if corpus.scheme == NONE else "entities"
+        kinds = ", ".join(self.model.kinds)
+        what = "tags" if corpus.scheme == NONE else "entities"
         logger.info("%s: sentences: %s; %s: %s (%s)", corpus.names["train"], sizes, what, kinds, corpus.scheme)
         rest = total - sum(int(np.prod(table.shape)) for table in self.tables.values())
         parameters = f"{total:,} parameters, {rest:,} without embeddings"
-        type_name, n_batches = self.machine.type_name, len(self.train_batches)
-        logger.info("model: %s; %s; %d batches an epoch", parameters, type_name, n_batches)
+        n_batches = len(self.train_batches)
+        logger.info("model: %s; %s; %d batches an epoch", parameters, self.machine.type_name, n_batches)
 
     def show(self, logs: dict, prefix: str) -> str:
         line = f"loss {logs[prefix + 'loss']:.4f}"
@@ -184,7 +212,7 @@ class TaggerRun(EpochRun):
         return f"{line} | precision {precision:.2%} recall {recall:.2%} F1 {f1:.2%}"
 
     def finish(self) -> dict[str, dict[str, float]]:
-        """Evaluations of the last and of the best weights."""
+        """Evaluates the last and the best weights."""
         self.record_validation(self._evaluate("valid", "last"))
         if "test" in self.corpus.splits:
             self._evaluate("test", "last")
@@ -192,6 +220,7 @@ class TaggerRun(EpochRun):
         return {split: self._evaluate(split, best) for split in self.held_out}
 
     def _evaluate(self, split: str, what: str) -> dict[str, float]:
+        """Evaluates the current weights, which are called `what`, on a split, and logs the results."""
         measured = self.evaluate(split)
         found = {name: measured[name] for name in ("loss", *self.validated)}
         logger.info("%s, %s: %s", split, what, self.show(found, ""))
@@ -200,21 +229,28 @@ class TaggerRun(EpochRun):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Training(TaggerTrainingConfig):
-    """`"training"` of `config.json`: how long the lines are that the model has seen, too. See `LineSizes`."""
+    """`"training"` of `config.json`, with the lengths of the lines in the training data, see `LineSizes`."""
 
     longest_sentence: int | None = None
     usual_sentences: int | None = None
     most_sentences: int | None = None
 
 
-def make_tagger(network: type, seed: int | None = None, dtype: str | None = None, **values) -> Tagger:
-    """A new tagger of the hyper-parameters `values`, whose network is of the class `network`."""
+def make_tagger(network: type, seed: int | None = None, dtype: Any = None, **values: Any) -> Tagger:
+    """Makes a tagger.
+
+    Args:
+        network: class of its network.
+        seed, dtype: of both.
+        **values: hyper-parameters, a `LabelConfig` and those of the network.
+    """
     options = {name: values.pop(name) for name in LabelConfig.names() if name in values}
     made = network(**values, seed=seed, dtype=dtype, name="network")
     return Tagger(made, **options, seed=seed, dtype=dtype)
 
 
 def least_weights(model: dict) -> int:
+    """About how many weights a model has, at least; see `Family`."""
     layers = model["n_layer"] * model["d_model"] * (model["d_model"] + 2 * model["d_inner"])
     return layers + model["n_token"] * model.get("d_embed", 1)
 
@@ -224,10 +260,12 @@ TENER = register(
         name="tener",
         task="tagger",
         described="a tagger, for tools/train_ner.py and tools/tag.py",
+        model=Tagger,
         network=Tener,
         config=TenerTaggerConfig,
         make=functools.partial(make_tagger, Tener),
         least_weights=least_weights,
+        signatures="tagger",
         required=("n_token", "labels"),
         vocabs={"vocab": "n_token", "bigram_vocab": None},
         data=TaggedConfig,

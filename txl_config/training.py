@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txl_tf.config.checks import (
+from txl_config.checks import (
     COUNT_OR_ALL,
     LENGTH,
     NOT_NEGATIVE,
@@ -16,7 +16,7 @@ from txl_tf.config.checks import (
     one_of,
     option,
 )
-from txl_tf.errors import ParameterError
+from txl_config.errors import ParameterError
 
 OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 SCHEDULES = ("cosine", "noam", "linear", "constant")
@@ -51,9 +51,11 @@ class OptimizerConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        decay, optimizer = self.weight_decay, self.optimizer
-        if not 0 <= decay < float("inf") or (decay and optimizer in ("adam", "sgd")):
-            raise ValueError(f"weight_decay must be 0 or more, and 0 for adam and sgd, got {decay} for {optimizer}")
+        decay = self.weight_decay
+        if not 0 <= decay < float("inf") or (decay and self.optimizer in ("adam", "sgd")):
+            allowed = "0 or more, and 0 for adam and sgd"
+            message = f"weight_decay must be {allowed}, got {decay} for {self.optimizer}"
+            raise ParameterError("weight_decay", decay, allowed, message)
 
 
 @group
@@ -96,10 +98,11 @@ class RunConfig(Config):
         if self.extend_vocab and not self.init_from:
             message = "extend_vocab needs init_from: it extends the vocabulary of another run"
             raise ParameterError("extend_vocab", True, "left out without init_from", message)
-        k = self.steps_per_execution
+        together = self.steps_per_execution
         for name, steps in {"train_steps": self.train_steps, "iterations": self.iterations}.items():
-            if k is not None and steps % k:
-                raise ValueError(f"steps_per_execution={k} must divide {name}={steps}")
+            if together is not None and steps % together:
+                message = f"steps_per_execution={together} must divide {name}={steps}"
+                raise ParameterError("steps_per_execution", together, f"a divisor of {name}={steps}", message)
 
 
 @group
@@ -162,7 +165,7 @@ class SearchConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_best > self.beam_size:
-            raise ValueError(f"n_best must be at most beam_size={self.beam_size}, got {self.n_best}")
+            raise ParameterError("n_best", self.n_best, f"at most beam_size={self.beam_size}")
 
 
 @group
@@ -196,9 +199,7 @@ class EvaluationConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sliding_window is not None and self.sliding_step > self.sliding_window:
-            raise ValueError(
-                f"sliding_step must be at most sliding_window={self.sliding_window}, got {self.sliding_step}"
-            )
+            raise ParameterError("sliding_step", self.sliding_step, f"at most sliding_window={self.sliding_window}")
 
 
 @group
@@ -250,12 +251,11 @@ class MachineConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.matmul_precision != "float32" and self.mixed_precision != "float32":
-            raise ValueError(
-                f"matmul_precision={self.matmul_precision} is for mixed_precision=float32, got {self.mixed_precision}"
-            )
+            allowed = f"float32 for mixed_precision={self.mixed_precision}"
+            raise ParameterError("matmul_precision", self.matmul_precision, allowed)
 
     @property
-    def devices(self) -> tuple:
+    def devices(self) -> tuple[str, str | None, str | None, str | None, int | None]:
         """Arguments of `make_strategy`."""
         return self.strategy, self.tpu, self.tpu_zone, self.gcp_project, self.logical_cpus
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from txl_tf.config.checks import (
+from txl_config.checks import (
     FRACTION,
     POSITIVE,
     RISING,
@@ -17,9 +17,9 @@ from txl_tf.config.checks import (
     option,
     satisfies,
 )
-from txl_tf.config.models import TOKEN_LEVELS
-from txl_tf.errors import ParameterError, named
-from txl_tf.schema import check_left_out
+from txl_config.errors import ParameterError, named
+from txl_config.models import TOKEN_LEVELS
+from txl_config.schema import check_left_out
 
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
 COUNTED_LEVELS = ("word", "char", "byte")  # vocabularies that are counted
@@ -143,17 +143,19 @@ class PairsConfig(PairFilesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sides = (self.source_level, self.source_symbols), (self.target_level, self.target_symbols)
-        if self.share_vocab and sides[0] != sides[1]:
-            raise ValueError(
-                f"share_vocab needs the same level and symbols on both sides, got {named(sides[0])} and "
-                f"{named(sides[1])}"
+        source = (self.source_level, self.source_symbols)
+        target = (self.target_level, self.target_symbols)
+        if self.share_vocab and source != target:
+            message = (
+                f"share_vocab needs the same level and symbols on both sides, got {named(source)} and {named(target)}"
             )
-        levels, counted = (self.source_level, self.target_level), {"min_freq": self.min_freq, "max_size": self.max_size}
+            raise ParameterError("share_vocab", True, "False for sides of different levels or symbols", message)
+        levels = (self.source_level, self.target_level)
         if "subword" not in levels:
-            check_left_out({"vocab_size": self.vocab_size}, "max_size limits symbols that are no subwords")
-        elif set(levels) == {"subword"}:
-            check_left_out(counted, "with subwords, vocab_size says how many there are")
+            check_left_out({"vocab_size": self.vocab_size}, "without subwords, max_size limits the vocabulary")
+        elif levels == ("subword", "subword"):
+            counted = {"min_freq": self.min_freq, "max_size": self.max_size}
+            check_left_out(counted, "with subwords, vocab_size sets the size of the vocabulary")
         if self.source_level == "subword":
             check_left_out({"lower_case": self.lower_case}, "subwords keep capitals")
         if self.dataset == "dates":
@@ -241,7 +243,7 @@ class TaggedConfig(ColumnsConfig):
             of_files = ("train_path", "valid_path", "test_path", "segment_digits", *ColumnsConfig.names())
             check_left_out({name: getattr(self, name) for name in of_files}, "dataset=towns makes its sentences itself")
             if self.token_level != "char":
-                raise ValueError(f"token_level must be char for dataset=towns, got {self.token_level}")
+                raise ParameterError("token_level", self.token_level, "char for dataset=towns")
         if not (self.char_vectors or self.bigram_vectors or self.word_vectors):
             check_left_out({"lowercase_vectors": self.lowercase_vectors}, "there are no vectors")
         if self.valid_fraction != TaggedConfig.valid_fraction:
@@ -250,7 +252,8 @@ class TaggedConfig(ColumnsConfig):
                 check_left_out({"valid_fraction": self.valid_fraction}, f"{own} gives the sentences to validate on")
         if self.token_level == "char":
             if self.word_vectors and not self.lexicon:
-                raise ValueError("word_vectors are those of a lexicon's words: give lexicon, too")
+                message = "word_vectors are for the words of a lexicon: give lexicon, too"
+                raise ParameterError("word_vectors", self.word_vectors, "left out without lexicon", message)
             if not self.lexicon:
                 check_left_out({"skip_short_words": self.skip_short_words}, "it is about the words of a lexicon")
             if not self.bigrams:

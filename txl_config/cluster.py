@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from txl_tf.config.checks import Config, at_least, group, not_empty, option
-from txl_tf.environment import is_address
-from txl_tf.errors import ParameterError
+from txl_config.checks import Config, at_least, group, not_empty, option
+from txl_config.environment import is_address
+from txl_config.errors import ParameterError
+from txl_config.schema import added_later
 
 
+@added_later
 def cluster_address(name: str, value: Any) -> None:
     """A check: the address of a Ray cluster must be "auto", "local" or host:port."""
     not_empty(name, value)
@@ -16,12 +18,9 @@ def cluster_address(name: str, value: Any) -> None:
         raise ParameterError(name, value, "auto, local or host:port")
 
 
-cluster_address.recorded = False  # as that of `not_empty`
-
-
 @group
 class ClusterConfig(Config):
-    """Where a program runs on a cluster, and on how much of it: see docs/scale.md."""
+    """Which Ray cluster a program runs on, and with how many workers, cores and GPUs: see docs/scale.md."""
 
     ray_address: str | None = option(
         "Ray cluster to run on: auto, host:port, or local, which starts one on this machine.",
@@ -43,7 +42,7 @@ class ClusterConfig(Config):
 
     @property
     def resources(self) -> dict[str, int]:
-        """Those of a worker, in Ray's names."""
+        """The resources of a worker, by the names that Ray gives them."""
         return {"CPU": self.ray_cpus, "GPU": self.ray_gpus}
 
 
@@ -61,11 +60,11 @@ class TrainingClusterConfig(ClusterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ray_workers:  # 0 is what a worker itself is started with
-            at_least(1)("ray_workers", self.ray_workers)
-        elif self.given or self.ray_min_workers:
-            raise ValueError("ray_address and ray_min_workers go with ray_workers, the number of workers to train on")
+        if not self.ray_workers:  # a worker itself is started with 0
+            if self.given or self.ray_min_workers:
+                message = "ray_address and ray_min_workers go with ray_workers, the number of workers to train on"
+                raise ParameterError("ray_workers", self.ray_workers, "the number of workers to train on", message)
+            return
+        at_least(1)("ray_workers", self.ray_workers)
         if self.ray_min_workers and self.ray_min_workers > self.ray_workers:
-            raise ValueError(
-                f"ray_min_workers must be at most ray_workers={self.ray_workers}, got {self.ray_min_workers}"
-            )
+            raise ParameterError("ray_min_workers", self.ray_min_workers, f"at most ray_workers={self.ray_workers}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from txl_tf.config.checks import (
+from txl_config.checks import (
     EVEN_SIZE,
     FRACTION,
     INIT_SCALE,
@@ -26,13 +26,14 @@ from txl_tf.config.checks import (
     unless,
     where,
 )
+from txl_config.errors import ParameterError
 
 ATTN_TYPES = ("adatrans", "transformer")
 TOKEN_LEVELS = ("char", "word")
 POS_EMBEDS = ("none", "sin", "fix")
 POSITIONS = ("sin", "learned")
 # Schemes of positions: name -> class. `txl_tf/nn/position_schemes.py` sets the classes, and users add their own.
-SCHEMES = {"relative": None, "sinusoids": None, "learned": None, "alibi": None, "rotary": None}
+SCHEMES: dict[str, Any] = {"relative": None, "sinusoids": None, "learned": None, "alibi": None, "rotary": None}
 FUSIONS = ("ff", "ff_two", "ff_linear", "attn", "gate")
 RESIDUALS = ("input", "own")
 ACTIVATIONS = ("relu", "leaky")
@@ -265,13 +266,14 @@ class BiLSTMTaggerConfig(LabelConfig, BiLSTMConfig):
     """Arguments of a `Tagger` and of the `BiLSTM` in it."""
 
 
-def check_places(model: dict, **lengths: int) -> None:
-    """Raises ValueError where a segment is longer than the learned positions of a model, of these hyper-parameters.
+def check_places(model: dict[str, Any], **lengths: int) -> None:
+    """Raises ParameterError if a segment has more tokens than the model has learned positions.
 
     Args:
-        **lengths: option that says how long segments are -> its value.
+        model: the model's hyper-parameters, by name.
+        **lengths: the options that set the length of segments, with their values.
     """
     most = model.get("context_len", TransformerLMConfig.context_len)
     for name, length in lengths.items():
         if "learned" in (model.get("pos_embed"), model.get("positions")) and length > most:
-            raise ValueError(f"{name} must be at most context_len={most}, as many positions are learned, got {length}")
+            raise ParameterError(name, length, f"at most context_len={most}, as many positions are learned")

@@ -1,0 +1,280 @@
+"""Groups of hyper-parameters: checks of their values, `option` for a field, and `Config`, the base of all groups."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import numbers
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar, cast, dataclass_transform
+
+from txl_config.errors import ParameterError, brief
+from txl_config.schema import Check, added_later, check_field
+
+
+def at_least(least: int, most: int | None = None) -> Check:
+    """A check for integers: `least` or more, and not above `most`."""
+
+    def check(name: str, value: Any) -> None:
+        if not is_integer(value):
+            raise ParameterError(name, value, "an integer")
+        if value < least:
+            raise ParameterError(name, value, f"at least {least}")
+        if most is not None and value > most:
+            raise ParameterError(name, value, f"at most {most}")
+
+    return check
+
+
+class _OneOf:
+    """A check for strings.
+
+    Attributes:
+        choices: the strings that are allowed. A flag for the hyper-parameter takes these.
+    """
+
+    def __init__(self, choices: Collection[str]) -> None:
+        self.choices = choices
+
+    def __call__(self, name: str, value: Any) -> None:
+        if value not in list(self.choices):
+            raise ParameterError(name, value, list(self.choices))
+
+
+class _OneOfOrInitializer(_OneOf):
+    """A check for one of the strings `choices`, or for a Keras initializer in any form."""
+
+    def __call__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, str) and value in self.choices) and keras_initializer(value) is None:
+            message = (
+                f"{name} must be one of {', '.join(self.choices)}, got {brief(value)}; "
+                "or a Keras initializer: an object, its name or its configuration"
+            )
+            raise ParameterError(name, value, [*self.choices, "a Keras initializer"], message)
+
+
+def one_of(choices: Collection[str]) -> Check:
+    """A check for strings, which must be one of `choices`. Choices that are added later are allowed, too."""
+    return _OneOf(choices)
+
+
+def one_of_or_initializer(choices: Collection[str]) -> Check:
+    """A check for one of the strings `choices`, or a Keras initializer: an object, its name or its configuration."""
+    return _OneOfOrInitializer(choices)
+
+
+def keras_initializer(value: Any) -> Callable[..., Any] | None:
+    """Returns the Keras initializer for an object, a class, a name or a configuration; `None` if there is none."""
+    import keras  # here, because it takes seconds, and programs should read their flags first
+
+    initializers: Any = keras.initializers  # Keras has no types for the functions below
+    saving: Any = keras.saving
+    if isinstance(value, dict):
+        configuration: dict[str, Any] = dict(cast("dict[str, Any]", value))  # Keras wraps dictionaries of layers
+        if configuration.get("module") not in (None, "keras.initializers"):
+            if saving.get_registered_object(configuration.get("registered_name")) is None:
+                return None
+        value = configuration
+    if not isinstance(value, str | dict) and not callable(value):
+        return None
+    try:
+        found = initializers.get(value)
+    except (ValueError, TypeError, KeyError, AttributeError):  # no initializer has this name or configuration
+        return None
+    is_initializer = isinstance(found, keras.initializers.Initializer)
+    return found if is_initializer or not isinstance(value, str | dict | type) else None
+
+
+def satisfies(test: Callable[[Any], bool], what: str) -> Check:
+    """A check by a `test` of the value. The error says: name must `what`, got value."""
+
+    def check(name: str, value: Any) -> None:
+        if not test(value):
+            shown: Any = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+            raise ParameterError(name, value, what.removeprefix("be "), f"{name} must {what}, got {shown}")
+
+    return check
+
+
+def all_of(*checks: Check) -> Check:
+    """A check that makes several `checks`, one after the other."""
+
+    def check(name: str, value: Any) -> None:
+        for each in checks:
+            each(name, value)
+
+    return check
+
+
+@added_later
+def not_empty(name: str, value: Any) -> None:
+    """A check: a name of a file or folder, or each of a list, must not be empty, as unset variables of a shell are."""
+    names: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
+    if not names or any(name == "" for name in names):
+        raise ParameterError(name, value, "a name that is not empty, or left out")
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer of Python or NumPy. True and False are not."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number of Python or NumPy. True and False are not."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+RATE = satisfies(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1)")
+SHARE = satisfies(lambda value: is_number(value) and 0 <= value <= 1, "lie in [0, 1]")
+FRACTION = satisfies(lambda value: is_number(value) and 0 < value < 1, "be between 0 and 1, both excluded")
+POSITIVE = all_of(
+    satisfies(lambda value: is_number(value) and value > 0, "be positive"),
+    satisfies(lambda value: value < float("inf"), "be finite"),
+)
+COUNT_OR_ALL = satisfies(lambda value: value == -1 or value > 0, "be 1 or more, or -1 for all")
+NOT_NEGATIVE = satisfies(lambda value: is_number(value) and 0 <= value < float("inf"), "be 0 or more")
+INIT_SCALE = all_of(NOT_NEGATIVE, satisfies(lambda value: value <= 1000, "be at most 1000"))
+RISING = satisfies(
+    lambda value: list(value) == sorted(set(value)) and min(value, default=1) >= 1, "be positive and rise"
+)
+NEVER_FALLING = satisfies(
+    lambda value: len(value) > 0 and list(value) == sorted(value) and value[0] >= 1, "be positive and never fall"
+)
+
+# Far above any real model. The bounds keep a wrong number in a file from taking all memory.
+LAYERS = at_least(1, 10_000)
+WIDTH = at_least(1, 1 << 18)
+SYMBOLS = at_least(1, (1 << 31) - 1)
+LENGTH = at_least(1, 1 << 20)
+MEMORY = at_least(0, 1 << 20)
+EVEN_SIZE = all_of(WIDTH, satisfies(lambda value: value % 2 == 0, "be even (half sines, half cosines)"))
+
+
+def check_bins(n_token: int, d_embed: int, cutoffs: Sequence[int], div_val: int) -> None:
+    """Raises ParameterError unless `cutoffs` and `div_val` give clusters of at least one word and one dimension."""
+    at_least(1)("n_token", n_token)
+    at_least(1)("d_embed", d_embed)
+    at_least(1)("div_val", div_val)
+    if not all(map(is_integer, cutoffs)):
+        raise ParameterError("cutoffs", list(cutoffs), "integers")
+    ends = [0, *cutoffs, n_token]
+    if any(left >= right for left, right in zip(ends, ends[1:], strict=False)):
+        allowed = f"increase and lie between 0 and n_token={n_token}"
+        message = f"cutoffs must {allowed}, got {list(cutoffs)}"
+        raise ParameterError("cutoffs", list(cutoffs), f"numbers that {allowed}", message)
+    last = len(ends) - 2
+    if d_embed // div_val**last < 1:
+        message = (
+            f"div_val={div_val} divides d_embed={d_embed} down to width 0 in bin {last} of {last + 1}: "
+            f"d_embed must be at least {div_val**last}, or div_val smaller"
+        )
+        raise ParameterError("d_embed", d_embed, f"at least {div_val**last}", message)
+
+
+# ----------------------------------------------------------------------------------------------------------- groups
+
+_REQUIRED = dataclasses.MISSING
+Group = TypeVar("Group")
+
+
+def option(
+    help: str,
+    check: Check | None = None,
+    *,
+    default: Any = _REQUIRED,
+    flag: Any = _REQUIRED,
+    free: bool | Callable[[Any], bool] = False,
+) -> Any:
+    """Defines a hyper-parameter, as `dataclasses.field` defines a field.
+
+    Args:
+        help: the flag's help text.
+        check: called with name and value, except for a default of `None`; raises ParameterError.
+        default: the default. Without it, the hyper-parameter is required.
+        flag: the flag's default, if the original program has another one.
+        free: True if a trained model may change it, because its weights fit every value; or a function that takes the
+            group and returns this.
+    """
+    flag = (None if default is _REQUIRED else default) if flag is _REQUIRED else flag
+    return dataclasses.field(default=default, metadata={"help": help, "check": check, "flag": flag, "free": free})
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, dataclasses.field))
+def group(cls: type[Group]) -> type[Group]:
+    """Decorator that makes a class of hyper-parameters a frozen dataclass. Type checkers see its fields by `option`."""
+    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+def unless(**values: Any) -> Callable[[Any], bool]:
+    """Predicate for `free`: true unless the group has one of these values."""
+    return lambda config: all(getattr(config, name, None) != value for name, value in values.items())
+
+
+def where(**values: Any) -> Callable[[Any], bool]:
+    """Predicate for `free`: true if the group has one of these values."""
+    return lambda config: any(getattr(config, name, None) == value for name, value in values.items())
+
+
+# `{name: (value, type and check)}` of hyper-parameters that have been checked, see `already_checked`.
+_checked: contextvars.ContextVar[dict[str, tuple[Any, Any]] | None] = contextvars.ContextVar("checked", default=None)
+
+
+def check_fields(group: type[Config], values: Any) -> None:
+    """Checks those attributes of an object, such as a network, that are hyper-parameters of `group`.
+
+    It skips those that have been checked, see `already_checked`.
+    """
+    known = _checked.get() or {}
+    for field in dataclasses.fields(group):
+        value = getattr(values, field.name)
+        before, rule = known.get(field.name, (None, None))
+        if before is not value or rule != _rule_of(field):
+            check_field(field, group, value, field.name)
+
+
+@contextlib.contextmanager
+def already_checked(group: type[Config], values: Any) -> Iterator[None]:
+    """Within the block, `check_fields` does not check again the hyper-parameters of `group` that `values` has.
+
+    A value is checked once: when a group of hyper-parameters is made. The model that is made of the group, and the
+    network in it, get the same values, and check only those that differ.
+    """
+    found = {field.name: (getattr(values, field.name), _rule_of(field)) for field in dataclasses.fields(group)}
+    token = _checked.set(found)
+    try:
+        yield
+    finally:
+        _checked.reset(token)
+
+
+def _rule_of(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
+    return field.type, field.metadata["check"]
+
+
+@group
+class Config:
+    """A group of hyper-parameters."""
+
+    def __post_init__(self) -> None:
+        check_fields(type(self), self)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of the hyper-parameters."""
+        return [field.name for field in dataclasses.fields(cls)]
+
+    @property
+    def free(self) -> list[str]:
+        """The names of the hyper-parameters that a trained model may change, because its weights fit every value."""
+        return [field.name for field in self.free_fields(self)]
+
+    @classmethod
+    def free_fields(cls, values: Any) -> list[dataclasses.Field[Any]]:
+        """The fields that are `free` for `values`, a group or a network that has the fields as attributes."""
+        free = {field: field.metadata["free"] for field in dataclasses.fields(cls)}
+        return [field for field, test in free.items() if (test(values) if callable(test) else test)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns `{name: value}`, as `config.json` stores it."""
+        return {name: getattr(self, name) for name in self.names()}

@@ -1,0 +1,107 @@
+"""The errors of the library: what is wrong with a value that the caller gave, as fields that code can read."""
+
+from __future__ import annotations
+
+import os
+import re
+import reprlib
+from typing import Any
+
+MOST_CHARACTERS = 500  # of a message
+# Control characters but newline and tab, those that change the direction of writing, and bytes that are no text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_brief = reprlib.Repr()
+_brief.maxstring = _brief.maxother = _brief.maxlong = 200
+
+
+def brief(value: Any) -> str:
+    """`repr` of a value that may come from a stranger: never long, and nothing in it moves a terminal's cursor."""
+    try:
+        return shortened(_brief.repr(value), 200)
+    except ValueError:  # Python does not write an int of more than 4,300 digits
+        return f"a {type(value).__name__} that is too long to print"
+
+
+def shortened(message: str, most: int = MOST_CHARACTERS) -> str:
+    """A message of at most `most` characters. A longer one loses its middle: the way out often stands at the end."""
+    if len(message) <= most:
+        return message
+    gap = f" ... ({len(message) - most:,} characters and more are left out) ... "
+    rest = max(most - len(gap), 0)
+    end = rest * 2 // 5
+    return (message[: rest - end] + gap + message[len(message) - end :])[:most]
+
+
+def named(value: Any) -> str:
+    """A path, an address or another text of the user as messages quote it: as it is, or without its middle."""
+    return shortened(os.fspath(value) if isinstance(value, os.PathLike) else str(value), 180)
+
+
+def visible(text: str) -> str:
+    r"""Text to show on a terminal, which does nothing but print it: ESC -> `\x1b`. Newlines and tabs stay."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class ParameterError(ValueError):
+    """A value that the caller gave cannot be used.
+
+    ```python
+    try:
+        txl_tf.TransformerXLLM(n_token=10, n_layer=0, d_model=8, ...)
+    except txl_tf.ParameterError as error:
+        error.name, error.value, error.allowed      # "n_layer", 0, "at least 1"
+    ```
+
+    Args:
+        name: the argument, attribute, method or key that has the value, as the caller writes it; or the file, perhaps
+            with a line, that has the value.
+        value: the value.
+        allowed: the values that can be used: a list of choices, or text that can follow "must be".
+        message: the whole message. By default "name must be allowed, got value".
+
+    Attributes:
+        name, value, allowed: as above, whole. The message has at most 500 characters.
+    """
+
+    # Keras and AutoGraph replace an exception that leaves a layer or a graph by a new one with the message alone. With
+    # these marks they leave it as it is, with its fields.
+    _keras_call_info_injected = True
+    ag_pass_through = True
+
+    def __init__(self, name: str, value: Any, allowed: Any, message: str | None = None) -> None:
+        super().__init__(name, value, allowed, message)
+        self.name, self.value, self.allowed = name, value, allowed
+        choices = allowed if isinstance(allowed, str) else f"one of {', '.join(map(str, allowed))}"
+        self._message = message or f"{name} must be {choices}, got {brief(value)}"
+
+    def __str__(self) -> str:
+        return shortened(self._message)
+
+
+def located(error: ValueError, where: str) -> ParameterError:
+    """Returns an error with the same fields and a message that begins with `where`, such as a file and a line.
+
+    An error without fields gets `where` as its name.
+    """
+    message = f"{where}: {error}"
+    if isinstance(error, ParameterError):
+        return ParameterError(error.name, error.value, error.allowed, message)
+    return ParameterError(where, None, "valid", message)
+
+
+class FixedAttributeError(ParameterError, AttributeError):
+    """An attribute of a model or layer that cannot be changed any more; the message says what to do instead."""
+
+
+class ArgumentTypeError(ParameterError, TypeError):
+    """An argument has another type than the function takes."""
+
+
+class UnknownArgumentError(ParameterError, TypeError):
+    """A function was called with an argument that it does not have.
+
+    Attributes:
+        name, value: of the argument.
+        allowed: list of the arguments that the function takes.
+    """

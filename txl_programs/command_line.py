@@ -1,0 +1,188 @@
+"""Reads the command line: one short line for every mistake, and the nearest flag for an unknown one."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import itertools
+import locale
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from absl import flags
+
+from txl_config.environment import is_pipe
+from txl_config.errors import shortened, visible
+from txl_programs.flag_values import FLAGS, given
+from txl_programs.printing import on_one_line, program_name
+
+# Flags that name a file, a folder or an address. `txl_config` checks those that are hyper-parameters.
+_NAMES = (
+    "ckpt_path", "corpus", "data_dir", "download_url", "figures", "font", "host", "input", "lexicon", "output",
+    "output_dir", "prompt_file", "pytorch_checkpoint", "text_path", "tf1_checkpoint",
+)  # fmt: skip
+
+# Flags, and what other programs call them.
+_ALSO_CALLED = {
+    "learning_rate": ("lr", "max_lr", "base_lr"),
+    "train_steps": ("epochs", "num_epochs", "max_epochs", "num_train_epochs", "max_step", "max_steps", "max_iters"),
+    "warmup_steps": ("warmup", "warmup_step", "warmup_iters"),
+    "train_batch_size": ("batch_size", "bsz", "train_bsz", "per_device_train_batch_size"),
+    "batch_size": ("bsz", "train_bsz", "train_batch_size", "per_device_train_batch_size"),
+    "eval_batch_size": ("eval_bsz", "per_device_eval_batch_size"),
+    "gradient_accumulation_steps": ("accumulation_steps", "accumulate_grad_batches", "batch_chunk"),
+    "clip": ("grad_clip", "max_grad_norm", "clip_norm", "gradient_clip_val"),
+    "schedule": ("scheduler", "lr_scheduler", "lr_scheduler_type"),
+    "optimizer": ("optim",),
+    "weight_decay": ("wd",),
+    "iterations": ("log_interval", "logging_steps"),
+    "save_steps": ("save_interval", "eval_interval", "eval_steps"),
+    "patience": ("early_stopping_patience",),
+    "mixed_precision": ("fp16", "bf16", "amp", "precision"),
+    "strategy": ("gpu", "gpus", "device"),
+    "init_from": ("pretrained", "pretrained_model"),
+    "ckpt_path": ("checkpoint", "ckpt", "checkpoint_path"),
+    "model_dir": (
+        "resume", "resume_from_checkpoint", "restart", "restart_dir", "work_dir", "save_dir", "out_dir", "output_dir",
+        "logdir", "model_name_or_path",
+    ),
+    "data_path": ("data", "train_file", "train_data"),
+    "train_path": ("data", "train_file", "train_data", "data_path"),
+    "valid_path": ("validation_file", "dev_path", "eval_file"),
+    "tgt_len": ("seq_len", "seq_length", "bptt", "block_size", "context_length"),
+    "n_layer": ("n_layers", "num_layers", "num_hidden_layers", "layers"),
+    "num_layers": ("n_layer", "n_layers", "num_hidden_layers", "layers"),
+    "d_model": ("hidden_size", "n_embd", "embed_dim"),
+    "n_head": ("n_heads", "num_heads", "num_attention_heads", "heads"),
+    "num_heads": ("n_head", "n_heads", "num_attention_heads", "heads"),
+    "d_inner": ("intermediate_size", "ffn_dim", "dim_feedforward", "dff"),
+    "dff": ("intermediate_size", "ffn_dim", "dim_feedforward", "d_inner"),
+    "max_new_tokens": ("max_length", "length", "max_tokens"),
+    "num_return_sequences": ("num_samples", "nsamples"),
+    "beam_size": ("num_beams", "beam", "beams"),
+    "prompt": ("text",),
+    "input": ("file", "input_file"),
+    "output": ("output_file", "out"),
+}  # fmt: skip
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+    """Reads the flags, and returns what is left of the command line.
+
+    --help and its relatives end the program with status 0. A mistake ends it with one short line and status 1.
+    """
+    flag_files = _flag_files(argv)
+    if pipes := list(filter(is_pipe, flag_files)):  # reading from one would wait for ever
+        end(f"--flagfile={', '.join(pipes)} must be a file, and is a named pipe or a socket", argv)
+    try:
+        return FLAGS(argv)
+    except SystemExit:  # absl ends --help with status 1
+        sys.exit(0)
+    except UnicodeDecodeError:
+        files = [path for path in flag_files if not _is_text(path)]
+        end(f"--flagfile={', '.join(files)} must be a text file in {locale.getpreferredencoding(False)}", argv)
+    except flags.UnrecognizedFlagError as error:
+        end(f"unknown flag --{error.flagname}.{_suggestion(error.flagname)} --help lists all flags", argv)
+    except (flags.Error, ValueError) as error:  # ValueError: a negated switch with a value, such as --nountie_r=true
+        end(_plain(str(error)), argv)
+    except RecursionError:  # absl compares a very long unknown flag with all others, letter by letter
+        end(f"unknown flag among {' '.join(argv[1:])}. --help lists all flags", argv)
+
+
+def end(message: str, argv: Sequence[str]) -> NoReturn:
+    """Ends the program with one line and status 1."""
+    sys.exit(f"{program_name(argv[0])}: {shortened(visible(on_one_line(message)), 400)}")
+
+
+def _suggestion(name: str) -> str:
+    """A question that names the flag that was probably meant, with a space in front; empty if no flag is similar."""
+    name = name.replace("-", "_")
+    meant = [flag for flag, names in _ALSO_CALLED.items() if flag in FLAGS and name in names]
+    meant = meant or difflib.get_close_matches(name[:100], list(FLAGS), 1)
+    if not meant:
+        return ""
+    note = ""
+    if "epochs" in name:
+        note = " It counts steps, not epochs."
+    elif name.startswith(("resume", "restart")):
+        note = " Training resumes by itself if this folder has checkpoints."
+    return f" Did you mean --{meant[0]}?{note}"
+
+
+# What absl says of a wrong value -> the same in the words of the other errors.
+_PLAIN = (
+    (r"--(\w+)=None: Flag --\1 must have a value other than None\.", r"--\1 must be given"),
+    (r"--(\w+)=.*: invalid literal for int\(\) with base 10: (.*)", r"--\1 must be an integer, got \2"),
+    (r"--(\w+)=.*: could not convert string to float: (.*)", r"--\1 must be a number, got \2"),
+    (r"--(\w+)=(.*): \('Non-boolean argument to boolean flag', .*\)", r"--\1 must be True or False, got '\2'"),
+    (r"--(\w+)=(.*): \S* ?is not (an? .*)", r"--\1 must be \3, got \2"),
+    (r"--(\w+)=(.*): \S* ?is not (.*)", r"--\1 must be an \3, got \2"),  # integer >= 2
+    (r"--(\w+)=(.*): (must .*)", r"--\1 \3, got \2"),
+)
+
+
+def _plain(message: str) -> str:
+    """A message of absl in plain words. A message with several lines is about several flags."""
+    return "; ".join(map(_plain_part, message.removeprefix("flag ").split("\nflag ")))
+
+
+def _plain_part(message: str) -> str:
+    match = re.fullmatch(r"--(\w+)=(.*): value should be one of <(.*)>", message, re.S)
+    if match:
+        name, value, choices = match.groups()
+        return f"--{name} must be one of {choices.replace('|', ', ')}, got '{value}'"
+    for pattern, plain in _PLAIN:
+        match = re.fullmatch(pattern, message, re.S)
+        if match:
+            return match.expand(plain)
+    return message
+
+
+def refuse_stray(argv: Sequence[str]) -> None:
+    """Ends the program if the command line has words that belong to no flag."""
+    _, *stray = argv
+    if stray:
+        end(f"unexpected arguments: {' '.join(stray)}", argv)
+
+
+def refuse_empty() -> None:
+    """Ends the program if a flag names a file by nothing, as with an unset variable of a shell."""
+    for name in given(_NAMES):
+        if FLAGS[name].value == "":
+            end(f"--{name} must not be empty: name a file, or leave it out", sys.argv)
+
+
+# ------------------------------------------------------------------------------------------------------- flag files
+
+
+def _flag_files(argv: Sequence[str], known: Sequence[str] = ()) -> list[str]:
+    """The flag files that the command line names, and those that these files name."""
+    found = list(known)
+    for word, following in itertools.pairwise([*argv, ""]):
+        match = re.fullmatch(r"--?flagfile(?:=(.*))?", word, re.S)
+        if match:
+            path = os.path.expanduser(match[1] or following)
+            if path not in found:
+                found = _flag_files(_lines_of(path), [*found, path])
+    return found
+
+
+def _lines_of(path: str) -> list[str]:
+    """The lines of a plain flag file. Anything else has none: /dev/stdin, for example, can be read only once."""
+    try:
+        with open(path, errors="replace") if os.path.isfile(path) else io.StringIO() as file:
+            return [line.strip() for line in file]
+    except (OSError, ValueError):
+        return []
+
+
+def _is_text(path: str) -> bool:
+    try:
+        with open(path) as file:
+            file.read()
+    except UnicodeDecodeError:
+        return False
+    return True

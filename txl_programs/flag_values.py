@@ -1,0 +1,195 @@
+"""Flags: how programs define them from the hyper-parameters of `txl_config`, and the values that they have."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypeVar
+
+from absl import flags
+
+from txl_config import ClusterConfig, Config, OptimizerConfig, RunConfig, TrainingClusterConfig
+from txl_config.errors import ParameterError
+
+FLAGS = flags.FLAGS
+flags.disclaim_key_flags()  # --help lists a flag that is defined here as one of the calling program
+
+Group = TypeVar("Group", bound=Config)
+
+_DEFINE = {"int": flags.DEFINE_integer, "float": flags.DEFINE_float, "bool": flags.DEFINE_bool}
+
+CKPT_HELP = (
+    "Checkpoint: a path, a name in model_dir, best or latest. Default: the best one for a tagger, else the latest one."
+)
+
+
+# ------------------------------------------------------------------------------------------------------- definitions
+
+
+def define_flags(config: type[Config], leave_out: Collection[str] = (), **defaults: Any) -> None:
+    """Defines a flag for every hyper-parameter of a class of `txl_config`.
+
+    A hyper-parameter gets no flag if a flag of its name exists already.
+
+    Args:
+        config: the class.
+        leave_out: names of hyper-parameters without a flag.
+        **defaults: this program's defaults where they differ from those of the class.
+    """
+    for field in dataclasses.fields(config):
+        if field.name in leave_out or field.name in FLAGS:
+            continue
+        default = defaults.get(field.name, field.metadata["flag"])
+        kind = _kind_of(field)
+        help_text = field.metadata["help"]
+        choices = getattr(field.metadata["check"], "choices", None)
+        if choices:
+            flags.DEFINE_enum(field.name, default, choices, help_text)
+        elif kind.startswith(("list", "Sequence")):
+            flags.DEFINE_list(field.name, default, help_text)
+        else:
+            _DEFINE.get(kind, flags.DEFINE_string)(field.name, default, help_text)
+        if kind == "Sequence[int]":
+            check_integers(field.name)
+
+
+def _kind_of(field: dataclasses.Field) -> str:
+    """The type of a hyper-parameter as it is written, without `| None`: "int", "Sequence[int]" ..."""
+    return str(field.type).split(" ")[0]
+
+
+def check_integers(name: str) -> None:
+    """Makes a list flag accept integers only. A wrong value ends the program before it starts."""
+    flags.register_validator(
+        name, lambda value: all(x.isdecimal() for x in value or []), "must be integers, as 20000,40000"
+    )
+
+
+def define_line_flags(lines: str, default: str = "the standard input") -> None:
+    """Defines the flags of a program that answers lines: the run, the input, the output and the Ray cluster."""
+    several = "Separate several files, folders and patterns by commas"
+    source = f"File of {lines}, one on each line; - for the standard input. {several}. Default: {default}."
+    flags.DEFINE_string("model_dir", None, "Folder of the run.")
+    flags.DEFINE_string("ckpt_path", None, CKPT_HELP)
+    flags.DEFINE_string("input", None, source)
+    flags.DEFINE_string(
+        "output", None, "File to write. Default: the standard output. With several input files: a folder."
+    )
+    flags.DEFINE_bool("strict", False, "Stop at the first line that cannot be answered. Default: skip such lines.")
+    flags.mark_flag_as_required("model_dir")
+    define_flags(ClusterConfig)
+
+
+# ------------------------------------------------------------------------------------------------------------ values
+
+
+def values(of: Iterable[str] | type[Config], given_only: bool = False) -> dict[str, Any]:
+    """`{name: value}` of flags.
+
+    Args:
+        of: the names of the flags, or a class of `txl_config` whose hyper-parameters are flags.
+        given_only: leave out flags that the command line does not give.
+    """
+    if isinstance(of, type):
+        fields = [field for field in dataclasses.fields(of) if field.name in FLAGS]
+        return {field.name: _value(field) for field in fields if FLAGS[field.name].present or not given_only}
+    chosen = {name: FLAGS[name] for name in of}
+    return {name: flag.value for name, flag in chosen.items() if flag.present or not given_only}
+
+
+def _value(field: dataclasses.Field) -> Any:
+    """The value of the flag of a hyper-parameter."""
+    value = FLAGS[field.name].value
+    return [int(x) for x in value] if value and _kind_of(field) == "Sequence[int]" else value
+
+
+def given(names: Iterable[str]) -> list[str]:
+    """The `names` that are flags of the command line."""
+    return [name for name in names if name in FLAGS and FLAGS[name].present]
+
+
+def changed(names: Iterable[str]) -> list[str]:
+    """The `given` names whose values are not the defaults. A flag may repeat its default to undo a flag file."""
+    return [name for name in given(names) if FLAGS[name].value != FLAGS[name].default]
+
+
+def unused(name: str, why: str) -> ParameterError:
+    """The error for a flag that is given and would have no effect; `why` completes a sentence about the flag."""
+    return ParameterError(name, FLAGS[name].value, "left out", f"--{name} {why}")
+
+
+def check_used(*rules: tuple[Collection[str], Any, str]) -> None:
+    """Raises ParameterError if the command line gives a flag that would have no effect.
+
+    Args:
+        *rules: `(names, used, why)`: the flags, whether they have an effect, and the rest of the sentence about one
+            that has none.
+    """
+    for names, used, why in rules:
+        if not used and given(names):
+            raise unused(given(names)[0], why)
+
+
+def check_not_both(one: str, other: str) -> None:
+    """Raises ParameterError if both flags have a value."""
+    if FLAGS[one].value is not None and FLAGS[other].value is not None:
+        message = f"--{one} and --{other} exclude each other: give one of them"
+        raise ParameterError(one, FLAGS[one].value, f"left out with --{other}", message)
+
+
+# --------------------------------------------------------------------------------- hyper-parameters from flags
+
+
+def completed(group: type[Config], instead: Mapping[str, Any], leave_out: Collection[str] = ()) -> dict[str, Any]:
+    """`{name: value}` of the hyper-parameters of a group.
+
+    A value is that of the flag if the command line gives it, else that in `instead`, else the default of the flag.
+
+    Args:
+        group: the class.
+        instead: values that replace defaults of flags.
+        leave_out: names of hyper-parameters to leave out.
+    """
+    found = {}
+    for field in dataclasses.fields(group):
+        name = field.name
+        if name in leave_out:
+            continue
+        if name in instead and not (name in FLAGS and FLAGS[name].present):
+            found[name] = instead[name]
+        elif name in FLAGS:
+            found[name] = _value(field)
+    return found
+
+
+def config_of(group: type[Group], instead: Mapping[str, Any] | None = None, leave_out: Collection[str] = ()) -> Group:
+    """The hyper-parameters of a group, checked; see `completed`."""
+    return group(**completed(group, instead or {}, leave_out))
+
+
+def cluster_of(group: type[ClusterConfig] | type[TrainingClusterConfig]) -> Any:
+    """The settings of the Ray cluster.
+
+    Raises:
+        ParameterError: flags describe a cluster, and no flag asks for one.
+    """
+    cluster = config_of(group)
+    needs = "is for a Ray cluster: give --ray_workers, too"
+    check_used((("ray_cpus", "ray_gpus", "ray_restarts"), cluster.given, needs))
+    return cluster
+
+
+def optimizer_config(training: RunConfig, instead: Mapping[str, Any]) -> OptimizerConfig:
+    """The hyper-parameters of the optimizer.
+
+    If the default of --warmup_steps is not less than the number of training steps, the warm-up takes a tenth of them.
+    """
+    found = completed(OptimizerConfig, instead)
+    steps = training.train_steps
+    warmup = found["warmup_steps"]
+    if warmup >= steps and found["schedule"] != "noam" and not FLAGS["warmup_steps"].present:
+        found["warmup_steps"] = steps // 10
+        message = "The default warmup_steps=%d is not less than train_steps=%d: warmup_steps=%d is used instead."
+        logging.getLogger("txl_tf").info(message, warmup, steps, steps // 10)
+    return OptimizerConfig(**found)

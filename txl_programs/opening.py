@@ -1,0 +1,59 @@
+"""Opens the runs that flags name."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from txl_programs.flag_values import FLAGS
+
+if TYPE_CHECKING:  # slow to import: programs read their flags first
+    from txl_tf.runs.folder import RunFolder
+    from txl_tf.runs.origin import Origin
+
+Result = TypeVar("Result")
+
+
+def names_of(model_dirs: Sequence[str]) -> list[str]:
+    """Names for runs: the last parts of their paths, or the whole paths if two are the same."""
+    names = [os.path.basename(os.path.normpath(path)) for path in model_dirs]
+    return names if len(set(names)) == len(names) else list(model_dirs)
+
+
+def with_checkpoint(folder: RunFolder, use: Callable[[str], Result]) -> Result:
+    """Calls `use` with the path of the checkpoint that --ckpt_path names, and prints its name to the standard error.
+
+    If a training run deletes the checkpoint before it is read, `use` is called again with the next one.
+    """
+
+    def named(path: str) -> Result:
+        print(f"checkpoint: {folder.name_of(path)}", file=sys.stderr)
+        return use(path)
+
+    return folder.with_checkpoint(FLAGS.ckpt_path, named)
+
+
+def load_model(folder: RunFolder, **changes: Any) -> Any:
+    """The model of a run with the weights of the checkpoint that --ckpt_path names."""
+    return with_checkpoint(folder, functools.partial(folder.load_model, **changes))
+
+
+def origin_of(folder: RunFolder, task: str) -> tuple[Origin | None, dict[str, Any]]:
+    """The run that --init_from names, and its settings by group.
+
+    Args:
+        folder: of the new run.
+        task: that the other run must have.
+
+    Returns:
+        `(origin, settings)`. Without --init_from the origin is `None`, and the settings are empty.
+    """
+    if not FLAGS.init_from:
+        return None, {"data": {}, "model": {}, "training": {}}
+    from txl_tf.runs.origin import Origin
+
+    origin = Origin(folder, FLAGS.init_from, task)
+    return origin, origin.settings

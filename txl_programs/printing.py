@@ -1,0 +1,154 @@
+"""What programs write: the library's messages, one line for an error, and nothing to an output that is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import io
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from txl_config.errors import shortened, visible
+
+_lost_output: list[str] = []  # why the output could not be written, unless its reader has closed it
+
+
+def program_name(path: str | None = None) -> str:
+    """The name of the program for messages, such as train.py or txl-train."""
+    return os.path.basename(sys.argv[0] if path is None else path)
+
+
+def on_one_line(message: str) -> str:
+    r"""A message in which newlines of the command line's values, such as in a file's name, are written as `\n`."""
+    values = {word.partition("=")[2] or word for word in sys.argv if "\n" in word}
+    for value in sorted(values, key=len, reverse=True):
+        message = message.replace(value, value.replace("\n", "\\n"))
+    return message
+
+
+# -------------------------------------------------------------------------------------------- the library's messages
+
+
+class _StdoutHandler(logging.StreamHandler):
+    r"""Writes to the `sys.stdout` of the moment. Control characters, which could move a cursor, become `\x1b`."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stdout
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        pass
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(shortened, visible(super().format(record)).split("\n")))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """If nothing can be written, the program ends as after SIGHUP: a training run saves a checkpoint first."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        close_stdout(error)
+        handler = signal.getsignal(signal.SIGHUP)
+        if callable(handler):
+            signal.raise_signal(signal.SIGHUP)
+        elif handler == signal.SIG_DFL:  # there is nothing to save
+            sys.exit(0)
+
+
+class _StderrHandler(_StdoutHandler):
+    """The same for `sys.stderr`."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def messages_to_stderr() -> Iterator[None]:
+    """Sends the library's messages to the standard error, for programs that write answers to the standard output.
+
+    It is a decorator, too: `@messages_to_stderr()` above the `main` of a program.
+    """
+    logger = logging.getLogger("txl_tf")
+    before = logger.handlers
+    logger.handlers = [_StderrHandler()]
+    try:
+        yield
+    finally:
+        logger.handlers = before
+
+
+def log_to_stdout() -> None:
+    """Sends the library's messages to the standard output."""
+    logger = logging.getLogger("txl_tf")
+    if not any(isinstance(handler, _StdoutHandler) for handler in logger.handlers):
+        logger.addHandler(_StdoutHandler())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+# --------------------------------------------------------------------------------------------------- a program's end
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Around all that a program does: flushes its output, reports lost output, and turns Ctrl-C into status 130."""
+    if sys.stdout is None:  # closed, as after >&-
+        sys.stdout = open(os.devnull, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # write characters that its encoding lacks as \u8bd7
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.exit(shortened(end.code))
+        raise
+    except BrokenPipeError:  # --help into a pipe that is closed
+        close_stdout()
+        sys.exit(0)
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            close_stdout(error)
+        gc.freeze()  # skip the garbage collection at the end of the process, which takes a second
+        if _lost_output:
+            sys.exit(f"{program_name()}: the standard output cannot be written: {_lost_output[0]}")
+
+
+def close_stdout(error: OSError | None = None) -> None:
+    """Stops writing to an output that failed: a pipe or terminal without a reader, or a full disk."""
+    if error is not None and error.errno not in (errno.EPIPE, errno.EIO):
+        _lost_output.append(error.strerror or str(error))
+    with contextlib.suppress(OSError, ValueError):  # it has no file, as in tests
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def message_of(error: Exception) -> str:
+    """The message of an error, on one line, and its notes on lines below."""
+    from txl_tf.files import reason
+
+    message = str(error) if isinstance(error, (ValueError, OSError)) else reason(error)
+    undecoded = [argument for argument in sys.argv if re.search("[\ud800-\udfff]", argument)]
+    if isinstance(error, UnicodeEncodeError) and undecoded:
+        argument = os.fsencode(undecoded[0]).decode("utf-8", "backslashreplace")
+        encoding = sys.getfilesystemencoding()
+        message = f"{argument} must be in {encoding}, the encoding of the locale; with PYTHONUTF8=1 in UTF-8"
+    return "\n".join([on_one_line(message), *getattr(error, "__notes__", [])])

@@ -1,0 +1,79 @@
+"""Which signatures serve the models of a family: its record names them, see `Family.signatures`.
+
+The modules that define signatures register them here when they are imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
+from txl_tf.runs.families.record import families_of_model
+from txl_tf.schema import keywords_of
+from txl_tf.serving.request import StoredModel
+
+
+class Served(NamedTuple):
+    """How one model is served.
+
+    Attributes:
+        signatures: function of the model, of `{name: table}`, and of `weights`, `max_tokens` and `max_rows`, that
+            returns the `StoredModel`.
+        vocabs: `{name: vocabulary}` of the vocabularies that text is read and written with; empty for ids alone.
+        table: function of a vocabulary, and of the path of the file that it is saved to, that returns its table.
+        longest: most tokens of a row that the model takes; `None` for any number.
+    """
+
+    signatures: Callable[..., StoredModel]
+    vocabs: dict[str, Vocab]
+    table: Callable[[Vocab, str], Any]
+    longest: int | None = None
+
+
+class _Server(NamedTuple):
+    described: str  # what it serves, for messages
+    serve: Callable[..., Served]
+
+
+_SERVERS: dict[str, _Server] = {}
+
+
+def serves(name: str, described: str) -> Callable[[Callable[..., Served]], Callable[..., Served]]:
+    """Decorator that registers how the families whose `signatures` is `name` are served.
+
+    The function takes the model, the vocabularies that `export_saved_model` was given, and as keyword arguments those
+    options of `export_saved_model` that matter for such models. It returns a `Served`.
+
+    Args:
+        name: name of the signatures.
+        described: what the models are, for messages, such as "a tagger".
+    """
+
+    def register(serve: Callable[..., Served]) -> Callable[..., Served]:
+        _SERVERS[name] = _Server(described, serve)
+        return serve
+
+    return register
+
+
+def served_model(model: keras.Model, vocab: Vocab | Sequence[Vocab] | None, options: dict[str, Any]) -> Served:
+    """How a model is served. An option of the value `None` was not given.
+
+    Raises:
+        ParameterError: no family has the class of the model, or it has no use for an option that was given.
+    """
+    family, *_ = families_of_model(model)
+    if family.signatures not in _SERVERS:
+        message = f"signatures of the family {family.name} must be registered: {', '.join(_SERVERS)} are"
+        raise ParameterError("signatures", family.signatures, list(_SERVERS), message)
+    described, serve = _SERVERS[family.signatures]
+    given = {name: value for name, value in options.items() if value is not None}
+    known = keywords_of(serve)
+    for name, value in given.items():
+        if name not in known:
+            raise ParameterError(name, value, "left out", f"{name} is no argument for {described}, got {value}")
+    return serve(model, vocab, **given)
