@@ -231,18 +231,19 @@ def test_memory_of_another_model_or_batch_is_an_error_that_gives_its_shapes(smal
 
 
 @pytest.mark.parametrize(
-    "call, message",
+    "call, name, instead",
     [
-        (lambda lm: lm.predict(np.zeros([2, 5], np.int32)), r"predict .*: lm.log_probs\(tokens, mems\), lm.score"),
-        (lambda lm: lm.predict_on_batch(np.zeros([2, 5], np.int32)), "predict_on_batch .*: lm.log_probs"),
-        (lambda lm: lm.export("folder"), r"export .*: txl_tf.export_saved_model\(lm, directory, vocab\)"),
-        (lambda lm: lm.network.export("folder"), r"export .*: keras.Model\(tokens, network\(tokens\)\[0\]\).export"),
+        (lambda lm: lm.predict(np.zeros([2, 5], np.int32)), "predict", "lm.log_probs(tokens, mems), lm.score("),
+        (lambda lm: lm.predict_on_batch(np.zeros([2, 5], np.int32)), "predict_on_batch", "lm.log_probs("),
+        (lambda lm: lm.export("folder"), "export", "txl_tf.export_saved_model(lm, directory, vocab)"),
+        (lambda lm: lm.network.export("folder"), "export", "keras.Model(tokens, network(tokens)[0]).export"),
     ],
     ids=["predict", "predict_on_batch", "export", "export of the network"],
 )
-def test_what_keras_s_methods_cannot_do_is_an_error_that_says_what_does_it(small_lm, call, message):
-    with pytest.raises(NotImplementedError, match=message):
+def test_what_keras_s_methods_cannot_do_is_an_error_that_says_what_does_it(small_lm, call, name, instead):
+    with raises_parameter(name, error=NotImplementedError, limit=instead) as raised:
         call(small_lm(n_layer=1))
+    assert instead in str(raised.value)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, weights_of_labels
-from txl_tf.errors import FixedAttributeError, ParameterError
+from txl_tf.errors import FixedAttributeError, ParameterError, UnsupportedError
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language import generation
@@ -41,11 +41,6 @@ from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.transformer_xl.first_segment import first_segment
 from txl_tf.transformer_xl.inference import weights_with, writable_copy
 from txl_tf.transformer_xl.network import DRAWN_ONCE, TransformerXL
-
-_NO_PREDICT = (
-    "{} would neither take nor return the memory. Use instead: lm.log_probs(tokens, mems), "
-    "lm.score(tokens, labels, mems) or lm.generate(prompt, max_new_tokens)"
-)
 
 
 class LanguageModel(Settings, OutputSpecs, MemoryModel):
@@ -240,15 +235,21 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         return uniform_draws(seeds, 0, n_tokens)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(_NO_PREDICT.format("predict"))
+        raise self._no_predict("predict")
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(_NO_PREDICT.format("predict_on_batch"))
+        raise self._no_predict("predict_on_batch")
+
+    def _no_predict(self, method: str) -> UnsupportedError:
+        """The error of a method that would lose the memory."""
+        instead = "lm.log_probs(tokens, mems), lm.score(tokens, labels, mems) or lm.generate(prompt, max_new_tokens)"
+        message = f"{method} would neither take nor return the memory. Use instead: {instead}"
+        return UnsupportedError(method, self, instead, message)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            "export would know neither texts nor memory. Use instead: txl_tf.export_saved_model(lm, directory, vocab)"
-        )
+        instead = "txl_tf.export_saved_model(lm, directory, vocab)"
+        message = f"export would know neither texts nor memory. Use instead: {instead}"
+        raise UnsupportedError("export", self, instead, message)
 
     @property
     def _default_save_signature(self) -> Any:
