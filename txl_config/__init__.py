@@ -26,7 +26,6 @@ from txl_config.data import (
     TextConfig,
 )
 from txl_config.models import (
-    ACTIVATIONS,
     ATTN_TYPES,
     FUSIONS,
     POS_EMBEDS,
@@ -71,7 +70,7 @@ from txl_config.training import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MATMUL_PRECISIONS",
+    "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MATMUL_PRECISIONS",
     "MIN_FREQ", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POSITIONS", "POS_EMBEDS", "PRECISIONS",
     "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES", "SCHEMES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES",
     "TOKEN_LEVELS", "WEIGHT_TYPES",

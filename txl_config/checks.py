@@ -6,8 +6,8 @@ import contextlib
 import contextvars
 import dataclasses
 import numbers
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, TypeVar, cast, dataclass_transform
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from txl_config.errors import ParameterError, brief
 from txl_config.schema import Check, added_later, check_field
@@ -257,6 +257,8 @@ def _rule_of(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
 class Config:
     """A group of hyper-parameters."""
 
+    removed: ClassVar[Mapping[str, Any]] = {}  # options of earlier versions -> the only value that files may have
+
     def __post_init__(self) -> None:
         check_fields(type(self), self)
 
@@ -279,3 +281,16 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Returns `{name: value}`, as `config.json` stores it."""
         return {name: getattr(self, name) for name in self.names()}
+
+    @classmethod
+    def without_removed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values from a file without the options that were removed.
+
+        Raises:
+            ParameterError: such an option has a value that this version does not implement.
+        """
+        for name, only in cls.removed.items():
+            if values.get(name, only) != only:
+                message = f"{name} must be {only!r}, got {brief(values[name])}: other values were removed from txl_tf"
+                raise ParameterError(name, values[name], [only], message)
+        return {name: value for name, value in values.items() if name not in cls.removed}

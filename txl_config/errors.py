@@ -108,3 +108,23 @@ class UnknownArgumentError(ParameterError, TypeError):
         name, value: of the argument.
         allowed: list of the arguments that the function takes.
     """
+
+
+class CallError(ParameterError, TypeError):
+    """A function was called without an argument that it needs, or with too many by position.
+
+    Attributes:
+        name: of the class or function.
+        value: list of the arguments that were given by position.
+        allowed: list of the arguments that the function takes.
+    """
+
+
+class UnsupportedError(ParameterError, NotImplementedError):
+    """A method of Keras that the models of this library do not support.
+
+    Attributes:
+        name: of the method.
+        value: of the argument that decides, or the model.
+        allowed: what to use instead.
+    """

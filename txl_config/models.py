@@ -34,9 +34,8 @@ POS_EMBEDS = ("none", "sin", "fix")
 POSITIONS = ("sin", "learned")
 # Schemes of positions: name -> class. `txl_tf/nn/position_schemes.py` sets the classes, and users add their own.
 SCHEMES: dict[str, Any] = {"relative": None, "sinusoids": None, "learned": None, "alibi": None, "rotary": None}
-FUSIONS = ("ff", "ff_two", "ff_linear", "attn", "gate")
+FUSIONS = ("ff", "ff_two")
 RESIDUALS = ("input", "own")
-ACTIVATIONS = ("relu", "leaky")
 
 
 @group
@@ -211,6 +210,10 @@ class TenerConfig(EncoderConfig):
 class FlatConfig(EncoderConfig):
     """Arguments of `Flat`."""
 
+    removed = {
+        "q_proj": True, "v_proj": True, "r_proj": True, "attn_ff": False, "pre": "", "post": "an", "activation": "relu",
+    }  # fmt: skip
+
     fusion: str = option(
         "How the four distances of a pair, or two with ff_two, become one position.", one_of(FUSIONS), default="ff"
     )
@@ -223,17 +226,12 @@ class FlatConfig(EncoderConfig):
         at_least(0, 1),
         default=1,
     )
-    q_proj: bool = option("Project the queries.", default=True)
     k_proj: bool = option("Project the keys.", default=True)
-    v_proj: bool = option("Project the values.", default=True)
-    r_proj: bool = option("Project the positions.", default=True)
-    attn_ff: bool = option("Project the output of the attention.", default=False)
-    pre: str = option("Before a sublayer: a adds, n normalises.", default="")
-    post: str = option("After a sublayer, the same.", default="an")
     residual: str = option(
-        "What a of post adds: the sublayer's input, or, as the program, its own.", one_of(RESIDUALS), default="input"
+        "What is added to a sublayer's output: its input, or, as in the program, the output itself.",
+        one_of(RESIDUALS),
+        default="input",
     )
-    activation: str = option("Of the feed-forward layers.", one_of(ACTIVATIONS), default="relu")
 
 
 @group

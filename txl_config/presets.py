@@ -18,6 +18,7 @@ And of `train_seq2seq.py` for pairs of lines:
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from txl_config.models import ModelConfig
@@ -136,4 +137,4 @@ def layer_weights(values: dict[str, Any]) -> int:
     return sizes["n_layer"] * model * (5 * heads + 2 * sizes["d_inner"])
 
 
-_DEFAULTS = {name: field.metadata["flag"] for name, field in ModelConfig.__dataclass_fields__.items()}
+_DEFAULTS = {field.name: field.metadata["flag"] for field in dataclasses.fields(ModelConfig)}
