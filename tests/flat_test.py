@@ -48,7 +48,7 @@ VARIANTS = [
     {},
     {"residual": "own", "n_bigram": 0, "k_proj": False},
     {"kind": "attn", "fusion_shared": False, "pre": "n", "post": "a"},
-    {"fusion": "ff_two", "rel_pos_init": 0, "scale": True, "attn_ff": True},
+    {"kind": "ff_two", "rel_pos_init": 0, "scale": True, "attn_ff": True},
 ]
 
 
