@@ -10,7 +10,7 @@ import string
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, word_vocab
 
 from txl_config import SearchConfig
 from txl_programs.demo import chinese
@@ -19,6 +19,7 @@ from txl_programs.demo.limits import Limits
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.sampling import check_sampling
 from txl_tf.language.stopping import check_stops
+from txl_tf.language.text_generator import encode_prompt
 
 CHINESE = re.compile("[\u4e00-\u9fff]")
 SOURCES = sorted((ROOT / "txl_programs/demo").rglob("*.py"))
@@ -93,6 +94,7 @@ def char_vocab():
     (lambda: Limits().check_number("Samples", 9, 4), "“样本数”必须是 1 到 4 之间的整数，现在是 9。"),
     (lambda: char_vocab().encode("aXa", name="The prompt"),
      "提示词：'X' 不在该模型的词表（3 个符号）中，请删去或换掉它。"),
+    (lambda: encode_prompt(word_vocab(), " ", "The prompt"), "提示词为空：至少需要一个 token。"),
     (lambda: check_sampling(1, temperature=-1), "“温度”必须不小于 0，现在是 -1。"),
     (lambda: check_sampling(1, top_p=2), "“Top p”必须在 (0, 1] 之内，现在是 2。"),
     (lambda: check_sampling(1, min_p=1), "“Min p”必须在 [0, 1) 之内，现在是 1。"),

@@ -66,7 +66,8 @@ def one_of_or_initializer(choices: Collection[str]) -> Check:
 
 def keras_initializer(value: Any) -> Callable[..., Any] | None:
     """Returns the Keras initializer for an object, a class, a name or a configuration; `None` if there is none."""
-    import keras  # here, because it takes seconds, and programs should read their flags first
+    # Imported here, because it takes seconds, and programs should read their flags first. It has no stubs.
+    import keras  # pyright: ignore[reportMissingTypeStubs]
 
     initializers: Any = keras.initializers  # Keras has no types for the functions below
     saving: Any = keras.saving
@@ -110,19 +111,19 @@ def all_of(*checks: Check) -> Check:
 @added_later
 def not_empty(name: str, value: Any) -> None:
     """A check: a name of a file or folder, or each of a list, must not be empty, as unset variables of a shell are."""
-    names: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
+    names = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else [value]
     if not names or any(name == "" for name in names):
         raise ParameterError(name, value, "a name that is not empty, or left out")
 
 
 def is_integer(value: Any) -> bool:
     """Whether a value is an integer of Python or NumPy. True and False are not."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral)
 
 
 def is_number(value: Any) -> bool:
     """Whether a value is a real number of Python or NumPy. True and False are not."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, numbers.Real)
 
 
 RATE = satisfies(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1)")

@@ -237,7 +237,7 @@ MESSAGES = {
     ),
     r"seed must be an integer of 32 bits.*got (?P<value>.*)": "“随机种子”必须是 32 位整数，现在是 {value}。",
     r".*cannot spell the stop string (?P<text>.*?)(?:[:,;].*)?": "词表无法拼出停止字符串 {text}。",
-    r"(?P<name>.*?) is empty: it must hold at least one token": "{name}为空：至少需要一个 token。",
+    r"(?P<name>.*?) is empty: it must have at least one token": "{name}为空：至少需要一个 token。",
     r".* has (?P<number>[\d,]+) symbols, its end included; .*max_len=(?P<most>\d+)": (
         "这一行连同结束符有 {number} 个符号；该模型最多接受 {most} 个。"
     ),

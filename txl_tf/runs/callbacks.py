@@ -107,7 +107,7 @@ class StopOnSignal(Callback):
 
     @property
     def reason(self) -> str:
-        """What has happened, for messages."""
+        """Why the training stops, for messages."""
         reasons: dict[int | None, str] = {
             signal.SIGINT: "interrupted",
             signal.SIGTERM: "terminated",
@@ -328,9 +328,10 @@ class Progress(Callback):
         step = self.end[0]
         seconds = self.step_seconds()
         optimizer = self.model.optimizer
-        schedule = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+        schedule: Any = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
         logs["step"] = step
-        logs["learning_rate"] = float(schedule(step - 1) if callable(schedule) else optimizer.learning_rate)
+        rate: Any = schedule(step - 1) if callable(schedule) else optimizer.learning_rate
+        logs["learning_rate"] = float(rate)
         logs["tokens_per_second"] = self.tokens_per_step / seconds
         line = [self.place(step), self.show(logs, "")]
         line += [f"lr {logs['learning_rate']:.3g}", f"grad norm {logs['grad_norm']:.2f}"]

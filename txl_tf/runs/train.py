@@ -154,8 +154,6 @@ class Run:
         remedy: end of the message about data with another vocabulary than that of the run.
         metric: unit in which the loss is logged besides nats, "ppl" or "bpc".
         strategies: values of `strategy` with which the models can be trained.
-        samples: whether `sample` is called after every validation.
-        validated: names of the metrics of the validation alone.
     """
 
     folder: RunFolder
@@ -179,8 +177,6 @@ class Run:
     remedy = ""
     metric = "ppl"
     strategies: ClassVar[Sequence[str]] = STRATEGIES
-    samples: ClassVar[Any] = False
-    validated: ClassVar[Any] = ()
 
     # --------------------------------------------------------------------------------------- what subclasses define
 
@@ -218,7 +214,7 @@ class Run:
         return {}, {}
 
     @property
-    def anew(self) -> tuple[str, ...]:
+    def new_weights(self) -> tuple[str, ...]:
         """Beginnings of the names of weights that are not taken from the run that this one starts from."""
         return ()
 
@@ -227,6 +223,16 @@ class Run:
 
     def log_model(self) -> None:
         """Logs the sizes of the model and of the data."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether `sample` is called after every validation."""
+        return False
+
+    @property
+    def validated(self) -> Sequence[str]:
+        """Names of the metrics of the validation alone."""
+        return ()
 
     @property
     def metrics(self) -> Sequence[str]:
@@ -321,7 +327,7 @@ class Run:
         if self.checkpoints.write:  # an earlier run, whose checkpoints are gone, may have left some
             self.checkpoints.remove_best()
         if self.origin:
-            self.origin.load(self.model, self.model_config, self.training, self.final, self.anew)
+            self.origin.load(self.model, self.model_config, self.training, self.final, self.new_weights)
         elif self.training.warm_start_path:
             logger.info("starting from the weights of %s", self.training.warm_start_path)
             load_weights(self.model, self.training.warm_start_path)

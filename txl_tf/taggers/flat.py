@@ -151,7 +151,7 @@ class Flat(SentenceNetwork):
             of_chars = tf.concat([of_chars, bigrams], -1)
         of_chars = self.char_proj(dropout(of_chars, self.embed_dropout, drop_char))
         of_chars *= tf.cast(chars, of_chars.dtype)[..., None]
-        words = items & ~tf.pad(chars, [[0, 0], [0, n_items - length]])
+        words = items & tf.logical_not(tf.pad(chars, [[0, 0], [0, n_items - length]]))
         of_words = self.lex_proj(dropout(found, self.embed_dropout, drop_word))
         of_words *= tf.cast(words, of_words.dtype)[..., None]
         return of_words + tf.pad(of_chars, [[0, 0], [0, n_items - length], [0, 0]])

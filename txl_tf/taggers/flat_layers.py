@@ -35,7 +35,7 @@ from txl_tf.vanilla.multi_head_attention import heads_of
 EPSILON = 1e-5  # of the layer norms, PyTorch's
 
 
-def items(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int):
+def items(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
     """Checks the arguments of a call. Returns the mask, bool `[B, T]`, true at items, or `None` without padding."""
     mask = mask_of_call(x, mask)
     sizes = {"d_model": d_model}
@@ -121,7 +121,8 @@ class LatticeAttn(Layer):
         dropout_key: Tensor | None = None,
     ) -> Any:
         visible = visible_keys(items(x, r, index, mask, self.d_model))
-        q, k, v, position_scores = self.parts(*self.computed(x, r), index)
+        x, r = self.computed(x, r)
+        q, k, v, position_scores = self.parts(x, r, index)
         dropout_key = self.key_of_call(x, training, dropout_key)
         return join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
 
@@ -137,17 +138,18 @@ class LatticeAttn(Layer):
         """The heads of the pairs' positions: `[U, H, D]`."""
         return tf.reshape(self.w_r(r), [-1, self.n_head, self.d_model // self.n_head])
 
-    def parts(self, x: Tensor, r: Tensor, index: Tensor):
+    def parts(self, x: Tensor, r: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`(q + u, k, v, position_scores)`, the arguments of `attend`."""
         q, k, v = self.heads(x)
         u_bias, v_bias = (tf.cast(bias, q.dtype)[:, None, None] for bias in (self.u, self.v))
         r = self.positions(r)
         return q + u_bias, k, v, pairwise_scores(q + v_bias, r, tf.cast(index, tf.int32))
 
-    def attention_probs(self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None):
+    def attention_probs(self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         """The probabilities of the call, without dropout: `[n_head, batch, items, items]`."""
         visible = visible_keys(items(x, r, index, mask, self.d_model))
-        q, k, _, position_scores = self.parts(*self.computed(x, r), index)
+        x, r = self.computed(x, r)
+        q, k, _, position_scores = self.parts(x, r, index)
         return attention_probs(q, k, position_scores, visible, self.score_scale)
 
 
@@ -225,7 +227,7 @@ class FlatLayer(Layer):
         self.ff_1 = Linear(d_model, **options, name="ff_1")
         self.postprocess = AddAndNorm(**options, name="postprocess")
 
-    def rates(self):
+    def rates(self) -> list[float]:
         return [self.dropout, self.attn.dropatt]
 
     def settings_changed(self, names: Iterable[str]) -> None:
@@ -262,13 +264,13 @@ class FlatLayer(Layer):
         x = self._sublayer(x, lambda y: self.attn(y, r, index, mask, dropout_key=attention_key))
         return self._sublayer(x, lambda y: self.feed_forward(y, inner_key, output_key))
 
-    def _sublayer(self, x: Tensor, function: Any):
+    def _sublayer(self, x: Tensor, function: Any) -> Tensor:
         """Computes `LayerNorm(x + function(x))` in the paper's configuration."""
         y = function(x)
         return self.postprocess(y, x if self.residual == "input" else y)
 
-    def feed_forward(self, x: Tensor, inner_key: Tensor | None = None, output_key: Tensor | None = None):
+    def feed_forward(self, x: Tensor, inner_key: Tensor | None = None, output_key: Tensor | None = None) -> Tensor:
         """The feed-forward net without residual connection and layer norm."""
-        x, *weights = self.computed(x, *self.ff_0.weights, *self.ff_1.weights)
-        output = feed_forward(x, *weights, tf.nn.relu, self.dropout, inner_key)
+        x, kernel_1, bias_1, kernel_2, bias_2 = self.computed(x, *self.ff_0.weights, *self.ff_1.weights)
+        output = feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, tf.nn.relu, self.dropout, inner_key)
         return dropout(output, self.dropout, output_key)

@@ -49,7 +49,7 @@ class Pairs(NamedTuple):
     places: Tensor
 
 
-def span_distances(pos_s: Tensor, pos_e: Tensor):
+def span_distances(pos_s: Tensor, pos_e: Tensor) -> dict[str, Tensor]:
     """The four distances of every pair of items: the position of the query minus the position of the key.
 
     ```python
@@ -70,7 +70,7 @@ def span_distances(pos_s: Tensor, pos_e: Tensor):
     return {name: places[name[0]][:, :, None] - places[name[1]][:, None] for name in DISTANCES}
 
 
-def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, names: Any = DISTANCES):
+def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, names: Any = DISTANCES) -> Any:
     """Numbers the pairs of items in a batch: pairs with the same distances have the same number.
 
     The arguments may also be symbolic inputs of Keras.
@@ -114,7 +114,7 @@ class _DistinctPairs(Layer):
         return distinct_pairs(pos_s, pos_e, mask, self.names)
 
 
-def distance_table(places: Tensor, d_model: int, shift: int = 0, dtype: str = "float32"):
+def distance_table(places: Tensor, d_model: int, shift: int = 0, dtype: str = "float32") -> Any:
     """The sinusoids of all distances that occur in sentences, `-(places - 1) ... places - 1`.
 
     Args:
@@ -145,7 +145,7 @@ class _DistanceTable(Layer):
         return distance_table(places, self.d_model, self.shift)
 
 
-def fused_sum(pairs: Any, table: Tensor, kernel: Tensor):
+def fused_sum(pairs: Any, table: Tensor, kernel: Tensor) -> Tensor:
     """The product `[p_ss, p_se, ...] kernel` for every different pair: `[U, any]`.
 
     Each distance has its own part of the kernel. So the table of all distances is multiplied by each part once, and the
@@ -161,7 +161,7 @@ def fused_sum(pairs: Any, table: Tensor, kernel: Tensor):
     return tf.add_n([tf.gather(matmul(table, part), row) for part, row in zip(parts, rows, strict=True)])
 
 
-def checked_pairs(pairs: Any, names: Any):
+def checked_pairs(pairs: Any, names: Any) -> Pairs:
     """Checks the `Pairs` of a call, which are a list if the model was loaded from a Keras file."""
     if isinstance(pairs, (tuple, list)) and len(pairs) == 3 and isinstance(pairs[0], (tuple, list)):
         pairs = Pairs(*pairs)
@@ -226,7 +226,7 @@ class PositionFusion(Layer):
         """The call, with arguments that are checked: `[U, E]`."""
         return tf.nn.relu(self.linear_of(self.forward, pairs, table))
 
-    def linear_of(self, linear: Any, pairs: Any, table: Tensor):
+    def linear_of(self, linear: Any, pairs: Any, table: Tensor) -> Tensor:
         """Applies a linear layer to the concatenated sinusoids of each pair: `[U, any]`."""
         kernel, bias = self.computed(linear.kernel, linear.bias)
         return add_bias(fused_sum(pairs, table, kernel), bias)
