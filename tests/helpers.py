@@ -67,7 +67,8 @@ def eagerly():
         tf.config.run_functions_eagerly(False)
 
 
-ANY = object()  # in `raises_parameter`: a field that the test does not compare
+# In `raises_parameter`: a field that the test does not compare. Processes of pytest need the same text for it.
+ANY = "any value"
 
 
 @contextlib.contextmanager

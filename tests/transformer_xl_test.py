@@ -17,7 +17,7 @@ from txl_tf.config import ModelConfig
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import attending
 from txl_tf.kernels import dropout as dropping
-from txl_tf.layers import position_schemes
+from txl_tf.nn import position_schemes
 from txl_tf.transformer_xl import network as transformer_xl
 from txl_tf.transformer_xl.network import cache_mems
 
