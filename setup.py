@@ -78,6 +78,7 @@ setup(
             "mlflow-skinny",  # mlflow without its server and user interface; with the next two for its local store
             "sqlalchemy",
             "alembic",
+            "pandas",  # of mlflow's Keras callback
             "ray[data,default,train]>=2.50,<3",
             "pyyaml",
             "gradio>=6.31,<7",

@@ -78,7 +78,8 @@ def plain_mask(qlen, mlen, same_length):
 
 @of_article(1)
 def positional_embedding():
-    distances, inv_freq = tf.range(8.0, -1, -1), 1 / 10000 ** (tf.range(0, 12, 2.0) / 12)
+    distances = tf.range(8.0, -1, -1)
+    inv_freq = 1 / 10000 ** (tf.range(0, 12, 2.0) / 12)
     angles = distances[:, None] * inv_freq[None]
     expected = tf.concat([tf.sin(angles), tf.cos(angles)], -1)[:, None]
     for bsz in (None, 3):
@@ -102,7 +103,8 @@ def create_mask():
 
 def plain_relative_attention(layer, w, r, u, v, mask, mems):
     """Equation (6), time first: `u` and `v` are the biases of content and position."""
-    qlen, heads = w.shape[0], [layer.n_head, layer.d_head]
+    qlen = w.shape[0]
+    heads = [layer.n_head, layer.d_head]
     cat = w if mems is None else tf.concat([mems, w], 0)
     q, k, values = tf.split(cat @ layer.qkv_kernel, 3, -1)
     q, k, values = (tf.reshape(x, [*x.shape[:2], *heads]) for x in (q[-qlen:], k, values))
@@ -120,7 +122,8 @@ def rel_multihead_attn():
     layer = randomised(layers.RelMultiHeadAttn(8, 2, 3))
     w, u, v = numbers(4, 2, 8), numbers(2, 3), numbers(2, 3)
     for mlen, same_length in ((0, False), (3, False), (6, True)):
-        mems, mask = (numbers(mlen, 2, 8) if mlen else None), plain_mask(4, mlen, same_length)
+        mems = numbers(mlen, 2, 8) if mlen else None
+        mask = plain_mask(4, mlen, same_length)
         r = layers.positional_embedding(layers.relative_positions(mlen + 4), layers.inverse_frequencies(8))
         expected = plain_relative_attention(layer, w, r[0], u, v, mask, mems)
         given = swapped(w), r, u, v, mask, None if mems is None else swapped(mems)
@@ -140,9 +143,11 @@ BINS = [  # n_token, d_embed, d_proj, and more
 
 def plain_embedding(layer, x):
     if len(layer.tables) == 1:
-        y, proj = tf.gather(layer.tables[0], x), layer.projs[0]
+        y = tf.gather(layer.tables[0], x)
+        proj = layer.projs[0]
         return (y if proj is None else y @ proj) * math.sqrt(layer.d_proj)
-    y, ends = tf.zeros([*x.shape, layer.d_proj]), [0, *layer.cutoffs, layer.n_token]
+    y = tf.zeros([*x.shape, layer.d_proj])
+    ends = [0, *layer.cutoffs, layer.n_token]
     for first, last, table, proj in zip(ends[:-1], ends[1:], layer.tables, layer.projs, strict=True):
         mask = (x >= first) & (x < last)
         of_bin = tf.gather(table, tf.boolean_mask(x, mask) - first)
@@ -162,7 +167,8 @@ def adaptive_embedding():
 @of_article(1)
 def adaptive_softmax():
     """The log-probability of every word: its own in bin 0; else its cluster's plus its own within the bin."""
-    hidden, target = numbers(2, 7, 8), tf.constant(rng.integers(0, 50, [2, 7]))
+    hidden = numbers(2, 7, 8)
+    target = tf.constant(rng.integers(0, 50, [2, 7]))
     options = {"cutoffs": [10, 25], "div_val": 2}
     embedding = randomised(layers.AdaptiveEmbedding(50, 8, 8, **options))
     softmax = randomised(layers.AdaptiveSoftmax(50, 8, 8, **options))
@@ -291,7 +297,8 @@ def concatenated_one_hot():
 @of_article(4)
 def rotation():
     """The encoding of `pos + k` is that of `pos`, each pair turned by `w_i k`; products do not tell `k` from `-k`."""
-    table, k = layers.positional_encoding(40, 8)[0], 7
+    table = layers.positional_encoding(40, 8)[0]
+    k = 7
     sines, cosines = table[:, 0::2], table[:, 1::2]
     angle = k / 10000 ** (tf.range(0, 8, 2.0) / 8)
     u, v = tf.cos(angle), tf.sin(angle)
@@ -306,7 +313,8 @@ def rotation():
 def tener_scores():
     """A vector for the distance of every pair, which no matrix projects; distances have a sign."""
     layer = randomised(layers.TenerAttn(8, 2, key_position_term=False))
-    x, length = numbers(2, 5, 8), 5
+    x = numbers(2, 5, 8)
+    length = 5
     q, k, _ = (tf.reshape(part, [2, length, 2, 4]) for part in tf.split(x @ layer.qkv_kernel, 3, -1))
     distance = tf.cast(tf.range(length)[None] - tf.range(length)[:, None], tf.float32)  # key minus query
     angles = distance[..., None] * layers.tensor2tensor_frequencies(4)
@@ -333,7 +341,8 @@ def plain_fusion(fusion):
 def our_fusion(fusion):
     """`(R of the pairs that differ, which of them each pair is)`, from a table of the distances -3 ... 3."""
     pairs = layers.distinct_pairs(HEADS, TAILS, ITEMS)
-    distances, frequencies = tf.range(-3.0, 4.0), layers.inverse_frequencies(8)
+    distances = tf.range(-3.0, 4.0)
+    frequencies = layers.inverse_frequencies(8)
     return fusion(pairs, layers.positional_embedding(distances, frequencies, convention="interleaved")[0]), pairs.index
 
 
@@ -348,7 +357,8 @@ def flat_fusion():
 @of_article(4)
 def flat_scores():
     """The four terms (a) to (d), with `R_ij` in place of `R_{i-j}`."""
-    fusion, layer = randomised(layers.PositionFusion(8, "ff")), randomised(layers.LatticeAttn(8, 2))
+    fusion = randomised(layers.PositionFusion(8, "ff"))
+    layer = randomised(layers.LatticeAttn(8, 2))
     x = numbers(2, 6, 8)
     q, k, r = (
         tf.reshape(y @ dense.kernel + dense.bias, [*y.shape[:-1], 2, 4])

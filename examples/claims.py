@@ -48,7 +48,9 @@ def read_text():
     text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
     train, valid = np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
     if len(valid) <= LONGEST:
-        raise ValueError(f"data_path must have more than {10 * LONGEST} bytes, got {len(text)} in {FLAGS.data_path}")
+        allowed = f"a file of more than {10 * LONGEST} bytes"
+        message = f"data_path must be {allowed}, got {len(text)} in {FLAGS.data_path}"
+        raise txl_tf.ParameterError("data_path", FLAGS.data_path, allowed, message)
     return train, valid
 
 
@@ -64,7 +66,8 @@ def trained(lm, text):
 def nll(lm, text, mem_len=None):
     """Mean nll of a text, with the memory length of the training or with another one."""
     if mem_len is not None:
-        weights, lm = lm.get_weights(), txl_tf.TransformerXLLM(**SIZES, mem_len=mem_len)
+        weights = lm.get_weights()
+        lm = txl_tf.TransformerXLLM(**SIZES, mem_len=mem_len)
         lm.set_weights(weights)
         lm.compile()
     return lm.evaluate(txl_tf.segments(text, 4, SEGMENT), verbose=0)

@@ -55,6 +55,7 @@ import tensorflow as tf
 
 from txl_tf import TransformerXL
 from txl_tf.data.text_files import numbered_lines, read_files
+from txl_tf.errors import ParameterError
 from txl_tf.files import check_writable
 from txl_tf.runs.folder import RunFolder
 from txl_tf.schema import brief
@@ -72,7 +73,7 @@ def read_classes(vocab, data_path=None):
 
 
 def passages(classes, length):
-    """Passages of every class, as many of each as the shortest text has; every fifth of them held out.
+    """Passages of every class, the same number of each: as many as the shortest text has. Every fifth is held out.
 
     Args:
         classes: `{name: int [n]}`.
@@ -82,14 +83,15 @@ def passages(classes, length):
         (tokens, labels) to learn from and (tokens, labels) held out: int `[passages, length]`, `[passages]`.
 
     Raises:
-        ValueError: there is one class alone, or a text is shorter than five passages.
+        ParameterError: there is only one class, or a text is shorter than five passages.
     """
     if len(classes) < 2:
-        raise ValueError(f"data_path must name two files or more, one for each class, got {', '.join(classes)}")
+        raise ParameterError("data_path", list(classes), "two files or more, one for each class")
     name, ids = min(classes.items(), key=lambda item: len(item[1]))
     number = len(ids) // length
     if number < 5:
-        raise ValueError(f"{name} must hold five passages of {length} tokens or more, got {len(ids)} tokens")
+        allowed = f"five passages of {length} tokens or more"
+        raise ParameterError(name, len(ids), allowed, f"{name} must have {allowed}, got {len(ids)} tokens")
     tokens = np.stack([ids[: number * length].reshape(number, length) for ids in classes.values()])
     labels = np.repeat(np.arange(len(classes))[:, None], number, 1)
     fifth = np.arange(number) % 5 == 4
@@ -107,7 +109,7 @@ def read_rows(path):
     for number, line in numbered_lines(path):
         label, _, text = line.partition("\t")
         if not label.strip() or not text.strip():
-            raise ValueError(f"{path}, line {number} must be label<TAB>text, neither empty, got {brief(line)}")
+            raise ParameterError(f"{path}, line {number}", line, "label<TAB>text, neither empty")
         rows.append((label, text))
     return rows
 
@@ -117,36 +119,41 @@ def labelled(vocab, paths, length):
 
     Args:
         paths: one or two of what `read_rows` takes.
-        length: most tokens of a row; longer ones lose their ends, which is said.
+        length: most tokens of a row. Longer rows are cut, and a line is printed.
 
     Returns:
         `(names, train, held_out)`: the labels; each part `(tokens, labels)`, int `[rows, <= length]` with `PADDING` at
         the ends of shorter rows, and `[rows]`.
 
     Raises:
-        ValueError: a line is no row, or a symbol is not in the vocabulary: names file and line. There is one label
-            alone, a label has fewer than five rows, or one of the rows held out is new.
+        ParameterError: a line is no row, or a symbol is not in the vocabulary; the message names file and line. Or
+            there is only one label, a label has fewer than five rows, or a label of the second file is new.
     """
     if len(paths) > 2:
-        raise ValueError(f"rows must name one file or two, got {len(paths)}")
+        raise ParameterError("rows", paths, "one file or two")
     parts = [read_rows(path) for path in paths]
     numbers = Counter(label for label, _ in parts[0])
-    names, (rarest, fewest) = list(numbers), numbers.most_common()[-1]
+    names = list(numbers)
+    rarest, fewest = numbers.most_common()[-1]
     if len(names) < 2 or fewest < 5:
-        raise ValueError(f"{paths[0]} must have two labels of five rows or more, got {fewest} of {brief(rarest)}")
+        allowed = "two labels of five rows or more"
+        message = f"{paths[0]} must have {allowed}, got {fewest} of {brief(rarest)}"
+        raise ParameterError("rows", dict(numbers), allowed, message)
     new = next((label for part in parts[1:] for label, _ in part if label not in numbers), None)
     if new is not None:
-        raise ValueError(f"{paths[1]} must have labels of {paths[0]} alone, got {brief(new)}")
-    found, places = [], {name: i for i, name in enumerate(names)}
+        message = f"{paths[1]} must have only labels of {paths[0]}, got {brief(new)}"
+        raise ParameterError("rows", new, names, message)
+    found = []
+    index_of = {name: i for i, name in enumerate(names)}
     for path, part in zip(paths, parts, strict=True):
         ids = list(vocab.encode_stream((f"{text}\n" for _, text in part), path))
         cut = sum(len(row) > length for row in ids)
         if cut:
             print(f"{path}: {cut} of {len(ids)} rows have more than {length} tokens; the rest of them is left out")
         tokens = np.full([len(ids), min(length, max(map(len, ids)))], PADDING, np.int32)
-        for place, row in zip(tokens, ids, strict=True):
-            place[: len(row)] = row[:length]
-        found.append((tokens, np.array([places[label] for label, _ in part])))
+        for padded, row in zip(tokens, ids, strict=True):
+            padded[: len(row)] = row[:length]
+        found.append((tokens, np.array([index_of[label] for label, _ in part])))
     if len(found) == 1:
         tokens, labels = found[0]
         fifth = np.zeros([len(labels)], bool)
@@ -167,7 +174,7 @@ def batches(tokens, labels, shuffle_seed=None):
 def make_classifier(network, n_class):
     """A functional Keras model over a `TransformerXL`: int tokens `[batch, length]` to logits `[batch, n_class]`.
 
-    Tokens may end with `PADDING`. The mask goes on with the hidden states to the pooling.
+    Tokens may end with `PADDING`. Keras passes the mask on with the hidden states to the pooling.
     """
     tokens = keras.Input([None], dtype="int32", name="tokens")
     hidden, _ = network(tokens, padding_mask=keras.ops.not_equal(tokens, PADDING))
@@ -176,9 +183,10 @@ def make_classifier(network, n_class):
 
 
 def fit(classifier, train, held_out, *, epochs, learning_rate):
-    """Trains what is not frozen (hence `compile`, which looks). Returns the accuracy on what is held out."""
-    loss, optimizer = keras.losses.SparseCategoricalCrossentropy(from_logits=True), keras.optimizers.Adam(learning_rate)
-    if any(layer.compute_dtype == "float16" for layer in classifier.layers):  # where small gradients would be 0
+    """Compiles the model, which finds out what is frozen, and trains it. Returns the accuracy on held-out passages."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.Adam(learning_rate)
+    if any(layer.compute_dtype == "float16" for layer in classifier.layers):  # without it, small gradients become 0
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     classifier.compile(optimizer, loss, metrics=["accuracy"])
     return classifier.fit(train, validation_data=held_out, epochs=epochs, verbose=2).history["val_accuracy"][-1]
@@ -190,7 +198,7 @@ def predict(classifier, batched):
 
 
 def fine_tune(network, n_class, train, held_out, *, epochs, learning_rate):
-    """A classifier over `network`, trained in two phases, the first with the network frozen."""
+    """A classifier over `network`, trained in two phases. In the first, the network is frozen."""
     classifier = make_classifier(network, n_class)
     network.trainable = False
     classifier.summary()
@@ -203,18 +211,21 @@ def fine_tune(network, n_class, train, held_out, *, epochs, learning_rate):
 
 def classify(model_dir, data_path, rows, output, length, epochs, learning_rate, mixed_precision, scratch, seed):
     if output and not output.endswith(".keras"):
-        raise ValueError(f"output must end in .keras, got {output}")
+        raise ParameterError("output", output, "a path that ends in .keras", f"output must end in .keras, got {output}")
     check_writable(output)
     keras.utils.set_random_seed(seed)
     folder = RunFolder(model_dir, "language_model")
     if folder.family.name != "transformer_xl":
-        raise ValueError(f"model_dir must hold a Transformer-XL, got family={folder.family.name} in {folder}")
-    lm, vocab = folder.load_model(dtype=PRECISIONS[mixed_precision], mem_len=0), folder.load_vocab()
+        message = f"model_dir must be a run of Transformer-XL, got family={folder.family.name} in {folder}"
+        raise ParameterError("model_dir", folder.family.name, "a run of Transformer-XL", message)
+    lm = folder.load_model(dtype=PRECISIONS[mixed_precision], mem_len=0)
+    vocab = folder.load_vocab()
     if rows:
         names, train, held_out = labelled(vocab, rows, length)
     else:
         classes = read_classes(vocab, data_path)
-        names, (train, held_out) = list(classes), passages(classes, length)
+        names = list(classes)
+        train, held_out = passages(classes, length)
     network = lm.network
     if scratch:
         network = TransformerXL.from_config(network.get_config())
@@ -235,7 +246,10 @@ def classify(model_dir, data_path, rows, output, length, epochs, learning_rate, 
 
 
 def main():
-    names = "model_dir data_path rows output length epochs learning_rate mixed_precision scratch seed"
+    names = (
+        "model_dir", "data_path", "rows", "output", "length", "epochs", "learning_rate", "mixed_precision", "scratch",
+        "seed",
+    )  # fmt: skip
     classify(**values(names))
 
 

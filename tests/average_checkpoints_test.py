@@ -8,7 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from absl import flags
-from helpers import SMALL, assert_variables_equal, full_disk, make_run, program, randomise, run_program, word_vocab
+from helpers import (
+    ANY,
+    SMALL,
+    assert_variables_equal,
+    full_disk,
+    make_run,
+    program,
+    raises_parameter,
+    randomise,
+    run_program,
+    word_vocab,
+)
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
@@ -16,7 +27,7 @@ from txl_tf.runs.checkpoints import RunCheckpoints, average_checkpoints, average
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.origin import Origin
-from txl_tf.runs.weights import CheckpointFolder
+from txl_tf.runs.weights import CheckpointFolder, MisfitError
 from txl_tf.training.loop import LoopState
 
 
@@ -107,12 +118,10 @@ def test_checkpoints_of_other_runs_and_of_the_original_count_too(run, small_lm, 
 def test_weights_of_another_shape_are_named(run, small_lm, tmp_path):
     folder, _ = run
     path = CheckpointFolder(tmp_path / "other").save_weights(small_lm(cutoffs=[5, 12], div_val=2, d_inner=9), 4)
-    with pytest.raises(
-        ValueError,
-        match=rf"(?s){path} does not fit.*transformer/layer_0/ff/layer_1/kernel is \[8, 9\] in the checkpoint and "
-        r"\[8, 12\] in the model",
-    ):
+    with raises_parameter("checkpoint", path, error=MisfitError) as raised:
         average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", path])
+    kernel = "transformer/layer_0/ff/layer_1/kernel is [8, 9] in the checkpoint and [8, 12] in the model"
+    assert kernel in raised.value.differences
     assert not (tmp_path / "average").exists()
 
 
@@ -123,37 +132,35 @@ def test_a_run_of_another_vocabulary_or_model_is_named(run, tmp_path):
     make_run(tmp_path / "reversed", vocab, **model)
     make_run(tmp_path / "heads", word_vocab(), **{**model, "n_head": 3, "d_head": 2})
     make_run(tmp_path / "free", word_vocab(), **{**model, "dropout": 0.0, "clamp_len": 3})
-    for name, message in {
-        "reversed": f"model_dir {folder} has another vocabulary .* than the run in .*reversed .*: symbol 0 is .* there",
-        "heads": f"heads/ckpt-1 is of another model than model_dir {folder}: n_head is 3 there and 2 here",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", f"{tmp_path}/{name}/ckpt-1"])
+    paths = {name: f"{tmp_path}/{name}/ckpt-1" for name in ("reversed", "heads")}
+    with raises_parameter("vocab") as raised:
+        average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", paths["reversed"]])
+    assert f"model_dir {folder} has another vocabulary " in str(raised.value)
+    with raises_parameter("checkpoints", paths["heads"]) as raised:
+        average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", paths["heads"]])
+    assert "n_head is 3 there and 2 here" in str(raised.value)
     average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", f"{tmp_path}/free/ckpt-1"])
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, name, value, allowed",
     [
-        ({}, "either checkpoints or num_last_checkpoints must say"),
-        ({"checkpoints": ["ckpt-1"], "num_last_checkpoints": 2}, "either checkpoints or num_last_checkpoints must say"),
-        ({"num_last_checkpoints": 4}, "num_last_checkpoints=4, but model_dir .*run holds 3: ckpt-1, ckpt-2, ckpt-3"),
-        ({"num_last_checkpoints": 0}, "num_last_checkpoints must be at least 1, got 0"),
-        ({"checkpoints": ["ckpt-7"]}, "no checkpoint at ckpt-7, nor in .*run"),
-        (
-            {"checkpoints": ["ckpt-2", "", "ckpt-3"]},
-            "checkpoints must name a checkpoint each, got an empty name: ckpt-2,,",
-        ),
-        ({"checkpoints": ["ckpt-1"], "model_dir": "nowhere"}, "model_dir nowhere is not the folder of a run"),
-        ({"checkpoints": ["ckpt-1"], "output_dir": "."}, "run already holds a run: choose a new folder"),
+        ({}, "checkpoints", None, ANY),
+        ({"checkpoints": ["ckpt-1"], "num_last_checkpoints": 2}, "checkpoints", ["ckpt-1"], ANY),
+        ({"num_last_checkpoints": 4}, "num_last_checkpoints", 4, "at most 3"),
+        ({"num_last_checkpoints": 0}, "num_last_checkpoints", 0, "at least 1"),
+        ({"checkpoints": ["ckpt-7"]}, "checkpoint", "ckpt-7", ANY),
+        ({"checkpoints": ["ckpt-2", "", "ckpt-3"]}, "checkpoints", ["ckpt-2", "", "ckpt-3"], "names of checkpoints"),
+        ({"checkpoints": ["ckpt-1"], "model_dir": "nowhere"}, "model_dir", "nowhere", "the folder of a run"),
+        ({"checkpoints": ["ckpt-1"], "output_dir": "."}, "model_dir", ANY, "a new folder"),
     ],
     ids=str,
 )
-def test_bad_input_is_one_clear_error(run, tmp_path, monkeypatch, arguments, message):
+def test_bad_input_is_one_clear_error(run, tmp_path, monkeypatch, arguments, name, value, allowed):
     monkeypatch.chdir(run[0].path)
     if "output_dir" in arguments:
         arguments = {**arguments, "output_dir": run[0].path}
-    with pytest.raises(ValueError, match=message):
+    with raises_parameter(name, value, allowed):
         average_checkpoints(**{"model_dir": run[0].path, "output_dir": tmp_path / "average", **arguments})
     assert not (tmp_path / "average").exists()
 
@@ -168,7 +175,7 @@ def test_the_program_in_this_process(run, tmp_path, capsys):
         assert capsys.readouterr().out == expected
         found = txl_tf.tf1_variables(txl_tf.load_run(tmp_path / "average")[0])
         assert_variables_equal(found, mean([run[1][0], run[1][2]]))
-        with pytest.raises(ValueError, match="already holds a run"):
+        with raises_parameter("model_dir", allowed="a new folder"):
             tool.main()
 
 

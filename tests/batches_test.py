@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import WatchedTokens, as_lists
+from helpers import ANY, WatchedTokens, as_lists, raises_parameter
 
 from txl_tf.data.text import batches
 from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batches, segments
@@ -187,20 +187,20 @@ def test_bin_capacities_are_the_originals(reference, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "options", "message"),
+    ("tokens", "options", "name", "value"),
     [
-        (np.arange(9), {"batch_size": 0}, "batch_size must be positive, got 0"),
-        (np.arange(9), {"tgt_len": -3}, "tgt_len must be positive, got -3"),
-        (np.arange(7), {}, "the text has 7 tokens: batch_size=4 and tgt_len=2 need at least 8, 2 a row"),
-        (np.arange(11), {"drop_remainder": True}, "the text has 11 tokens: .* need at least 12, 3 a row"),
-        (np.arange(9.0), {}, r"tokens must be a 1-D integer array, got float64 of shape \(9,\)"),
-        (np.zeros([3, 4], int), {}, r"tokens must be a 1-D integer array, got int64 of shape \(3, 4\)"),
-        (np.arange(9), {"start": -1}, r"start must be in \[0, 1\], the number of batches, got -1"),
-        (np.arange(9), {"start": 2}, r"start must be in \[0, 1\], the number of batches, got 2"),
+        (np.arange(9), {"batch_size": 0}, "batch_size", 0),
+        (np.arange(9), {"tgt_len": -3}, "tgt_len", -3),
+        (np.arange(7), {}, "the text", 7),
+        (np.arange(11), {"drop_remainder": True}, "the text", 11),
+        (np.arange(9.0), {}, "tokens", ANY),
+        (np.zeros([3, 4], int), {}, "tokens", ANY),
+        (np.arange(9), {"start": -1}, "start", -1),
+        (np.arange(9), {"start": 2}, "start", 2),
     ],
 )
-def test_segments_refuse_bad_arguments(tokens, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_segments_refuse_bad_arguments(tokens, options, name, value):
+    with raises_parameter(name, value):
         segments(tokens, **{"batch_size": 4, "tgt_len": 2, **options})
 
 
@@ -215,5 +215,5 @@ def test_an_id_that_int32_does_not_hold_is_no_other_id(tmp_path, dtype):
 
 
 def test_bin_capacities_refuse_a_text_shorter_than_a_batch():
-    with pytest.raises(ValueError, match="the text has 31 tokens: .* need at least 32, 16 a row"):
+    with raises_parameter("the text", 31):
         choose_bin_capacities(np.arange(31), 2, 16, [10])

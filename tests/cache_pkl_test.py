@@ -11,11 +11,12 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import CACHED_SYMBOLS, CACHED_TOKENS, Python2Pickler, make_cache, read_hostile
+from helpers import CACHED_SYMBOLS, CACHED_TOKENS, Python2Pickler, make_cache, raises_parameter, read_hostile
 from hostile import read_forked
 
 from txl_tf.convert.cache_pkl import read_cache_pkl
 from txl_tf.convert.corpus_files import WHITE_SPACE
+from txl_tf.convert.pickles import FileError, RefusedError
 
 WAYS = [
     *({"protocol": protocol} for protocol in range(6)),
@@ -144,7 +145,7 @@ def test_every_other_name_is_refused(tmp_path):
     path = tmp_path / "cache.pkl"
     for module, name in OTHER_NAMES:
         path.write_bytes(stack_global_call(module, name, "x") + b".")
-        with pytest.raises(ValueError, match="is refused: it names") as error:
+        with raises_parameter("path", str(path), error=RefusedError) as error:
             read_cache_pkl(path)
             pytest.fail(f"{module}.{name}: not refused")
         assert f"{module}.{name}" in str(error.value)
@@ -167,7 +168,7 @@ def test_attributes_set_on_a_class_reach_neither_the_class_nor_the_next_file(tmp
     path = tmp_path / "bad.pkl"
     for known in (b"ccollections\nCounter\n", b"cdata_utils\nCorpus\n", b"cnumpy.core.multiarray\n_reconstruct\n"):
         path.write_bytes(b"\x80\x02" + known + b"N}(" + string("update") + string("x") + b"u\x86b.")
-        with pytest.raises(ValueError, match="cannot be read"):
+        with raises_parameter("path", str(path), error=FileError):
             read_cache_pkl(path)
     assert collections.Counter.update is before
     assert read_cache_pkl(make_cache(tmp_path / "good.pkl", monkeypatch)).symbols == CACHED_SYMBOLS
@@ -187,9 +188,10 @@ def test_what_is_no_cache_is_one_clear_error(tmp_path, data):
 
 def test_tokens_that_are_no_integers_and_symbols_that_are_no_text_are_errors(tmp_path, monkeypatch):
     path = make_cache(tmp_path / "cache.pkl", monkeypatch, train=np.array([1.5]))
-    with pytest.raises(ValueError, match="tokens must be a 1-D integer array, got f8"):
+    with raises_parameter("path", str(path), error=FileError) as error:
         read_cache_pkl(path)
-    with pytest.raises(ValueError, match="no corpus with a vocabulary"):
+    assert "tokens must be a 1-D integer array, got f8" in str(error.value)
+    with raises_parameter("path", str(path), error=FileError):
         read_cache_pkl(make_cache(tmp_path / "cache.pkl", monkeypatch, symbols=["the", 3]))
 
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL
+from helpers import SMALL, raises_parameter
 
 from txl_tf.transformer_xl import inference, ring
 from txl_tf.transformer_xl.cache import (
@@ -182,7 +182,7 @@ def test_xla_computes_the_same(small_lm):
 
 def test_what_does_not_fit_is_an_error(small_lm):
     network = small_lm(mem_len=4).network
-    with pytest.raises(ValueError, match="tokens must be at most max_segment=2 long, got 3"):
+    with raises_parameter("tokens", 3, "at most max_segment=2 long"):
         cached_forward(network, precompute(network, 2), tokens(1, 3), initial_state(network, 1, 2))
-    with pytest.raises(ValueError, match="mems must hold mem_len=4 positions, got 3"):
+    with raises_parameter("mems", allowed="memories of mem_len=4 positions"):
         state_of(network, [keras.ops.zeros([1, 3, 8])] * 2)

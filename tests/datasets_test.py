@@ -4,14 +4,13 @@ import os
 
 import numpy as np
 import pytest
-from helpers import as_lists, write_splits, write_text
+from helpers import as_lists, raises_parameter, write_splits, write_text
 
 from txl_tf.data import text_files
 from txl_tf.data.text import corpus, datasets
 from txl_tf.data.text.batches import segments
 from txl_tf.data.text.download import LM1B_SHARDS
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import ParameterError
 
 # --------------------------------------------------------------------------------------------- text -> tokens
 
@@ -51,7 +50,7 @@ def test_wt103_counts_train_only_and_has_the_originals_cutoffs(tmp_path):
 
 def test_wt103_names_an_unknown_word_where_the_text_has_no_unk(tmp_path):
     path = write_splits(tmp_path, "a b\n", "a\nb new\n", "a\n")
-    with pytest.raises(ValueError, match=r"valid\.txt, line 2: 'new' is not in the vocabulary"):
+    with raises_parameter(f"{tmp_path}/valid.txt, line 2", "new"):
         corpus.build_corpus("wt103", path)
 
 
@@ -132,9 +131,9 @@ def test_a_word_without_end_is_refused_and_the_rest_is_cut_in_linear_time(monkey
     words = ["a " * 99, "x" * 60, "x" * 40, " b", "\n"]
     assert "".join(text_files.cut_between(words, "word")) == "".join(words)
     read = []
-    with pytest.raises(ParameterError, match="^big.txt has a word of more than 100 characters") as caught:
+    with raises_parameter("level", "word"):
         list(text_files.cut_between((read.append(i) or "x" * 10 for i in range(10**6)), "word", "big.txt"))
-    assert (caught.value.name, caught.value.value, len(read)) == ("level", "word", 11)
+    assert len(read) == 11
     searched = []
     monkeypatch.setattr(text_files, "_last_cut", lambda text, level: searched.append(len(text)) or 0)
     pieces = ["x" * 10] * 1000 + ["\n"]
@@ -225,16 +224,16 @@ def test_lm1b_of_another_seed_has_the_same_sentences_in_another_order(tmp_path):
 
 
 def test_lm1b_names_what_is_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no file .*valid.txt. Dataset 'lm1b' needs it; .* --download"):
+    with pytest.raises(FileNotFoundError, match="valid.txt.* --download"):
         corpus.prepare(tmp_path, "lm1b")
     write_text(tmp_path / "valid.txt", "a\n")
-    with pytest.raises(FileNotFoundError, match="no file .*1b_word_vocab.txt"):
+    with pytest.raises(FileNotFoundError, match="1b_word_vocab.txt"):
         corpus.prepare(tmp_path, "lm1b")
     write_text(tmp_path / "1b_word_vocab.txt", "<S>\na\n")
-    with pytest.raises(FileNotFoundError, match=r"no file .*tokenized.shuffled/news.en-\*"):
+    with pytest.raises(FileNotFoundError, match=r"tokenized.shuffled/news.en-\*"):
         corpus.prepare(tmp_path, "lm1b")
     write_lm1b(tmp_path / "whole", vocab="<S>\na\n")
-    with pytest.raises(ValueError, match="unk symbol '<UNK>' is not in vocabulary file .*1b_word_vocab.txt"):
+    with raises_parameter("vocab_path", f"{tmp_path}/whole/1b_word_vocab.txt"):
         corpus.prepare(tmp_path / "whole", "lm1b")
 
 
@@ -257,10 +256,10 @@ def test_a_large_text_vocabulary_has_cutoffs_unless_told_otherwise(tmp_path):
     assert corpus.build_corpus("text", path, level="word").cutoffs == [1000, 9000, 22000]
     assert corpus.build_corpus("text", path, level="word", cutoffs=[]).cutoffs == []
     assert corpus.build_corpus("text", path, level="word", cutoffs=[100, 25002]).cutoffs == [100, 25002]
-    with pytest.raises(ValueError, match=r"cutoffs must be below 25003, .* got \[100, 25003\]"):
+    with raises_parameter("cutoffs", [100, 25003]):
         corpus.build_corpus("text", path, level="word", cutoffs=[100, 25003])
     for bad in ([0, 5], [5, 5], [7, 5]):
-        with pytest.raises(ValueError, match="cutoffs must be positive and rise"):
+        with raises_parameter("cutoffs", bad):
             corpus.build_corpus("text", path, level="word", cutoffs=bad)
 
 
@@ -268,46 +267,49 @@ def test_a_large_text_vocabulary_has_cutoffs_unless_told_otherwise(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "options", "message"),
+    ("dataset", "options", "name", "value"),
     [
-        ("wiki", {}, "dataset must be one of pydoc, text, .*, lm1b, got 'wiki'"),
-        ("wt2", {}, "dataset 'wt2' needs data_path: a folder of train.txt, valid.txt, test.txt"),
-        ("text", {}, "dataset 'text' needs data_path: a UTF-8 text file"),
-        ("pydoc", {"data_path": ["my.txt"]}, "'pydoc' .* reads no data_path, got .*my.txt"),
-        ("pydoc", {"level": "bpe"}, "level must be one of word, char, byte, subword, got 'bpe'"),
-        ("pydoc", {"valid_fraction": 0}, "valid_fraction must be between 0 and 1, both excluded, got 0"),
-        ("pydoc", {"valid_fraction": 1.0}, "valid_fraction must be between 0 and 1, both excluded, got 1.0"),
+        ("wiki", {}, "dataset", "wiki"),
+        ("wt2", {}, "data_path", None),
+        ("text", {}, "data_path", None),
+        ("pydoc", {"data_path": ["my.txt"]}, "data_path", ["my.txt"]),
+        ("pydoc", {"level": "bpe"}, "level", "bpe"),
+        ("pydoc", {"valid_fraction": 0}, "valid_fraction", 0),
+        ("pydoc", {"valid_fraction": 1.0}, "valid_fraction", 1.0),
     ],
 )
-def test_bad_arguments_are_refused(dataset, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments_are_refused(dataset, options, name, value):
+    with raises_parameter(name, value):
         corpus.build_corpus(dataset, **options)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"a\.txt is empty"),
-        (b"a", "a text of 1 tokens is too short to hold out 0.05 of it"),
-        (b"ab\xc3\xa9\xff", r"a\.txt is not UTF-8 text: see byte 4. level='byte' reads any file"),
-        (b"ab\xc3\xa9\xe2\x80", r"a\.txt is not UTF-8 text: see byte 4"),
-        (b"ab\x00", r"a\.txt is not UTF-8 text: see byte 2"),
-    ],
+    ("content", "wrong_byte"),
+    [(b"", None), (b"ab\xc3\xa9\xff", 4), (b"ab\xc3\xa9\xe2\x80", 4), (b"ab\x00", 2)],
 )
 @pytest.mark.parametrize("read_bytes", [1, 1 << 20])
-def test_bad_files_are_refused(tmp_path, monkeypatch, content, message, read_bytes):
+def test_bad_files_are_refused(tmp_path, monkeypatch, content, wrong_byte, read_bytes):
     monkeypatch.setattr(text_files, "BLOCK_BYTES", read_bytes)
-    with pytest.raises(ValueError, match=message):
-        corpus.build_corpus("text", write_text(tmp_path / "a.txt", content))
+    path = write_text(tmp_path / "a.txt", content)
+    with raises_parameter(path) as raised:
+        corpus.build_corpus("text", path)
+    if wrong_byte is not None:
+        assert raised.value.allowed == "UTF-8 text"
+        assert f"byte {wrong_byte}. level='byte' reads any file" in str(raised.value)
+
+
+def test_a_text_that_is_too_short_to_hold_out_a_part_is_refused(tmp_path):
+    with raises_parameter("valid_fraction", 0.05):
+        corpus.build_corpus("text", write_text(tmp_path / "a.txt", "a"))
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no file .*nowhere.txt"):
+    with pytest.raises(FileNotFoundError, match="nowhere.txt"):
         corpus.build_corpus("text", str(tmp_path / "nowhere.txt"))
     write_text(tmp_path / "train.txt", "a\n")
-    with pytest.raises(FileNotFoundError, match="no file .*valid.txt"):
+    with pytest.raises(FileNotFoundError, match="valid.txt"):
         corpus.build_corpus("wt2", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="no file in the pattern .*[*].jsonl"):
+    with pytest.raises(FileNotFoundError, match="[*].jsonl"):
         corpus.build_corpus("text", str(tmp_path / "*.jsonl"))
 
 
@@ -326,11 +328,9 @@ def test_a_text_in_a_given_vocabulary(tmp_path):
     made = corpus.build_corpus("text", write_text(tmp_path / "c.txt", "aï <"), vocab_path=unknown, valid_fraction=0.5)
     np.testing.assert_array_equal([*made.splits["train"], *made.splits["valid"]], [2, 0, 0, 0])
     assert (made.vocab.unk, made.vocab.special) == ("<unk>", ["<unk>"])
-    with pytest.raises(ValueError, match="a.txt, line 1: ' ' is not in the vocabulary of 3 symbols"):
+    with raises_parameter(f"{tmp_path}/a.txt, line 1", " "):
         corpus.build_corpus("text", text, vocab_path=chars)
-    with pytest.raises(
-        ValueError, match="min_freq, max_size and vocab_size choose symbols, but vocab_path=.*vocab.txt has them"
-    ):
+    with raises_parameter("vocab_path", f"{tmp_path}/vocab.txt"):
         corpus.build_corpus("text", text, level="word", vocab_path=symbols, min_freq=2)
-    with pytest.raises(FileNotFoundError, match="there is no file .*absent"):
+    with pytest.raises(FileNotFoundError, match="absent"):
         corpus.build_corpus("text", text, vocab_path=str(tmp_path / "absent"))

@@ -328,29 +328,25 @@ WORKERS = {"worker": ["localhost:1", "localhost:2"]}
 
 
 @pytest.mark.parametrize(
-    "config, message",
+    "config, reason",
     [
-        (None, "needs the environment variable TF_CONFIG"),
-        ("{not json", "TF_CONFIG is malformed .*JSONDecodeError.*not json"),
-        ({"cluster": WORKERS}, "TF_CONFIG is malformed .*task"),
-        (
-            {"cluster": WORKERS, "task": {"type": "worker", "index": 2}},
-            "must name a task among the one chief and the workers",
-        ),
-        (
-            {"cluster": WORKERS, "task": {"type": "ps", "index": 0}},
-            "must name a task among the one chief and the workers",
-        ),
-        ({"cluster": {"worker": ["one:two"]}, "task": {"type": "worker", "index": 0}}, "each as host:port"),
+        (None, "TF_CONFIG"),
+        ("{not json", "JSONDecodeError"),
+        ({"cluster": WORKERS}, "KeyError: 'task'"),
+        ({"cluster": WORKERS, "task": {"type": "worker", "index": 2}}, "task"),
+        ({"cluster": WORKERS, "task": {"type": "ps", "index": 0}}, "task"),
+        ({"cluster": {"worker": ["one:two"]}, "task": {"type": "worker", "index": 0}}, "host:port"),
     ],
     ids=str,
 )
-def test_a_bad_tf_config_is_one_clear_error(monkeypatch, config, message):
+def test_a_bad_tf_config_is_one_clear_error(monkeypatch, config, reason):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    if config is not None:
-        monkeypatch.setenv("TF_CONFIG", config if isinstance(config, str) else json.dumps(config))
-    with pytest.raises(ValueError, match=message):
+    given = config if config is None or isinstance(config, str) else json.dumps(config)
+    if given is not None:
+        monkeypatch.setenv("TF_CONFIG", given)
+    with raises_parameter("TF_CONFIG", given) as raised:
         distribution.make_strategy("multi_worker")
+    assert reason in str(raised.value)
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])

@@ -12,6 +12,7 @@ from helpers import (
     as_lists,
     assert_variables_equal,
     program,
+    raises_parameter,
     randomise,
     read_checkpoint,
     run_program,
@@ -66,7 +67,7 @@ def test_every_epoch_has_all_documents_in_an_order_of_its_own():
         assert sorted(order) == sorted(TOKENS) and len(ends) in (4, 5)
     assert orders == [tuple(Documents(TOKENS, END, seed=3).order(epoch)[:]) for epoch in range(20)]
     assert orders != [tuple(Documents(TOKENS, END, seed=4).order(epoch)[:]) for epoch in range(20)]
-    with pytest.raises(ValueError, match="two documents at least to be shuffled, got 1"):
+    with raises_parameter("tokens", 1):
         Documents(TOKENS[:3], END, 0)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import raises_parameter
 
 from txl_tf.kernels.dropout import dropout, split
 
@@ -157,7 +158,7 @@ def test_without_rows_every_share_gets_the_same_mask():
 
 
 def test_more_places_than_keys_can_tell_apart_are_an_error():
-    with pytest.raises(ValueError, match="num must be below 1024, got 1024"):
+    with raises_parameter("num", 1024, "below 1024"):
         split(KEY, 1024)
 
 

@@ -6,6 +6,7 @@ import stat
 
 import pytest
 import tensorflow as tf
+from helpers import raises_parameter
 
 from txl_tf import files
 
@@ -30,9 +31,7 @@ def test_a_change_is_noticed_unless_the_checksum_is_removed(path):
     values = json.loads(open(path).read())
     values["b"][0] = 2
     open(path, "w").write(json.dumps(values))
-    with pytest.raises(
-        ValueError, match='a.json is not as it was written: checksum mismatch. .* remove the line "checksum"'
-    ):
+    with raises_parameter("checksum", "39d2a35f37a1894e1e45b131feb39422b3a36360edce0bc46dfda95f3e3c3931"):
         files.read_json(path, accept)
     del values["checksum"]
     open(path, "w").write(json.dumps(values))
@@ -40,29 +39,30 @@ def test_a_change_is_noticed_unless_the_checksum_is_removed(path):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content, value",
     [
-        (b"", "a.json is not JSON: Expecting value"),
-        (b"{", "a.json is not JSON: "),
-        (b'{"a": 1', "a.json is not JSON: "),
-        (b"\xff\xfe\x00", "a.json is not JSON: "),
-        (b"[" * 100000, "a.json is not JSON: "),
-        (b'{"a": ' + b"9" * 5000 + b"}", "a.json is not JSON: "),
-        (b"[]", "a.json must hold a JSON object, got list"),
-        (b"3", "a.json must hold a JSON object, got int"),
-        (b"null", "a.json must hold a JSON object, got NoneType"),
-        (b"{}", "a.json: a must be there"),
+        (b"", None),
+        (b"{", None),
+        (b'{"a": 1', None),
+        (b"\xff\xfe\x00", None),
+        (b"[" * 100000, None),
+        (b'{"a": ' + b"9" * 5000 + b"}", None),
+        (b"[]", []),
+        (b"3", 3),
+        (b"null", None),
+        (b"{}", None),
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_is_no_json_object_is_one_clear_error(path, content, message):
+def test_what_is_no_json_object_is_one_clear_error(path, content, value):
     def check(values):
         if "a" not in values:
             raise ValueError("a must be there")
 
     open(path, "wb").write(content)
-    with pytest.raises(ValueError, match=message):
+    with raises_parameter(path, value) as raised:
         files.read_json(path, check)
+    assert str(raised.value).startswith(path) and len(str(raised.value).splitlines()) == 1
 
 
 def test_a_file_that_cannot_be_read_is_an_oserror_that_names_it(tmp_path):

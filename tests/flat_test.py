@@ -4,10 +4,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from flat_program import FUSIONS, ProgramFlat
 from helpers import raises_parameter, randomise
 
 import txl_tf
-from txl_tf.config import FUSIONS
+from txl_tf.config import FlatConfig
+from txl_tf.errors import UnknownArgumentError
 
 N_TOKEN, N_BIGRAM = 9, 7
 SENTENCES = [(4, [(1, 2), (0, 3)]), (2, [(0, 1)]), (3, [])]  # characters, and the words that are found in them
@@ -17,7 +19,9 @@ SLOW = pytest.mark.slow
 
 
 def make_flat(**options):
-    network = txl_tf.Flat(**{"n_token": N_TOKEN, "n_bigram": N_BIGRAM, "seed": 0, **SETTINGS, **options})
+    """A `Flat` or, where there are options that only the original program has, the port of it."""
+    make = ProgramFlat if options.keys() & {"kind", *FlatConfig.removed} else txl_tf.Flat
+    network = make(**{"n_token": N_TOKEN, "n_bigram": N_BIGRAM, "seed": 0, **SETTINGS, **options})
     network.build()
     randomise(network, scale=0.8)
     return network
@@ -43,7 +47,7 @@ def make_inputs(sentences=SENTENCES, extra=0, seed=0):
 VARIANTS = [
     {},
     {"residual": "own", "n_bigram": 0, "k_proj": False},
-    {"fusion": "attn", "fusion_shared": False, "pre": "n", "post": "a"},
+    {"kind": "attn", "fusion_shared": False, "pre": "n", "post": "a"},
     {"fusion": "ff_two", "rel_pos_init": 0, "scale": True, "attn_ff": True},
 ]
 
@@ -142,7 +146,7 @@ def test_moving_all_places_changes_nothing():
 
 def test_distances_of_the_program_have_the_longest_sentence_added():
     """`rel_pos_init` 0 is another model; its positions are those of distances d + max_seq_len."""
-    inputs, options = make_inputs(), {"fusion": "ff_linear"}
+    inputs, options = make_inputs(), {"kind": "ff_linear"}
     ours, program = make_flat(**options), make_flat(rel_pos_init=0, **options)
     (of_ours,), _ = ours.positions(inputs)
     (of_program,), index = program.positions(inputs)
@@ -178,7 +182,8 @@ def test_attention_probabilities_are_those_of_the_layers(options):
     fused, index = network.positions(inputs)
     x = network.stacked[0](network.embed(inputs), fused[0], index, items)
     second = network.stacked[1]
-    expected = second.attn.attention_probs(second.preprocess(x, x), fused[-1], index, items)
+    y = second.preprocess(x, x) if hasattr(second, "preprocess") else x
+    expected = second.attn.attention_probs(y, fused[-1], index, items)
     np.testing.assert_allclose(probs[:, items], expected.numpy()[:, items], rtol=1e-5, atol=1e-7)
 
 
@@ -225,10 +230,10 @@ def test_embed_dropout_drops_components_of_characters_and_of_words_at_its_rate()
 # ---------------------------------------- saving and errors
 
 
-@variants(2, 3, more=[{"fusion": name} for name in FUSIONS])
+@variants(2, 3, more=[{"kind": name} for name in FUSIONS])
 def test_its_configuration_makes_it_again(options):
     network, inputs = make_flat(**options), make_inputs()
-    copy = txl_tf.Flat.from_config(network.get_config())
+    copy = type(network).from_config(network.get_config())
     assert copy.get_config() == network.get_config()
     copy.build()
     copy.set_weights(network.get_weights())
@@ -240,12 +245,10 @@ BAD = [
     ({"n_token": 0}, "n_token", "1"),
     ({"d_model": 7}, "d_model", "even"),
     ({"d_model": 10, "n_head": 4}, "d_model", "n_head=4"),
-    ({"fusion": "sum"}, "fusion", "gate"),
+    ({"fusion": "sum"}, "fusion", "ff_two"),
+    ({"fusion": "gate"}, "fusion", "ff_two"),
     ({"rel_pos_init": 2}, "rel_pos_init", "1"),
     ({"residual": "both"}, "residual", "own"),
-    ({"activation": "gelu"}, "activation", "leaky"),
-    ({"pre": "x"}, "pre", "a (add)"),
-    ({"post": "anx"}, "post", "a (add)"),
     ({"k_proj": "no"}, "k_proj", "True"),
     ({"embed_dropout": 1.0}, "embed_dropout", "[0, 1)"),
 ]
@@ -256,3 +259,26 @@ def test_bad_arguments_are_errors():
         with raises_parameter(name, options[name], limit=limit):
             make_flat(**options)
             pytest.fail(f"no error: {options}")
+
+
+@pytest.mark.parametrize("cls", [txl_tf.Flat, txl_tf.layers.FlatLayer, txl_tf.layers.LatticeAttn])
+def test_configurations_of_earlier_versions_load_unless_an_option_was_removed(cls):
+    options = {**SETTINGS, "n_token": N_TOKEN} if cls is txl_tf.Flat else {"d_model": 8, "n_head": 2}
+    options |= {"d_inner": 12} if cls is txl_tf.layers.FlatLayer else {}
+    old = {**options, **FlatConfig.removed}
+    assert cls.from_config(old).get_config().keys() == cls(**options).get_config().keys()
+    for name, value in {"q_proj": False, "r_proj": False, "attn_ff": True, "pre": "n", "activation": "leaky"}.items():
+        with raises_parameter(name, value, [FlatConfig.removed[name]]) as raised:
+            cls.from_config({**old, name: value})
+    assert str(raised.value) == "activation must be 'relu', got 'leaky': other values were removed from txl_tf"
+    with raises_parameter("pre", "", error=UnknownArgumentError):
+        cls(**options, pre="")
+
+
+def test_the_attention_of_an_old_layer_is_checked_too():
+    layer = txl_tf.layers.FlatLayer(8, 2, 12, attention={"k_proj": False})
+    config = layer.get_config()
+    old = {**config, "attention": {**config["attention"], "q_proj": True, "attn_ff": False}}
+    assert txl_tf.layers.FlatLayer.from_config(old).get_config() == config
+    with raises_parameter("q_proj", False):
+        txl_tf.layers.FlatLayer.from_config({**config, "attention": {"q_proj": False}})

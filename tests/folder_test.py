@@ -1,12 +1,23 @@
 """The folder of a run: what `load_run` makes of it, what is new, best and latest in it, and errors that name it."""
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, TEXT, assert_variables_equal, full_disk, make_run, read_checkpoint, word_vocab, write_text
+from helpers import (
+    SMALL,
+    TEXT,
+    assert_variables_equal,
+    full_disk,
+    make_run,
+    raises_parameter,
+    read_checkpoint,
+    word_vocab,
+    write_text,
+)
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
@@ -16,7 +27,7 @@ from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.same_run import check_same_config
-from txl_tf.runs.weights import CheckpointGone, CheckpointReader, delete_checkpoint, load_weights
+from txl_tf.runs.weights import CheckpointGone, CheckpointReader, MisfitError, delete_checkpoint, load_weights
 
 MODEL = {**SMALL, "mem_len": 4}
 
@@ -104,7 +115,7 @@ def test_a_run_that_is_made_is_one_that_opens(made, run_dir, small_batches):
     config = {"family": "transformer_xl", "data": {"dataset": "text"}, "model": MODEL, "vocab": vocab.get_config()}
     assert folder.read_config() == {**config, "fingerprints": {"vocab": vocab.fingerprint()}}
     assert folder.find_checkpoint() == str(run_dir / "ckpt-7") and folder.find_best() is None
-    with pytest.raises(ValueError, match=f"{run_dir} already holds a run: choose a new folder"):
+    with raises_parameter("model_dir", str(run_dir), "a new folder"):
         folder.create({"dataset": "text"}, MODEL, [vocab], lm, step=8)
     assert folder.steps() == [7]
 
@@ -137,7 +148,7 @@ def test_a_checkpoint_of_the_original_is_found_too(small_lm, run_dir):
     folder = RunFolder(run_dir)
     assert folder.find_checkpoint() == str(run_dir / "model.ckpt-3")
     assert folder.name_of(folder.find_checkpoint()) == "latest, step 3"
-    with pytest.raises(ValueError, match="already holds a run"):
+    with raises_parameter("model_dir", str(run_dir), "a new folder"):
         folder.check_new()
 
 
@@ -147,13 +158,14 @@ def test_a_run_of_another_configuration_names_every_change(made):
     check_same_config(folder, config)
     check_same_config(folder, {**config, "training": {"train_steps": 5, "seed": 0}})  # seed 0 is the default
     changed = {**config, "model": {**config["model"], "d_inner": 9, "n_head": 1}, "training": {"seed": 4}}
-    with pytest.raises(ValueError, match=f"model_dir {folder} holds a run of another configuration") as error:
+    with raises_parameter("model_dir", folder.path, error=MisfitError) as raised:
         check_same_config(folder, changed)
-    assert str(error.value).splitlines()[1:] == [
+    assert str(raised.value).splitlines()[1:] == [
         "  model.n_head: 2 there, 1 now",
         "  model.d_inner: 12 there, 9 now",
         "  training.seed: 0 there, 4 now",
     ]
+    assert pickle.loads(pickle.dumps(raised.value)).differences == raised.value.differences
 
 
 def test_writing_keeps_out_others_and_leaves_no_file(run_dir):
@@ -172,29 +184,33 @@ def test_writing_keeps_out_others_and_leaves_no_file(run_dir):
 def test_what_is_missing_is_named_with_the_folder(made, run_dir, tmp_path):
     folder, _ = made
     for load in (txl_tf.load_run, lambda path: RunFolder(path).read_config()):
-        with pytest.raises(ValueError, match=f"model_dir {tmp_path} is not the folder of a run: .*config.json"):
+        with raises_parameter("model_dir", str(tmp_path), "the folder of a run"):
             load(tmp_path)
-    with pytest.raises(ValueError, match=f"no checkpoint at ckpt-8, nor in {run_dir}: ckpt-8.index does not exist"):
+    with raises_parameter("checkpoint", "ckpt-8", error=CheckpointGone) as raised:
         txl_tf.load_run(run_dir, "ckpt-8")
-    with pytest.raises(ValueError, match=f"model_dir {run_dir} holds no best checkpoint: there was no validation yet"):
+    assert str(raised.value) == f"no checkpoint at ckpt-8, nor in {run_dir}: ckpt-8.index does not exist"
+    with raises_parameter("model_dir", str(run_dir), "a folder with a best checkpoint"):
         txl_tf.load_run(run_dir, "best")
     for path in run_dir.glob("ckpt-7.*"):
         path.unlink()
     (run_dir / "checkpoint").unlink()
-    with pytest.raises(ValueError, match=f"model_dir {run_dir} holds no checkpoint"):
+    with raises_parameter("model_dir", str(run_dir), "a folder with a checkpoint"):
         txl_tf.load_run(run_dir)
 
 
 def test_a_model_that_does_not_fit_names_the_checkpoint_and_the_variable(made, run_dir):
-    with pytest.raises(ValueError, match=f"d_inner must be 12, as in model_dir {run_dir}, got 9: it can change"):
+    with raises_parameter("d_inner", 9, [12]) as raised:
         txl_tf.load_run(run_dir, d_inner=9)
+    assert f"d_inner must be 12, as in model_dir {run_dir}, got 9: it can change" in str(raised.value)
     config = json.loads((run_dir / "config.json").read_text())
     del config["checksum"]
     config["model"]["d_inner"] = 9
     (run_dir / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"layer_1/kernel is \[8, 12\] in the checkpoint and \[8, 9\] in the") as error:
+    with raises_parameter("checkpoint", f"{run_dir}/ckpt-7", error=MisfitError) as raised:
         txl_tf.load_run(run_dir)
-    assert str(error.value).startswith(f"{run_dir}/ckpt-7 does not fit the model:\n")
+    assert str(raised.value).startswith(f"{run_dir}/ckpt-7 does not fit the model:\n  transformer/layer_0/ff")
+    kernels = [line for line in raised.value.differences if "layer_0/ff/layer_1/kernel" in line]
+    assert kernels == ["transformer/layer_0/ff/layer_1/kernel is [8, 12] in the checkpoint and [8, 9] in the model"]
 
 
 def test_a_learned_table_of_positions_fixes_its_length(run_dir):
@@ -203,24 +219,22 @@ def test_a_learned_table_of_positions_fixes_its_length(run_dir):
         lm = txl_tf.TransformerLM(**model, **positions)
         RunFolder(run_dir / name).create({"dataset": "text"}, {**model, **positions}, [word_vocab()], lm, step=1)
     assert txl_tf.load_run(run_dir / "sin", context_len=32)[0].context_len == 32
-    with pytest.raises(ValueError, match="context_len must be 16, as in model_dir .*, got 32: it can change dropout, "):
+    with raises_parameter("context_len", 32, [16]):
         txl_tf.load_run(run_dir / "learned", context_len=32)
 
 
 def test_what_the_model_does_not_have_cannot_be_changed(run_dir):
     model = {**SMALL, "mem_len": 4}
     RunFolder(run_dir).create({"dataset": "text"}, model, [word_vocab()], txl_tf.TransformerLM(**model), step=1)
-    message = f"model_dir {run_dir} is of the family transformer_lm, which has no clamp_len: it can change "
-    with pytest.raises(txl_tf.UnknownArgumentError, match=message) as caught:
+    with raises_parameter("clamp_len", 8, error=txl_tf.UnknownArgumentError) as raised:
         txl_tf.load_run(run_dir, clamp_len=8)
-    assert (caught.value.name, caught.value.value) == ("clamp_len", 8)
-    assert {"mem_len", "dtype"} <= set(caught.value.allowed) and "load_run" in str(caught.value)
+    assert {"mem_len", "dtype"} <= set(raised.value.allowed) and "load_run" in str(raised.value)
     lm, _ = txl_tf.load_run(run_dir, mem_len=2, dtype="bfloat16", seed=3, recompute=True, name="lm", trainable=False)
     assert (lm.network.mem_len, lm.compute_dtype, lm.name) == (2, "bfloat16", "lm")
 
 
 def test_a_folder_without_a_name_is_an_error():
-    with pytest.raises(ValueError, match="model_dir must name the folder of the run"):
+    with raises_parameter("model_dir", ""):
         with RunFolder("").writing():
             pass
 

@@ -224,12 +224,13 @@ TINY_RUN = {
 }  # fmt: skip
 
 
-def train_run(model_dir, text, **changes):
+def train_run(model_dir, text, callbacks=(), **changes):
     """Trains `TINY_RUN`: 12 steps, with a checkpoint at the 6th.
 
     Args:
         model_dir: the folder of the run.
         text: the file to train on.
+        callbacks: given to `fit`.
         **changes: what is other than in `TINY_RUN`, a dictionary for a group.
     """
     groups = {"data": {"dataset": "text", "data_path": text}, **TINY_RUN, "machine": {}}
@@ -243,6 +244,7 @@ def train_run(model_dir, text, **changes):
         training=TrainingConfig(**groups["training"]),
         final=EvaluationConfig(**groups["evaluation"]),
         machine=MachineConfig(**groups["machine"]),
+        callbacks=callbacks,
     )
 
 

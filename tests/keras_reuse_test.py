@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, program
+from helpers import SMALL, program, raises_parameter
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
@@ -222,5 +222,5 @@ def test_bad_padding_masks_are_named(small_lm):
         with pytest.raises(txl_tf.ParameterError) as caught:
             network(tokens, padding_mask=wrong)
         assert caught.value.name == "padding_mask" and caught.value.value.shape == wrong.shape
-    with pytest.raises(ValueError, match="mems must hold mem_len=4 positions or more, as initial_mems does, got 2"):
+    with raises_parameter("mems"):
         network(tokens, [np.zeros([2, 2, 8], np.float32)] * 2, padding_mask=np.ones([2, 5], bool))

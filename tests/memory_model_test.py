@@ -845,22 +845,19 @@ def test_data_of_another_kind_are_an_error_that_says_why_and_how_to_do_it(scorin
     if method == "validation_data" and x is None:
         return  # no validation
     how = {
-        "segments": r"txl_tf.segments\(text, batch_size, tgt_len\) makes one of a text",
-        "generator": r"tf.data.Dataset.from_generator\(.*, output_signature=\(spec, spec\)\) makes one of it",
+        "segments": "txl_tf.segments(text, batch_size, tgt_len)",
+        "generator": "tf.data.Dataset.from_generator(",
     }[way]
-    message = (
-        rf"{name} must be a tf.data.Dataset of \(tokens, labels\), int \[batch, tgt_len\] each, got {kind}.*: "
-        rf"row r of a batch continues row r of the batch before, whose memory it is given; {how}"
-    )
     calls = {
         "fit": [lambda: lm.fit(x), lambda: lm.fit(x, IDS, 32), lambda: lm.fit(x, y=IDS, shuffle=True, batch_size=2)],
         "evaluate": [lambda: lm.evaluate(x), lambda: lm.evaluate(x, IDS, 32), lambda: lm.evaluate(x=x, y=IDS)],
         "validation_data": [lambda: lm.fit(tf.data.Dataset.from_tensors((IDS[0], IDS[0])), validation_data=x)],
     }
     for call in calls[method]:
-        with pytest.raises(ValueError, match=message) as error:
+        with raises_parameter(name, limit="tf.data.Dataset of (tokens, labels)") as error:
             call()
-        assert str(error.value).count("\n") == 0
+        message = str(error.value)
+        assert f"got {kind}" in message and how in message and "\n" not in message
 
 
 @SLOW

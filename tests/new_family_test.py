@@ -122,9 +122,9 @@ def made_lm(tmp_path_factory):
     del FAMILIES["gru"]
 
 
-def test_a_language_model_takes_75_lines_at_most():
+def test_a_language_model_takes_70_lines_at_most():
     code = [line for line in LM_FAMILY.splitlines() if line.strip() and not line.startswith(("import", "from"))]
-    assert len(code) <= 75
+    assert len(code) <= 70
 
 
 def test_a_language_model_learns_and_evaluates_what_its_folder_holds(made_lm):
@@ -225,8 +225,7 @@ def test_a_model_of_no_family_is_refused_by_name(tmp_path):
     with raises_parameter("model", "Config"):
         family_of(Config)
     tagger = txl_tf.Tagger(keras.layers.Embedding(9, 8), ["O", "B-X", "I-X"])
-    with raises_parameter("network", "Embedding", ["Tener", "Flat", "BiLSTM"]):
+    with raises_parameter("network", "Embedding") as raised:
         family_of_model(tagger)
-    assert "no family has the class Embedding: it must be or derive from Tener, Flat, BiLSTM, or see" in str(
-        pytest.raises(ValueError, family_of_model, tagger).value
-    )
+    assert raised.value.allowed[:3] == ["Tener", "Flat", "BiLSTM"]
+    assert "no family has the class Embedding: it must be or derive from Tener, Flat, " in str(raised.value)

@@ -8,10 +8,11 @@ import pytest
 import tensorflow as tf
 from conforming import MODELS, SLOW
 from conforming_layers import LAYERS, B, E, T, floats, ids, symbols
+from helpers import raises_parameter
 
 import txl_tf
 from txl_tf import layers
-from txl_tf.errors import ParameterError
+from txl_tf.errors import CallError, ParameterError
 
 POLICIES = ("float32", "mixed_float16", "float64")
 ALONE = [
@@ -217,7 +218,7 @@ def test_shapes_are_taken_by_the_names_of_the_call_in_any_order_and_by_position(
         assert plain(layer.compute_output_shape(*shapes.values())) == expected
     if case.masked:
         assert plain(layer.compute_output_shape(mask_shape=(B, T), **shapes)) == expected
-    with pytest.raises(TypeError, match="compute_output_shape: .*'size'"):
+    with raises_parameter(f"{type(layer).__name__}.compute_output_shape", [], error=CallError):
         layer.compute_output_shape(size=3, **shapes)
     assert not layer.built or case.name == "PositionalEncoding"
 

@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from helpers import write_text
+from helpers import raises_parameter, write_text
 
 from txl_tf.data import inputs, text_files
 from txl_tf.data.line_files import LineFile, pieces_of
@@ -169,25 +169,26 @@ def test_samples_of_parts_join_to_that_of_the_whole(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "bad", "message"),
+    ("file", "bad", "name", "value"),
     [
-        ("a.jsonl", '{"text": "bad"', "a.jsonl, line 451 is not JSON: Expecting"),
-        ("a.jsonl", '{"text": ""}', "a.jsonl, line 451, field 'text', is empty: leave the document out"),
-        ("a.txt", b"\xff", "a.txt is not UTF-8 text: see byte 6450"),
+        ("a.jsonl", '{"text": "bad"', "{}/a.jsonl, line 451", '{"text": "bad"'),
+        ("a.jsonl", '{"text": ""}', "{}/a.jsonl, line 451, field 'text'", ""),
+        ("a.txt", b"\xff", "{}/a.txt", None),
     ],
 )
-def test_errors_name_the_place_in_the_whole_file(tmp_path, name, bad, message):
+def test_errors_name_the_place_in_the_whole_file(tmp_path, file, bad, name, value):
     lines = [b'{"text": "good one"}\n\n'] * 150 + [b'{"text": "good one"}\n'] * 150
     lines.insert(300, (bad if isinstance(bad, bytes) else bad.encode()) + b"\n")
-    path = write_text(tmp_path / name, b"".join(lines))
-    with pytest.raises(ValueError, match=message):
+    path = write_text(tmp_path / file, b"".join(lines))
+    with raises_parameter(name.format(tmp_path), value) as raised:
         corpus.prepare(tmp_path / "made", "text", path, workers=InPortions(1))
+    assert file != "a.txt" or "see byte 6450" in str(raised.value)
 
 
 def test_an_unknown_symbol_is_on_its_line_of_the_whole_file(tmp_path):
     vocab_path = write_text(tmp_path / "vocab.txt", "a\n\\x20\n\\n\n")
     path = write_text(tmp_path / "a.txt", "a a a\n" * 200 + "a b\n" + "a\n" * 200)
-    with pytest.raises(ValueError, match="a.txt, line 201: 'b' is not in the vocabulary"):
+    with raises_parameter(f"{tmp_path}/a.txt, line 201", "b"):
         corpus.prepare(tmp_path / "made", "text", path, vocab_path=vocab_path, workers=InPortions(1))
 
 
@@ -226,21 +227,21 @@ def test_a_column_can_be_named_and_bad_rows_are_too(tmp_path):
     done = []
     assert len(list(read_texts([FilePart(path)], "char", "body", done.append))) == 60
     assert sum(done) == (tmp_path / "a.parquet").stat().st_size
-    with pytest.raises(ValueError, match="a.parquet has no column 'text'; it has 'id', 'body'"):
+    with raises_parameter("text_field", "text", ["id", "body"]):
         corpus.build_corpus("text", path)
     path = write_parquet(tmp_path / "b.parquet", ["one"] * 50 + [""] + ["one"] * 20)
     for name, workers in (("whole", ThisProcess()), ("portions", InPortions(1))):
-        with pytest.raises(ValueError, match="b.parquet, row 51, field 'text', is empty: leave the document out"):
+        with raises_parameter(f"{tmp_path}/b.parquet, row 51, field 'text'", ""):
             corpus.prepare(tmp_path / name, "text", path, workers=workers)
     path = write_text(tmp_path / "c.parquet", "no Parquet at all")
-    with pytest.raises(ValueError, match="c.parquet cannot be read as Parquet: "):
+    with raises_parameter(f"{tmp_path}/c.parquet", None):
         corpus.build_corpus("text", path)
 
 
 def test_without_pyarrow_parquet_says_what_to_install(tmp_path, monkeypatch):
     path = write_text(tmp_path / "a.parquet", "PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match="Parquet files need the package pyarrow, .*: pip install pyarrow"):
+    with raises_parameter("data_path", "Parquet files"):
         corpus.build_corpus("text", path)
 
 
@@ -256,9 +257,9 @@ def test_shards_keep_tokens_and_fingerprints(tmp_path):
     for split in ("train", "valid"):
         np.testing.assert_array_equal(made.splits[split][:], whole.splits[split])
         assert made.fingerprint(split) == whole.fingerprint(split)
-    with pytest.raises(ValueError, match="shard_tokens must be at least 1, got 0"):
+    with raises_parameter("shard_tokens", 0, "at least 1"):
         corpus.prepare(tmp_path / "none", "text", path, shard_tokens=0)
-    with pytest.raises(ValueError, match="shard_tokens=5 is not for lm1b: each of its own shards is a file"):
+    with raises_parameter("shard_tokens", 5):
         corpus.prepare(tmp_path / "none", "lm1b", tmp_path, shard_tokens=5)
 
 
@@ -287,7 +288,7 @@ def test_s3_is_read_by_pyarrow_as_other_files_are(tmp_path, monkeypatch):
     expected = corpus.build_corpus("text", folder, level="word")
     made, _ = prepared(tmp_path / "made", "text", "s3://bucket", level="word", workers=InPortions(2))
     np.testing.assert_array_equal(made.splits["train"], expected.splits["train"])
-    with pytest.raises(FileNotFoundError, match="there is no file s3://bucket/nowhere.txt"):
+    with pytest.raises(FileNotFoundError, match="s3://bucket/nowhere.txt"):
         corpus.build_corpus("text", "s3://bucket/nowhere.txt")
-    with pytest.raises(ValueError, match=r"a pattern of s3:// must be of names in one folder, got s3://bucket/\*/a"):
+    with raises_parameter("pattern", "s3://bucket/*/a"):
         corpus.build_corpus("text", "s3://bucket/*/a")

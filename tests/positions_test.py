@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference_model
 import tensorflow as tf
+from helpers import raises_parameter
 
 from txl_tf.errors import ParameterError
 from txl_tf.nn.positions import (
@@ -95,5 +96,5 @@ def test_far_positions_are_exact_to_single_precision():
 
 
 def test_odd_d_model_is_an_error():
-    with pytest.raises(ValueError, match="d_model must be even .*got 7"):
+    with raises_parameter("d_model", 7):
         inverse_frequencies(7)

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT
+from helpers import ROOT, raises_parameter
 
 from txl_tf import set_matmul_precision
 from txl_tf.kernels.precision import VARIABLE, matmul, rounds
@@ -50,7 +50,7 @@ def test_products_are_tensorflow_s_unless_it_is_asked_for():
 
 
 def test_another_word_is_an_error():
-    with pytest.raises(ValueError, match="matmul_precision must be one of float32, bfloat16, got 'half'"):
+    with raises_parameter("matmul_precision", "half", ["float32", "bfloat16"]):
         set_matmul_precision("half")
 
 
@@ -66,14 +66,14 @@ def test_after_the_first_product_it_is_too_late(monkeypatch):
 def test_float32_cannot_be_had_where_the_environment_says_otherwise(monkeypatch, variable):
     set_matmul_precision("float32")
     monkeypatch.setenv(variable, "BF16")
-    with pytest.raises(ValueError, match=f"matmul_precision=float32 cannot be had where {variable}=BF16: unset it"):
+    with raises_parameter("matmul_precision", "float32", f"bfloat16 where {variable}=BF16"):
         set_matmul_precision("float32")
 
 
 def test_accelerators_round_in_their_own_way(monkeypatch):
     gpu = tf.config.LogicalDevice("/device:GPU:0", "GPU")
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda: [gpu])
-    with pytest.raises(ValueError, match="is for CPUs, but there is /device:GPU:0"):
+    with raises_parameter("matmul_precision", "bfloat16", "float32 where there is a GPU or TPU"):
         set_matmul_precision("bfloat16")
 
 

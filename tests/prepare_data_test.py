@@ -85,7 +85,7 @@ def test_verify_checks_every_file_and_changes_nothing(tmp_path, run):
     (folder / "train.npy").write_bytes(data)
     result = run(f"--data_dir={folder}", "--verify")
     assert result.returncode == 1
-    assert f"prepare_data.py: {folder}/train.npy is damaged: its checksum is not that in corpus-info" in result.stderr
+    assert f"prepare_data.py: {folder}/train.npy is damaged: its checksum differs from corpus-info" in result.stderr
     assert (folder / "train.npy").read_bytes() == data
 
 

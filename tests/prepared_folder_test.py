@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers import ANY, raises_parameter
 
 from txl_tf.data.text import corpus
 
@@ -33,42 +34,42 @@ def changed(**changes):
 
 
 @pytest.mark.parametrize(
-    "edit, message",
+    "edit, name, value",
     [
-        (changed(files=...), "files is missing"),
-        (changed(files=["train.npy"]), r"files must be a JSON object \(a list \(a string each\) each\), got \['train"),
-        (changed(files={"train": ["../train.npy"], "valid": ["valid.npy"]}), r"files must .* 'train', got \['../train"),
-        (changed(files={"train": ["train.npy"]}), "n_tokens must be of 'train', got 'train', 'valid'"),
-        (changed(files={"train": [], "valid": ["valid.npy"]}), r"files must name files .* for 'train', got \[\]"),
-        (changed(n_tokens={"train": "9"}), r"n_tokens must be a JSON object \(an integer each\)"),
-        (changed(cutoffs=None), r"cutoffs must be a list \(an integer each\), got None"),
-        (changed(cutoffs=[0, 3, 2, 5]), r"cutoffs must rise from 0, got \[0, 3, 2, 5\]"),
-        (changed(cutoffs=[0, 2, 9]), r"cutoffs must end with vocab_size=5, got \[0, 2, 9\]"),
-        (changed(vocab=None), "vocab must be a JSON object, got None"),
-        (changed(vocab=[]), r"vocab must be a JSON object, got \[\]"),
-        (changed(vocab={"level": "word", "levels": 3}), "vocab.levels is unknown; known are bos, document, eos, "),
-        (changed(vocab={"level": None}), "vocab.level must be a string, got None"),
-        (changed(vocab_sise=5), "vocab_sise is unknown; known are cutoffs, dataset, files, format, "),
-        (changed(format=..., fromat=1), "fromat is unknown"),
-        (changed(format=...), "format is missing"),
-        (changed(format="1"), "format must be 1, which this version reads, got '1'"),
-        (changed(inputs=None), r"inputs must be a JSON object \(an integer or null each\), got None"),
-        (changed(inputs={"a.txt": "x"}), r"inputs must be .*an integer or null.*, got {'a.txt': 'x'}"),
-        (changed(vocab_size="5"), "vocab_size must be an integer, got '5'"),
-        (changed(dataset="wt4"), "dataset must be one of pydoc, text, .*, got 'wt4'"),
-        (changed(sha256={"vocab.txt": "0"}), "sha256 must be of 'vocab.txt', 'train.npy', .*, got 'vocab.txt'"),
-        (changed(options={"level": "char"}), "is not as it was written: checksum mismatch"),
-        (lambda path: path.write_text("[]"), "must hold a JSON object, got list"),
+        (changed(files=...), "files", None),
+        (changed(files=["train.npy"]), "files", ['train.npy']),
+        (changed(files={"train": ["../train.npy"], "valid": ["valid.npy"]}), "files", ['../train.npy']),
+        (changed(files={"train": ["train.npy"]}), "n_tokens", ['train', 'valid']),
+        (changed(files={"train": [], "valid": ["valid.npy"]}), "files", []),
+        (changed(n_tokens={"train": "9"}), "n_tokens", {'train': '9'}),
+        (changed(cutoffs=None), "cutoffs", None),
+        (changed(cutoffs=[0, 3, 2, 5]), "cutoffs", [0, 3, 2, 5]),
+        (changed(cutoffs=[0, 2, 9]), "cutoffs", [0, 2, 9]),
+        (changed(vocab=None), "vocab", None),
+        (changed(vocab=[]), "vocab", []),
+        (changed(vocab={"level": "word", "levels": 3}), "vocab.levels", 3),
+        (changed(vocab={"level": None}), "vocab.level", None),
+        (changed(vocab_sise=5), "vocab_sise", 5),
+        (changed(format=..., fromat=1), "fromat", 1),
+        (changed(format=...), "format", None),
+        (changed(format="1"), "format", "1"),
+        (changed(inputs=None), "inputs", None),
+        (changed(inputs={"a.txt": "x"}), "inputs", {'a.txt': 'x'}),
+        (changed(vocab_size="5"), "vocab_size", "5"),
+        (changed(dataset="wt4"), "dataset", "wt4"),
+        (changed(sha256={"vocab.txt": "0"}), "sha256", ['vocab.txt']),
+        (changed(options={"level": "char"}), "checksum", ANY),
+        (lambda path: path.write_text("[]"), "{}/corpus-info.json", []),
     ],
 )  # fmt: skip
-def test_an_edited_info_names_the_file_the_key_what_was_found_and_what_is_allowed(folder, edit, message):
+def test_an_edited_info_names_the_file_the_key_what_was_found_and_what_is_allowed(folder, edit, name, value):
     path = folder / "corpus-info.json"
     edit(path)
-    if "sha256" in message:
+    if name == "sha256":
         changed(checksum=...)(path)
-    with pytest.raises(ValueError, match=f"{path}.*{message}") as error:
+    with raises_parameter(name.format(folder), value) as error:
         corpus.load_corpus(folder)
-    assert len(str(error.value).splitlines()) == 1
+    assert str(path) in str(error.value) and len(str(error.value).splitlines()) == 1
 
 
 def test_a_folder_of_before_has_no_checksums_and_says_so(folder, capsys):
@@ -83,7 +84,7 @@ def test_a_changed_file_is_noticed(folder, name):
     data = bytearray((folder / name).read_bytes())
     data[-2] ^= 4
     (folder / name).write_bytes(data)
-    with pytest.raises(ValueError, match=f"{folder}/{name} is damaged: its checksum is not that in corpus-info.json"):
+    with raises_parameter(f"{folder}/{name}", None, "the file that corpus-info.json describes"):
         corpus.load_corpus(folder)
 
 
@@ -96,7 +97,7 @@ def test_large_and_remote_token_files_are_verified_on_demand(folder, monkeypatch
     monkeypatch.setattr(corpus, "_QUICK_BYTES", 3)
     corpus.load_corpus(folder)
     for path in (folder, f"file://{folder}"):
-        with pytest.raises(ValueError, match="train.npy is damaged"):
+        with raises_parameter(f"{path}/train.npy"):
             corpus.load_corpus(path, verify=True)
 
 
@@ -125,6 +126,6 @@ HEADER = b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape
 def test_a_damaged_header_of_a_token_file_is_one_clear_error(folder, data):
     (folder / "train.npy").write_bytes(data)
     for path in (folder, f"file://{folder}"):
-        with pytest.raises(ValueError, match="train.npy is not a whole token file: ") as error:
+        with raises_parameter(f"{path}/train.npy") as error:
             corpus.load_corpus(path)
         assert len(str(error.value).splitlines()) == 1

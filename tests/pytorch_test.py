@@ -8,14 +8,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from helpers import SMALL, assert_variables_equal, make_run, program, run_program, train_run, word_vocab
+from helpers import (
+    SMALL,
+    assert_variables_equal,
+    make_run,
+    program,
+    raises_parameter,
+    run_program,
+    train_run,
+    word_vocab,
+)
 from pytorch_models import KINDS, module_of, tensors_of, vocab_of, write_case
 from torch_files import BFloat16, Instance, Module, write_legacy, write_safetensors, write_shards, write_zip
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
+from txl_tf.convert.pickles import FileError
 from txl_tf.convert.pytorch import pytorch_to_run
-from txl_tf.convert.pytorch_vocab import mended, read_vocabulary
+from txl_tf.convert.pytorch_vocab import read_vocabulary, repaired
 from txl_tf.data.text.corpus import load_corpus
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
@@ -415,12 +425,12 @@ FRENCH = ["<eos>", "<unk>", "été", "à", "東京", "the"]
 GARBLED = [word.encode().decode("latin1") for word in FRENCH]
 
 
-def test_words_read_as_latin1_are_mended_where_that_is_certain():
-    assert mended(GARBLED) == (FRENCH, 3)
-    assert mended(FRENCH) == (FRENCH, 0)  # 東 is no latin1
-    assert mended(["<eos>", "é"]) == (["<eos>", "é"], 0)  # é of latin1 is no UTF-8
-    assert mended([*GARBLED, "é"]) == ([*GARBLED, "é"], 0)
-    assert mended(["a", "b"]) == (["a", "b"], 0)
+def test_words_read_as_latin1_are_repaired_where_that_is_certain():
+    assert repaired(GARBLED) == (FRENCH, 3)
+    assert repaired(FRENCH) == (FRENCH, 0)  # 東 is no latin1
+    assert repaired(["<eos>", "é"]) == (["<eos>", "é"], 0)  # é of latin1 is no UTF-8
+    assert repaired([*GARBLED, "é"]) == ([*GARBLED, "é"], 0)
+    assert repaired(["a", "b"]) == (["a", "b"], 0)
 
 
 VOCABULARIES = {
@@ -438,7 +448,7 @@ def test_vocabularies(tmp_path, name):
         source, notes = read_vocabulary(path)
         assert source.vocab.symbols == FRENCH and source.dataset is None
         assert source.vocab.lower_case == (name in ("vocab.pkl", "vocab.bin"))
-        assert [n for n in notes if "3 words" in n and "read as latin1: mended" in n] or name == "vocab.txt"
+        assert [n for n in notes if "3 words" in n and "read as latin1: repaired" in n] or name == "vocab.txt"
         assert "no dataset is known: a line ends in <eos>, and unknown words are <unk>" in notes[-1]
         np.testing.assert_array_equal(source.vocab.encode("été nouveau\n"), [2, 1, 0])
     assert read_vocabulary(tmp_path / name, "wt2")[0].dataset == "wt2"
@@ -499,26 +509,28 @@ def test_the_text_of_lm1b_is_in_sentences(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "tree, message",
+    "tree, found",
     [
         (
             Instance("utils.vocabulary", "OpenAIVocab", max_size=3),
-            "holds no list of words .idx2sym. but a 'OpenAIVocab'",
+            "'OpenAIVocab'",
         ),
-        ({"idx2sym": [1, 2]}, "is no vocabulary: there is no corpus with a vocabulary"),
-        ({"idx2sym": ["a", "a"]}, "holds 'a' twice"),
-        ({"idx2sym": ["a", ""]}, "is no vocabulary: '' is no word"),
-        ({"idx2sym": ["a", "\ud800"]}, r"is no vocabulary: '.ud800' is no word"),
+        ({"idx2sym": [1, 2]}, "idx2sym"),
+        ({"idx2sym": ["a", "a"]}, "'a'"),
+        ({"idx2sym": ["a", ""]}, "''"),
+        ({"idx2sym": ["a", "\ud800"]}, r"\ud800"),
         (
             Instance("data_utils", "Corpus", vocab=vocab_of("abc"), train=np.ones(3)),
-            r"must be int64 .n., got float64 \[3\]",
+            "float64 [3]",
         ),
     ],
     ids=["subwords", "numbers", "twice", "empty", "half a character", "floats"],
 )
-def test_what_is_no_vocabulary(tmp_path, tree, message):
-    with pytest.raises(ValueError, match=message):
-        read_vocabulary(write_zip(tmp_path / "cache.pt", tree))
+def test_what_is_no_vocabulary(tmp_path, tree, found):
+    path = write_zip(tmp_path / "cache.pt", tree)
+    with raises_parameter("path", str(path), error=FileError) as error:
+        read_vocabulary(path)
+    assert found in str(error.value)
 
 
 def test_the_vocabulary_must_be_the_models(case, tmp_path):
@@ -596,7 +608,7 @@ def test_the_programs_flags(case, tmp_path, printed):
     lm, path = case("kimi", SHARED)
     write_zip(path, tensors_of(lm, "kimi"))
     command = [f"--pytorch_checkpoint={path}", "--mem_len=4"]
-    with pytest.raises(ValueError, match="cutoffs is needed"):
+    with raises_parameter("cutoffs", None, "a list of 2"):
         printed(*command)
     assert not (tmp_path / "run").exists()
     out = printed(*command, "--cutoffs=5,12", "--clamp_len=3", "--layer_norm_epsilon=1e-4")

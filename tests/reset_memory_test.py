@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, eagerly, randomise, train_run
+from helpers import SMALL, eagerly, raises_parameter, randomise, train_run
 
 import txl_tf
 from txl_tf.language.session import Session
@@ -529,23 +529,18 @@ def test_a_run_resets_and_a_warm_start_may_change_it(tmp_path, text_file, capsys
 
 
 @pytest.mark.parametrize(
-    "value, message",
-    [
-        (-1, "reset_token must be at least 0, got -1"),
-        (23, "reset_token must be at most 22, got 23"),
-        (1.5, "reset_token must be an integer, got 1.5"),
-        ("END", "reset_token must be an integer, got 'END'"),
-    ],
+    "value, allowed",
+    [(-1, "at least 0"), (23, "at most 22"), (1.5, "an integer"), ("END", "an integer")],
     ids=str,
 )
-def test_a_bad_reset_token_is_named(value, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_bad_reset_token_is_named(value, allowed):
+    with raises_parameter("reset_token", value, allowed):
         txl_tf.TransformerXLLM(**SMALL, mem_len=4, reset_token=value)
 
 
 def test_absolute_positions_have_none():
-    with pytest.raises(ValueError, match="reset_token resets the memory within a segment"):
+    with raises_parameter("reset_token", END):
         AbsoluteTransformer(**SMALL, reset_token=END)
-    with pytest.raises(ValueError, match="reset_token"):
+    with raises_parameter("reset_token", END):
         txl_tf.TransformerLM(**SMALL, reset_token=END)
     assert "reset_token" not in txl_tf.TransformerLM(**SMALL).get_config()

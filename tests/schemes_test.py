@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import write_text
+from helpers import raises_parameter, write_text
 
 import txl_tf
 from txl_tf.config import TaggedConfig
@@ -173,7 +173,7 @@ def test_tag_scheme_converts_files_that_mix_schemes(tmp_path, caplog):
             f"several schemes: {sum(t != 'O' for tags in rows for t in tags)} tags read as {scheme.upper()}"
             in caplog.text
         )
-    with pytest.raises(ValueError, match="train, lines .*: no scheme has both .*; tag_scheme=bio, or another one"):
+    with raises_parameter(f"{tmp_path}/train", allowed="tags of one scheme"):
         corpus_of(tmp_path, {"train": rows, "valid": rows})
 
 

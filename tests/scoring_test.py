@@ -6,7 +6,14 @@ import time
 
 import numpy as np
 import pytest
-from helpers import ROOT, SMALL, eagerly, randomise, word_vocab
+from helpers import (
+    ROOT,
+    SMALL,
+    eagerly,
+    raises_parameter,
+    randomise,
+    word_vocab,
+)
 
 import txl_tf
 from txl_tf.data import lines as data_lines
@@ -281,9 +288,9 @@ def test_a_bad_line_is_in_its_place_and_changes_no_other(carry_memory):
 @EAGER
 def test_bad_arguments_are_named():
     vocab = word_vocab()
-    with pytest.raises(ValueError, match="vocab must hold the 9 symbols of the model, got 23"):
+    with raises_parameter("vocab", 23, "the 9 symbols of the model"):
         Scorer(make_lm(vocab, n_token=9), vocab)
-    with pytest.raises(ValueError, match="batch_tokens must be at least 1, got 0"):
+    with raises_parameter("batch_tokens", 0, "at least 1"):
         score_lines(make_lm(vocab), vocab, [], batch_tokens=0)
     learned = make_lm(vocab, txl_tf.TransformerLM, pos_embed="learned", context_len=8)
     assert Scorer(learned, vocab).segment == 8
@@ -291,7 +298,7 @@ def test_bad_arguments_are_named():
         score_lines(learned, vocab, [], segment=9)
     lm = make_lm(vocab)
     lm.compile(static_shapes=True)
-    with pytest.raises(ValueError, match="static_shapes"):
+    with raises_parameter("static_shapes", True, [False]):
         Scorer(lm, vocab)
 
 

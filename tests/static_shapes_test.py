@@ -36,7 +36,7 @@ def values_of(name, rows="train_batch_size"):
     flags.FLAGS.unparse_flags()
     flags.FLAGS(["train.py", f"--flagfile={ROOT}/configs/{name}.cfg"])
     model, optimizer = values(ModelConfig), {**values(OptimizerConfig), **values(("train_steps",))}
-    tgt_len, rows = values(f"tgt_len {rows}").values()
+    tgt_len, rows = values(("tgt_len", rows)).values()
     flags.FLAGS.unparse_flags()
     return {**model, **bins_of(name.removesuffix("_eval"))}, tgt_len, rows, optimizer
 

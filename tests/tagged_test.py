@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import ROOT, write_text
+from helpers import ANY, ROOT, raises_parameter, write_text
 
 from txl_tf.config import TaggedConfig
 from txl_tf.data.tagged.batches import SentenceEncoder, TaggedSplit, bigrams_of, features, tagged_batches
@@ -64,20 +64,20 @@ def test_digits_of_a_segmentation_are_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, digits, message",
+    "content, digits, name, value",
     [
-        ("a O\nb X-PER\n", False, r"file, line 2: a tag must be O, or one of B, I, M, E, S .*, got 'X-PER'"),
-        ("a1 O\nb O\n", True, r"file, line 2: with segment_digits a token must be text and one digit, .* got 'b'"),
-        ("a1 O\n0 O\n", True, r"file, line 2: with segment_digits .* got '0'"),
-        ("a1 O\nb٣ O\n", True, r"file, line 2: with segment_digits .* got 'b٣'"),
-        ("\n\n", False, "file has no sentences"),
-        ("-DOCSTART- O\n", False, "file has no sentences"),
-        ("", False, "file is empty"),
-        (b"a O\n\xff O\n", False, "file is not UTF-8 text: see byte 4"),
+        ("a O\nb X-PER\n", False, "tag", "X-PER"),
+        ("a1 O\nb O\n", True, "{}/file, line 2", "b"),
+        ("a1 O\n0 O\n", True, "{}/file, line 2", "0"),
+        ("a1 O\nb٣ O\n", True, "{}/file, line 2", "b٣"),
+        ("\n\n", False, "{}/file", None),
+        ("-DOCSTART- O\n", False, "{}/file", None),
+        ("", False, "{}/file", b""),
+        (b"a O\n\xff O\n", False, "{}/file", None),
     ],
 )
-def test_lines_without_token_and_tag_are_named(tmp_path, content, digits, message):
-    with pytest.raises(ValueError, match=message):
+def test_lines_without_token_and_tag_are_named(tmp_path, content, digits, name, value):
+    with raises_parameter(name.format(tmp_path), value):
         read_tagged(write_text(tmp_path / "file", content), digits)
 
 
@@ -293,28 +293,29 @@ OTHER_SCHEME = "'S-PER' is not of the scheme bio, as .*train.bio is; tag_scheme=
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, name, value",
     [
-        ({"valid": "大 O\n\n江 B-ORG\n"}, "dev.bio, line 3: 'B-ORG' is of a kind that .*train.bio .* has LOC, PER$"),
-        ({"valid": "大 B-ORG\n", "tag_scheme": "bmes"}, "dev.bio, line 1: 'S-ORG' is of a kind that"),
-        ({"train": "大 O\n"}, "dev.bio, line 1: 'B-LOC' is of a kind that .*train.bio does not have; it has none"),
-        ({"valid": "大 O\n江 S-PER\n"}, f"dev.bio, line 2: {OTHER_SCHEME}"),
-        ({"valid": "大 M-LOC\n江 I-LOC\n"}, "dev.bio, lines 2 and 1: no scheme has both 'I-LOC' and"),
-        ({"train_path": None}, "train_path must be given: a file with a token and a tag a line"),
-        ({"valid_path": None, "valid_fraction": 1e-9}, "valid_fraction=1e-09 of 2 sentences leaves none to train or"),
-        ({"valid_fraction": 0.1}, "valid_fraction must be left out, got 0.1: valid_path gives the sentences"),
-        ({"word_vectors": "长江 1\n"}, "word_vectors are those of a lexicon's words: give lexicon, too"),
+        ({"valid": "大 O\n\n江 B-ORG\n"}, "{}/dev.bio, line 3", "B-ORG"),
+        ({"valid": "大 B-ORG\n", "tag_scheme": "bmes"}, "{}/dev.bio, line 1", "S-ORG"),
+        ({"train": "大 O\n"}, "{}/dev.bio, line 1", "B-LOC"),
+        ({"valid": "大 O\n江 S-PER\n"}, "{}/dev.bio, line 2", "S-PER"),
+        ({"valid": "大 M-LOC\n江 I-LOC\n"}, "{}/dev.bio", ["M-LOC", "I-LOC"]),
+        ({"train_path": None}, "train_path", None),
+        ({"valid_path": None, "valid_fraction": 1e-9}, "valid_fraction", 1e-09),
+        ({"valid_fraction": 0.1}, "valid_fraction", 0.1),
+        ({"word_vectors": "长江 1\n"}, "word_vectors", ANY),
         (
             {"lexicon": WORDS, "word_vectors": "长江 1\n", "char_vectors": "长 1 2\n"},
-            "char_vectors .*/char_vectors have 2 numbers and word_vectors .*/word_vectors have 1: with a lexicon both",
+            "word_vectors",
+            1,
         ),
-        ({"lexicon": "长江\n桥\n"}, "lexicon, line 2: a word must have two characters or more, got '桥'"),
-        ({"char_vectors": "长 1 2\n江 1\n"}, "char_vectors, line 2 must have a word and 2 numbers, got 1"),
-        ({"segment_digits": True}, "train.bio, line 1: with segment_digits"),
+        ({"lexicon": "长江\n桥\n"}, "{}/lexicon, line 2", "桥"),
+        ({"char_vectors": "长 1 2\n江 1\n"}, "{}/char_vectors, line 2", "江 1"),
+        ({"segment_digits": True}, "{}/train.bio, line 1", "长"),
     ],
 )
-def test_bad_input_is_named(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input_is_named(tmp_path, options, name, value):
+    with raises_parameter(name.format(tmp_path), value):
         corpus_of(tmp_path, **options)
 
 
@@ -389,7 +390,7 @@ def test_vocabularies_are_extended_at_their_ends(tmp_path):
     assert longer.bigram_vocab.symbols[n:] == ["船江", "船海", "海<eos>"]
     rare = TaggedConfig(**files, lexicon=words, min_freq=2)
     assert read_corpus(rare, known.vocabs, known.labels, extend_vocab=True).vocab.symbols[8:] == ["船", "船江"]
-    with pytest.raises(ParameterError, match="min_freq must be left out"):
+    with raises_parameter("min_freq", 2):
         read_corpus(rare, known.vocabs, known.labels)
 
 

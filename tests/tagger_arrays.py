@@ -5,12 +5,15 @@ gradients and what txl_tf computes, both with zeros wherever the originals leave
 PyTorch's linear weights are `[out, in]`, the transpose of a Keras kernel.
 """
 
+import functools
 import re
 
 import numpy as np
 import tensorflow as tf
+from flat_program import ProgramFlat
 
 import txl_tf
+from txl_tf.config import FUSIONS, FlatConfig
 from txl_tf.data.tagged.tags import allowed_transitions
 from txl_tf.taggers.crf import CRF
 from txl_tf.taggers.lattice import distance_table
@@ -222,14 +225,18 @@ def tener_layer(layer, x, mask):
 
 
 def flat_tagger(config):
-    network = txl_tf.Flat(
+    """A tagger of the library's `Flat` or, where the case has options that only the program has, of the port's."""
+    options = {name: config["ff_activate" if name == "activation" else name] for name in FlatConfig.removed}
+    if config["fusion"] in FUSIONS and options == FlatConfig.removed:
+        make = functools.partial(txl_tf.Flat, fusion=config["fusion"])
+    else:
+        make = functools.partial(ProgramFlat, kind=config["fusion"], **options)
+    network = make(
         n_token=config["lattice_vocab"], n_bigram=config["bigram_vocab"] if config["use_bigram"] else 0,
         d_embed=config["lattice_dim"], d_bigram=config["bigram_dim"], n_layer=config["layers"],
         d_model=config["hidden"], n_head=config["heads"], d_inner=config["ff_size"],
-        residual=config.get("residual", "own"), activation=config["ff_activate"], scale=config["scaled"],
-        **{name: config[name] for name in (
-            "fusion fusion_shared k_proj q_proj v_proj r_proj attn_ff pre post rel_pos_init max_seq_len".split()
-        )},
+        residual=config.get("residual", "own"), scale=config["scaled"],
+        **{name: config[name] for name in ("fusion_shared", "k_proj", "rel_pos_init", "max_seq_len")},
     )  # fmt: skip
     crf = config["crf"]
     labels = ["O", *(f"B-{i}" for i in range(1, config["labels"]))]
@@ -261,7 +268,7 @@ def flat_arrays(config, golden):
         found |= {f"out/layer{i}/{name}": array for name, array in flat_layer(layer, x, r, index, items).items()}
         x = layer(x, r, index, items)
         found[f"out/layer{i}/out"] = x
-    found["out/encoded"] = network.last(x, x)
+    found["out/encoded"] = network.last(x, x) if hasattr(network, "last") else x
     found |= viterbi(tagger.crf, emissions, mask)
     if "sgd" in config:
         found["out/sgd_losses"] = sgd_losses(tagger, inputs, target, config, golden["in/sgd_lr"])
@@ -275,12 +282,13 @@ def flat_arrays(config, golden):
 
 def flat_layer(layer, x, r, index, mask):
     """What a layer computes on its way."""
-    y = layer.preprocess(x, x)
+    preprocess = getattr(layer, "preprocess", lambda y, added: y)  # of the port
+    y = preprocess(x, x)
     q, k, _, position_scores = layer.attn.parts(y, r, index)
     scores = (tf.matmul(q, k, transpose_b=True) + position_scores) * layer.attn.score_scale
     found = {"scores": batch_first(scores), "probs": batch_first(layer.attn.attention_probs(y, r, index, mask))}
     found["attn_out"] = y = layer.attn(y, r, index, mask)
     x = layer.postprocess(y, x if layer.residual == "input" else y)
-    found["ff_in"] = layer.preprocess(x, x)
+    found["ff_in"] = preprocess(x, x)
     found["ff_out"] = layer.feed_forward(found["ff_in"])
     return found

@@ -12,7 +12,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT, randomise, spread_emissions
+from helpers import (
+    ROOT,
+    raises_parameter,
+    randomise,
+    spread_emissions,
+)
 from tensorflow.core.protobuf import saved_model_pb2
 
 import txl_tf
@@ -547,40 +552,50 @@ def with_symbol(vocab, symbol):
 
 
 @pytest.mark.parametrize(
-    "kind, options, message",
+    "kind, options, name, value",
     [
-        ("tener", {"top_n": 3}, "top_n is no argument for a tagger, got 3"),
-        ("tener", {"start_token": 0}, "start_token is no argument for a tagger, got 0"),
-        ("tener", {"search": {}}, "search is no argument for a tagger, got {}"),
-        ("tener", {"weights": "int8"}, "weights must be one of float32, float16, bfloat16, got 'int8'"),
-        ("tener", {"max_tokens": 31}, "max_tokens must be an integer from 1 to 30, got 31"),
-        ("flat", {"max_rows": 0}, "max_rows must be an integer from 1"),
-        ("tener", {"vocab": lambda v, b: [v]}, r"vocab must be \[vocab, bigram_vocab\] for Tener, got 1 of them"),
-        ("tener", {"vocab": lambda v, b: [v, b, b]}, r"vocab must be \[vocab, bigram_vocab\] for Tener, got 3"),
-        ("flat", {"vocab": lambda v, b, w: [v, b, w, w]}, r"\[vocab, bigram_vocab, lexicon\] for Flat, got 4"),
-        ("tener", {"vocab": lambda v, b: [b, v]}, "vocab must hold the 16 symbols of the model, got 11"),
-        ("tener", {"vocab": lambda v, b: [v, v]}, "bigram_vocab must hold the 11 symbols of the model, got 16"),
-        ("tener", {"vocab": lambda v, b: [Level(v.symbols), b]}, "vocab must be of level 'word', got 'char'"),
-        ("tener", {"vocab": lambda v, b: [with_symbol(v, "\r"), b]}, r"vocab must hold symbols that .* got '\\r'"),
-        ("tener", {"vocab": lambda v, b: [v, with_symbol(b, "")]}, "bigram_vocab must hold symbols that .* got ''"),
-        ("flat", {"vocab": lambda v, b, w: [v, b, with_symbol(w, "a")]}, "two characters or more, got 'a'"),
-        ("flat", {"vocab": lambda v, b, w: [v, b, Vocab()]}, "lexicon must have a word, got none"),
+        ("tener", {"top_n": 3}, "top_n", 3),
+        ("tener", {"start_token": 0}, "start_token", 0),
+        ("tener", {"search": {}}, "search", {}),
+        ("tener", {"weights": "int8"}, "weights", "int8"),
+        ("tener", {"max_tokens": 31}, "max_tokens", 31),
+        ("flat", {"max_rows": 0}, "max_rows", 0),
+        ("tener", {"vocab": lambda v, b: [v]}, "vocab", 1),
+        ("tener", {"vocab": lambda v, b: [v, b, b]}, "vocab", 3),
+        ("flat", {"vocab": lambda v, b, w: [v, b, w, w]}, "vocab", 4),
+        ("tener", {"vocab": lambda v, b: [b, v]}, "vocab", 11),
+        ("tener", {"vocab": lambda v, b: [v, v]}, "bigram_vocab", 16),
+        ("tener", {"vocab": lambda v, b: [Level(v.symbols), b]}, "vocab", "char"),
+        ("tener", {"vocab": lambda v, b: [with_symbol(v, "\r"), b]}, "vocab", "\r"),
+        ("tener", {"vocab": lambda v, b: [v, with_symbol(b, "")]}, "bigram_vocab", ""),
+        ("flat", {"vocab": lambda v, b, w: [v, b, Vocab()]}, "lexicon", []),
     ],
     ids=lambda value: "vocab" if isinstance(value, dict) and "vocab" in value else str(value),
 )
-def test_bad_arguments_of_an_export_are_named(taggers, tmp_path, kind, options, message):
+def test_bad_arguments_of_an_export_are_named(taggers, tmp_path, kind, options, name, value):
     tagger, vocabs = taggers[kind]
     vocab = options.get("vocab", lambda *vocabs: list(vocabs))(*vocabs)
-    with pytest.raises(ValueError, match=message):
+    with raises_parameter(name, value):
         txl_tf.export_saved_model(tagger, tmp_path / "1", **{"warmup": False, **options, "vocab": vocab})
     assert not (tmp_path / "1").exists()
+
+
+def test_errors_of_an_export_say_what_is_allowed(taggers, tmp_path):
+    tagger, (vocab, _) = taggers["tener"]
+    with pytest.raises(ValueError, match="^search is no argument for a tagger, got {}$"):
+        txl_tf.export_saved_model(tagger, tmp_path / "1", search={})
+    with pytest.raises(ValueError, match=r"^vocab must be \[vocab, bigram_vocab\] for Tener, got 1 of them$"):
+        txl_tf.export_saved_model(tagger, tmp_path / "1", [vocab])
+    flat, (vocab, bigram_vocab, words) = taggers["flat"]
+    with pytest.raises(ValueError, match="two characters or more, got 'a'"):
+        txl_tf.export_saved_model(flat, tmp_path / "1", [vocab, bigram_vocab, with_symbol(words, "a")])
 
 
 def test_a_tagger_over_another_network_is_served_for_ids(tmp_path):
     tokens = keras.Input([None], dtype="int32")
     tagger = txl_tf.Tagger(keras.Model(tokens, keras.layers.Embedding(9, 4)(tokens)), LABELS)
     ids = np.array([[0, 3, 4, 0, 5], [1, 2, 3, 4, 8]], np.int32)
-    with pytest.raises(ValueError, match="vocab must be None where .* no SentenceNetwork, but Functional"):
+    with raises_parameter("vocab", allowed=[None]):
         txl_tf.export_saved_model(tagger, tmp_path / "1", vocabs_of("tener"))
     tagger(ids)
     randomise(tagger, seed=2, scale=0.6)

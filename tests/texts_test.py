@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import write_text
+from helpers import raises_parameter, write_text
 
 import txl_tf
 from txl_tf.data import text_files
@@ -49,7 +49,7 @@ def test_a_folder_a_pattern_and_a_list_stand_for_their_files_in_order(tmp_path):
     assert names(str(tmp_path)) == names(tmp_path) == ["a.txt", "b.txt", "c.jsonl", "sub/d.txt"]
     assert names(f"file://{tmp_path}/*.txt") == [f"file://{tmp_path}/a.txt", f"file://{tmp_path}/b.txt"]
     assert names(f"{tmp_path}/b.txt, {tmp_path}/[ac].*") == ["b.txt", "a.txt", "c.jsonl"]
-    with pytest.raises(ValueError, match=r"path 2 of '.*b.txt,' is empty: it must name a file or a folder"):
+    with raises_parameter("data_path"):
         names(f"{tmp_path}/b.txt,")
     assert names([tmp_path / "sub", f"{tmp_path}/a.txt"]) == ["sub/d.txt", "a.txt"]
     assert names(f"{tmp_path}/nowhere.txt") == ["nowhere.txt"]  # its reader says so
@@ -58,10 +58,10 @@ def test_a_folder_a_pattern_and_a_list_stand_for_their_files_in_order(tmp_path):
     named = find_named_files(f"{tmp_path},{tmp_path}/s*/*.txt,{tmp_path}/a.txt,file://{tmp_path}/sub/")
     assert [name for _, name in named[-3:]] == ["sub/d.txt", "a.txt", "d.txt"] and named[3][1] == "really[1].txt"
     assert named[4] == (f"{tmp_path}/sub/d.txt", "sub/d.txt") == named[5]
-    with pytest.raises(FileNotFoundError, match="no file in the pattern .*/[*].json"):
+    with pytest.raises(FileNotFoundError, match="/[*].json"):
         find_files(f"{tmp_path}/*.json")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="no file in the folder .*empty"):
+    with pytest.raises(FileNotFoundError, match="empty"):
         find_files(tmp_path / "empty")
 
 
@@ -96,7 +96,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_json_line(tmp_path, monkeypat
     zipped = write_zip(tmp_path / "a.zip", **{"a.jsonl": lines, "b.jsonl": lines})
     for path in (write_text(tmp_path / "a.jsonl", lines), write_gzip(tmp_path / "a.jsonl.gz", lines), zipped):
         assert [text for _, text in texts_of(path)] == ["\ufeffa", "b"] * (1 + path.endswith("zip"))
-    with pytest.raises(ValueError, match="b.jsonl, line 2 is not JSON: Unexpected UTF-8 BOM"):
+    with raises_parameter(f"{tmp_path}/b.jsonl, line 2", '\ufeff{"text": "b"}'):
         texts_of(write_text(tmp_path / "b.jsonl", '{"text": "a"}\n\ufeff{"text": "b"}'))
 
 
@@ -107,22 +107,23 @@ def test_a_field_can_be_named_and_makes_any_file_json_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "name", "value", "allowed"),
     [
-        ('{"txt": "a", "n": 1}', r"a.jsonl, line 2 has no field 'text'; it has 'txt', 'n'"),
-        ("{}", "a.jsonl, line 2 has no field 'text'; it has none"),
-        ('{"text": ""}', "a.jsonl, line 2, field 'text', is empty: leave the document out"),
-        ('{"text": null}', "a.jsonl, line 2, field 'text', must be a string, got None"),
-        ('["text"]', r"a.jsonl, line 2 must be a string, got \['text'\]"),
-        ('{"text": "a"', "a.jsonl, line 2 is not JSON: Expecting"),
-        ("[" * 100_000, "a.jsonl, line 2 is not JSON: maximum recursion depth"),
-        ('{"text": "\\ud83d"}', "a.jsonl, line 2, field 'text', is not UTF-8 text: surrogates not allowed at 0"),
+        ('{"txt": "a", "n": 1}', "text_field", "text", ["txt", "n"]),
+        ("{}", "text_field", "text", []),
+        ('{"text": ""}', "{}, line 2, field 'text'", "", "a text that is not empty"),
+        ('{"text": null}', "{}, line 2, field 'text'", None, "a string"),
+        ('["text"]', "{}, line 2", ["text"], "a string"),
+        ('{"text": "a"', "{}, line 2", '{"text": "a"', "JSON"),
+        ("[" * 100_000, "{}, line 2", "[" * 100_000, "JSON"),
+        ('{"text": "\\ud83d"}', "{}, line 2, field 'text'", "\ud83d", "UTF-8 text"),
     ],
 )
-def test_a_bad_json_line_is_named(tmp_path, line, message):
+def test_a_bad_json_line_is_named(tmp_path, line, name, value, allowed):
     path = write_text(tmp_path / "a.jsonl", f'{{"text": "good"}}\n{line}\n')
-    with pytest.raises(ValueError, match=message):
+    with raises_parameter(name.format(path), value, allowed) as raised:
         corpus.build_corpus("text", path)
+    assert f"{path}, line 2" in str(raised.value)
 
 
 def test_damaged_archives_are_errors_that_name_the_file(tmp_path):
@@ -134,15 +135,15 @@ def test_damaged_archives_are_errors_that_name_the_file(tmp_path):
         "no.zip": b"PK\3\4 no zip",
     }.items():
         path = write_text(tmp_path / name, data)
-        with pytest.raises(ValueError, match=f"{name} cannot be unpacked: "):
+        with raises_parameter(path, None, "an archive that is whole"):
             texts_of(path)
-    with pytest.raises(ValueError, match="empty.gz is empty"):
+    with raises_parameter(f"{tmp_path}/empty.gz", b""):
         texts_of(write_gzip(tmp_path / "empty.gz", ""))
-    with pytest.raises(ValueError, match="none.zip (holds no file|cannot be unpacked)"):
+    with raises_parameter(f"{tmp_path}/none.zip", None):
         texts_of(write_zip(tmp_path / "none.zip"))
-    with pytest.raises(ValueError, match="one.zip/a.txt is not UTF-8 text: see byte 1"):
+    with raises_parameter(f"{tmp_path}/one.zip/a.txt", None, "UTF-8 text"):
         texts_of(write_zip(tmp_path / "one.zip", **{"a.txt": b"a\xff"}))
-    with pytest.raises(FileNotFoundError, match="no file .*gone.gz"):
+    with pytest.raises(FileNotFoundError, match="gone.gz"):
         texts_of(str(tmp_path / "gone.gz"))
 
 
@@ -189,10 +190,10 @@ def test_files_are_documents_only_where_that_is_asked_for(tmp_path):
 
 def test_bad_documents_are_errors(tmp_path):
     path = write_text(tmp_path / "a.jsonl", '{"text": "a\\nb </s>"}\n{"text": "c"}\n')
-    with pytest.raises(ValueError, match="a.jsonl, line 1, line 2: </s> ends documents and must not be in a text"):
+    with raises_parameter(f"{tmp_path}/a.jsonl, line 1, line 2", "</s>"):
         corpus.build_corpus("text", path, level="word")
     path = write_text(tmp_path / "b.jsonl", '{"text": "a b"}\n{"text": "c d e f g"}\n')
-    with pytest.raises(ValueError, match="the last document is more than valid_fraction=0.05 .* none is left"):
+    with raises_parameter("valid_fraction", 0.05):
         corpus.build_corpus("text", path)
 
 
@@ -247,26 +248,26 @@ def test_a_prepared_folder_is_opened_again_without_reading_a_text(tmp_path):
 
     again = txl_tf.prepare(never(), tmp_path, valid_fraction=0.5)
     np.testing.assert_array_equal(again.splits["train"], made.splits["train"])
-    with pytest.raises(ValueError, match="was prepared otherwise.*\n.*level: 'char' there, 'byte' now"):
+    with raises_parameter("level", "byte", ["char"]):
         txl_tf.prepare(never(), tmp_path, valid_fraction=0.5, level="byte")
 
 
 @pytest.mark.parametrize(
-    ("texts", "options", "message"),
+    ("texts", "options", "name", "value"),
     [
-        (["a", ""], {}, "text 2 is empty: leave the document out"),
-        (["a", 3], {}, "text 2 must be a string, got 3"),
-        ([{"body": "a"}], {}, "text 1 has no field 'text'; it has 'body'"),
-        ([b"a\xff"], {}, "text 1 is not UTF-8 text: invalid start byte at 1"),
-        ([], {}, "texts must hold at least one text, got none"),
-        ("one text", {}, "texts must be an iterable of texts, got one str: put it in a list"),
-        ({"text": "one"}, {}, "texts must be an iterable of texts, got one dict"),
-        (["a b", "c </s>"], {"level": "word", "valid_fraction": 0.3}, "text 2, line 1: </s> ends documents"),
-        (["a b c", "d"], {"level": "sentence"}, "level must be one of"),
+        (["a", ""], {}, "text 2", ""),
+        (["a", 3], {}, "text 2", 3),
+        ([{"body": "a"}], {}, "text_field", "text"),
+        ([b"a\xff"], {}, "text 1", b"a\xff"),
+        ([], {}, "texts", 0),
+        ("one text", {}, "texts", "one text"),
+        ({"text": "one"}, {}, "texts", {"text": "one"}),
+        (["a b", "c </s>"], {"level": "word", "valid_fraction": 0.3}, "text 2, line 1", "</s>"),
+        (["a b c", "d"], {"level": "sentence"}, "level", "sentence"),
     ],
 )
-def test_bad_texts_are_named_and_leave_nothing(tmp_path, texts, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_texts_are_named_and_leave_nothing(tmp_path, texts, options, name, value):
+    with raises_parameter(name, value):
         txl_tf.prepare(texts, tmp_path / "made", **options)
     assert not (tmp_path / "made").exists() or not list((tmp_path / "made").glob("*.[jn]*"))
 
@@ -280,9 +281,7 @@ def test_bad_texts_are_named_and_leave_nothing(tmp_path, texts, options, message
 )  # fmt: skip
 def test_the_papers_datasets_have_the_originals_tokens(tmp_path, options):
     ((name, value),) = options.items()
-    with pytest.raises(
-        ValueError, match=f"{name} is for your own text, got {value!r}: dataset 'wt2' has the original's"
-    ):
+    with raises_parameter(name, value, "left out with dataset=wt2"):
         corpus.build_corpus("wt2", tmp_path, **options)
 
 
@@ -290,7 +289,7 @@ def test_the_prepared_folder_lies_outside_of_the_text(tmp_path):
     (tmp_path / "texts" / "old").mkdir(parents=True)
     write_text(tmp_path / "texts" / "a.txt", "a b c d e f " * 9)
     for made in ("texts", "texts/made", "texts/old/made"):
-        with pytest.raises(ValueError, match=r"data_dir must lie outside of .*texts, all files of which .*, got .*"):
+        with raises_parameter("data_dir", f"{tmp_path}/{made}"):
             corpus.prepare(tmp_path / made, "text", [tmp_path / "texts"])
     assert [path.name for path in (tmp_path / "texts").iterdir()] != [] and not (tmp_path / "texts/made").exists()
     for made in ("made", "texts.made", "texts/.made"):  # a hidden one is no text
@@ -301,7 +300,7 @@ def test_the_prepared_folder_lies_outside_of_what_a_pattern_would_match(tmp_path
     (tmp_path / "texts" / "old").mkdir(parents=True)
     path, old = (write_text(tmp_path / name, "a b c d e f " * 9) for name in ("texts/a.txt", "texts/old/b.txt"))
     for pattern, made in (("texts/*", "texts/made"), ("t*s/*", "texts/old/made"), ("*/*.txt", "made"), ("*/*", "made")):
-        with pytest.raises(ValueError, match=r"data_dir must lie outside of .*\*.*, all files of which .*, got .*made"):
+        with raises_parameter("data_dir", f"{tmp_path}/{made}"):
             corpus.prepare(tmp_path / made, "text", f"{path},{tmp_path}/{pattern}")
     assert not list(tmp_path.glob("**/made"))
     for pattern, made in (("texts/*", "made"), ("texts/*", "texts/old/.made"), ("texts/*.txt", "texts/made")):
@@ -317,14 +316,11 @@ def test_a_text_of_lines_ends_with_its_line_in_every_kind_of_file(tmp_path):
 
 def test_options_that_do_not_go_together_are_refused(tmp_path):
     path = write_text(tmp_path / "a.txt", "a b c d e f")
-    for options, message in (
-        ({"vocab_size": 300}, "vocab_size=300 needs level 'subword', got 'char': max_size limits other symbols"),
-        (
-            {"level": "subword", "max_size": 300},
-            "max_size is not for level 'subword', got 300: vocab_size says how many",
-        ),
-        ({"level": "subword", "lower_case": True}, "lower_case is not for level 'subword', got True"),
-        ({"vocab_path": "x", "vocab_size": 3, "level": "subword"}, "choose symbols, but vocab_path=x has them already"),
+    for options, name, value in (
+        ({"vocab_size": 300}, "vocab_size", 300),
+        ({"level": "subword", "max_size": 300}, "max_size", 300),
+        ({"level": "subword", "lower_case": True}, "lower_case", True),
+        ({"vocab_path": "x", "vocab_size": 3, "level": "subword"}, "vocab_path", "x"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with raises_parameter(name, value):
             corpus.build_corpus("text", path, **options)

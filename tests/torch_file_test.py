@@ -15,7 +15,7 @@ import zlib
 
 import numpy as np
 import pytest
-from helpers import read_hostile
+from helpers import raises_parameter, read_hostile
 from hostile import read_forked
 from torch_files import (
     BFloat16,
@@ -1038,8 +1038,9 @@ def test_what_is_no_file_of_pytorch_is_one_clear_error(tmp_path, content, messag
 def test_no_tensors_are_in_a_file_of_something_else(tmp_path):
     path = tmp_path / "vocab.pkl"
     path.write_bytes(pickle.dumps(["the", "of"]))
-    with pytest.raises(ValueError, match=f"^{path} cannot be read as .*: there are no tensors in a list of length 2"):
+    with raises_parameter("path", str(path), "a file of tensors") as error:
         read_tensors(str(path))
+    assert "a list of length 2" in str(error.value)
 
 
 @pytest.mark.parametrize("read", [read_torch_file, read_tensors])
@@ -1050,5 +1051,5 @@ def test_paths_that_are_no_file(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read(str(tmp_path / "pipe"))
-    with pytest.raises(ValueError, match="^gs://bucket/model.bin must be a local file"):
+    with raises_parameter("path", "gs://bucket/model.bin", "a local file"):
         read("gs://bucket/model.bin")

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import (
+    ANY,
     assert_same_run,
     at_step,
     converse,
     log_rows,
     program,
+    raises_parameter,
     read_checkpoint,
     run_here,
     run_program,
@@ -318,23 +320,43 @@ def test_a_list_is_translated_to_a_list_and_an_iterator_one_by_one(made, run):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, name, value, allowed",
     [
-        ({"model": {"max_len": 4}}, r"pairs.tsv.*, line \d+: the source has \d symbols, .* at most max_len=4"),
-        ({"model": {"share_embeddings": True}}, "share_embeddings needs share_vocab, got share_vocab=False"),
-        ({"training": {"warm_start_path": "nowhere"}}, "no checkpoint at nowhere"),
+        ({"model": {"share_embeddings": True}}, "share_vocab", False, [True]),
+        ({"training": {"warm_start_path": "nowhere"}}, "checkpoint", "nowhere", ANY),
         (
             {"machine": MachineConfig(strategy="tpu")},
-            "strategy must be one of auto, one, mirrored, multi_worker for pairs, got tpu",
+            "strategy",
+            "tpu",
+            ["auto", "one", "mirrored", "multi_worker"],
         ),
         (
             {"machine": MachineConfig(strategy="mirrored"), "training": {"jit_compile": True}},
-            "jit_compile must be left out for pairs on several devices, got 3",
+            "jit_compile",
+            True,
+            "left out",
         ),
         (
             {"machine": MachineConfig(strategy="mirrored"), "training": {"steps_per_execution": 3}},
-            "steps_per_execution must be left out for pairs on several devices, got 3",
+            "steps_per_execution",
+            3,
+            "left out",
         ),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_are_refused_before_the_folder_has_a_run(
+    tmp_path, pairs_file, options, name, value, allowed
+):
+    with raises_parameter(name, value, allowed):
+        train(tmp_path / "run", pairs_file, **options)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"model": {"max_len": 4}}, r"pairs.tsv.*, line \d+: the source has \d symbols, .* at most max_len=4"),
         ({"optimizer": {"schedule": "noam", "warmup_steps": 0}}, "warmup_steps must be at least 1, got 0"),
         ({"data": {"target_symbols": "nowhere.txt"}}, "there is no file nowhere.txt"),
         ({"final": SearchConfig(beam_size=50)}, r"beam_size must be at most \d, got 50"),
@@ -352,15 +374,16 @@ def test_a_run_goes_on_with_its_own_pairs_only(made, pairs_file, tmp_path):
     text = Path(pairs_file).read_text()
     try:
         write_text(Path(pairs_file), text.rsplit("\n", 41)[0] + "\n")
-        with pytest.raises(ValueError, match=r"the text of the run in .* has changed since it was trained on"):
+        with raises_parameter("text", ["train", "valid"]):
             train(folder, pairs_file, training=LEARNING)
     finally:
         write_text(Path(pairs_file), text)
     other = write_text(tmp_path / "other.tsv", text + "abd\tD\n" * 9)
-    with pytest.raises(ValueError, match=r"another source vocabulary \(8 symbols\) than the run in .* \(7 symbols\)"):
+    with raises_parameter("source_vocab"):
         train(folder, other, training=LEARNING, data={"valid_fraction": 0.001, "valid_path": pairs_file})
-    with pytest.raises(ValueError, match=r"model.dff: 16 there, 17 now"):
+    with raises_parameter("model_dir", str(folder)) as raised:
         train(folder, pairs_file, training=LEARNING, model={"dff": 17})
+    assert raised.value.differences == ["model.dff: 16 there, 17 now"]
 
 
 SLOWLY = {"learning_rate": 1e-9, "warmup_steps": 0}
@@ -428,7 +451,7 @@ def test_a_run_of_an_earlier_version_has_no_unknown_symbol_and_goes_on(pairs_fil
     with pytest.raises(ValueError, match=r"source, line 2: 'x' is not in the vocabulary of 6 symbols"):
         Translator(model, *vocabs).translate(["abc", "axc"])
     path = write_text(tmp_path / "other.tsv", f"abd\tB A\n{other_lines}")
-    with pytest.raises(ValueError, match="'d' is not in the vocabulary.*Leave such symbols out"):
+    with raises_parameter("init_from", str(tmp_path / "old")):
         train(tmp_path / "no", path, training={"init_from": str(tmp_path / "old")}, optimizer=SLOWLY)
     warm = {"warm_start_path": str(tmp_path / "old" / "ckpt-15"), "eval_sources": 0}
     train(tmp_path / "warm", pairs_file, training=warm)
@@ -474,12 +497,10 @@ def test_a_run_without_lengths_of_targets_goes_on_and_a_new_one_knows_both_texts
 
 def test_a_folder_of_another_family_says_what_it_holds(made, run_dir, text_file, tmp_path):
     folder, _ = made
-    with pytest.raises(
-        ValueError, match="family must be transformer_xl or transformer_lm, got 'transformer': it is an enc"
-    ):
+    with pytest.raises(ValueError, match="family must be transformer_xl or transformer_lm, got 'transformer'"):
         RunFolder(folder, "language_model").read_config()
     (tmp_path / "config.json").write_text('{"data": {}, "model": {}, "vocab": {}}')
-    with pytest.raises(ValueError, match="family must be transformer, got 'transformer_xl': it is a language model"):
+    with pytest.raises(ValueError, match="family must be transformer, got 'transformer_xl'"):
         RunFolder(tmp_path, "encoder_decoder").read_config()
 
 
@@ -675,18 +696,18 @@ def test_an_export_without_vocabularies_takes_ids_alone(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, name, value",
     [
-        ({"top_n": 3}, "top_n is no argument for an encoder-decoder, got 3"),
-        ({"search": {"beam_size": 0}}, "beam_size must be at least 1, got 0"),
-        ({"max_tokens": 21}, "max_tokens must be an integer from 1 to 20, got 21"),
-        ({"weights": "int8"}, "weights must be one of float32, float16, bfloat16, got 'int8'"),
+        ({"top_n": 3}, "top_n", 3),
+        ({"search": {"beam_size": 0}}, "beam_size", 0),
+        ({"max_tokens": 21}, "max_tokens", 21),
+        ({"weights": "int8"}, "weights", "int8"),
     ],
     ids=str,
 )
-def test_bad_arguments_of_an_export_are_named(run, tmp_path, options, message):
+def test_bad_arguments_of_an_export_are_named(run, tmp_path, options, name, value):
     model, vocabs = run
-    with pytest.raises(ValueError, match=message):
+    with raises_parameter(name, value):
         txl_tf.export_saved_model(model, tmp_path / "1", vocabs, **options)
-    with pytest.raises(ValueError, match="target_vocab must hold the 7 symbols of the model, got 8"):
+    with raises_parameter("target_vocab", 8, "the 7 symbols of the model"):
         txl_tf.export_saved_model(model, tmp_path / "1", [vocabs[0], [*range(8)]])

@@ -7,10 +7,10 @@ import shutil
 import types
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 from helpers import (
+    ANY,
     LEXICON,
     assert_same_run,
     at_step,
@@ -18,6 +18,7 @@ from helpers import (
     log_rows,
     made_up,
     program,
+    raises_parameter,
     read_checkpoint,
     run_here,
     run_program,
@@ -222,7 +223,6 @@ def test_a_run_that_is_stopped_in_a_validation_learns_of_its_patience_from_that(
     run, state = begun(tmp_path / "run", files, **PATIENT)
     found = {"loss": 1.0, "precision": f1, "recall": f1, "f1": f1}
     monkeypatch.setattr(run.model, "evaluate", lambda *args, **kwargs: found)
-    run.tracker = keras.callbacks.Callback()
     at_step(monkeypatch, RunState, "on_train_batch_end", 10, die)
     with pytest.raises(RuntimeError, match="step 10") if last == 10 else contextlib.nullcontext():
         run.fit(state)
@@ -546,45 +546,53 @@ def test_sentences_that_were_tagged_wrongly_are_listed():
 
 
 @pytest.mark.parametrize(
-    "family, options, message",
+    "family, options, name, value, allowed",
     [
-        (
-            "tener",
-            {"data": {"lexicon": "words"}},
-            "lexicon must be left out for TENER, which takes no words, got words",
-        ),
-        ("flat", {"data": {"lexicon": None}}, "lexicon must be given for FLAT: a file of words"),
-        (
-            "flat",
-            {"data": {"lexicon": None, "token_level": "word"}},
-            "token_level must be char for FLAT, whose lexicon has words of characters, got word",
-        ),
-        (
-            "tener",
-            {"model": {"max_seq_len": 4}},
-            r"train, line \d+: the sentence that begins here has \d+ tokens; at most max_seq_len=4 are allowed",
-        ),
+        ("tener", {"data": {"lexicon": "words"}}, "lexicon", "words", "left out"),
+        ("flat", {"data": {"lexicon": None}}, "lexicon", None, "a file of words, a line each, or jieba"),
+        ("flat", {"data": {"lexicon": None, "token_level": "word"}}, "token_level", "word", ["char"]),
+        ("tener", {"model": {"max_seq_len": 4}}, "max_seq_len", ANY, "at most 4"),
         (
             "tener",
             {"machine": MachineConfig(strategy="tpu")},
-            "strategy must be one of auto, one, mirrored, multi_worker for taggers, got tpu",
+            "strategy",
+            "tpu",
+            ["auto", "one", "mirrored", "multi_worker"],
         ),
-        ("tener", {"training": {"warm_start_path": "nowhere"}}, "no checkpoint at nowhere"),
-        ("tener", {"data": {"train_path": None}}, "train_path must be given: a file with a token and a tag a line"),
-        ("tener", {"model": {"n_head": 3}}, "d_model must be a multiple of n_head=3, got 16"),
+        ("tener", {"training": {"warm_start_path": "nowhere"}}, "checkpoint", "nowhere", ANY),
     ],
     ids=str,
 )
-def test_bad_input_is_refused_before_the_folder_has_a_run(tmp_path, files, family, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input_is_refused_before_the_folder_has_a_run(tmp_path, files, family, options, name, value, allowed):
+    with raises_parameter(name, value, allowed):
         train(tmp_path / "run", files, family, **options)
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"data": {"train_path": None}}, "train_path must be given"),
+        ({"model": {"n_head": 3}}, "d_model must be a multiple of n_head=3, got 16"),
+    ],
+    ids=str,
+)
+def test_errors_of_data_and_layers_come_before_the_folder_has_a_run(tmp_path, files, options, message):
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path / "run", files, "tener", **options)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_long_sentence_is_named_by_its_line(tmp_path, files):
+    message = r"train, line \d+: the sentence that begins here has \d+ tokens; at most max_seq_len=4 are allowed"
+    with pytest.raises(ParameterError, match=message):
+        train(tmp_path / "run", files, "tener", model={"max_seq_len": 4})
 
 
 def test_products_of_lstms_are_not_rounded_in_silence(tmp_path, files):
     settings = {"optimizer": OptimizerConfig(), "training": TaggerTrainingConfig()}
     machine = MachineConfig(matmul_precision="bfloat16")
-    with pytest.raises(ValueError, match="matmul_precision=bfloat16 has no effect on bilstm: its products are Keras's"):
+    with raises_parameter("matmul_precision", "bfloat16", ["float32"]):
         train_run(
             tmp_path / "run",
             data=TaggedConfig(),
@@ -600,8 +608,9 @@ def test_a_run_goes_on_with_its_own_sentences_only(made, files, tmp_path):
     other = {**files, "train_path": write_text(tmp_path / "train", text.rsplit("\n\n", 1)[0])}
     with pytest.raises(ValueError, match="has changed since it was trained on|another"):
         train(folder, other, folder.name, training=LEARNING)
-    with pytest.raises(ValueError, match="model.d_inner: 16 there, 17 now"):
+    with raises_parameter("model_dir", str(folder)) as raised:
         train(folder, files, folder.name, training=LEARNING, model={"d_inner": 17})
+    assert raised.value.differences == ["model.d_inner: 16 there, 17 now"]
 
 
 def test_a_run_of_an_earlier_version_goes_on_with_its_tags(tmp_path, files):
@@ -854,9 +863,7 @@ def test_folders_of_other_families_say_what_they_hold(made, tmp_path):
     with pytest.raises(ValueError, match=f"family must be transformer, got '{folder.name}': it is a tagger"):
         RunFolder(folder, "encoder_decoder").read_config()
     (tmp_path / "config.json").write_text('{"data": {}, "model": {}, "vocab": {}}')
-    with pytest.raises(
-        ValueError, match="family must be tener or flat or bilstm, got 'transformer_xl': it is a language model"
-    ):
+    with pytest.raises(ValueError, match="family must be tener or flat or bilstm, got 'transformer_xl'"):
         RunFolder(tmp_path, "tagger").read_config()
 
 

@@ -20,6 +20,7 @@ from helpers import (
     assert_same_run,
     log_rows,
     program,
+    raises_parameter,
     read_checkpoint,
     run_program,
     train_run,
@@ -184,9 +185,9 @@ def test_bad_input_is_one_clear_error(run_dir, text_file, changes, message):
 
 
 def test_a_training_writes_no_nll_over_its_text_and_says_how_a_text_is_given(run_dir, text_file):
-    with pytest.raises(ValueError, match=f"token_nll must be another file than data_path, got {text_file}"):
+    with raises_parameter("token_nll", str(text_file), "another file than data_path"):
         train_run(run_dir, text_file, evaluation={"token_nll": str(text_file)})
-    with pytest.raises(ValueError, match="no corpus: give data_path, a text, or data_dir, a folder .*, or dataset"):
+    with raises_parameter("data", {}):
         open_corpus({})
 
 
@@ -268,8 +269,9 @@ def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path, text_file):
 def test_a_folder_of_another_configuration_is_refused_and_kept(trained_run, text_file):
     run_dir, _ = trained_run
     config = (run_dir / "config.json").read_text()
-    with pytest.raises(ValueError, match="model.d_inner: 16 there, 32 now"):
+    with raises_parameter("model_dir", str(run_dir)) as raised:
         train_run(run_dir, text_file, model={"d_inner": 32})
+    assert raised.value.differences == ["model.d_inner: 16 there, 32 now"]
     assert (run_dir / "config.json").read_text() == config
 
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT, SMALL, randomise
+from helpers import ROOT, SMALL, raises_parameter, randomise
 
 import txl_tf
 from txl_tf.config import ModelConfig
@@ -536,9 +536,9 @@ def test_half_precision_computes_in_half_and_keeps_weights_in_float32(policy):
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="d_model must be even"):
+    with raises_parameter("d_model", 9):
         network(d_model=9)
-    with pytest.raises(ValueError, match="mem_len must be at least 0, got -2"):
+    with raises_parameter("mem_len", -2, "at least 0"):
         network(mem_len=-2)
     with pytest.raises(ParameterError) as caught:
         network(init="no such initializer")

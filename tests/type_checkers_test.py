@@ -81,3 +81,15 @@ def test_pages_and_examples_have_no_errors_and_wrong_arguments_are_found(checker
     found = checker(tmp_path)
     assert {place: message for place, message in found.items() if place not in EXPECTED} == {}
     assert set(found) == EXPECTED
+
+
+@pytest.mark.slow
+def test_the_code_of_the_model_passes_strict_pyright():
+    if importlib.util.find_spec("pyright") is None:
+        pytest.skip("pyright is not installed")
+    config = ROOT / "pyrightconfig.strict.json"
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "-p", str(config)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if " errors, " not in result.stdout:
+        pytest.skip(f"pyright has no node: {result.stderr[-200:]}")
+    assert re.search("^0 errors, ", result.stdout, re.M), result.stdout

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from helpers import raises_parameter
 
 from txl_tf.config import COUNTED_LEVELS
 from txl_tf.data import vocabulary
@@ -134,25 +135,25 @@ def test_unknown_symbols_become_unk_whether_special_or_from_the_text():
 
 
 @pytest.mark.parametrize(
-    ("level", "texts", "message"),
+    ("level", "texts", "name", "value"),
     [
-        ("word", "a b\na\nb x y\n", r"news\.txt, line 3: 'x' is not in the vocabulary of 3 symbols"),
-        ("word", ["a\na\n", "b ", "b\nx"], r"line 4: 'x'"),
-        ("word", "a\u2028b\nx", r"line 2: 'x'"),  # only \n ends a line
-        ("char", "a\nb", r"line 1: '\\n'"),
+        ("word", "a b\na\nb x y\n", "news.txt, line 3", "x"),
+        ("word", ["a\na\n", "b ", "b\nx"], "news.txt, line 4", "x"),
+        ("word", "a\u2028b\nx", "news.txt, line 2", "x"),  # only \n ends a line
+        ("char", "a\nb", "news.txt, line 1", "\n"),
     ],
 )
-def test_an_unknown_symbol_is_named_with_its_line(level, texts, message):
+def test_an_unknown_symbol_is_named_with_its_line(level, texts, name, value):
     config = {"special": ["<eos>"], "eos": "<eos>"} if level == "word" else {"level": level}
     vocab = make_vocab("a b", unk="<unk>", **config)
-    with pytest.raises(ValueError, match=message) as raised:
+    with raises_parameter(name, value) as raised:
         vocab.encode(texts, name="news.txt")
     assert "train with min_freq=2" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("bad", [3, -1])
 def test_decode_refuses_ids_out_of_range(bad):
-    with pytest.raises(ValueError, match=rf"ids must be in \[0, 3\), .* got {bad}"):
+    with raises_parameter("ids", bad, "in [0, 3), the size of the vocabulary"):
         make_vocab("a b c").decode([0, bad])
 
 
@@ -207,44 +208,44 @@ def test_the_word_list_of_a_published_model_loads_as_it_is(reference):
 
 
 @pytest.mark.parametrize(
-    ("content", "config", "message"),
+    ("content", "config", "name", "value"),
     [
-        (b"a\n\nb\n", {}, "line 2 is empty"),
-        (b"", {}, "line 1 is empty"),
-        (b"a\nb\na\n", {}, "'a' is on line 1 and on line 3"),
-        (b"a\nb\xff\n", {}, "vocab.txt is not UTF-8 text: see byte 3"),
-        (b"a\nb\n", {"eos": "<eos>"}, "eos symbol '<eos>' is not in vocabulary file .*vocab.txt"),
-        (b"a\nb\n", {"level": "byte"}, "256 bytes"),
+        (b"a\n\nb\n", {}, "{}/vocab.txt, line 2", ""),
+        (b"", {}, "{}/vocab.txt, line 1", ""),
+        (b"a\nb\na\n", {}, "{}/vocab.txt, line 1", "a"),
+        (b"a\nb\xff\n", {}, "{}/vocab.txt", None),
+        (b"a\nb\n", {"eos": "<eos>"}, "eos", "<eos>"),
+        (b"a\nb\n", {"level": "byte"}, "{}/vocab.txt", ["a", "b"]),
     ],
 )
-def test_bad_files_are_refused(tmp_path, content, config, message):
+def test_bad_files_are_refused(tmp_path, content, config, name, value):
     (tmp_path / "vocab.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with raises_parameter(name.format(tmp_path), value):
         vocabulary.Vocab.load(tmp_path / "vocab.txt", **config)
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no vocabulary file .*nowhere.txt"):
+    with pytest.raises(FileNotFoundError, match="nowhere.txt"):
         vocabulary.Vocab.load(tmp_path / "nowhere.txt")
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "name", "value"),
     [
-        ({"level": "bpe"}, "level must be one of word, char, byte, got 'bpe'"),
-        ({"level": "char", "eos": "<eos>"}, "bos and eos need level 'word', got None and '<eos>'"),
-        ({"level": "byte", "lower_case": True}, "level 'byte' always has all 256 bytes"),
-        ({"special": ["two words"]}, "special symbols must be words"),
-        ({"max_size": 0}, "max_size must be positive or None, got 0"),
+        ({"level": "bpe"}, "level", "bpe"),
+        ({"level": "char", "eos": "<eos>"}, "eos", "<eos>"),
+        ({"level": "byte", "lower_case": True}, "lower_case", True),
+        ({"special": ["two words"]}, "special", ["two words"]),
+        ({"max_size": 0}, "max_size", 0),
     ],
 )
-def test_bad_arguments_are_refused(config, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments_are_refused(config, name, value):
+    with raises_parameter(name, value):
         vocabulary.Vocab(**config)
 
 
 def test_eos_must_have_an_id():
-    with pytest.raises(ValueError, match="eos symbol '<eos>' is not in the vocabulary: add it to special"):
+    with raises_parameter("eos", "<eos>"):
         make_vocab("a b", eos="<eos>")
 
 

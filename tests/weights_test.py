@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_variables_equal, read_checkpoint, write_checkpoint
+from helpers import (
+    assert_variables_equal,
+    raises_parameter,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 import txl_tf
-from txl_tf.runs.weights import CheckpointReader, load_weights
+from txl_tf.runs.weights import CheckpointGone, CheckpointReader, MisfitError, load_weights
 
 BINS = [
     {},
@@ -41,7 +46,7 @@ def test_a_longer_vocabulary_keeps_the_rows_and_has_new_ones_at_its_end(small_lm
     short, long = small_lm(seed=1, n_token=23, **bins), small_lm(seed=2, n_token=26, **bins)
     txl_tf.save_tf1_checkpoint(short, tmp_path / "short")
     before, first = txl_tf.tf1_variables(long), txl_tf.tf1_variables(short)
-    with pytest.raises(ValueError, match="does not fit the model"):
+    with raises_parameter("checkpoint", error=MisfitError):
         load_weights(long, tmp_path / "short")
     load_weights(long, tmp_path / "short", extend=True)
     longer = [name for name, array in first.items() if array.shape != before[name].shape]
@@ -57,7 +62,7 @@ def test_a_longer_vocabulary_keeps_the_rows_and_has_new_ones_at_its_end(small_lm
     np.testing.assert_allclose(new[..., last:].sum(-1), old[..., last:].sum(-1), rtol=1e-4)
     share = new[..., last:23] / new[..., last:23].sum(-1, keepdims=True)
     np.testing.assert_allclose(share, old[..., last:] / old[..., last:].sum(-1, keepdims=True), rtol=1e-4)
-    with pytest.raises(ValueError, match="does not fit the model"):
+    with raises_parameter("checkpoint", error=MisfitError):
         load_weights(short, CheckpointReader(txl_tf_checkpoint(long, tmp_path / "long")), extend=True)
 
 
@@ -149,5 +154,5 @@ def test_every_variable_that_does_not_fit_is_named(small_lm, tmp_path):
 
 
 def test_a_path_without_checkpoint_is_named(small_lm, tmp_path):
-    with pytest.raises(ValueError, match="no checkpoint at .*model.ckpt-1"):
+    with raises_parameter("checkpoint", str(tmp_path / "model.ckpt-1"), error=CheckpointGone):
         txl_tf.load_tf1_checkpoint(small_lm(), str(tmp_path / "model.ckpt-1"))

@@ -8,7 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from helpers import write_text
+from helpers import ANY, raises_parameter, write_text
 
 from txl_tf.data.tagged.word_vectors import embedding_matrix, read_vectors
 from txl_tf.data.text_files import numbered_lines
@@ -31,22 +31,22 @@ def test_vectors_of_wanted_words_are_read(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content, name, value",
     [
-        ("a 1 2\nb 1\n", r"vectors, line 2 must have a word and 2 numbers, got 1: 'b 1'"),
-        ("5 2\na 1 2 3\nb 1 2 3\n", r"vectors, line 1 says that vectors have 2 numbers, but line 2 has 3"),
-        ("1 3\n\nb 1 2\n", r"vectors, line 3 must have a word and 3 numbers, got 2: 'b 1 2'"),
-        ("a\n", r"vectors, line 1 must have a word and numbers, got 0: 'a'"),
-        ("a 1 2\nb 1 x\n", r"vectors, line 2: could not convert string to float.*'x'"),
-        ("a 1 nan\n", r"vectors, line 1: numbers must be finite, got '1 nan'"),
-        ("", "vectors is empty"),
-        ("\n", "vectors has no vectors"),
-        ("5 4\n\n", "vectors has no vectors"),
-        (b"a 1 \xff\n", "vectors is not UTF-8 text: see byte 4"),
+        ("a 1 2\nb 1\n", "{}/vectors, line 2", "b 1"),
+        ("5 2\na 1 2 3\nb 1 2 3\n", "path", ANY),
+        ("1 3\n\nb 1 2\n", "{}/vectors, line 3", "b 1 2"),
+        ("a\n", "{}/vectors, line 1", "a"),
+        ("a 1 2\nb 1 x\n", "{}/vectors, line 2", ["1", "x"]),
+        ("a 1 nan\n", "{}/vectors, line 1", ["1", "nan"]),
+        ("", "{}/vectors", b""),
+        ("\n", "path", ANY),
+        ("5 4\n\n", "path", ANY),
+        (b"a 1 \xff\n", "{}/vectors", None),
     ],
 )
-def test_what_is_no_file_of_vectors_is_named(tmp_path, content, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_is_no_file_of_vectors_is_named(tmp_path, content, name, value):
+    with raises_parameter(name.format(tmp_path), value):
         read_vectors(write_text(tmp_path / "vectors", content), {"a", "b"})
 
 
@@ -108,18 +108,18 @@ def test_binary_vectors_may_end_between_blocks(tmp_path, monkeypatch, block):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content, name, value",
     [
-        (binary({"a": [0.1, 2.5], "b": [3.3, 4.1]}, 2)[:-3], "is not whole: it ends in vector 2 of 2"),
-        (binary({"a": [0.1, np.inf]}, 2), "vectors, vector 1: numbers must be finite, got "),
-        (gzip.compress(b"a 1 2\n" * 999, mtime=0)[:-20], "vectors cannot be unpacked: "),
-        (b"\xba\x16\x4f\x2f\x0c\0\0\0", "is a model of fastText: .* ends in .vec"),
-        (b"\x80\x04\x95\x00\x01", "is a pickle: gensim writes what it loads of it as vectors by save_word2vec_format"),
-        ("5 2\n长 1 2\n江 3 4\n".encode("gbk"), "is not UTF-8 text.* vectors are read from text and from word2vec's"),
+        (binary({"a": [0.1, 2.5], "b": [3.3, 4.1]}, 2)[:-3], "{}/vectors", 1),
+        (binary({"a": [0.1, np.inf]}, 2), "{}/vectors, vector 1", ANY),
+        (gzip.compress(b"a 1 2\n" * 999, mtime=0)[:-20], "path", ANY),
+        (b"\xba\x16\x4f\x2f\x0c\0\0\0", "path", ANY),
+        (b"\x80\x04\x95\x00\x01", "path", ANY),
+        ("5 2\n长 1 2\n江 3 4\n".encode("gbk"), "{}/vectors", "gb18030"),
     ],
 )
-def test_files_that_are_not_whole_or_of_other_formats_are_named(tmp_path, content, message):
-    with pytest.raises(ValueError, match=message):
+def test_files_that_are_not_whole_or_of_other_formats_are_named(tmp_path, content, name, value):
+    with raises_parameter(name.format(tmp_path), value):
         read_vectors(write_text(tmp_path / "vectors", content), {"a", "b"})
 
 

@@ -2,11 +2,11 @@
 
 Each dataclass is one group. Flags, networks, `config.json` and the functions of programs take names, defaults, help
 texts and checks from here. To add a hyper-parameter, add a line to its group and an argument to the constructor that
-takes the group, then use it where it counts.
+takes the group, then use it.
 
-A group checks itself when it is made, and an error names the argument, what was found and what is allowed:
+A group checks its values when it is created. An error names the argument, what was found and what is allowed:
 
-    TrainingConfig(tgt_len=-3, ...)   # ValueError: tgt_len must be at least 1, got -3
+    TrainingConfig(tgt_len=-3, ...)   # ParameterError: tgt_len must be at least 1, got -3
 """
 
 from txl_config.checks import Config, already_checked, at_least, check_bins, check_fields, one_of, satisfies
@@ -26,7 +26,6 @@ from txl_config.data import (
     TextConfig,
 )
 from txl_config.models import (
-    ACTIVATIONS,
     ATTN_TYPES,
     FUSIONS,
     POS_EMBEDS,
@@ -71,7 +70,7 @@ from txl_config.training import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MATMUL_PRECISIONS",
+    "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MATMUL_PRECISIONS",
     "MIN_FREQ", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POSITIONS", "POS_EMBEDS", "PRECISIONS",
     "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES", "SCHEMES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES",
     "TOKEN_LEVELS", "WEIGHT_TYPES",

@@ -6,8 +6,8 @@ import contextlib
 import contextvars
 import dataclasses
 import numbers
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, TypeVar, cast, dataclass_transform
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from txl_config.errors import ParameterError, brief
 from txl_config.schema import Check, added_later, check_field
@@ -66,7 +66,8 @@ def one_of_or_initializer(choices: Collection[str]) -> Check:
 
 def keras_initializer(value: Any) -> Callable[..., Any] | None:
     """Returns the Keras initializer for an object, a class, a name or a configuration; `None` if there is none."""
-    import keras  # here, because it takes seconds, and programs should read their flags first
+    # Imported here, because it takes seconds, and programs should read their flags first. It has no stubs.
+    import keras  # pyright: ignore[reportMissingTypeStubs]
 
     initializers: Any = keras.initializers  # Keras has no types for the functions below
     saving: Any = keras.saving
@@ -110,19 +111,19 @@ def all_of(*checks: Check) -> Check:
 @added_later
 def not_empty(name: str, value: Any) -> None:
     """A check: a name of a file or folder, or each of a list, must not be empty, as unset variables of a shell are."""
-    names: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
+    names = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else [value]
     if not names or any(name == "" for name in names):
         raise ParameterError(name, value, "a name that is not empty, or left out")
 
 
 def is_integer(value: Any) -> bool:
     """Whether a value is an integer of Python or NumPy. True and False are not."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral)
 
 
 def is_number(value: Any) -> bool:
     """Whether a value is a real number of Python or NumPy. True and False are not."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, numbers.Real)
 
 
 RATE = satisfies(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1)")
@@ -256,6 +257,8 @@ def _rule_of(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
 class Config:
     """A group of hyper-parameters."""
 
+    removed: ClassVar[Mapping[str, Any]] = {}  # options of earlier versions -> the only value that files may have
+
     def __post_init__(self) -> None:
         check_fields(type(self), self)
 
@@ -278,3 +281,16 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Returns `{name: value}`, as `config.json` stores it."""
         return {name: getattr(self, name) for name in self.names()}
+
+    @classmethod
+    def without_removed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values from a file without the options that were removed.
+
+        Raises:
+            ParameterError: such an option has a value that this version does not implement.
+        """
+        for name, only in cls.removed.items():
+            if values.get(name, only) != only:
+                message = f"{name} must be {only!r}, got {brief(values[name])}: other values were removed from txl_tf"
+                raise ParameterError(name, values[name], [only], message)
+        return {name: value for name, value in values.items() if name not in cls.removed}

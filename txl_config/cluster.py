@@ -1,4 +1,4 @@
-"""A Ray cluster, and how much of it a program takes."""
+"""The address of a Ray cluster, and the resources that a program takes from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ClusterConfig(Config):
         default=None,
     )
     ray_workers: int | None = option(
-        "Workers to run on, each a process of its own. Default: as many as there is room for.",
+        "Workers to run on, each in its own process. Default: as many as the cluster has resources for.",
         at_least(1),
         default=None,
     )
@@ -50,13 +50,13 @@ class ClusterConfig(Config):
 class TrainingClusterConfig(ClusterConfig):
     """A cluster to train on."""
 
-    ray_workers: int | None = option("Workers to train on, each a process of its own, on a Ray cluster.", default=None)
+    ray_workers: int | None = option("Workers to train on, each in its own process, on a Ray cluster.", default=None)
     ray_min_workers: int | None = option(
-        "Go on with so few workers where there is no room for ray_workers. Default: wait for room.",
+        "Fewest workers to train on when the cluster has no resources for ray_workers. Default: wait for them.",
         at_least(1),
         default=None,
     )
-    ray_restarts: int = option("How often workers that are gone are replaced.", at_least(0), default=10)
+    ray_restarts: int = option("How often dead workers are replaced.", at_least(0), default=10)
 
     def __post_init__(self) -> None:
         super().__post_init__()

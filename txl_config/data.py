@@ -1,4 +1,4 @@
-"""Data: what is read, and how it becomes ids."""
+"""Hyper-parameters of data: which files are read, and how text becomes ids."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from txl_config.models import TOKEN_LEVELS
 from txl_config.schema import check_left_out
 
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
-COUNTED_LEVELS = ("word", "char", "byte")  # vocabularies that are counted
+COUNTED_LEVELS = ("word", "char", "byte")  # levels whose vocabulary comes from counts of tokens
 LEVELS = (*COUNTED_LEVELS, "subword")
 SUBWORD_TYPES = ("unigram", "bpe")
 PAIR_DATASETS = ("text", "dates")
 PAIR_LEVELS = ("word", "char", "subword")
 TAGGED_DATASETS = ("text", "towns")
 TAG_SCHEMES = ("bio", "bioes", "bmes", "none")
-MIN_FREQ = {"char": 0, "word": 2}  # of tagged tokens, by token_level
+MIN_FREQ = {"char": 0, "word": 2}  # default for tagged tokens, by token_level
 COLUMN = satisfies(lambda value: value != 0, "be 1 or more, or -1 for the last, -2 for the one before, ...")
 
 
@@ -41,18 +41,20 @@ class TextConfig(Config):
         "The text: your own (text), Python's manual (pydoc), ...", one_of(DATASETS), default=None
     )
     data_path: list[str] | str | None = option(
-        "Its UTF-8 file(s), or the folder of a paper's dataset.", not_empty, default=None
+        "UTF-8 file(s) of the text, or the folder of a paper's dataset.", not_empty, default=None
     )
     level: str = option("What a token of your own text is.", one_of(LEVELS), default="char")
     valid_fraction: float = option(
-        "Share of your own text, at its end, held out for validation.", FRACTION, default=0.05
+        "Fraction of your own text, at its end, that is held out for validation.", FRACTION, default=0.05
     )
-    min_freq: int = option("Symbols of your own text that are rarer become <unk>.", at_least(0), default=0)
+    min_freq: int = option("Symbols of your own text that occur less often become <unk>.", at_least(0), default=0)
     max_size: int | None = option(
-        "Most frequent symbols of your own text to keep; others are <unk>.", at_least(1), default=None
+        "How many of the most frequent symbols of your own text to keep; others become <unk>.",
+        at_least(1),
+        default=None,
     )
-    lower_case: bool = option("Lower-case your own text.", default=False)
-    vocab_size: int | None = option("Pieces of a vocabulary of subwords; default: 8000.", SYMBOLS, default=None)
+    lower_case: bool = option("Convert your own text to lower case.", default=False)
+    vocab_size: int | None = option("Size of a vocabulary of subwords; default: 8000.", SYMBOLS, default=None)
     subword_type: str = option("How SentencePiece makes subwords.", one_of(SUBWORD_TYPES), default="unigram")
     vocab_path: str | None = option(
         "File of the symbols, one a line, such as a run's vocab.txt, or a SentencePiece .model; default: count.",
@@ -65,11 +67,11 @@ class TextConfig(Config):
     )
     text_field: str | None = option("Field of the text in JSON lines, arrays and Parquet; default: text.", default=None)
     raw_text: bool | None = option(
-        "Read files as they are: carriage returns, byte order marks and, in files of other names than .jsonl, JSON are "
-        "text. Default: no; of runs of earlier versions yes.",
+        "Read files without changes: carriage returns, byte order marks and, in files of other names than .jsonl, JSON "
+        "are text. Default: no; yes for runs of earlier versions.",
         default=None,
     )
-    skip_bad_lines: bool = option("Leave out and count rows of JSON lines and Parquet without a text.", default=False)
+    skip_bad_lines: bool = option("Skip and count rows of JSON lines and Parquet that have no text.", default=False)
     cutoffs: Sequence[int] | None = option("First word of each softmax cluster, as 20000,40000.", RISING, default=None)
     num_shuffle: int = option("For lm1b: random orders of the sentences to write.", POSITIVE, default=1, flag=4)
     seed: int = option("For lm1b: seed of the random orders.", at_least(0, (1 << 32) - 1), default=123456)
@@ -77,16 +79,16 @@ class TextConfig(Config):
 
 @group
 class PairFilesConfig(Config):
-    """How files of pairs are read: arguments of `PairReader`."""
+    """Columns of files of pairs, and lines to skip: arguments of `PairReader`."""
 
     source_column: int | None = option(
-        "Column of the source in one file of pairs, from 1; default: 1, of at most three columns.",
+        "Column of the source in a file of pairs, counted from 1; default: 1, if there are at most three columns.",
         at_least(1),
         default=None,
     )
     target_column: int | None = option("Column of the target; default: 2.", at_least(1), default=None)
     skip_bad_lines: bool = option(
-        "Leave out and count pairs that are empty, too long, of other columns, or hold reserved words.", default=False
+        "Skip and count pairs that are empty, too long, have other columns, or contain reserved words.", default=False
     )
 
     def __post_init__(self) -> None:
@@ -94,11 +96,11 @@ class PairFilesConfig(Config):
         source, target = self.source_column or 1, self.target_column or 2
         if source == target:
             name = "target_column" if self.target_column else "source_column"
-            raise ParameterError(name, source, "another column than that of the other side")
+            raise ParameterError(name, source, "another column than the one of the other side")
 
     @property
     def columns(self) -> dict[str, int | None]:
-        """The columns as they are given, by name."""
+        """The given columns, by name."""
         return {"source_column": self.source_column, "target_column": self.target_column}
 
 
@@ -117,7 +119,7 @@ class PairsConfig(PairFilesConfig):
     )
     test_path: list[str] | str | None = option("As train_path, to test on.", not_empty, default=None)
     valid_fraction: float = option(
-        "Share of the sources held out where there is no valid_path.", FRACTION, default=0.05
+        "Fraction of the sources that is held out if there is no valid_path.", FRACTION, default=0.05
     )
     source_level: str = option(
         "What a token of a source is: a word between white space, a character, or a piece of a word.",
@@ -126,19 +128,19 @@ class PairsConfig(PairFilesConfig):
     )
     target_level: str = option("What a token of a target is.", one_of(PAIR_LEVELS), default="char")
     source_symbols: str | None = option(
-        "File of the source's symbols, one a line; default: those of train_path.", not_empty, default=None
+        "File of the source's symbols, one per line; default: the symbols in train_path.", not_empty, default=None
     )
     target_symbols: str | None = option("File of the target's symbols.", not_empty, default=None)
     vocab_size: int | None = option(
-        "Pieces of each vocabulary of subwords; default: 8000, of a small text fewer.", SYMBOLS, default=None
+        "Size of each vocabulary of subwords; default: 8000, or fewer for a small text.", SYMBOLS, default=None
     )
     subword_type: str = option("How SentencePiece makes subwords.", one_of(SUBWORD_TYPES), default="unigram")
-    share_vocab: bool = option("One vocabulary for both sides, as share_embeddings needs it.", default=False)
-    min_freq: int = option("Symbols that are rarer become <unk>.", at_least(0), default=0)
+    share_vocab: bool = option("Use one vocabulary for both sides, as share_embeddings needs it.", default=False)
+    min_freq: int = option("Symbols that occur less often become <unk>.", at_least(0), default=0)
     max_size: int | None = option(
-        "Most frequent symbols of a side to keep; others are <unk>.", at_least(1), default=None
+        "How many of the most frequent symbols of a side to keep; others become <unk>.", at_least(1), default=None
     )
-    lower_case: bool = option("Lower-case the sources and, with share_vocab, the targets too.", default=False)
+    lower_case: bool = option("Convert the sources and, with share_vocab, the targets to lower case.", default=False)
     n_pairs: int = option("For dates: pairs to make for training.", at_least(1, 1_000_000), default=20000)
 
     def __post_init__(self) -> None:
@@ -164,7 +166,7 @@ class PairsConfig(PairFilesConfig):
 
 @group
 class ColumnsConfig(Config):
-    """What the columns of a tagged file hold: arguments of `read_tagged`."""
+    """Columns of a tagged file, and its comments: arguments of `read_tagged`."""
 
     token_column: int | None = option(
         "Column of the tokens: 1 is the first, -1 the last. Default: 1; 2 where column 1 numbers tokens.",
@@ -172,11 +174,11 @@ class ColumnsConfig(Config):
         default=None,
     )
     tag_column: int | None = option(
-        "Column of the tags. Default: -1; must be given where column 1 numbers tokens.", COLUMN, default=None
+        "Column of the tags. Default: -1; required if column 1 numbers tokens.", COLUMN, default=None
     )
     comments: bool | None = option(
-        "Lines that begin with # before the first token of a sentence: comments (True) or tokens (False). Default: "
-        "comments where they are no tokens by their columns.",
+        "Whether lines that begin with # before the first token of a sentence are comments (True) or tokens (False). "
+        "Default: comments, if their columns are not those of tokens.",
         default=None,
     )
 
@@ -191,48 +193,54 @@ class TaggedConfig(ColumnsConfig):
         default=None,
     )
     train_path: str | None = option(
-        "File of columns: a token, its tag; an empty line ends a sentence.", not_empty, default=None
+        "File of columns: a token and its tag; an empty line ends a sentence.", not_empty, default=None
     )
     valid_path: str | None = option(
         "As train_path, to validate on; default: valid_fraction of it.", not_empty, default=None
     )
     test_path: str | None = option("As train_path, to test on.", not_empty, default=None)
     valid_fraction: float = option(
-        "Share of the sentences held out where there is no valid_path.", FRACTION, default=0.05
+        "Fraction of the sentences that is held out if there is no valid_path.", FRACTION, default=0.05
     )
     token_level: str = option(
         "What a token is: a character, or a word between white space.", one_of(TOKEN_LEVELS), default="char"
     )
     tag_scheme: str | None = option(
-        "Scheme to convert the tags to; default: that of the files, but bio for IOB1 and IO, bioes for BILOU. none: "
-        "tags are no entities, but parts of speech.",
+        "Scheme to convert the tags to; default: the scheme of the files, but bio for IOB1 and IO, bioes for BILOU. "
+        "none: the tags do not mark entities, but for example parts of speech.",
         one_of(TAG_SCHEMES),
         default=None,
     )
-    segment_digits: bool = option("Cut the digit off every character: Weibo's mark of segmentation.", default=False)
+    segment_digits: bool = option(
+        "Remove the digit after every character, which marks segmentation in Weibo.", default=False
+    )
     bigrams: bool = option(
-        "Give the network the bigrams of characters; of words, capital and last letters.", default=True
+        "Give the network the bigrams of characters, or the capitals and last letters of words.", default=True
     )
     min_freq: int | None = option(
-        "Tokens of train_path that are rarer become <unk>; default: 0, of words 2.", at_least(0), default=None
+        "Tokens of train_path that occur less often become <unk>; default: 0 for characters, 2 for words.",
+        at_least(0),
+        default=None,
     )
     lexicon: str | None = option(
-        "File of words to match, one a line; jieba, towns: of that package or dataset.", not_empty, default=None
-    )
-    skip_short_words: bool = option("Leave out a lexicon's words of one character.", default=False)
-    char_vectors: str | None = option(
-        "Vectors of characters to start from: word2vec's or GloVe's text, or word2vec's binary format; .gz, .zip.",
+        "File of words to match, one per line; jieba or towns: the words of that package or dataset.",
         not_empty,
         default=None,
     )
-    bigram_vectors: str | None = option("Vectors of bigrams.", not_empty, default=None)
+    skip_short_words: bool = option("Skip the words of a lexicon that have one character.", default=False)
+    char_vectors: str | None = option(
+        "File of initial vectors of characters: text of word2vec or GloVe, or word2vec's binary format; .gz, .zip.",
+        not_empty,
+        default=None,
+    )
+    bigram_vectors: str | None = option("File of initial vectors of bigrams.", not_empty, default=None)
     word_vectors: str | None = option(
-        "Vectors of the lexicon's words; or of words that are the tokens.", not_empty, default=None
+        "File of initial vectors of the lexicon's words, or of the tokens at token_level=word.", not_empty, default=None
     )
     lowercase_vectors: bool = option(
-        "Take the vector of its lower-case form for a symbol without a vector.", default=False
+        "For a symbol without a vector, use the vector of its lower-case form.", default=False
     )
-    unit_vectors: bool = option("Scale the embeddings to length 1 at the start.", default=False)
+    unit_vectors: bool = option("Scale the initial embeddings to length 1.", default=False)
     n_sentences: int = option("For towns: sentences to make for training.", at_least(1, 1_000_000), default=4000)
 
     def __post_init__(self) -> None:
@@ -255,14 +263,14 @@ class TaggedConfig(ColumnsConfig):
                 message = "word_vectors are for the words of a lexicon: give lexicon, too"
                 raise ParameterError("word_vectors", self.word_vectors, "left out without lexicon", message)
             if not self.lexicon:
-                check_left_out({"skip_short_words": self.skip_short_words}, "it is about the words of a lexicon")
+                check_left_out({"skip_short_words": self.skip_short_words}, "it is for the words of a lexicon")
             if not self.bigrams:
                 check_left_out({"bigram_vectors": self.bigram_vectors}, "there are no bigrams")
             return
         not_of_words = {
-            "segment_digits": "a word has no digit of segmentation",
+            "segment_digits": "words have no digit of segmentation",
             "lexicon": "its words are found among characters",
-            "char_vectors": "word_vectors are those of the words",
+            "char_vectors": "the words have word_vectors",
             "bigram_vectors": "words have no bigrams",
         }
         for name, why in not_of_words.items():

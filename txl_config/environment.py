@@ -1,4 +1,4 @@
-"""What the library finds where it runs: packages and servers that may not be there, pipes in place of files."""
+"""Checks of the environment: installed packages, Keras's backend, servers that listen, pipes in place of files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _SECONDS_TO_ANSWER = 20
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; imports nothing."""
+    """Whether a package can be imported. It is not imported."""
     spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None  # as a folder of that name has none, such as wandb's logs
+    # A mere folder of that name, such as wandb's logs, has no origin.
+    return spec is not None and spec.origin is not None
 
 
-def is_pipe(path: str | os.PathLike) -> bool:
-    """Whether a local path outside of /dev and /proc is a named pipe or a socket, or leads to one."""
+def is_pipe(path: str | os.PathLike[str]) -> bool:
+    """Whether a local path outside of /dev and /proc is a named pipe or a socket, or a link to one."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):  # it does not exist, or is remote
@@ -36,14 +37,14 @@ def is_pipe(path: str | os.PathLike) -> bool:
 
 
 def check_backend() -> None:
-    """Raises ImportError, before Keras is imported, where its backend is not TensorFlow."""
+    """Raises ImportError if Keras's backend is not TensorFlow. Call it before Keras is imported."""
     name, remedy = _keras_backend()
     if name != "tensorflow":
         raise ImportError(f"txl_tf needs the TensorFlow backend of Keras, got {name}: {remedy}")
 
 
 def _keras_backend() -> tuple[str, str]:
-    """The backend that Keras has, or will have once it is imported; and how to get the TensorFlow backend instead."""
+    """Returns the backend that Keras has, or will have after its import; and how to get the TensorFlow backend."""
     if "keras" in sys.modules:
         backend = sys.modules["keras"].config.backend()
         return backend, "set KERAS_BACKEND=tensorflow before keras is imported"
@@ -55,19 +56,19 @@ def _keras_backend() -> tuple[str, str]:
     try:
         with open(file, encoding="utf-8") as opened:
             backend = json.load(opened).get("backend", "tensorflow")
-    except (OSError, ValueError, AttributeError):  # Keras then takes its default, or reports what is wrong
+    except (OSError, ValueError, AttributeError):  # then Keras uses its default, or raises its own error
         backend = "tensorflow"
     return backend, f'write "backend": "tensorflow" in {file}, or set KERAS_BACKEND=tensorflow'
 
 
 def is_address(address: str) -> bool:
-    """Whether it is `host:port`."""
+    """Whether `address` has the form `host:port`."""
     host, _, port = address.rpartition(":")
     return bool(host) and "/" not in host and port.isdecimal() and len(port) <= 5 and int(port) < 1 << 16
 
 
 def check_listens(address: str, what: str) -> None:
-    """Raises ConnectionError, which names `what`, where nobody listens at `host:port`. Libraries would wait."""
+    """Raises ConnectionError, which names `what`, if no server listens at `host:port`. Libraries would wait for one."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_ANSWER).close()
@@ -76,12 +77,16 @@ def check_listens(address: str, what: str) -> None:
 
 
 def wait_for_all(own: str, others: Iterable[str]) -> None:
-    """Waits until somebody listens at all addresses `others`, each `host:port`; listens at `own` meanwhile.
+    """Waits until a process listens at every address in `others`, and listens at `own` meanwhile.
 
-    If all processes of a group call it, and then start servers at their addresses, each returns when all have started.
-    It waits in Python, where Ctrl-C and SIGTERM end it at once.
+    All processes of a group call it before they start servers at their addresses. Each call returns once all processes
+    have started. It waits in Python, so Ctrl-C and SIGTERM end it at once.
 
-    It waits for nobody if `own` is no address of this machine: the server may listen at all addresses.
+    It does not wait if `own` is not an address of this machine: then the server may listen at all addresses.
+
+    Args:
+        own: `host:port` of this process.
+        others: `host:port` of each process of the group; may contain `own`.
 
     Raises:
         ConnectionError: the port of `own` is in use, or not allowed for this user. Names the address.
@@ -114,7 +119,7 @@ def _listening(address: str) -> socket.socket:
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-        return socket.create_server(("", int(port)))  # others reach this machine by an address of a router
+        return socket.create_server(("", int(port)))  # other machines reach this one by an address of a router
 
 
 def _listens(address: str) -> bool:

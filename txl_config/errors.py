@@ -1,14 +1,14 @@
-"""The errors of the library: what is wrong with a value that the caller gave, as fields that code can read."""
+"""The errors of the library. Their fields say which value of the caller is wrong, so that code can read it."""
 
 from __future__ import annotations
 
 import os
 import re
 import reprlib
-from typing import Any
+from typing import Any, cast
 
 MOST_CHARACTERS = 500  # of a message
-# Control characters but newline and tab, those that change the direction of writing, and bytes that are no text.
+# Control characters except newline and tab, characters that change the direction of text, and bytes that are not text.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _brief = reprlib.Repr()
@@ -16,7 +16,7 @@ _brief.maxstring = _brief.maxother = _brief.maxlong = 200
 
 
 def brief(value: Any) -> str:
-    """`repr` of a value that may come from a stranger: never long, and nothing in it moves a terminal's cursor."""
+    """`repr` of a value from an unknown source, shortened. It has no control characters that a terminal would obey."""
     try:
         return shortened(_brief.repr(value), 200)
     except ValueError:  # Python does not write an int of more than 4,300 digits
@@ -24,7 +24,7 @@ def brief(value: Any) -> str:
 
 
 def shortened(message: str, most: int = MOST_CHARACTERS) -> str:
-    """A message of at most `most` characters. A longer one loses its middle: the way out often stands at the end."""
+    """Returns a message of at most `most` characters. The middle is cut out, because the end often says what to do."""
     if len(message) <= most:
         return message
     gap = f" ... ({len(message) - most:,} characters and more are left out) ... "
@@ -34,12 +34,13 @@ def shortened(message: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def named(value: Any) -> str:
-    """A path, an address or another text of the user as messages quote it: as it is, or without its middle."""
-    return shortened(os.fspath(value) if isinstance(value, os.PathLike) else str(value), 180)
+    """Returns a path, an address or another text of the user for a message; the middle of a long one is cut out."""
+    path = cast("os.PathLike[str]", value)
+    return shortened(os.fspath(path) if isinstance(value, os.PathLike) else str(value), 180)
 
 
 def visible(text: str) -> str:
-    r"""Text to show on a terminal, which does nothing but print it: ESC -> `\x1b`. Newlines and tabs stay."""
+    r"""Returns text that is safe to show on a terminal: ESC -> `\x1b`. Newlines and tabs stay."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -61,17 +62,19 @@ class ParameterError(ValueError):
         message: the whole message. By default "name must be allowed, got value".
 
     Attributes:
-        name, value, allowed: as above, whole. The message has at most 500 characters.
+        name, value, allowed: as above, unshortened. The message has at most 500 characters.
     """
 
-    # Keras and AutoGraph replace an exception that leaves a layer or a graph by a new one with the message alone. With
-    # these marks they leave it as it is, with its fields.
+    # Keras and AutoGraph replace an exception from a layer or a graph by a new exception that has only the message.
+    # These two attributes keep the exception itself, with its fields.
     _keras_call_info_injected = True
     ag_pass_through = True
 
     def __init__(self, name: str, value: Any, allowed: Any, message: str | None = None) -> None:
         super().__init__(name, value, allowed, message)
-        self.name, self.value, self.allowed = name, value, allowed
+        self.name = name
+        self.value = value
+        self.allowed = allowed
         choices = allowed if isinstance(allowed, str) else f"one of {', '.join(map(str, allowed))}"
         self._message = message or f"{name} must be {choices}, got {brief(value)}"
 
@@ -91,7 +94,7 @@ def located(error: ValueError, where: str) -> ParameterError:
 
 
 class FixedAttributeError(ParameterError, AttributeError):
-    """An attribute of a model or layer that cannot be changed any more; the message says what to do instead."""
+    """An attribute of a model or layer can no longer be changed; the message says what to do instead."""
 
 
 class ArgumentTypeError(ParameterError, TypeError):
@@ -104,4 +107,24 @@ class UnknownArgumentError(ParameterError, TypeError):
     Attributes:
         name, value: of the argument.
         allowed: list of the arguments that the function takes.
+    """
+
+
+class CallError(ParameterError, TypeError):
+    """A function was called without an argument that it needs, or with too many by position.
+
+    Attributes:
+        name: of the class or function.
+        value: list of the arguments that were given by position.
+        allowed: list of the arguments that the function takes.
+    """
+
+
+class UnsupportedError(ParameterError, NotImplementedError):
+    """A method of Keras that the models of this library do not support.
+
+    Attributes:
+        name: of the method.
+        value: of the argument that decides, or the model.
+        allowed: what to use instead.
     """

@@ -1,4 +1,4 @@
-"""Hyper-parameters of networks and of the models around them."""
+"""Hyper-parameters of networks, and of the models that contain them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ POS_EMBEDS = ("none", "sin", "fix")
 POSITIONS = ("sin", "learned")
 # Schemes of positions: name -> class. `txl_tf/nn/position_schemes.py` sets the classes, and users add their own.
 SCHEMES: dict[str, Any] = {"relative": None, "sinusoids": None, "learned": None, "alibi": None, "rotary": None}
-FUSIONS = ("ff", "ff_two", "ff_linear", "attn", "gate")
+FUSIONS = ("ff", "ff_two")
 RESIDUALS = ("input", "own")
-ACTIVATIONS = ("relu", "leaky")
 
 
 @group
 class DecoderConfig(Config):
-    """What `NetworkConfig` and `TransformerLMConfig` share. Vocabulary and cutoffs are `None` and empty until the text
-    is read."""
+    """Hyper-parameters that `NetworkConfig` and `TransformerLMConfig` share.
+
+    `n_token` is `None`, and `cutoffs` is empty, until the text is read.
+    """
 
     n_token: int | None = option("Size of the vocabulary.", SYMBOLS, default=None)
     cutoffs: Sequence[int] = option("First word of each cluster of the adaptive softmax.", default=())
@@ -56,22 +57,27 @@ class DecoderConfig(Config):
     dropatt: float = option("Dropout rate of the attention probabilities.", RATE, default=0.0, flag=0.1, free=True)
     mem_len: int = option("Positions of memory.", MEMORY, default=0, flag=70, free=True)
     same_length: bool = option(
-        "Let every token attend to mem_len + 1 positions, not to all it can.", default=False, free=True
+        "Let every token attend to mem_len + 1 positions, not to all that it sees.", default=False, free=True
     )
-    layer_norm_epsilon: float = option("Added to the variance in layer norm.", FRACTION, default=1e-12, free=True)
-    div_val: int = option("Divide the width of the embeddings by it from cluster to cluster.", at_least(1), default=1)
+    layer_norm_epsilon: float = option(
+        "Constant that layer norm adds to the variance.", FRACTION, default=1e-12, free=True
+    )
+    div_val: int = option("Factor by which embeddings become narrower from cluster to cluster.", at_least(1), default=1)
     proj_same_dim: bool = option("Project a cluster as wide as d_model too.", default=True)
-    # Besides, a Keras initializer: an object, its name or its configuration.
+    # It can also be a Keras initializer: an object, its name or its configuration.
     init: Any = option(
-        "How weights are initialised.", one_of_or_initializer(("normal", "uniform")), default="normal", free=True
+        "Distribution of the initial weights.",
+        one_of_or_initializer(("normal", "uniform")),
+        default="normal",
+        free=True,
     )
-    init_std: float = option("Standard deviation where init is normal.", INIT_SCALE, default=0.02, free=True)
+    init_std: float = option("Standard deviation if init is normal.", INIT_SCALE, default=0.02, free=True)
     proj_init_std: float = option(
-        "Standard deviation of the projections where init is normal.", INIT_SCALE, default=0.01, free=True
+        "Standard deviation of the projections if init is normal.", INIT_SCALE, default=0.01, free=True
     )
-    init_range: float = option("Range where init is uniform.", INIT_SCALE, default=0.1, free=True)
+    init_range: float = option("Range if init is uniform.", INIT_SCALE, default=0.1, free=True)
     context_len: int = option(
-        "With absolute positions, the most tokens that generation has in view.",
+        "With absolute positions, how many tokens generation sees at most.",
         at_least(2, 1 << 20),
         default=512,
         free=where(pos_embed="sin", positions="sinusoids"),
@@ -79,28 +85,30 @@ class DecoderConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.init, str | dict):  # an object: as `config.json` holds it
-            from keras.initializers import serialize  # slow to import: programs read their flags before
+        if not isinstance(self.init, str | dict):  # an object becomes what `config.json` stores
+            # Imported here, because it takes seconds. It has no stubs.
+            import keras  # pyright: ignore[reportMissingTypeStubs]
 
-            object.__setattr__(self, "init", serialize(keras_initializer(self.init)))
+            initializers: Any = keras.initializers
+            object.__setattr__(self, "init", initializers.serialize(keras_initializer(self.init)))
 
 
 @group
 class NetworkConfig(DecoderConfig):
     """Arguments of `TransformerXL`."""
 
-    clamp_len: int = option("Treat distances beyond it as clamp_len; -1 for no limit.", default=-1, free=True)
+    clamp_len: int = option("Treat larger distances as clamp_len; -1 for no limit.", default=-1, free=True)
     untie_r: bool = option("Give every layer its own r_w_bias and r_r_bias.", default=False)
     reset_token: int | None = option("Token before which the memory is reset.", at_least(0), default=None, free=True)
-    positions: str = option("What the network knows of positions.", one_of(SCHEMES), default="relative")
+    positions: str = option("How the network sees positions.", one_of(SCHEMES), default="relative")
 
 
 @group
 class SoftmaxConfig(Config):
-    """What the softmax of a language model has besides."""
+    """Hyper-parameters of the softmax of a language model."""
 
     proj_share_all_but_first: bool = option(
-        "Share all projections of embedding and softmax but the first.", default=False
+        "Share all projections of embedding and softmax except the first.", default=False
     )
 
 
@@ -111,7 +119,7 @@ class ModelConfig(SoftmaxConfig, NetworkConfig):
 
 @group
 class TransformerLMConfig(SoftmaxConfig, DecoderConfig):
-    """Arguments of `TransformerLM`, which has neither distances nor resets."""
+    """Arguments of `TransformerLM`, which has no relative positions and no resets of memory."""
 
     mem_len: int = option(
         "Positions of memory; with absolute positions, for comparison only.", MEMORY, default=0, free=True
@@ -125,9 +133,9 @@ class TransformerLMConfig(SoftmaxConfig, DecoderConfig):
 class TransformerConfig(Config):
     """Arguments of `Transformer`. The vocabularies are `None` until the text is read."""
 
-    input_vocab_size: int | None = option("Symbols of the source, padding included.", SYMBOLS, default=None)
-    target_vocab_size: int | None = option("Symbols of the target.", SYMBOLS, default=None)
-    num_layers: int = option("Layers of the encoder, and of the decoder.", LAYERS, flag=6)
+    input_vocab_size: int | None = option("Number of source symbols, with padding.", SYMBOLS, default=None)
+    target_vocab_size: int | None = option("Number of target symbols, with padding.", SYMBOLS, default=None)
+    num_layers: int = option("Layers of the encoder, and also of the decoder.", LAYERS, flag=6)
     d_model: int = option("Width of the hidden states.", EVEN_SIZE, flag=512)
     num_heads: int = option("Attention heads.", WIDTH, flag=8)
     dff: int = option("Width inside the feed-forward nets.", WIDTH, flag=2048)
@@ -138,15 +146,15 @@ class TransformerConfig(Config):
         "Positions: sinusoids, or a learned table of max_len rows.", one_of(POSITIONS), default="sin"
     )
     rate: float = option("Dropout rate.", RATE, default=0.1, free=True)
-    norm_first: bool = option("Normalise before every sublayer, not after it.", default=False)
-    share_embeddings: bool = option("One table for source, target and softmax.", default=False)
+    norm_first: bool = option("Normalise before each sublayer, not after it.", default=False)
+    share_embeddings: bool = option("Use one table for source, target and softmax.", default=False)
     label_smoothing: float = option(
-        "Share of the probability that the loss gives to all tokens alike.", RATE, default=0.0, free=True
+        "Fraction of the probability that the loss spreads evenly over all tokens.", RATE, default=0.0, free=True
     )
     dropatt: float = option("Dropout rate of the attention weights.", RATE, default=0.0, free=True)
     dropact: float = option("Dropout rate after the relu.", RATE, default=0.0, free=True)
     target_lengths: Sequence[int] | None = option(
-        "Longest target of the training for sources of up to 16, 32, 64, ... symbols, which limits translations.",
+        "Longest training target for sources of up to 16, 32, 64, ... symbols. They limit translations.",
         NEVER_FALLING,
         default=None,
     )
@@ -158,14 +166,14 @@ class SentenceConfig(Config):
 
     n_token: int | None = option("Size of the vocabulary: characters, and words of a lattice.", SYMBOLS, default=None)
     n_bigram: int = option("Size of the vocabulary of bigrams; 0 for none.", at_least(0, (1 << 31) - 1), default=0)
-    d_embed: int = option("Width of the embeddings; that of the vectors where they are given.", WIDTH, default=50)
+    d_embed: int = option("Width of the embeddings; if there are vectors, their width.", WIDTH, default=50)
     d_bigram: int = option("Width of the embeddings of bigrams.", WIDTH, default=50)
     d_model: int = option("Width of the hidden states.", EVEN_SIZE, flag=128)
     max_seq_len: int = option(
         "Most tokens of a sentence, or of a window of a longer one.", LENGTH, default=512, free=unless(pos_embed="fix")
     )
     token_dropout: float = option(
-        "Rate at which training takes <unk> for a character or a bigram.", RATE, default=0.0, free=True
+        "Rate at which training replaces a character or a bigram with <unk>.", RATE, default=0.0, free=True
     )
 
 
@@ -194,7 +202,7 @@ class TenerConfig(EncoderConfig):
     )
     after_norm: bool = option("Normalise after every sublayer, not before it.", default=True)
     key_position_term: bool = option(
-        "Score keys by their distances too, as the program, not the paper, does.", default=True
+        "Also score keys by their distances, as the original program does, but not the paper.", default=True
     )
 
 
@@ -202,27 +210,28 @@ class TenerConfig(EncoderConfig):
 class FlatConfig(EncoderConfig):
     """Arguments of `Flat`."""
 
+    removed = {
+        "q_proj": True, "v_proj": True, "r_proj": True, "attn_ff": False, "pre": "", "post": "an", "activation": "relu",
+    }  # fmt: skip
+
     fusion: str = option(
-        "How the distances of a pair, four or (ff_two) two, become one position.", one_of(FUSIONS), default="ff"
+        "How the four distances of a pair, or two with ff_two, become one position.", one_of(FUSIONS), default="ff"
     )
     fusion_shared: bool = option("Share the fusion between the layers.", default=True)
     max_seq_len: int = option(
         "Most tokens of a sentence, or of a window of a longer one.", LENGTH, default=512, free=unless(rel_pos_init=0)
     )
     rel_pos_init: int = option(
-        "1: distances as they are; 0: max_seq_len added, as the program does.", at_least(0, 1), default=1
+        "1: distances are used as they are; 0: max_seq_len is added to them, as in the original program.",
+        at_least(0, 1),
+        default=1,
     )
-    q_proj: bool = option("Project the queries.", default=True)
     k_proj: bool = option("Project the keys.", default=True)
-    v_proj: bool = option("Project the values.", default=True)
-    r_proj: bool = option("Project the positions.", default=True)
-    attn_ff: bool = option("Project the output of the attention.", default=False)
-    pre: str = option("Before a sublayer: a adds, n normalises.", default="")
-    post: str = option("After a sublayer, the same.", default="an")
     residual: str = option(
-        "What a of post adds: the sublayer's input, or, as the program, its own.", one_of(RESIDUALS), default="input"
+        "What is added to a sublayer's output: its input, or, as in the program, the output itself.",
+        one_of(RESIDUALS),
+        default="input",
     )
-    activation: str = option("Of the feed-forward layers.", one_of(ACTIVATIONS), default="relu")
 
 
 @group
@@ -239,15 +248,13 @@ class LabelConfig(Config):
 
     labels: Sequence[str] | None = option("Tags, in the order of their ids.", default=None)
     scheme: str | None = option(
-        "none: the tags are no entities; default: bio, bioes or bmes.", one_of(("none",)), default=None
+        "none: the tags do not mark entities; default: bio, bioes or bmes.", one_of(("none",)), default=None
     )
-    token_level: str = option("What a token of a text is.", one_of(TOKEN_LEVELS), default="char")
-    start_end: bool = option("Give the CRF scores for the first and the last tag of a sentence.", default=True)
-    constraints: bool = option(
-        "Let decoding take only paths of tags that their scheme allows.", default=True, free=True
-    )
+    token_level: str = option("What a token of a text is: a character or a word.", one_of(TOKEN_LEVELS), default="char")
+    start_end: bool = option("Let the CRF score the first and the last tag of a sentence.", default=True)
+    constraints: bool = option("Decode only sequences of tags that their scheme allows.", default=True, free=True)
     output_dropout: float = option(
-        "Dropout rate of the hidden states before they become scores of tags.", RATE, default=0.0, free=True
+        "Dropout rate of the hidden states before the layer that scores tags.", RATE, default=0.0, free=True
     )
 
 

@@ -1,4 +1,4 @@
-"""Set-ups of `train.py` for a text of one's own, by name or by the size of the text and the machine.
+"""Presets of `train.py` for the user's own text, by name or by the size of the text and the machine.
 
 | preset | weights of the layers | tokens of a step | steps |
 |---|---|---|---|
@@ -18,6 +18,7 @@ And of `train_seq2seq.py` for pairs of lines:
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from txl_config.models import ModelConfig
@@ -28,7 +29,7 @@ SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner")
 PAIR_PRESETS = ("tiny", "small", "base")
 PAIR_SIZES = ("num_layers", "d_model", "num_heads", "dff")
 
-BYTES = {"word": 6, "char": 1, "byte": 1, "subword": 4}  # level -> bytes of a token, about
+BYTES = {"word": 6, "char": 1, "byte": 1, "subword": 4}  # level -> approximate bytes of a token
 _LATER = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
 _PAPER = {"dropatt": 0.0, "untie_r": True, "train_steps": 400_000, "iterations": 200, "save_steps": 4000}
 
@@ -40,7 +41,7 @@ def _sized(*sizes: int, segment: int, rows: int, **others: Any) -> dict[str, Any
 
 def _recipe(preset: str, level: str) -> dict[str, Any]:
     by_word = level in ("word", "subword")
-    rate = 2e-3 if level in ("char", "subword") else 1e-3  # with which bytes do not learn, and words learn less
+    rate = 2e-3 if level in ("char", "subword") else 1e-3  # with 2e-3, bytes do not learn, and words learn less
     if preset == "tiny":
         segment, rows = (64, 24) if by_word else (96, 16)
         tiny = _sized(4, 192, 192, 4, 48, 768, segment=segment, rows=rows, learning_rate=rate, dropout=0.0, **_LATER)
@@ -54,20 +55,20 @@ def _recipe(preset: str, level: str) -> dict[str, Any]:
 
 
 def choose_preset(n_bytes: float, n_gpus: int, n_cores: int) -> str:
-    """The preset for a text of `n_bytes`: on processors, one that trains in minutes."""
+    """Returns the preset for a text of `n_bytes`. On a CPU, it trains in minutes."""
     if n_gpus:
         return "tiny" if n_bytes < 1e6 else "small" if n_bytes < 30e6 else "base"
     return "small" if n_bytes >= 30e6 and n_cores >= 16 else "tiny"
 
 
 def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1) -> dict[str, Any]:
-    """`{hyper-parameter: value}` of a preset, of model, optimizer, training and evaluation; empty for the defaults.
+    """Returns `{hyper-parameter: value}` for model, optimizer, training and evaluation; empty for the defaults.
 
     Args:
         preset: one of `PRESETS`.
         level: of the tokens.
-        n_tokens: of the text, about.
-        replicas: number of devices that divide a batch; that of `base` and `paper` is fixed.
+        n_tokens: approximate number of tokens of the text.
+        replicas: number of devices that divide a batch. The batches of `base` and `paper` are fixed.
     """
     recipe = _recipe(preset, level)
     if preset in ("base", "paper"):
@@ -75,11 +76,11 @@ def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1)
     segment = recipe["tgt_len"]
 
     def rows_of(most: int, tokens: float) -> int:
-        """A multiple of `replicas`, with a segment in each of `tokens`, but no more than `most`."""
+        """Returns a multiple of `replicas`, at most `most`, such that `tokens` have a segment for each row."""
         return int(max(1, min(most, tokens // segment) // replicas)) * replicas
 
     recipe["train_batch_size"] = rows = rows_of(recipe["train_batch_size"], n_tokens / 8)
-    recipe["eval_batch_size"] = rows_of(16, n_tokens / 40)  # of a twentieth of the text
+    recipe["eval_batch_size"] = rows_of(16, n_tokens / 40)  # a twentieth of the text is for validation
     epoch = n_tokens / (rows * segment)
     least = max(100, min(500, 16 * epoch))  # more than 16 times a small text makes it worse
     bounds = (6, least, 4000) if preset == "tiny" else (8, least, 10_000)
@@ -88,7 +89,7 @@ def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1)
 
 
 def steps_for(epoch_steps: float, epochs: int = 3, least: float = 100, most: int = 4000) -> int:
-    """Steps that read a text `epochs` times, within bounds.
+    """Returns the number of steps that read a text `epochs` times, within bounds.
 
     Args:
         epoch_steps: steps that read it once.
@@ -97,18 +98,18 @@ def steps_for(epoch_steps: float, epochs: int = 3, least: float = 100, most: int
 
 
 def schedule_for(train_steps: int) -> dict[str, int]:
-    """Steps of a training, with lines of progress and checkpoints to match."""
+    """Returns the steps of a training run, between lines of progress, and between checkpoints."""
     iterations = 50 if train_steps <= 2000 else 100
     return {"train_steps": train_steps, "iterations": iterations, "save_steps": max(1, train_steps // 4)}
 
 
 def pair_settings(preset: str, n_pairs: float, n_tokens: float) -> dict[str, Any]:
-    """`{hyper-parameter: value}` of a preset for pairs of lines, of model, optimizer and training; empty for `base`.
+    """Returns `{hyper-parameter: value}` for model, optimizer and training on pairs of lines; empty for `base`.
 
     Args:
         preset: one of `PAIR_PRESETS`.
-        n_pairs: of the training.
-        n_tokens: of both sides of all pairs, about.
+        n_pairs: number of training pairs.
+        n_tokens: approximate number of tokens on both sides of all pairs.
     """
     if preset == "base":
         return {}
@@ -124,15 +125,16 @@ def pair_settings(preset: str, n_pairs: float, n_tokens: float) -> dict[str, Any
 
 
 def pair_weights(num_layers: int, d_model: int, num_heads: int, dff: int) -> int:
-    """How many weights the layers of an encoder-decoder have, biases and layer norms left out."""
+    """Returns the number of weights in the layers of an encoder-decoder, without biases and layer norms."""
     return num_layers * (12 * d_model**2 + 4 * d_model * dff)
 
 
 def layer_weights(values: dict[str, Any]) -> int:
-    """How many weights the layers of a Transformer-XL have, biases and layer norms left out."""
+    """Returns the number of weights in the layers of a Transformer-XL, without biases and layer norms."""
     sizes = {field: values.get(field, _DEFAULTS[field]) for field in SIZES}
-    heads, model = sizes["n_head"] * sizes["d_head"], sizes["d_model"]
+    heads = sizes["n_head"] * sizes["d_head"]
+    model = sizes["d_model"]
     return sizes["n_layer"] * model * (5 * heads + 2 * sizes["d_inner"])
 
 
-_DEFAULTS = {name: field.metadata["flag"] for name, field in ModelConfig.__dataclass_fields__.items()}
+_DEFAULTS = {field.name: field.metadata["flag"] for field in dataclasses.fields(ModelConfig)}

@@ -1,4 +1,4 @@
-"""Checks of values that come from people and from files, by the fields of a dataclass: their names and types.
+"""Checks of values from users and from files, by the names and types of the fields of a dataclass.
 
 ```python
 @dataclasses.dataclass
@@ -6,7 +6,7 @@ class Best:
     step: int
     val_loss: float
 
-check_values({"step": 3, "val_loss": "x"}, Best)    # ValueError: val_loss must be a number, got 'x'
+check_values({"step": 3, "val_loss": "x"}, Best)    # ParameterError: val_loss must be a number, got 'x'
 ```
 """
 
@@ -17,7 +17,6 @@ import difflib
 import functools
 import inspect
 import numbers
-import operator
 import os
 import types
 import typing
@@ -34,12 +33,12 @@ _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYW
 
 
 def check_names(function: str, given: dict[str, Any], known: Iterable[str]) -> None:
-    """Raises UnknownArgumentError, which names the function and lists what it takes, for a name that is not `known`.
+    """Raises UnknownArgumentError for a name that is not in `known`. The error lists the known names.
 
     Args:
-        function: what the caller called, for the message.
+        function: name of the function that was called, for the message.
         given: `{name: value}` of the arguments.
-        known: the names that the function takes.
+        known: names of the arguments that the function takes.
     """
     known = list(dict.fromkeys(known))
     for name, value in given.items():
@@ -50,13 +49,13 @@ def check_names(function: str, given: dict[str, Any], known: Iterable[str]) -> N
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the nearest of the `known` names, with a space in front; empty where none is near."""
+    """Returns " Did you mean 'x'?" with the `known` name that is most similar; empty if no name is similar."""
     nearest = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean '{nearest[0]}'?" if nearest else ""
 
 
 def keywords_of(function: Callable[..., Any]) -> list[str]:
-    """The names of the arguments that can be given by name, without `self`."""
+    """Returns the names of the arguments that can be given by name, without `self`."""
     parameters = inspect.signature(function).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind in _BY_NAME and parameter.name != "self"]
 
@@ -161,7 +160,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
         kinds = typing.get_args(kind)
         if value is None and type(None) in kinds:
             return
-        kind = functools.reduce(operator.or_, (kind for kind in kinds if kind is not type(None)))
+        kind = typing.Union[tuple(kind for kind in kinds if kind is not type(None))]  # noqa: UP007 - a computed union
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         check_values(value, kind, prefix=f"{name}.")
         return
@@ -176,7 +175,7 @@ def _types(group: type[Any]) -> dict[str, Any]:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) < 1 << 63
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral) and abs(int(value)) < 1 << 63
 
 
 def _is_number(value: Any) -> bool:
@@ -204,8 +203,12 @@ def _kind(kind: Any) -> tuple[str, Callable[[Any], bool]]:
         return " or ".join(described for described, _ in kinds), lambda value: any(is_of(value) for _, is_of in kinds)
     if origin in (list, Sequence, Iterable):
         each, is_of = _kind(arguments[0])
-        return f"a list ({each} each)", lambda value: isinstance(value, (list, tuple)) and all(map(is_of, value))
+        return f"a list ({each} each)", lambda value: isinstance(value, (list, tuple)) and _all_are(is_of, value)
     if origin is dict:
         each, is_of = _kind(arguments[1])
-        return f"a JSON object ({each} each)", lambda value: isinstance(value, dict) and all(map(is_of, value.values()))
+        return f"a JSON object ({each} each)", lambda value: isinstance(value, dict) and _all_are(is_of, value.values())
     return _KINDS[kind]
+
+
+def _all_are(is_of: Callable[[Any], bool], values: Any) -> bool:
+    return all(map(is_of, values))

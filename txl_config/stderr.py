@@ -1,4 +1,4 @@
-"""The standard error without what libraries in C++ note there for themselves."""
+"""The standard error stream, without the log lines that C++ libraries write to it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 
 
 @contextlib.contextmanager
-def without_notes(note: re.Pattern[bytes]) -> Iterator[None]:
-    """Holds back what the process writes to the standard error until the end, and leaves out lines like `note`."""
+def without_notes(note: re.Pattern[bytes]) -> Generator[None]:
+    """Collects what the block writes to the standard error, and writes it at the end without lines like `note`."""
     try:
-        stderr, written = os.dup(2), tempfile.TemporaryFile()
-    except OSError:  # it is closed, or there is no room: the notes are no matter
+        stderr = os.dup(2)
+        written = tempfile.TemporaryFile()
+    except OSError:  # the standard error is closed, or the disk is full: then the lines are not left out
         yield
         return
     with written:

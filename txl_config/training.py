@@ -1,4 +1,4 @@
-"""Optimizer, training, search, evaluation and machine."""
+"""Hyper-parameters of optimizer, training, search, evaluation and machine."""
 
 from __future__ import annotations
 
@@ -22,31 +22,33 @@ OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 SCHEDULES = ("cosine", "noam", "linear", "constant")
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 MATMUL_PRECISIONS = ("float32", "bfloat16")
-AUTO = "auto"  # the machine decides, see `choose_precision`
+AUTO = "auto"  # depends on the machine, see `choose_precision`
 TRACKERS = ("none", "wandb", "mlflow")
-WEIGHT_TYPES = ("float32", "float16", "bfloat16")  # that a served model is stored in
-REPETITION_WINDOW = 64  # tokens that `repetition_penalty` is for, unless told otherwise
+WEIGHT_TYPES = ("float32", "float16", "bfloat16")  # types of the stored weights of a served model
+REPETITION_WINDOW = 64  # default number of tokens that `repetition_penalty` looks back at
 STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 
 @group
 class OptimizerConfig(Config):
-    """Arguments of `make_optimizer`, but for the number of steps."""
+    """Arguments of `make_optimizer`, without the number of steps."""
 
     learning_rate: float = option("Highest learning rate.", POSITIVE, default=2.5e-4)
     clip: float | None = option("Largest global norm of the gradients.", default=0.25)
     clip_value: float | None = option("Largest absolute value in the gradients.", default=None)
     schedule: str = option(
-        "How the rate falls; noam: with the square root of the step.", one_of(SCHEDULES), default="cosine"
+        "Learning rate schedule; noam: it falls with the square root of the step.", one_of(SCHEDULES), default="cosine"
     )
-    min_lr_ratio: float = option("Last learning rate of the cosine as a share of the highest.", SHARE, default=0.004)
+    min_lr_ratio: float = option(
+        "Last learning rate of the cosine schedule as a fraction of the highest.", SHARE, default=0.004
+    )
     warmup_steps: int = option("Steps of linear warm-up.", default=0)
-    optimizer: str = option("adam is the original's.", one_of(OPTIMIZERS), default="adam")
+    optimizer: str = option("Optimizer; the original has adam.", one_of(OPTIMIZERS), default="adam")
     beta_2: float = option("Momentum of the squared gradients.", RATE, default=0.999)
     momentum: float = option("Momentum of sgd, in PyTorch's form.", RATE, default=0.9)
     weight_decay: float = option("Weight decay of adamw and lamb.", default=0.0)
     ema: float = option(
-        "Momentum of a moving average of the weights, which is evaluated; 0 for none.", RATE, default=0.0
+        "Momentum of the moving average of the weights that is evaluated; 0 for no average.", RATE, default=0.0
     )
 
     def __post_init__(self) -> None:
@@ -62,33 +64,33 @@ class OptimizerConfig(Config):
 class RunConfig(Config):
     """How a run of any model is trained."""
 
-    train_steps: int = option("Training steps in all, earlier sessions included.", at_least(1), default=100000)
+    train_steps: int = option("Total training steps, including earlier sessions.", at_least(1), default=100000)
     iterations: int = option("Steps between two lines of progress, and of log.csv.", at_least(1), default=500)
     save_steps: int = option("Steps between two checkpoints, each with a validation.", at_least(1), default=10000)
     max_to_keep: int = option("Checkpoints to keep.", at_least(1), default=5)
     init_from: str | None = option(
-        "Folder of a run to start a new one from: with its model, vocabulary and weights. Flags change the rest.",
+        "Folder of a run to start a new run from, with its model, vocabulary and weights. Flags change the rest.",
         not_empty,
         default=None,
     )
     extend_vocab: bool = option(
-        "With init_from: give symbols of the new text that its vocabulary lacks rows of their own, at its end.",
+        "With init_from: add the symbols of the new text that its vocabulary lacks to the end of the vocabulary.",
         default=False,
     )
     warm_start_path: str | None = option(
-        "Checkpoint, also of the original, to start a new run from.", not_empty, default=None
+        "Checkpoint of this or the original program to start a new run from.", not_empty, default=None
     )
-    allow_other_text: bool = option("Resume even if the text changed; the vocabulary must match.", default=False)
+    allow_other_text: bool = option("Resume even if the text has changed; the vocabulary must match.", default=False)
     steps_per_execution: int | None = option(
-        "Steps in one call of the compiled graph. Default: 1; on TPUs 20 at most.", at_least(1), default=None
+        "Steps in one call of the compiled graph. Default: 1; on TPUs at most 20.", at_least(1), default=None
     )
     jit_compile: bool = option("Compile the training step with XLA.", default=False)
     seed: int = option("Seed of the initial weights and of dropout.", default=0)
     tracker: str = option(
-        "Package that tracks the run, besides log.csv and TensorBoard.", one_of(TRACKERS), default="none"
+        "Package that tracks the run, in addition to log.csv and TensorBoard.", one_of(TRACKERS), default="none"
     )
     tracker_project: str | None = option(
-        "wandb's project or mlflow's experiment. Default: as their environment variables say, or txl_tf.",
+        "wandb's project or mlflow's experiment. Default: from their environment variables, or else txl_tf.",
         not_empty,
         default=None,
     )
@@ -112,16 +114,18 @@ class TrainingConfig(RunConfig):
     tgt_len: int = option("Tokens of a segment.", LENGTH, default=70)
     train_batch_size: int = option("Rows of a training batch, over all devices.", at_least(1), default=60)
     sample_tokens: int = option(
-        "Tokens of a sample of text, written at every validation and in the end.", at_least(0, 100_000), default=0
+        "Tokens of a sample of text that is generated at every validation and at the end.",
+        at_least(0, 100_000),
+        default=0,
     )
     gradient_accumulation_steps: int = option("Parts of a batch, for gradient accumulation.", at_least(1), default=1)
     shuffle_documents: bool = option(
-        "Read the documents of the text in a new order every epoch, by the seed.", default=False
+        "Read the documents of the text in a new order every epoch, which depends on the seed.", default=False
     )
     reset_memory_at_documents: bool = option("Start every document with the memory of a new text.", default=False)
-    recompute: bool = option("Gradient checkpointing: compute layers again in the backward pass.", default=False)
+    recompute: bool = option("Gradient checkpointing: recompute layers in the backward pass.", default=False)
     static_shapes: bool | None = option(
-        "Fixed shapes; rare words beyond the capacity of their clusters do not count. Default: on TPUs.", default=None
+        "Fixed shapes; rare words above the capacity of their clusters are not counted. Default: on TPUs.", default=None
     )
 
 
@@ -130,9 +134,7 @@ class PairsTrainingConfig(RunConfig):
     """How a run of an encoder-decoder is trained."""
 
     batch_size: int = option("Most pairs of a batch, over all devices.", at_least(1), default=64)
-    batch_tokens: int | None = option(
-        "Most tokens of a batch, padding and both sides counted.", at_least(1), default=None
-    )
+    batch_tokens: int | None = option("Most tokens of a batch, with padding and both sides.", at_least(1), default=None)
     eval_sources: int = option(
         "Sources of valid and of test to translate at the end; -1 for all.", at_least(-1), default=2000
     )
@@ -143,7 +145,7 @@ class TaggerTrainingConfig(RunConfig):
     """How a run of a tagger is trained."""
 
     batch_size: int = option("Sentences of a batch, over all devices.", at_least(1), default=16)
-    patience: int | None = option("Stop after so many steps without a better F1.", at_least(1), default=None)
+    patience: int | None = option("Stop after this many steps without a better F1.", at_least(1), default=None)
 
 
 @group
@@ -151,14 +153,14 @@ class SearchConfig(Config):
     """Settings of beam search: arguments of `Translator`."""
 
     beam_size: int = option(
-        "Hypotheses to follow; 1 takes the likeliest token every time.", at_least(1, 1000), default=1
+        "Hypotheses of the search; 1 always takes the most likely token.", at_least(1, 1000), default=1
     )
-    n_best: int = option("Targets to return for a source, the best first.", at_least(1, 1000), default=1)
+    n_best: int = option("Targets to return for each source, the best first.", at_least(1, 1000), default=1)
     length_penalty: float = option(
         "Scores of a search are divided by ((5 + length) / 6)**length_penalty.", NOT_NEGATIVE, default=0.6
     )
     max_new_tokens: int | None = option(
-        "Most tokens of a target; default: by the lengths of the training's targets.", LENGTH, default=None
+        "Most tokens of a target; default: depends on the lengths of the training targets.", LENGTH, default=None
     )
     allow_special: bool = option("Let targets contain the symbols <unk> and <s>.", default=False)
 
@@ -170,11 +172,11 @@ class SearchConfig(Config):
 
 @group
 class EvaluationConfig(Config):
-    """Evaluation. `None` stands for what the run was trained with."""
+    """Evaluation. `None` stands for the value that the run was trained with."""
 
     tgt_len: int | None = option("Tokens of a segment.", LENGTH, default=None)
     eval_batch_size: int | None = option(
-        "Rows of an evaluation batch; without training: the run's.", at_least(1), default=None, flag=60
+        "Rows of an evaluation batch; without training: as in the run.", at_least(1), default=None, flag=60
     )
     eval_split: str = option("Split to evaluate: train, valid or test.", default="valid")
     eval_path: str | None = option(
@@ -185,16 +187,16 @@ class EvaluationConfig(Config):
     )
     max_eval_batch: int = option("Batches to evaluate; -1 for all.", COUNT_OR_ALL, default=-1)
     sliding_window: int | None = option(
-        "Predict every token from a window of so many tokens before it, which is read again for each.",
+        "Predict every token from a window of this many tokens before it, which is read again for each token.",
         LENGTH,
         default=None,
     )
     sliding_step: int = option("Tokens to predict from each sliding window.", at_least(1), default=1)
-    token_nll: str | None = option("File to write every token and its nll to, row by row.", not_empty, default=None)
+    token_nll: str | None = option("File for every token and its nll, row by row.", not_empty, default=None)
     reset_memory_at_documents: bool | None = option(
-        "Start every document with the memory of a new text; without training: as the run.", default=None, flag=False
+        "Start every document with the memory of a new text; without training: as in the run.", default=None, flag=False
     )
-    do_eval: bool = option("Evaluate eval_split, after training if that is done too.", default=False)
+    do_eval: bool = option("Evaluate eval_split, after the training if there is one.", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -204,28 +206,28 @@ class EvaluationConfig(Config):
 
 @group
 class ScoringConfig(Config):
-    """How lines of text are scored: arguments of `Scorer`."""
+    """Settings of scores of text lines: arguments of `Scorer`."""
 
     start: str | None = option(
         "Text before each line; none: its first token is not scored. Default: the end of a document or of a line.",
         default=None,
     )
-    score_end: bool = option("Count the newline at the end of a line, too.", default=True)
-    carry_memory: bool = option("Read the lines as one text, the memory going on from line to line.", default=False)
+    score_end: bool = option("Also score the newline at the end of a line.", default=True)
+    carry_memory: bool = option("Read the lines as one text: the memory continues from line to line.", default=False)
     segment: int | None = option(
-        "Most tokens to read at a time; default: 512, of the vanilla language model its context_len.",
+        "Most tokens to read at a time; default: 512, or context_len for the vanilla language model.",
         LENGTH,
         default=None,
     )
-    batch_tokens: int = option("Tokens of a batch of lines, padding counted.", at_least(1), default=1024)
+    batch_tokens: int = option("Tokens of a batch of lines, with padding.", at_least(1), default=1024)
 
 
 @group
 class MachineConfig(Config):
-    """Where a run is trained or evaluated: arguments of `make_strategy`, and the type of the products."""
+    """Devices for training or evaluation: arguments of `make_strategy`, and the type of matrix products."""
 
     strategy: str = option(
-        "Devices to use; auto takes all GPUs there are, of all machines in TF_CONFIG.",
+        "Devices to use; auto takes all GPUs of all machines in TF_CONFIG.",
         one_of(STRATEGIES),
         default="auto",
     )
@@ -240,7 +242,7 @@ class MachineConfig(Config):
         "Logical CPU devices to create, to try mirrored without GPUs.", at_least(1, 1024), default=None
     )
     mixed_precision: str = option(
-        "Type of the products; auto: the machine's.", one_of((*PRECISIONS, AUTO)), default="float32"
+        "Type of matrix products; auto: depends on the machine.", one_of((*PRECISIONS, AUTO)), default="float32"
     )
     matmul_precision: str = option(
         "Round the factors of float32 products to this type; on CPUs with AMX.",
@@ -261,11 +263,11 @@ class MachineConfig(Config):
 
     @property
     def type_name(self) -> str:
-        """The type of the products, for messages."""
+        """The type of matrix products, for messages."""
         exact = self.matmul_precision == "float32"
         return self.mixed_precision if exact else f"{self.mixed_precision}, products of {self.matmul_precision}"
 
     @property
     def dtype_policy(self) -> str:
-        """Keras's name of `mixed_precision`, which must not be "auto" any more."""
+        """Keras's name for `mixed_precision`. That must not be "auto"."""
         return PRECISIONS[self.mixed_precision]

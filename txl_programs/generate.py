@@ -192,9 +192,9 @@ def model_changes():
     return values(("mem_len", "clamp_len"), given_only=True)
 
 
-def sampling_options():
+def sampling_options() -> dict[str, Any]:
     """The options of sampling."""
-    options: dict[str, Any] = values(("top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed"))
+    options = values(("top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed"))
     return options | {"temperature": 0.0 if FLAGS.greedy else FLAGS.temperature}
 
 

@@ -1,54 +1,61 @@
 """Transformer-XL, the equations: functions of arrays and weights (Dai et al. 2019; Grave et al. 2017).
 
-A formula leaves open which kernel computes it, in which type and in how many passes: `kernels` decides that. What a
-layer attends to besides its segment is a *memory*: hidden states in training, cached keys and values in inference. The
-equations are the same for all of them.
+A formula does not say which kernel computes it, in which dtype and in how many passes. `txl_tf/kernels` decides that.
+Besides its segment, a layer attends to a *memory*: hidden states in training, cached keys and values in inference. The
+equations are the same for all kinds of memory.
 
 Shapes:
     B: batch      T: tgt_len, the segment      M: mem_len, the memory      K: keys, M + T
     H: n_head     D: d_head      E: d_model     F: d_inner      N: words of a cluster      R: rows of a table
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 import txl_tf.kernels as ops
-from txl_tf.kernels.dropout import NO_DROP
+from txl_tf.kernels.dropout import NO_DROP, Drop
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.watching import watched
 
 # --------------------------------------------------------------------------------------------------- positions, masks
 
 
-def sinusoids(positions, frequencies):
+def sinusoids(positions: Tensor, frequencies: Tensor) -> Tensor:
     """R of the paper: the sines of all angles `position * frequency`, then their cosines (section 3.3)."""
     angles = tf.einsum("i,j->ij", positions, frequencies)  # [n, E / 2]
     return tf.concat([tf.sin(angles), tf.cos(angles)], -1)  # [n, E]
 
 
-def causal(tgt_len, mem_len, same_length=False, first=0):
-    """bool `[T, K]`: query i sees the memory and the segment up to itself; with `same_length` the last M + 1 of them.
+def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, first: Size = 0) -> Tensor:
+    """The causal mask, bool `[T, K]`, true where a query sees a key.
 
-    `first` is the number of the first query and of the first key. The result does not depend on it.
+    Query i sees the memory and the segment up to itself; with `same_length`, only the last M + 1 of these keys.
+
+    Args:
+        tgt_len, mem_len: T and M.
+        same_length: whether every query sees the same number of keys.
+        first: the number of the first query and of the first key. The result does not depend on it.
     """
-    query, key = first + tf.range(tgt_len)[:, None], first + tf.range(mem_len + tgt_len)
+    query = first + tf.range(tgt_len)[:, None]
+    key = first + tf.range(mem_len + tgt_len)
     seen = key <= query + mem_len
     return seen & (key >= query) if same_length else seen
 
 
-def rel_shift(x, first):
-    """Moves row i of a matrix i places to the right: `out[..., i, j] = x[..., i, first + j - i]` (appendix B).
+def rel_shift(x: Tensor, first: Size) -> Tensor:
+    """Shifts row i of a matrix by i columns to the right: `out[..., i, j] = x[..., i, first + j - i]` (appendix B).
 
-    Row i of `x` holds the scores of query i by distance; attention wants them by key, and the distance of a key grows
-    from one query to the next. Read with rows one shorter, every row starts one place later than the one before it.
-    With 2 queries, `first` 2:
+    Row i of `x` contains the scores of query i, ordered by distance. Attention needs them ordered by key, and the
+    distance of a key grows by one from each query to the next. If the same numbers are read as rows that are one
+    shorter, every row starts one column later than the row before it. With 2 queries and `first` 2:
 
         0 a b c    without the first 2,    b c 0
         0 d e f    as rows of 3: ----->    d e f
 
-    A column whose index lies outside of its row of `x` holds the score of some other row. In Transformer-XL those are
-    the keys in the future, which are masked.
+    A column whose index lies outside its row of `x` contains a score of another row. In Transformer-XL these columns
+    are the keys in the future, which are masked.
 
     Args:
         x: `[..., T, R]`.
@@ -57,105 +64,110 @@ def rel_shift(x, first):
     Returns:
         `[..., T, R - 1]`.
     """
-    *lead, qlen, width = keras.ops.shape(x)
+    *lead, qlen, width = shape_of(x)
     x = tf.reshape(x, [-1, qlen * width])
     x = tf.slice(x, [0, first], [-1, qlen * (width - 1)])  # the gradient of x[:, first:] is ten times slower
     return tf.reshape(x, [*lead, qlen, width - 1])
 
 
-def shifted_scores(q, r, first):
-    """Scores of the queries against a table of distances, moved so that they stand at their keys.
+def shifted_scores(q: Tensor, r: Tensor, first: Size) -> Tensor:
+    """Scores of the queries for every distance in a table, shifted so that column j is the score of key j.
 
-    Row x of the table belongs to the key j of the query i for which `x = first + j - i`. Distances in one direction
-    (Transformer-XL) are a table of `K + 1` rows, distances in both (TENER) one of `2 * T` rows.
+    Query i and key j use row `first + j - i` of the table. The table has `K + 1` rows for distances in one direction
+    (Transformer-XL), and `2 * T` rows for distances in both directions (TENER).
 
     Args:
         q: `[H, ..., T, D]`, queries.
         r: `[H, R, D]`, the table.
-        first: int or int scalar tensor in `[0, T]`, the row of the first query and the first key.
+        first: int or int scalar tensor in `[0, T]`, the row that the first query and the first key use.
 
     Returns:
-        `[H, ..., T, R - 1]`; see `rel_shift` for columns that have no row.
+        `[H, ..., T, R - 1]`. See `rel_shift` for columns whose row is outside the table.
     """
-    n_head, *rows, d_head = keras.ops.shape(q)
+    n_head, *rows, d_head = shape_of(q)
     scores = tf.matmul(tf.reshape(q, [n_head, -1, d_head]), r, transpose_b=True)
-    return rel_shift(tf.reshape(scores, [n_head, *rows, keras.ops.shape(r)[1]]), first)
+    return rel_shift(tf.reshape(scores, [n_head, *rows, shape_of(r)[1]]), first)
 
 
 # ---------------------------------------------------------------------------------------------------------- attention
 
 
 class Attention(NamedTuple):
-    """Weights of a layer's attention, and what it knows of positions."""
+    """Weights of a layer's attention, and its scheme of positions."""
 
-    qkv: tf.Tensor  # [E, 3 * H * D]: of queries, then keys, then values
-    o: tf.Tensor  # [H * D, E]
+    qkv: Tensor  # [E, 3 * H * D]: the kernels of queries, keys and values, side by side
+    o: Tensor  # [H * D, E]
     n_head: int
-    scale: float  # of the queries, D**-0.5; 1 where the weights have it already
-    positions: object  # a scheme, see `txl_tf/nn/position_schemes.py`
-    u: tf.Tensor | None = None  # of the relative scheme; broadcasts to the queries; the original's r_w_bias
-    v: tf.Tensor | None = None  # the same; the original's r_r_bias
+    scale: float  # of the queries: D**-0.5, or 1 if the weights contain it already
+    positions: Any  # a scheme, see `txl_tf/nn/position_schemes.py`
+    # Only the relative scheme has u and v, r_w_bias and r_r_bias of the original. They broadcast to the queries.
+    u: Tensor | None = None
+    v: Tensor | None = None
 
 
 class Places(NamedTuple):
-    """Where the keys of some queries stand, and which of them the queries see.
+    """Positions of the keys of some queries, and which of the keys the queries see.
 
-    Other kinds of memory may have places of their own, with the same attributes and functions.
+    Another kind of memory may have its own class of places, with the same attributes and functions.
     """
 
-    klen: tf.Tensor | int  # K
-    visible: tf.Tensor | None = None  # bool, broadcasts to [H, ..., T, K]; `None` for all
-    r: tf.Tensor | None = None  # [H, R, D], of the relative scheme: the projected table of distances
-    first: tf.Tensor | int = 0  # see `shifted_scores`
-    special: dict = {}  # other arguments of `attend`, of keys and values that count as zeros
-    slots: tf.Tensor | None = None  # int32 [T], of the queries among the keys; `None` for the last T ones
+    klen: Size  # K
+    visible: Tensor | None = None  # bool, broadcasts to [H, ..., T, K]; `None` for all
+    r: Tensor | None = None  # [H, R, D], the projected table of distances; only the relative scheme has one
+    first: Size = 0  # see `shifted_scores`
+    special: dict[str, Any] = {}  # more arguments of `attend`, for keys and values that count as zeros
+    slots: Tensor | None = None  # int32 [T], the queries' indices among the keys; `None`: they are the last T keys
 
-    def distances(self, q):
-        """int32 `[T, K]`: how far back each key lies from each of the queries `[..., T, D]`; below 0 in the future."""
-        tgt_len = keras.ops.shape(q)[-2]
+    def distances(self, q: Tensor) -> Tensor:
+        """int32 `[T, K]`: the distance from each query of `[..., T, D]` back to each key; negative for the future."""
+        tgt_len = shape_of(q)[-2]
         slots = self.klen - tgt_len + tf.range(tgt_len) if self.slots is None else self.slots
         return slots[:, None] - tf.range(self.klen)
 
-    def scores_by_distance(self, q):
+    def scores_by_distance(self, q: Tensor) -> Tensor:
         """`[H, ..., T, K]`: products of queries `[H, ..., T, D]` with the row of `r` for the distance of each key."""
         return shifted_scores(q, self.r, self.first)
 
 
-def project_distances(r, r_kernel, n_head):
-    """The keys of distances: `[1, K, E]` to `[H, K, D]`."""
+def project_distances(r: Tensor, r_kernel: Tensor, n_head: int) -> Tensor:
+    """Projects the sinusoids of the distances, as keys are projected: `[1, K, E]` to `[H, K, D]`."""
     (r_k,) = ops.project_heads(r, r_kernel, 1, n_head)
     return tf.squeeze(r_k, 1)
 
 
-def attention(h, memory, w, drop=NO_DROP):
-    """Attention of a segment to its memory and itself (section 3.3).
+def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Tensor:
+    """Attention from a segment to its memory and to itself (section 3.3).
 
     The score of a query i and a key j has four terms. (a) and (c) are one product, and so are (b) and (d):
 
         A_ij = q_i.k_j + q_i.r_(i-j) + u.k_j + v.r_(i-j)        (a), (b), (c), (d)
              = (q_i + u).k_j + (q_i + v).r_(i-j)                each times D**-0.5
 
-    That is the relative scheme. Other schemes of positions add other scores, or turn queries and keys, or do neither.
+    This is the relative scheme. Other schemes of positions add other scores, or rotate queries and keys, or do neither.
 
     Args:
-        h: `[B, T, E]`.
-        memory: an object with `project(h, w)`, which returns the queries of the segment and the keys and values of
-            all that it sees; with `numbers(k)`, how many tokens stand before each key; with `attend(block, ...)`, which
-            calls `block` for all queries or part by part; and with `output(heads, w)`, the last projection.
-        w: `Attention`.
-        drop: `Drop`, of the probabilities.
+        h: `[B, T, E]`, the segment.
+        memory: an object with four functions. `project(h, w)` returns the queries of the segment, and the keys and
+            values of all tokens that it sees. `numbers(k)` returns how many tokens precede each key. `attend(block,
+            ...)` calls `block` once for all queries, or for one part of them after the other. `output(heads, w)` is the
+            last projection.
+        w: the weights.
+        drop: dropout of the probabilities.
 
     Returns:
         `[B, T, E]`.
     """
     q, k, v = memory.project(h, w)  # [H, B, T, D], [H, B, K, D] twice; or batch first
     if w.positions.turns:
-        numbers = memory.numbers(k)  # [K]; the queries are the last ones
-        q, k = w.positions.turn(q, numbers[..., -keras.ops.shape(h)[1] :]), w.positions.turn(k, numbers)
+        numbers = memory.numbers(k)  # [K]
+        q = w.positions.turn(q, numbers[..., -shape_of(h)[1] :])  # the queries are the last tokens
+        k = w.positions.turn(k, numbers)
 
-    def block(content_q, position_q, k, v, places):
-        if watched() is not None:
-            watched().parts.append((q, k, places))
+    seen = watched()
+
+    def block(content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor, places: Any) -> Tensor:
+        if seen is not None:
+            seen.parts.append((q, k, places))
         position = w.positions.scores(position_q, places)  # (b) + (d): [H, ..., T, K]
         # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]
         return ops.attend(content_q, k, v, position, places.visible, 1.0, *drop, **places.special)
@@ -164,27 +176,31 @@ def attention(h, memory, w, drop=NO_DROP):
     return memory.output(memory.attend(block, content_q, position_q, k, v), w)  # [B, T, E]
 
 
-def score_terms(q, k, r, u, v, scale, first, content=None):
-    """The four terms of the scores one by one; their sum is what the softmax gets, before the mask.
+def score_terms(
+    q: Tensor, k: Tensor, r: Tensor, u: Tensor, v: Tensor, scale: float, first: Size, content: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four terms of the scores, separately. Their sum, masked, is the input of the softmax.
 
-        (a) q . k     content: what the query holds against what is at the key
-        (b) q . r     position, by what the query holds: against the distance of the key
-        (c) u . k     content for every query alike: how much the key is worth looking at
-        (d) v . r     position for every query alike: how much the distance is worth looking at
+        (a) q . k     content: the query against the key
+        (b) q . r     position: the query against the distance of the key
+        (c) u . k     content, the same for every query: how important the key is
+        (d) v . r     position, the same for every query: how important the distance is
 
     Args:
         q, k: `[H, B, T, D]` and `[H, B, K, D]`.
         r, first: see `shifted_scores`.
         u, v: `[H, D]`.
-        scale: of all terms, D**-0.5.
+        scale: factor of all terms, D**-0.5.
         content: see `attend`.
 
     Returns:
-        `(a, b, c, d)`, `[H, B, T, K]` each. (b) and (d) have some other distance's score at keys in the future.
+        `(a, b, c, d)`, `[H, B, T, K]` each. At keys in the future, (b) and (d) contain the score of another distance.
     """
     q, u, v = (tf.broadcast_to(x, tf.shape(q)) * scale for x in (q, u[:, None, None], v[:, None, None]))
-    a, c = (tf.matmul(x, k, transpose_b=True) for x in (q, u))
-    b, d = (shifted_scores(x, r, first) for x in (q, v))
+    a = tf.matmul(q, k, transpose_b=True)
+    b = shifted_scores(q, r, first)
+    c = tf.matmul(u, k, transpose_b=True)
+    d = shifted_scores(v, r, first)
     return (a, b, c, d) if content is None else (a * content, b, c * content, d)
 
 
@@ -194,25 +210,27 @@ def score_terms(q, k, r, u, v, scale, first, content=None):
 class FeedForward(NamedTuple):
     """Weights of the net that follows attention."""
 
-    kernel_1: tf.Tensor  # [E, F]
-    bias_1: tf.Tensor  # [F]
-    kernel_2: tf.Tensor  # [F, E]
-    bias_2: tf.Tensor  # [E]
+    kernel_1: Tensor  # [E, F]
+    bias_1: Tensor  # [F]
+    kernel_2: Tensor  # [F, E]
+    bias_2: Tensor  # [E]
 
 
-def feed_forward(x, w, drop=NO_DROP, activation=None):
-    """`drop(activation(x kernel_1 + bias_1)) kernel_2 + bias_2`, at every position by itself.
+def feed_forward(
+    x: Tensor, w: FeedForward, drop: Drop = NO_DROP, activation: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """`drop(activation(x kernel_1 + bias_1)) kernel_2 + bias_2`, at every position separately.
 
     Args:
         x: `[..., E]`.
-        w: `FeedForward`.
-        drop: `Drop`.
+        w: the weights.
+        drop: dropout after the activation.
         activation: function of a tensor; `None` for relu.
 
     Returns:
         A tensor like `x`.
     """
-    *rows, _ = keras.ops.shape(x)
+    *rows, _ = shape_of(x)
     if activation is None:
         inner = ops.relu_layer(x, w.kernel_1, w.bias_1, drop)  # [..., F]
     else:
@@ -222,46 +240,54 @@ def feed_forward(x, w, drop=NO_DROP, activation=None):
     return tf.reshape(output, [*rows, w.kernel_2.shape[1]])
 
 
-def attention_block(h, memory, w, norm, drop_probs=NO_DROP, drop_output=NO_DROP):
-    """Attention with its residual and layer norm: `[B, T, E]`.
+def attention_block(
+    h: Tensor, memory: Any, w: Attention, norm: Any, drop_probs: Drop = NO_DROP, drop_output: Drop = NO_DROP
+) -> Tensor:
+    """Attention with its residual connection and layer norm: `[B, T, E]`.
 
     Args:
-        norm: `(gamma, beta, epsilon)`, or another function of a tensor.
+        h, memory, w: see `attention`.
+        norm: `(gamma, beta, epsilon)` of layer norm, or a function of a tensor.
+        drop_probs: dropout of the probabilities.
+        drop_output: dropout of the attention's output, before the residual connection.
     """
     return ops.residual_norm(h, attention(h, memory, w, drop_probs), norm, drop_output)
 
 
-def feed_forward_block(h, w, norm, drop_inner=NO_DROP, drop_output=NO_DROP):
-    """The feed-forward net with its residual and layer norm, see `attention_block`."""
+def feed_forward_block(
+    h: Tensor, w: FeedForward, norm: Any, drop_inner: Drop = NO_DROP, drop_output: Drop = NO_DROP
+) -> Tensor:
+    """The feed-forward net with its residual connection and layer norm, see `attention_block`."""
     return ops.residual_norm(h, feed_forward(h, w, drop_inner), norm, drop_output)
 
 
 # -------------------------------------------------------------------------------------------------------- the network
 
 
-def in_turn(layers, h):
-    """Every layer reads what the one before it gives (section 3.2).
+def in_turn(layers: Sequence[Callable[[Tensor], Tensor]], h: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Calls the layers one after the other (section 3.2).
 
     Args:
-        layers: functions of `[B, T, E]`, each of which has its own memory.
+        layers: functions of `[B, T, E]`, each with its own memory.
         h: `[B, T, E]`, the embeddings.
 
     Returns:
-        `(h, inputs)`: what the last layer gives, and what each layer was given.
+        `(h, inputs)`: the output of the last layer, and the input of every layer.
     """
-    inputs = []
+    inputs: list[Tensor] = []
     for layer in layers:
         inputs.append(h)
         h = layer(h)  # [B, T, E]
     return h, inputs
 
 
-def new_memory(memory, h, mem_len):
+def new_memory(memory: Tensor | None, h: Tensor, mem_len: int) -> Tensor:
     """The last `mem_len` positions of memory and segment, without gradient (section 3.2, SG).
 
     Args:
-        memory: `[B, any, E]`, or `None` where the segment alone is long enough.
-        h: `[B, T, E]`, what the layer was given for the segment.
+        memory: `[B, any, E]`, or `None` if the segment alone is long enough.
+        h: `[B, T, E]`, the layer's input for the segment.
+        mem_len: M, 1 or more.
 
     Returns:
         `[B, min(any + T, mem_len), E]`.
@@ -277,20 +303,22 @@ class Cluster(NamedTuple):
     """Words `first <= id < first + N` of the vocabulary."""
 
     first: int
-    table: tf.Tensor  # [N, width of the cluster], of embedding and softmax
-    projection: tf.Tensor | None  # [width of the cluster, E]; `None` where nothing is projected
-    bias: tf.Tensor | None = None  # [N], of the softmax
+    table: Tensor  # [N, width of the cluster]; embedding and softmax share it
+    projection: Tensor | None  # [width of the cluster, E]; `None`: nothing is projected
+    bias: Tensor = None  # [N]; only the softmax has one
 
 
-def embed(ids, clusters, width, rows_of, route):
+def embed(
+    ids: Tensor, clusters: Sequence[Cluster], width: int, rows_of: Callable[..., Tensor], route: Callable[..., Tensor]
+) -> Tensor:
     """Rows of the clusters' tables, projected, times `sqrt(width)` (Baevski and Auli 2019).
 
     Args:
         ids: int `[n]`.
         clusters: list of `Cluster`.
         width: E.
-        rows_of: function of `(table, projection, ids)`: rows of the table, projected.
-        route: how tokens reach their clusters, see `kernels/routing.py`.
+        rows_of: function of `(table, projection, ids)` that returns rows of the table, projected.
+        route: see `kernels/routing.py`; it computes each cluster for the tokens that belong to it.
 
     Returns:
         `[n, E]`.
@@ -298,36 +326,46 @@ def embed(ids, clusters, width, rows_of, route):
     first, *others = clusters
     if not others:
         return rows_of(first.table, first.projection, ids) * width**0.5
-    parts = []
-    for cluster, after in zip(clusters, [*others, None], strict=True):
-        here = ids >= cluster.first if cluster is not first else ids < after.first  # an id below 0 has no row
-        here = here & (ids < after.first) if after is not None else here
+    parts: list[Tensor] = []
+    for i, cluster in enumerate(clusters):
+        if cluster is first:
+            is_in_cluster = ids < others[0].first  # an id below 0 too, so that its lookup raises an error
+        elif cluster is others[-1]:
+            is_in_cluster = ids >= cluster.first
+        else:
+            is_in_cluster = (ids >= cluster.first) & (ids < others[i].first)
 
-        def embed_words(ids, cluster=cluster):
+        def embed_words(ids: Tensor, cluster: Cluster = cluster) -> Tensor:
             return rows_of(cluster.table, cluster.projection, ids - cluster.first)  # [any, E]
 
-        parts.append(route(here, embed_words, cluster.first, ids))  # [n, E]
+        parts.append(route(is_in_cluster, embed_words, cluster.first, ids))  # [n, E]
     return sum(parts[1:], parts[0]) * width**0.5
 
 
-def head_of(first, entries):
-    """Table and bias of the first softmax: the words of the first cluster, then an entry for each later cluster."""
+def head_of(first: Cluster, entries: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Table and bias of the first softmax: the words of the first cluster, then one entry for each later cluster."""
     if entries is None:
         return first.table, first.bias
     return tf.concat([first.table, entries[0]], 0), tf.concat([first.bias, entries[1]], 0)
 
 
-def nll(h, labels, clusters, entries, route):
+def nll(
+    h: Tensor,
+    labels: Tensor,
+    clusters: Sequence[Cluster],
+    entries: tuple[Tensor, Tensor] | None,
+    route: Callable[..., Tensor],
+) -> Tensor:
     """Negative log-likelihood of every label (Grave et al. 2017).
 
-        p(word) = p(word | head)                                  of a word of the first cluster
-        p(word) = p(entry of its cluster | head) p(word | cluster)       of the others
+        p(word) = p(word | head)                                      for words of the first cluster
+        p(word) = p(entry of its cluster | head) p(word | cluster)    for all other words
 
     Args:
         h: `[n, E]`.
         labels: int32 `[n]`.
         clusters: list of `Cluster`.
-        entries: weight `[n_cluster, E]` and bias `[n_cluster]` of the later clusters, or `None`.
+        entries: weight `[n_cluster, E]` and bias `[n_cluster]` of the entries; `None` if there is one cluster.
         route: see `embed`.
 
     Returns:
@@ -340,7 +378,7 @@ def nll(h, labels, clusters, entries, route):
     total = ops.cross_entropy(of_head, ops.logits(h, *head_of(first, entries), first.projection))
     for i, cluster in enumerate(others, 1):
 
-        def word_nll(h, labels, cluster=cluster):
+        def word_nll(h: Tensor, labels: Tensor, cluster: Cluster = cluster) -> Tensor:
             of_words = ops.logits(h, cluster.table, cluster.bias, cluster.projection)  # [any, N]
             return ops.cross_entropy(labels - cluster.first, of_words)
 
@@ -348,8 +386,8 @@ def nll(h, labels, clusters, entries, route):
     return total
 
 
-def log_probs(h, clusters, entries=None):
-    """Log-probabilities of all words in the order of the vocabulary: `[..., E]` to `[..., n_token]`."""
+def log_probs(h: Tensor, clusters: Sequence[Cluster], entries: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Log-probabilities of all words, in the order of the vocabulary: `[..., E]` to `[..., n_token]`."""
     first, *others = clusters
     head = tf.nn.log_softmax(ops.logits(h, *head_of(first, entries), first.projection))
     n_first = first.bias.shape[0]

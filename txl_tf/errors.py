@@ -6,9 +6,11 @@ Programs need it before TensorFlow is imported, so it is defined in `txl_config`
 from txl_config.errors import (
     MOST_CHARACTERS,
     ArgumentTypeError,
+    CallError,
     FixedAttributeError,
     ParameterError,
     UnknownArgumentError,
+    UnsupportedError,
     brief,
     located,
     named,
@@ -19,9 +21,11 @@ from txl_config.errors import (
 __all__ = [
     "MOST_CHARACTERS",
     "ArgumentTypeError",
+    "CallError",
     "FixedAttributeError",
     "ParameterError",
     "UnknownArgumentError",
+    "UnsupportedError",
     "brief",
     "located",
     "named",

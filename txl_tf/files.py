@@ -1,4 +1,4 @@
-"""Files and folders that programs write to: one writer at a time, files written atomically, local and remote paths."""
+"""Files and folders, local and remote: locks, atomic writes, checksums, and the files of processes that were killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from txl_tf.environment import is_pipe
-from txl_tf.errors import ParameterError, brief, named
+from txl_tf.errors import ParameterError, brief, located, named
 
 try:
     import fcntl
@@ -34,37 +34,39 @@ def is_remote(path: str | os.PathLike) -> bool:
 
 
 def has_pattern(path: str | os.PathLike) -> bool:
-    r"""Whether a path has `[`, `]` or a backslash. TensorFlow takes the path of a checkpoint, and of the variables of a
-    SavedModel, as a pattern, and these characters then do not match themselves.
+    r"""Whether a path has `[`, `]` or a backslash.
+
+    TensorFlow reads the path of a checkpoint, and of the variables of a SavedModel, as a pattern. These characters do
+    not match themselves in a pattern.
     """
     return bool(re.search(r"[\[\]\\]", os.fspath(path)))
 
 
 def check_no_pattern(name: str, path: str | os.PathLike) -> None:
-    """Raises ParameterError where no program could read what TensorFlow writes to `path`; `name` is the argument."""
+    """Raises ParameterError if no program could read a file that TensorFlow writes to `path`, the argument `name`."""
     if has_pattern(path):
         message = f"{name} must not contain [, ] or a backslash, which TensorFlow takes as a pattern, got {brief(path)}"
         raise ParameterError(name, os.fspath(path), "a path without [, ] and \\", message)
 
 
 def absolute(path: str) -> str:
-    """A path that means the same in every process, whatever its working directory."""
+    """Returns the absolute form of a local path, and a remote path as it is."""
     return path if is_remote(path) else os.path.abspath(path)
 
 
 def same_path(one: str, other: str) -> bool:
-    """Whether two paths lead to one file or folder, through whatever links."""
+    """Whether two paths lead to the same file or folder, links followed."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
 @contextlib.contextmanager
 def lock(folder: str, refusal: str) -> Iterator[None]:
-    """Keeps other processes out of a local folder. The lock ends with the process, however that ends.
+    """Locks a local folder against other processes. The lock ends with the process, even if that is killed.
 
-    Where there are no locks, as on some network file systems and all remote ones, it logs a warning.
+    If there are no locks, as on some network file systems and all remote ones, it logs a warning.
 
     Raises:
-        OSError: another process holds it; `refusal` is the message.
+        OSError: another process holds the lock; `refusal` is the message.
     """
     unlocked = "%s has no file locks: make sure that no other program writes to it"
     if fcntl is None or is_remote(folder):
@@ -86,13 +88,13 @@ def lock(folder: str, refusal: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_file(path: str) -> Iterator[Any]:
-    """Opens a file to `write` text or bytes, atomically: readers see the old file or the new one.
+    """Opens a file to `write` text or bytes, atomically: readers see the old file or the complete new one.
 
-    An error leaves the old one. Pipes and devices, such as /dev/stdout, are written directly.
+    After an error, the old file is still there. Pipes and devices, such as /dev/stdout, are written directly.
 
     Raises:
-        OSError: it cannot be written; also if nobody opens a named pipe to read from it within 10 seconds.
-            Errors of what is done in between are left as they are.
+        OSError: the file cannot be written, or no process opens a named pipe to read from it within 10 seconds. Errors
+            that the block raises itself are not changed.
     """
     special = _is_special(path)
     temporary = path if special else _temporary(path)
@@ -112,7 +114,8 @@ def new_file(path: str) -> Iterator[Any]:
 
 class _NewFile:
     def __init__(self, path: str, temporary: str):
-        self._path, self._file = path, tf.io.gfile.GFile(temporary, "w")
+        self._path = path
+        self._file = tf.io.gfile.GFile(temporary, "w")
         with _reader_of(temporary):
             self.write("")
 
@@ -127,14 +130,15 @@ class _NewFile:
 
 @contextlib.contextmanager
 def _reader_of(path: str) -> Iterator[None]:
-    """Waits until somebody reads from a named pipe. To open a pipe that nobody reads from would wait for ever.
+    """Waits until a process reads from a named pipe. To open a pipe without a reader would block for ever.
 
-    Within the block, this function has the pipe open itself, so that its reader does not see the end of it.
+    Within the block, this function keeps the pipe open, so that the reader does not see its end.
     """
     if not is_pipe(path):
         yield
         return
-    handle, last = None, time.monotonic() + _SECONDS_FOR_A_READER
+    handle = None
+    last = time.monotonic() + _SECONDS_FOR_A_READER
     while handle is None:
         try:
             handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -150,12 +154,12 @@ def _reader_of(path: str) -> Iterator[None]:
 
 
 def _temporary(path: str) -> str:
-    """A name beside `path` that no other process takes, on this machine or on one that shares the folder."""
+    """Returns a name next to `path` that no other process uses, on this or another machine that shares the folder."""
     return f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
 
 
 def check_writable(path: str | None) -> None:
-    """Raises OSError unless `new_file(path)` can be written, where there is a path; changes nothing."""
+    """Raises OSError if `new_file(path)` could not be written; does nothing without a path. It changes nothing."""
     if not path:
         return
     if not _is_special(path):
@@ -169,31 +173,32 @@ def check_writable(path: str | None) -> None:
 
 
 def _is_special(path: str) -> bool:
-    """Whether a path is a pipe or a device. A link counts in /dev and /proc alone: elsewhere, writing replaces it."""
+    """Whether a path is a pipe or a device. Links count only in /dev and /proc: elsewhere, writing replaces them."""
     if is_remote(path) or not os.path.exists(path) or os.path.isfile(path):
         return False
     return not os.path.islink(path) or os.path.abspath(path).startswith(("/dev/", "/proc/"))
 
 
 def has_other_names(path: str) -> bool:
-    """Whether a local file has another name, a hard link: to append to it would change that file, too."""
+    """Whether a local file has a hard link: to append to it would change the other file, too."""
     return not is_remote(path) and os.lstat(path).st_nlink > 1
 
 
 def write_atomic(path: str, text: str | bytes) -> None:
-    """Writes a file atomically: readers see the old one or the new one."""
+    """Writes a file atomically: readers see the old file or the complete new one."""
     with new_file(path) as file:
         file.write(text)
 
 
 def check_kept(path: str, data: str | bytes) -> None:
-    """Raises ValueError where a file of other content lies at `path`, which writing `data` there would lose."""
+    """Raises ParameterError if `path` is a file with another content than `data`: writing would destroy that."""
     if not tf.io.gfile.exists(path):
         return
     with reading(path), tf.io.gfile.GFile(path, "rb") as file:
         found = file.read()
     if found != (data.encode() if isinstance(data, str) else data):
-        raise ValueError(f"{path} would be written over, and holds something else: choose a new folder, or move it")
+        message = f"{path} would be written over, and holds something else: choose a new folder, or move it"
+        raise ParameterError(path, None, "a file of the same content, or no file", message)
 
 
 def sha256(path: str) -> str:
@@ -206,23 +211,23 @@ def sha256(path: str) -> str:
 
 
 def write_json(path: str, values: dict) -> None:
-    """Writes a JSON object with a checksum of it, atomically."""
+    """Writes a JSON object and its checksum, atomically."""
     write_atomic(path, json_text(values))
 
 
 def json_text(values: dict) -> str:
-    """What `write_json` writes."""
+    """Returns the text that `write_json` writes."""
     return json.dumps({**values, "checksum": _checksum(values)}, indent=2) + "\n"
 
 
 def read_json(path: str, check: Callable[[dict], None]) -> dict:
-    """A JSON object from a file, local or remote, without its checksum.
+    """Reads a JSON object from a file, local or remote, and returns it without its checksum.
 
     Args:
-        check: raises ValueError where a key or a value is wrong, such as `txl_tf.schema.check_values`.
+        check: raises ParameterError if a key or a value is wrong, such as `txl_tf.schema.check_values`.
 
     Raises:
-        ValueError: names the file, the key, what was found and what is allowed; or its checksum does not match.
+        ParameterError: names the file, the key, what was found and what is allowed; or its checksum does not match.
         OSError: the file cannot be read.
     """
     with reading(path), tf.io.gfile.GFile(path, "rb") as file:
@@ -230,19 +235,21 @@ def read_json(path: str, check: Callable[[dict], None]) -> dict:
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{named(path)} is not JSON: {error}") from error
+        raise ParameterError(path, None, "a file of JSON", f"{named(path)} is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
+        message = f"{path} must hold a JSON object, got {type(values).__name__}"
+        raise ParameterError(path, values, "a JSON object", message)
     checksum = values.pop("checksum", None)
     try:
         check(values)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise located(error, path) from error
     if checksum not in (None, _checksum(values)):
-        raise ValueError(
+        message = (
             f"{path} is not as it was written: checksum mismatch. If you changed it on purpose, remove the line "
             '"checksum"; if not, it is damaged'
         )
+        raise ParameterError("checksum", checksum, "the checksum of the other values", message)
     return values
 
 
@@ -264,8 +271,8 @@ def reading(path: str) -> Iterator[None]:
     """Turns every error of reading a file into one OSError that names the file and the reason.
 
     Raises:
-        OSError: also where it is a named pipe or a socket, from which a program might wait for ever. Those below /dev
-            and /proc, such as /dev/stdin, are read.
+        OSError: also for a named pipe or a socket, because a program might wait for its data for ever. Pipes in /dev
+            and /proc, such as /dev/stdin, can be read.
     """
     with writing(path, "read"):
         if is_pipe(path):
@@ -274,7 +281,7 @@ def reading(path: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """The first line of a message, without the names that TensorFlow adds."""
+    """Returns the first line of an error's message, without the names of operations that TensorFlow adds."""
     return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error) or type(error).__name__).splitlines()[0]
 
 
@@ -308,9 +315,9 @@ def remove(path: str) -> None:
 
 
 def check_no_link(folder: str, *names: str) -> None:
-    """Raises OSError where a path below a local folder, or a folder on the way to it, is a symbolic link.
+    """Raises OSError if a path below a local folder, or a folder on the way to it, is a symbolic link.
 
-    A program that writes in such a folder, or appends to such a file, would change something outside of `folder`.
+    A program that writes to such a folder, or appends to such a file, would change files outside of `folder`.
 
     Args:
         names: paths relative to `folder`, such as `"best"`.
@@ -360,7 +367,7 @@ def remove_leftovers(folder: str, name: str | None = None) -> list[str]:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process of this number exists on this machine. If nobody can tell, it may be alive."""
+    """Whether a process with this number exists on this machine; also true if that cannot be found out."""
     if os.name != "posix":
         return True
     try:

@@ -26,7 +26,8 @@ def input_lines(any_end=True):
         if sys.stdin is None:
             raise ParameterError("input", FLAGS.input, "a file", "the standard input is closed: give --input")
         prompt = (lambda: print("> ", end="", file=sys.stderr, flush=True)) if sys.stdin.isatty() else None
-        return lines_in(without_mark(arriving(sys.stdin.buffer, prompt)), any_end), "standard input"
+        stdin: Any = sys.stdin.buffer  # a BufferedReader, although its type does not say so
+        return lines_in(without_mark(arriving(stdin, prompt)), any_end), "standard input"
     pieces: Iterator[Any] = read_files([FLAGS.input], "byte")  # bytes, with this level
     return lines_in(without_mark(itertools.chain([next(pieces)], pieces)), any_end), FLAGS.input
 

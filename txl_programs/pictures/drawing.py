@@ -62,7 +62,9 @@ def use_font(path, text, family="monospace"):
         except (OSError, RuntimeError) as error:
             message = f"font {path} cannot be read as a font: {error}"
             raise ParameterError("font", path, "a font file", message) from error
-        rcParams[f"font.{family}"] = [font_manager.FontProperties(fname=path).get_name(), *rcParams[f"font.{family}"]]
+        settings: Any = rcParams  # its type names every key
+        name = font_manager.FontProperties(fname=path).get_name()
+        settings[f"font.{family}"] = [name, *settings[f"font.{family}"]]
     file = path or font_manager.findfont(font_manager.FontProperties(family=[family]))
     known = font_manager.get_font(file).get_charmap()
     lacking = [character for character in dict.fromkeys(text) if ord(character) not in known]

@@ -1,4 +1,4 @@
-"""Blocks of lines answered by the workers of a Ray cluster. Ray Data deals them out, and again where a worker died."""
+"""Blocks of lines answered by the workers of a Ray cluster. Ray Data hands them out, again if a worker died."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ import tensorflow as tf
 from txl_tf.cluster.connection import connected
 from txl_tf.config import ClusterConfig
 from txl_tf.data.line_files import Answering, Block, answer_block
+from txl_tf.errors import ParameterError
 from txl_tf.files import reading, write_atomic
 
 logger = logging.getLogger("txl_tf")
-_TRIES = 3  # of a block that workers die of
-_PATIENCE = 180  # seconds
+_TRIES = 3  # of a block whose workers die
+_PATIENCE = 180  # seconds without an answer, after which a line says why
 _LATE = "nothing is answered after %d s: workers wait for room or for memory, or a block takes long (`ray status`)"
 
 
 def answer_on_cluster(blocks: list[Block], make: Callable[[], Answering], cluster: ClusterConfig) -> Generator[str]:
-    """Has blocks answered, each by one of the workers of a cluster; yields their parts, in the order they are done.
+    """Answers blocks on the workers of a cluster, and yields the path of each block's answers when it is done.
 
     Args:
-        blocks: with paths that mean the same on every machine.
-        make: called once in every worker, with its one model.
-        cluster: how many workers, and what each takes.
+        blocks: blocks whose paths are valid on every machine.
+        make: called once in every worker; makes its model.
+        cluster: the number of workers, and the resources of each.
 
     Raises:
-        ValueError, OSError: there is no cluster, or no room in it for a worker; what a worker raises; a block is the
-            end of its worker again and again.
+        ValueError, OSError: there is no cluster, or no room in it for a worker; a worker raised it; or the workers of
+            one block died several times.
     """
     with connected(cluster.ray_address) as ray:
         number = min(count_workers(ray, cluster), len(blocks))
@@ -69,16 +70,17 @@ def answer_on_cluster(blocks: list[Block], make: Callable[[], Answering], cluste
 
 
 def count_workers(ray: ModuleType, cluster: ClusterConfig) -> int:
-    """How many workers to start: as many as asked for, or as there is room for. Raises ValueError for none."""
+    """How many workers to start: as many as requested, at most as many as fit. Raises ParameterError if none fits."""
     needs = {name: number for name, number in cluster.resources.items() if number}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(min((int(node.get(name, 0) // number) for name, number in needs.items()), default=1) for node in nodes)
     if not room:
         most = ", ".join(f"{max(node.get(name, 0) for node in nodes):g} {name}" for name in needs)
-        raise ValueError(
+        message = (
             f"the Ray cluster has no room for a worker of ray_cpus={cluster.ray_cpus} and ray_gpus={cluster.ray_gpus}: "
             f"of {len(nodes)} machines, none has more than {most}"
         )
+        raise ParameterError("ray_cpus", cluster.ray_cpus, f"at most {most}", message)
     free = ray.available_resources()
     if any(free.get(name, 0) < number for name, number in needs.items()):
         logger.info("the Ray cluster has no room for a worker at the moment: waiting until others are done")
@@ -86,7 +88,7 @@ def count_workers(ray: ModuleType, cluster: ClusterConfig) -> int:
 
 
 def _be_quiet(ray: ModuleType) -> None:
-    """Has Ray Data show neither progress bars nor messages: what counts comes as an exception."""
+    """Turns off the progress bars and messages of Ray Data. Errors are raised as exceptions."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
     context.execution_no_progress_timeout_s = -1  # a block may take hours
@@ -94,7 +96,7 @@ def _be_quiet(ray: ModuleType) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """What workers need in theirs to import this very package, where it is not installed."""
+    """Variables that let workers import this package if it is not installed."""
     folder = str(Path(__file__).parents[2])
     if "site-packages" in folder:
         return {}
@@ -106,12 +108,14 @@ class _Worker:
 
     Args:
         make: see `answer_on_cluster`.
-        cpus: cores that it may take; 0 for any.
-        job: what tells the tries of this job from those of another.
+        cpus: cores that it may use; 0: all.
+        job: id of this job. Another job counts its own tries.
     """
 
     def __init__(self, make: Callable[[], Answering], cpus: int, job: str):
-        self.make, self.cpus, self.job = make, cpus, job
+        self.make = make
+        self.cpus = cpus
+        self.job = job
 
     @functools.cached_property
     def answering(self) -> Answering:
@@ -120,7 +124,7 @@ class _Worker:
         return self.make()
 
     def __call__(self, row: dict) -> dict:
-        """Answers a block, given by the values of its fields; says which, or the error that ends the job."""
+        """Answers the block with these fields. Returns the path of its answers, and the error that ends the job."""
         block = Block(**row)
         try:
             self.answer(block)
@@ -138,15 +142,14 @@ class _Worker:
         answer_block(self.answering, block)
 
     def count_try(self, block: Block) -> None:
-        """Notes on disk that a block is tried. Raises ValueError where its workers died: Ray would try for ever."""
+        """Counts the tries of a block on disk. Raises ValueError after `_TRIES`: Ray would try forever."""
         path = f"{block.part}.{self.job}"
         tries = 0
         if tf.io.gfile.exists(path):
             with reading(path), tf.io.gfile.GFile(path) as file:
                 tries = int(file.read())
         if tries == _TRIES:
-            raise ValueError(
-                f"{block.name}, lines {block.first:,} to {block.first + block.lines - 1:,}: {tries} workers died of "
-                "them, as they do where memory is short"
-            )
+            lines = f"lines {block.first:,} to {block.first + block.lines - 1:,}"
+            message = f"{block.name}, {lines}: {tries} workers died of them, as they do where memory is short"
+            raise ParameterError(block.name, lines, "lines that a worker has the memory for", message)
         write_atomic(path, str(tries + 1))

@@ -10,10 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 from txl_config.cluster import cluster_address
 from txl_tf.environment import check_listens
-from txl_tf.errors import named
+from txl_tf.errors import ParameterError, named
 from txl_tf.stderr import without_notes
 
 GONE = (
@@ -24,16 +25,17 @@ _NOTE = re.compile(rb"\[.*Set ray log level from environment variable")
 
 
 def ray_package() -> ModuleType:
-    """Ray, which the extra `cluster` installs. Raises ValueError where it is not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what is wrong comes as an exception
-    os.environ.setdefault("RAY_task_oom_retries", "3")  # without end, by default
+    """Ray, which the extra `cluster` installs. Raises ParameterError if it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's developers
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors are raised as exceptions
+    os.environ.setdefault("RAY_task_oom_retries", "3")  # the default is endless
     try:
         import ray
     except ImportError as error:
-        raise ValueError(
+        message = (
             'ray_address and ray_workers need the package ray, which is not installed: pip install "ray[data,train]"'
-        ) from error
+        )
+        raise ParameterError("ray_address", None, "left out without the package ray", message) from error
     return ray
 
 
@@ -43,14 +45,14 @@ def connected(address: str | None) -> Iterator[ModuleType]:
 
     Args:
         address: `"auto"`, `"host:port"`, or `"local"` for a cluster of this machine alone, which ends with the block.
-            `None` is the cluster of the environment variable `RAY_ADDRESS`, else local.
+            `None`: the environment variable `RAY_ADDRESS`, or else `"local"`.
 
     Yields:
         The package.
 
     Raises:
-        ValueError: Ray is not installed, or the address is none.
-        ConnectionError: no cluster is there.
+        ValueError: Ray is not installed, or the address is malformed.
+        ConnectionError: there is no cluster at the address.
     """
     ray = ray_package()
     if ray.is_initialized():
@@ -65,10 +67,10 @@ def connected(address: str | None) -> Iterator[ModuleType]:
         try:
             with without_notes(_NOTE):
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (Exception, SystemExit) as error:  # of any kind: a slow start raises Exception, its C++ part SystemExit
+        except (Exception, SystemExit) as error:  # a slow start raises Exception itself, Ray's C++ part SystemExit
             what = (str(error) or type(error).__name__).splitlines()[0]
             raise ConnectionError(f"the Ray cluster ray_address={address} cannot be reached: {what}") from error
-        ray._private.worker._worker_logs_enabled = False  # what machines say that run out of memory, or die
+        ray._private.worker._worker_logs_enabled = False  # hides messages of machines that run out of memory or die
         try:
             yield ray
         finally:
@@ -77,19 +79,20 @@ def connected(address: str | None) -> Iterator[ModuleType]:
 
 @contextlib.contextmanager
 def last_words(message: str) -> Iterator[None]:
-    """Prints a line to the standard error if this process ends within the block, without an exception of Python.
+    """Prints a line to the standard error if this process ends within the block without an exception of Python.
 
-    Ray's C++ part ends the whole process, in silence, when its raylet dies. A small process of its own outlives this
-    one: it reads from a pipe, and prints the message if the pipe ends before this process has written to it.
+    When its raylet dies, Ray's C++ part ends the whole process without a message. So a small second process reads from
+    a pipe. If the pipe is closed before this process has written to it, it prints the message.
     """
     code = f"import os, sys\nif not os.read(0, 1): os.write(2, {(message + chr(10)).encode()!r})"
     command = [sys.executable, "-I", "-S", "-c", code]
     # A session of its own: Ctrl-C in a terminal goes to all processes of one session.
-    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    options: dict[str, Any] = {"stdout": subprocess.DEVNULL, "start_new_session": True}
+    watcher: Any = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # somebody has ended the watcher
+        with contextlib.suppress(OSError):  # if the watcher was killed
             watcher.stdin.write(b".")
             watcher.stdin.close()
         watcher.wait()

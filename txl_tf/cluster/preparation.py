@@ -2,8 +2,8 @@
 
     corpus = txl_tf.prepare(data_dir="data/mine", data_path="gs://bucket/texts/*.jsonl.gz", ray=True)
 
-The machines of the cluster read the text. The driver, the program that asks for it, adds up what they count, puts their
-tokens in order and writes the folder, as it does by itself: tokens and vocabulary are the same.
+The machines of the cluster read the text. The driver, which is the program that calls `prepare`, adds up their counts,
+puts their tokens in order and writes the folder. Tokens and vocabulary are the same as without a cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -24,10 +24,11 @@ from txl_tf.data.text import corpus
 from txl_tf.data.text.parquet import Rows
 from txl_tf.data.text.portions import cut_in_portions
 from txl_tf.data.text.texts import TEXT_FIELD, FilePart
+from txl_tf.errors import ParameterError
 from txl_tf.files import reason
 from txl_tf.schema import check_names, keywords_of
 
-_AHEAD = 2  # portions for every worker that are begun, or done and wait for those before them
+_AHEAD = 2  # portions per worker that are running, or are done and wait for earlier ones
 _RETRIES = 10  # of a portion whose worker died
 
 logger = logging.getLogger("txl_tf")
@@ -44,10 +45,10 @@ def prepare(
 
     Args:
         texts: an iterable of texts, see `prepare_texts`; with `ray`, also a `ray.data.Dataset` with a column
-            `text_field`. Without texts, `data_path` says where they are, as for the program: see `corpus.prepare`.
+            `text_field`. Without texts, `data_path` names the files, as for the program: see `corpus.prepare`.
         data_dir: the folder. A folder that was prepared with the same options is left as it is.
-        ray: whether to work on a Ray cluster: `True` for the one that this process is connected to, or else that of
-            `RAY_ADDRESS`, or else one of this machine alone; an address; or a `ClusterConfig`.
+        ray: the Ray cluster to use: an address, a `ClusterConfig`, or `True`, which is the cluster that this process
+            is connected to, or else the one of `RAY_ADDRESS`, or else a new one on this machine.
         **options: those of `prepare_texts`, or of `corpus.prepare`, such as `level` and `valid_fraction`.
 
     Raises:
@@ -55,15 +56,17 @@ def prepare(
         OSError: the folder cannot be written to, or the cluster cannot be reached or has no room for a worker.
     """
     if data_dir is None:
-        raise ValueError("data_dir must be the folder to prepare, got None")
+        raise ParameterError("data_dir", None, "the folder to prepare")
     has_path = bool(options.get("data_path") or options.get("dataset"))
     if (texts is not None) == has_path:
-        raise ValueError(f"either texts or data_path must be given, got {'both' if has_path else 'neither'}")
+        message = f"either texts or data_path must be given, got {'both' if has_path else 'neither'}"
+        allowed = "left out where data_path is given" if has_path else "given where data_path is not"
+        raise ParameterError("texts", texts, allowed, message)
     inner = corpus.prepare if has_path else corpus.prepare_texts
     check_names("prepare", options, dict.fromkeys([*keywords_of(prepare), *keywords_of(inner), *TextConfig.names()]))
     is_dataset = type(texts).__module__ == "ray.data.dataset"
     if is_dataset and not ray:
-        raise ValueError("texts are a ray.data.Dataset, which needs ray=True")
+        raise ParameterError("ray", ray, "True", "texts are a ray.data.Dataset, which needs ray=True")
     with contextlib.ExitStack() as stack:
         if ray:
             config = ray if isinstance(ray, ClusterConfig) else ClusterConfig(ray_address=None if ray is True else ray)
@@ -75,25 +78,26 @@ def prepare(
 
 
 class ClusterWorkers(contextlib.ExitStack):
-    """Workers on portions of a text, as `ThisProcess`, on the machines of a Ray cluster. To be entered.
+    """Works on portions of a text, as `ThisProcess` does, on the machines of a Ray cluster. A context manager.
 
-    It is connected to the cluster when a text is read, and until it is left.
+    It connects to the cluster when it reads the first text, and disconnects at the end of the context.
 
     Args:
-        config: the cluster, and how much of it to take.
-        dataset: a `ray.data.Dataset` to read in place of files, and its column of texts.
+        config: the cluster, and the resources to use.
+        dataset: a `ray.data.Dataset` to read instead of files, and its column of texts.
     """
 
     def __init__(self, config: ClusterConfig, dataset: tuple[Any, str] | None = None):
         super().__init__()
-        self._config, self._dataset = config, dataset
+        self._config = config
+        self._dataset: Any = dataset
 
     @functools.cached_property
     def _ray(self) -> ModuleType:
-        """The package, connected.
+        """The package Ray, connected to the cluster.
 
         Raises:
-            ValueError: it is not installed, or the address is none.
+            ValueError: Ray is not installed, or the address is malformed.
             OSError: the cluster cannot be reached, or none of its machines is large enough for a worker.
         """
         ray = self.enter_context(connected(self._config.ray_address))
@@ -109,12 +113,12 @@ class ClusterWorkers(contextlib.ExitStack):
 
     # ------------------------------------------------------------------------------------------------- portions
 
-    def portions(self, paths: Iterable[str]) -> list[list[FilePart] | Rows]:
+    def portions(self, paths: Iterable[str]) -> Sequence[list[FilePart] | Rows]:
         return self._rows if self._dataset else cut_in_portions(paths, self._n_workers())
 
     @functools.cached_property
     def _rows(self) -> list[Rows]:
-        """The blocks of the data set, which is read once and then kept by the cluster."""
+        """The blocks of the data set. It is read once; the cluster keeps the blocks."""
         dataset, field = self._dataset
         dataset.context.execution_options.preserve_order = True
         tables = dataset.to_arrow_refs()
@@ -122,17 +126,18 @@ class ClusterWorkers(contextlib.ExitStack):
         firsts = itertools.accumulate(n_rows, initial=1)
         rows = [Rows(table, field, first) for table, first, n in zip(tables, firsts, n_rows, strict=False) if n]
         if not rows:
-            raise ValueError("texts must hold at least one text, got none")
+            raise ParameterError("texts", [], "at least one text", "texts must hold at least one text, got none")
         return rows
 
     # ---------------------------------------------------------------------------------------------------- tasks
 
     def each(self, function: Callable, calls: Iterable[tuple], progress: Callable | None = None) -> Iterator[Any]:
-        """What a generator function yields for each tuple of arguments, in order, as `ThisProcess.each`."""
+        """Yields the results of a generator function for each tuple of arguments, in order, as `ThisProcess.each`."""
         options = {"num_cpus": self._config.ray_cpus, "num_returns": "streaming", "max_retries": _RETRIES}
         work = self._ray.remote(scheduling_strategy="SPREAD", **options)(_work)
         begin = functools.partial(work.remote, os.getcwd(), self._ray.put(function))
-        calls, tasks = iter(calls), collections.deque()  # tasks whose results are not all taken
+        calls = iter(calls)
+        tasks = collections.deque()  # tasks that still have results
         try:
             while True:
                 n_workers = self._n_workers()
@@ -162,7 +167,7 @@ class ClusterWorkers(contextlib.ExitStack):
         return self._ray.wait(ends, num_returns=len(ends), timeout=0, fetch_local=False)[1] if ends else []
 
     def _next_result(self, tasks: collections.deque) -> tuple[Any, int]:
-        """What the first task yields next, and how many bytes it has read for it; at its end, the task is removed."""
+        """The next result of the first task, and the number of bytes read for it. Removes the task at its end."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(next(tasks[0]))
@@ -190,7 +195,7 @@ def _work(folder: str, function: Callable, *call: Any) -> Iterator[tuple[Any, in
 
     if os.path.isdir(folder):
         os.chdir(folder)  # the driver's, for paths that are relative
-    call = [value._replace(table=ray.get(value.table)) if isinstance(value, Rows) else value for value in call]
+    arguments = [value._replace(table=ray.get(value.table)) if isinstance(value, Rows) else value for value in call]
     n_bytes = 0
 
     def progress(n):
@@ -198,11 +203,11 @@ def _work(folder: str, function: Callable, *call: Any) -> Iterator[tuple[Any, in
         n_bytes += n
 
     try:
-        for result in function(*call, progress=progress, numbered=False):
+        for result in function(*arguments, progress=progress, numbered=False):
             yield result, n_bytes
             n_bytes = 0
     except ValueError:
-        for _ in function(*call, numbered=True):
+        for _ in function(*arguments, numbered=True):
             pass  # raises the same, but with the number of the line in the whole file
         raise
     yield None, n_bytes

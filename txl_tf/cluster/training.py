@@ -1,11 +1,11 @@
 """A training program as several workers on a Ray cluster, each told by TF_CONFIG which one it is.
 
-Ray Train places the workers and, where one is gone, starts all of them anew: they go on from the newest checkpoint. A
-worker is the program as it was typed, in a process of its own. What it does with signals, memory and files is what it
-does without Ray. The driver is where it was typed:
+Ray Train places the workers. If one of them is lost, it restarts all of them, and they resume from the newest
+checkpoint. A worker runs the same command as the driver, in a process of its own. It handles signals, memory and files
+as it does without Ray. The driver is the program that the user started:
 
     driver: run_workers -> Ray Train -> worker: _work -> the program, with TF_CONFIG
-       ^ what it writes, how it ended <- Desk -> a signal to end ^
+       ^ output and exit status <- Desk -> a signal to end ^
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from txl_tf.cluster.connection import connected
@@ -38,26 +38,26 @@ def run_workers(
     command: list[str],
     cluster: TrainingClusterConfig,
     write: Callable[[bytes], Any],
-    rows: list[int] = (),
+    rows: Sequence[int] = (),
 ) -> tuple[int, str]:
     """Runs a program on the workers of a cluster, until all of them have ended.
 
-    Ctrl-C, SIGTERM and SIGHUP go on to the workers, which save; after them, or with a second Ctrl-C at once, they are
-    raised here.
+    Ctrl-C, SIGTERM and SIGHUP are passed to the workers, which save and end. Then the signal is raised here. A second
+    Ctrl-C is raised at once.
 
     Args:
-        command: the program and its arguments, for Python. Workers run it in the directory of this process.
-        cluster: which cluster, and how many workers.
-        write: is given what the first worker writes to its standard output.
-        rows: numbers of rows that the replicas of all workers must divide, or some workers stand by.
+        command: the program and its arguments, for Python. Workers run it in the working directory of this process.
+        cluster: the cluster, and the number of workers.
+        write: called with the standard output of the first worker.
+        rows: batch sizes. The number of working workers divides all of them; the other workers stand by.
 
     Returns:
-        `(status, errors)`: 0, or what the first worker that failed ended with; and its standard error.
+        `(status, errors)`: the exit status and the standard error of the first worker that failed, or `(0, "")`.
 
     Raises:
-        ValueError: Ray is not installed, or the address is none.
-        ConnectionError: no cluster is there.
-        OSError: workers were gone more often than `ray_restarts` allows.
+        ValueError: Ray is not installed, or the address is malformed.
+        ConnectionError: there is no cluster at the address.
+        OSError: workers were lost more often than `ray_restarts` allows.
     """
     with connected(cluster.ray_address) as ray, tempfile.TemporaryDirectory() as scratch:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -66,7 +66,8 @@ def run_workers(
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         desk = ray.remote(num_cpus=0, scheduling_strategy=here)(Desk).remote()
-        most, least = cluster.ray_workers, cluster.ray_min_workers
+        most: Any = cluster.ray_workers
+        least = cluster.ray_min_workers
         devices = max(cluster.ray_gpus, 1)
         trainer = TensorflowTrainer(
             _work,
@@ -83,7 +84,7 @@ def run_workers(
                 resources_per_worker=cluster.resources,
             ),
             run_config=RunConfig(
-                storage_path=scratch,  # nothing is stored there: checkpoints are the program's own
+                storage_path=scratch,  # stays empty: the program writes its own checkpoints
                 failure_config=FailureConfig(max_failures=cluster.ray_restarts),
             ),
         )
@@ -103,12 +104,24 @@ def run_workers(
 
 
 class Desk:
-    """What the driver and the workers tell each other: an actor on the driver's machine."""
+    """Messages between the driver and the workers: an actor on the driver's machine.
 
-    def __init__(self):
-        self.written, self.signal = [], None
-        self.running, self.starts, self.gone = set(), 0, ""
-        self.failure = 0, ""
+    Attributes:
+        written: standard output of the first worker that the driver has not read yet.
+        signal: signal for all programs, or `None`.
+        running: ranks of the workers whose program runs.
+        starts: how often the workers were started.
+        gone: description of the worker that was lost last, or "".
+        failure: exit status and standard error of the first program that failed, or `(0, "")`.
+    """
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.signal: int | None = None
+        self.running: set[int] = set()
+        self.starts = 0
+        self.gone = ""
+        self.failure: tuple[int, str] = (0, "")
 
     def started(self, rank: int) -> None:
         self.starts += rank == 0
@@ -118,32 +131,34 @@ class Desk:
         self.written.append(data)
 
     def ended(self, rank: int, status: int, errors: str, gone: str) -> None:
-        """A program has ended. Of several that failed, the first counts: the others may do so because of it."""
+        """A program has ended. The first failure counts: it may have caused the others."""
         self.running.discard(rank)
         self.gone = gone or self.gone
         if status > 0 and not gone and not self.failure[0]:
             self.failure = status, errors
 
     def stop(self, number: int) -> bool:
-        """Has the workers end by a signal. Returns whether there are any."""
+        """Ends the workers by a signal. Returns whether any are running."""
         self.signal = number
         return bool(self.running)
 
     def wanted(self) -> int | None:
-        """The signal that a worker is to pass on to its program."""
+        """The signal that a worker should send to its program."""
         return signal.SIGKILL if self.failure[0] else self.signal
 
     def read(self) -> tuple[bytes, int, str]:
-        """What was written since the last time, how often the workers were started, and which one was gone last."""
-        written, self.written = b"".join(self.written), []
+        """The output since the last call, how often the workers were started, and the worker that was lost last."""
+        written = b"".join(self.written)
+        self.written = []
         return written, self.starts, self.gone
 
     def result(self) -> tuple[int, str, str]:
-        return *self.failure, self.gone
+        status, errors = self.failure
+        return status, errors, self.gone
 
 
 def _why(error: Exception) -> str:
-    """What Ray Train says of the first worker that failed, such as that memory was short: the first line of many."""
+    """The first line of Ray Train's error about the first worker that failed, for example that memory was short."""
     failures = getattr(error, "worker_failures", None) or {0: error}
     rank = min(failures)
     failure = getattr(failures[rank], "health_check_failure", failures[rank])
@@ -151,17 +166,19 @@ def _why(error: Exception) -> str:
 
 
 class _Thread(threading.Thread):
-    """Calls a function in a thread that does not keep the process; has its `error` once it is `done`.
+    """Calls a function in a daemon thread. `done` is set at its end, and `error` is the exception that it raised.
 
-    `join` does not serve: a signal amid it makes Python 3.11 take the thread for ended.
+    `join` cannot be used: after a signal in the middle of it, Python 3.11 believes that the thread has ended.
     """
 
-    def __init__(self, function: Callable):
+    def __init__(self, function: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
-        self.function, self.error, self.done = function, None, threading.Event()
+        self.function = function
+        self.error: Exception | None = None
+        self.done = threading.Event()
         self.start()
 
-    def run(self):
+    def run(self) -> None:
         try:
             self.function()
         except Exception as error:
@@ -170,16 +187,19 @@ class _Thread(threading.Thread):
             self.done.set()
 
 
-def _follow(desk, fit: _Thread, write: Callable, cluster: TrainingClusterConfig) -> None:
-    """Shows what the first worker writes until `fit` ends. What ends this process meanwhile ends the workers first."""
+def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: TrainingClusterConfig) -> None:
+    """Writes the output of the first worker until `fit` ends. A signal to this process ends the workers first."""
     import ray
 
-    in_words, there = _needed(cluster, ray.available_resources())
-    latest, starts, waited, ending = time.monotonic() + there * _SECONDS_TO_START, 0, False, None
+    in_words, is_free = _needed(cluster, ray.available_resources())
+    latest = time.monotonic() + (_SECONDS_TO_START if is_free else 0)  # then a line says that it waits for room
+    starts = 0
+    waited = False
+    ending = None
     with _signals_raised():
         while True:
             try:
-                done = fit.done.is_set()  # before the last look
+                done = fit.done.is_set()  # before `read`, which then has all of the output
                 written, now, gone = ray.get(desk.read.remote())
                 if now > max(starts, 1):
                     logger.info("%s: all start again, restart %d of %d", gone, now - 1, cluster.ray_restarts)
@@ -201,9 +221,9 @@ def _follow(desk, fit: _Thread, write: Callable, cluster: TrainingClusterConfig)
         raise ending
 
 
-def _needed(cluster: TrainingClusterConfig, free: dict[str, float]) -> tuple[str, bool]:
-    """What the workers need, in words, and whether it is free, on whatever machines."""
-    workers = cluster.ray_min_workers or cluster.ray_workers
+def _needed(cluster: TrainingClusterConfig, free: Mapping[str, float]) -> tuple[str, bool]:
+    """The resources that the workers need, in words, and whether the cluster as a whole has them free."""
+    workers: Any = cluster.ray_min_workers or cluster.ray_workers
     needed = {name: each * workers for name, each in cluster.resources.items()}
     enough = all(free.get(name, 0) >= amount for name, amount in needed.items())
     amounts, found = (", ".join(f"{some.get(name, 0):g} {name}" for name in needed) for some in (needed, free))
@@ -230,16 +250,17 @@ def _signals_raised() -> Iterator[None]:
 
 
 def _work(config: dict) -> None:
-    """What Ray Train calls on every worker: runs the program to its end. Raises OSError where the worker is gone."""
-    import ray
+    """Ray Train calls this on every worker. Runs the program to its end. Raises OSError if the program was lost."""
+    import ray.train
 
-    desk, rank = config["desk"], ray.train.get_context().get_world_rank()
+    desk = config["desk"]
+    rank = ray.train.get_context().get_world_rank()
     environment = worker_environment({**os.environ, **config["environment"]}, config["rows"])
     if environment is None:
         return
     ray.get(desk.started.remote(rank))
     command = [sys.executable, *config["command"]]
-    program = subprocess.Popen(
+    program: Any = subprocess.Popen(
         command,
         cwd=config["directory"],
         env=environment,
@@ -252,7 +273,8 @@ def _work(config: dict) -> None:
     readers = [_Thread(lambda: errors.append(program.stderr.read().decode(errors="replace")))]
     if rank == 0:
         readers.append(_Thread(lambda: _pass_on(program.stdout, desk)))
-    ended, told = _Thread(program.wait), None
+    ended = _Thread(program.wait)
+    told = None
     while not ended.done.wait(2 * _PAUSE):
         wanted = ray.get(desk.wanted.remote())
         if wanted and wanted != told:
@@ -260,7 +282,8 @@ def _work(config: dict) -> None:
             told = wanted
     for reader in readers:
         reader.done.wait()
-    status, lost = program.returncode, ""
+    status = program.returncode
+    lost = ""
     if not told and (status < 0 or status == WorkerGone.status):
         how = "another worker is gone" if status == WorkerGone.status else f"killed by {signal.Signals(-status).name}"
         lost = f"worker {rank} of {ray.train.get_context().get_world_size()} is gone ({how})"
@@ -270,14 +293,14 @@ def _work(config: dict) -> None:
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a worker's program takes of the environment of the driver's, as its Ray may have been started elsewhere."""
+    """The driver's variables that the programs of workers get, too. Ray may have been started without them."""
     return {name: value for name, value in environment.items() if name.startswith(("WANDB_", "MLFLOW_"))}
 
 
-def worker_environment(environment: dict[str, str], rows: list[int]) -> dict[str, str] | None:
-    """The environment of the program of a worker, from that of Ray's process; `None` where the worker stands by.
+def worker_environment(environment: dict[str, str], rows: Sequence[int]) -> dict[str, str] | None:
+    """The environment of a worker's program, made from that of Ray's process; `None` if the worker stands by.
 
-    Of the workers in TF_CONFIG, as many work, the first ones, as divide all of `rows`.
+    The first workers in TF_CONFIG work: the largest number of them that divides all of `rows`.
     """
     config = json.loads(environment["TF_CONFIG"])
     workers = config["cluster"]["worker"]
@@ -289,7 +312,7 @@ def worker_environment(environment: dict[str, str], rows: list[int]) -> dict[str
     return {**kept, "TF_CONFIG": json.dumps(config)}
 
 
-def _pass_on(file, desk) -> None:
+def _pass_on(file: Any, desk: Any) -> None:
     import ray
 
     while data := os.read(file.fileno(), 1 << 16):
@@ -301,8 +324,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _own_signals() -> None:
-    """Has Ctrl-C reach a program, which Ray's processes keep from it; and the kernel kill it when Ray's process is
-    gone: its place is another's then.
+    """Called in a new program: unblocks Ctrl-C, which Ray's processes block, and makes the kernel kill the program when
+    Ray's process ends, because another program may then take its place.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if sys.platform == "linux":

@@ -4,7 +4,6 @@ Programs need them before TensorFlow is imported, so they are defined in `txl_co
 """
 
 from txl_config import (
-    ACTIVATIONS,
     ATTN_TYPES,
     AUTO,
     COUNTED_LEVELS,
@@ -68,7 +67,6 @@ from txl_config import (
 )
 
 __all__ = [
-    "ACTIVATIONS",
     "ATTN_TYPES",
     "AUTO",
     "COUNTED_LEVELS",

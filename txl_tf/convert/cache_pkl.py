@@ -1,6 +1,6 @@
 """Reads cache.pkl, the original's corpus file, as plain data. Nothing in it is run, see `pickles`.
 
-Of its arrays only the bytes are copied, together as many as the file has.
+The arrays of tokens are copied as bytes. Together they may have at most as many bytes as the file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CachedCorpus:
         dataset: the original's `--dataset`, if known.
         cutoffs: first ids of the adaptive softmax's clusters, without 0 and the size of the vocabulary, if known.
         lower_case: whether text is lower-cased, if known.
-        splits: `"train"`, `"valid"` or `"test"` -> int array `[n]`. The file of lm1b has no `"train"`.
+        splits: `"train"`, `"valid"` or `"test"` -> tokens, int array `[n]`. The file of lm1b has no `"train"`.
     """
 
     symbols: list[str]
@@ -57,10 +57,10 @@ class CachedCorpus:
 def read_cache_pkl(path: str) -> CachedCorpus:
     """Reads a cache.pkl of Python 2 or 3 and of any pickle protocol as plain data.
 
-    Its classes may be those of the modules `data_utils` and `vocabulary` or of a script (`__main__`).
+    Its classes may be in the modules `data_utils` and `vocabulary`, or in a script (`__main__`).
 
     Raises:
-        RefusedError: the file names another class or function. The error says which; it was not called.
+        RefusedError: the file names another class or function. The error names it; it was not called.
         ValueError: the file is no cache.pkl.
         OSError: it cannot be read.
     """
@@ -76,14 +76,16 @@ def _plain(corpus: Any, size: int) -> CachedCorpus:
     vocab = corpus.get("vocab")
     vocab = vocab.attributes if isinstance(vocab, Named) else {}
     symbols = texts_of(vocab.get("idx2sym"))
-    dataset, lower_case, cutoffs = corpus.get("dataset"), vocab.get("lower_case"), corpus.get("cutoffs")
+    dataset = corpus.get("dataset")
+    cutoffs = corpus.get("cutoffs")
+    lower_case = vocab.get("lower_case")
     if is_text(dataset) and len(dataset) > MAX_NAME:
         raise ValueError(f"dataset must have at most {MAX_NAME} characters, got {shown(dataset)}")
     if cutoffs is not None and not are_sizes(cutoffs, len(symbols)):
         raise ValueError(f"cutoffs must be integers from 0 to the {len(symbols)} symbols, got {shown(cutoffs)}")
     arrays = {split: corpus[split] for split in SPLITS if isinstance(corpus.get(split), _Array)}
     n_token = sum(array.length() for array in arrays.values())
-    if n_token > size:  # several splits in the same bytes, which would become int64 each
+    if n_token > size:  # several splits share bytes of the file, and each would become an int64 array
         raise ValueError(f"{n_token} tokens in a file of {size} bytes")
     return CachedCorpus(
         symbols=symbols,
@@ -120,8 +122,9 @@ class _Array(StandIn):
 
     def length(self) -> int:
         """Number of tokens."""
-        shape, dtype = self.shape, self.dtype.name if isinstance(self.dtype, _Dtype) else None
-        if not are_sizes(shape, 2**62) or len(shape) != 1 or not re.fullmatch(INTEGER, dtype or ""):
+        shape = self.shape
+        dtype = self.dtype.name if isinstance(self.dtype, _Dtype) else None
+        if not are_sizes(shape, 2**62) or len(shape) != 1 or dtype is None or not re.fullmatch(INTEGER, dtype):
             raise ValueError(f"tokens must be a 1-D integer array, got {dtype}, its shape {shown(shape)}")
         if type(self.data) is not bytes or len(self.data) != shape[0] * int(dtype[1]):
             raise ValueError(f"{shape[0]} tokens of {dtype} in {shown(self.data)}")
@@ -146,11 +149,11 @@ def _from_buffer(data: Any, dtype: Any, shape: Any, *_: Any) -> _Array:
 
 
 def _stand_ins(size: int) -> dict[tuple[str, str], Any]:
-    """`{(module, name): stand-in}`, new for each file, which may encode as many characters as it has bytes."""
+    """`{(module, name): stand-in}` for one file. It may encode at most as many characters as it has bytes."""
     encoded = 0
 
     def encode(characters, encoding):
-        """Bytes of Python 3 in protocol 2."""
+        """Python 3 writes bytes in protocol 2 as a call of `_codecs.encode`."""
         nonlocal encoded
         if type(characters) is not str or not is_text(encoding) or text(encoding) != "latin1":
             raise ValueError(f"encoding must be latin1, got {shown(encoding)} for {shown(characters)}")
@@ -160,7 +163,7 @@ def _stand_ins(size: int) -> dict[tuple[str, str], Any]:
         return characters.encode("latin1")
 
     known = {
-        ("collections", "Counter"): nothing,  # the tokens are in a list too
+        ("collections", "Counter"): nothing,  # the symbols are in a list, too
         ("collections", "OrderedDict"): nothing,
         ("numpy", "ndarray"): nothing,
         ("numpy", "dtype"): _Dtype,

@@ -1,4 +1,4 @@
-"""The corpus files beside a checkpoint of the original program: cache.pkl, corpus-info.json, a vocabulary."""
+"""The corpus files of the original program: cache.pkl, corpus-info.json, a vocabulary."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,40 +19,40 @@ from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.text.download import LM1B_VOCAB
 from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, new_files, read_info, write_files
 from txl_tf.data.vocabulary import Vocab, escape
-from txl_tf.errors import named
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import check_kept, is_remote, removed_on_error
 
 CACHE_FILE = "cache.pkl"
-WHITE_SPACE = {c: escape(chr(c)) for c in range(0x3001) if chr(c).isspace()}  # all there is, for str.translate
+WHITE_SPACE = {c: escape(chr(c)) for c in range(0x3001) if chr(c).isspace()}  # all of Unicode's, for str.translate
 
 
 @dataclasses.dataclass
 class SourceCorpus:
-    """The text of a checkpoint, as the files beside it describe it.
+    """The training text of a checkpoint, as the corpus files describe it.
 
     Attributes:
-        path: the file that the vocabulary is from.
-        dataset: name, which decides how text becomes tokens.
-        cutoffs: `{file: cutoffs}` of the files that have them, without 0 and the size of the vocabulary.
-        splits: `{split: int array [n]}`; empty if the files have no tokens.
+        path: the file that contains the vocabulary.
+        dataset: name of the data set, which decides how text becomes tokens.
+        vocab: the vocabulary.
+        cutoffs: `{file: cutoffs}` of the files that contain cutoffs, without 0 and the size of the vocabulary.
+        splits: `{split: int array [n]}`; empty if the files contain no tokens.
     """
 
     path: str
-    dataset: str
+    dataset: Any  # str or None
     vocab: Vocab
     cutoffs: dict
     splits: dict
 
     def check_size(self, path: str, n_token: int) -> None:
-        """Raises ValueError unless the model of the checkpoint `path` has as many words."""
+        """Raises ParameterError unless the model of the checkpoint `path` has as many words."""
         if len(self.vocab) != n_token:
-            raise ValueError(
-                f"the vocabulary {self.path} has {len(self.vocab)} symbols, but {path} is of n_token={n_token}"
-            )
+            message = f"the vocabulary {self.path} has {len(self.vocab)} symbols, but {path} is of n_token={n_token}"
+            raise ParameterError("corpus", len(self.vocab), f"a vocabulary of {n_token} symbols", message)
 
 
 def vocab_of(symbols: list[str], path: str, options: dict) -> Vocab:
-    """A vocabulary of the tokens in the file `path`. Python 2 left some white space in words."""
+    """A vocabulary of the symbols in the file `path`. Words of Python 2 may contain white space, which is escaped."""
     vocab = Vocab(**options)
     vocab.set_lines([symbol.translate(WHITE_SPACE) for symbol in symbols], path)
     return vocab
@@ -61,9 +62,9 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     """Reads the corpus files of the original or of `run_to_tf1`, or a plain vocabulary.
 
     Args:
-        path: a cache.pkl, a vocabulary file with one word per line in id order, the folder of either, or the
-            corpus-info.json in it. The corpus-info.json of the same folder is always read.
-        dataset: one of `PAPER_DATASETS`, whose rules turn text into words. Needed if no corpus file says it.
+        path: a cache.pkl; a vocabulary file with one word per line in id order; the folder of one of them; or the
+            corpus-info.json in that folder. The corpus-info.json of the same folder is always read.
+        dataset: one of `PAPER_DATASETS`, whose rules turn text into words. Needed if no corpus file names it.
 
     Raises:
         ValueError, OSError: a file is missing or wrong, or two files contradict each other.
@@ -80,20 +81,21 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     said = {who: name for who, name in said.items() if name is not None}
     known = {name for name in said.values() if name in DATASETS}
     if len(known) > 1:
-        raise ValueError(
-            "it is not clear what dataset this is: " + ", ".join(f"{n} by {who}" for who, n in said.items())
-        )
+        message = "it is not clear what dataset this is: " + ", ".join(f"{n} by {who}" for who, n in said.items())
+        raise ParameterError("dataset", dataset, sorted(known), message)
     dataset = next(iter(known), None)
     if dataset not in PAPER_DATASETS and "vocab" not in info:
         found = f"; {', '.join(map(repr, said.values()))} is none of them" if said else ""
         names = ", ".join(PAPER_DATASETS)
-        raise ValueError(f"dataset is needed, to tell how text becomes the words of {path}: one of {names}{found}")
-    options = info["vocab"] if "vocab" in info else dict(PAPER_DATASETS[dataset][0])
+        message = f"dataset is needed, to tell how text becomes the words of {path}: one of {names}{found}"
+        raise ParameterError("dataset", dataset, list(PAPER_DATASETS), message)
+    options = info["vocab"] if "vocab" in info else dict(PAPER_DATASETS[str(dataset)][0])
     if cache and cache.lower_case is not None:
         options["lower_case"] = cache.lower_case
     vocab = vocab_of(cache.symbols, path, options) if cache else load_vocab(path, **options)
     if info.get("vocab_size", len(vocab)) != len(vocab):
-        raise ValueError(f"{path} has {len(vocab)} symbols, but {info_path} says vocab_size {info['vocab_size']}")
+        message = f"{path} has {len(vocab)} symbols, but {info_path} says vocab_size {info['vocab_size']}"
+        raise ParameterError("vocab_size", info["vocab_size"], [len(vocab)], message)
     return SourceCorpus(path, dataset, vocab, cutoffs, cache.splits if cache else {})
 
 
@@ -117,10 +119,10 @@ def _vocabulary_in(path: str) -> str:
 def written_corpus(
     data_dir: str | None, source: SourceCorpus, cutoffs: list[int], again: bool = False
 ) -> Iterator[dict]:
-    """Writes the tokens to `data_dir`, unless it is `None`; gives what `config.json` says of the text.
+    """Writes the tokens to `data_dir`, unless it is `None`. Yields `"data"` of `config.json`.
 
-    An error, also one that follows, leaves what was there before. With `again`, the same conversion was killed before,
-    and the folder may hold the same tokens already.
+    An error, also one in the block, leaves the folder as it was. With `again`, the same conversion was killed before,
+    and the folder may already contain the same tokens.
     """
     data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": cutoffs}
     if not data_dir:
@@ -138,7 +140,7 @@ def written_corpus(
 
 
 def _is_written(data_dir: str, source: SourceCorpus) -> bool:
-    """Whether a folder holds the vocabulary and the tokens of a source."""
+    """Whether a folder contains the vocabulary and the tokens of a source."""
     if not os.path.exists(os.path.join(data_dir, INFO_FILE)):
         return False
     corpus = load_corpus(data_dir)
@@ -148,18 +150,23 @@ def _is_written(data_dir: str, source: SourceCorpus) -> bool:
 
 
 def _check_new_corpus(data_dir: str, source: SourceCorpus) -> None:
-    """Raises ValueError where the tokens of a cache.pkl cannot be written to a folder, which may be that of the file:
-    there are none, or the folder is remote, prepared already or holds another vocabulary.
+    """Raises ParameterError if the tokens of a cache.pkl cannot be written to a folder, which may be that of the file.
+
+    That is so if there are no tokens, or if the folder is remote, prepared already or contains another vocabulary.
     """
     if not source.splits:
-        raise ValueError(f"{source.path} has no tokens to write to data_dir {data_dir}")
+        message = f"{source.path} has no tokens to write to data_dir {data_dir}"
+        raise ParameterError("data_dir", data_dir, "left out for a corpus without tokens", message)
     info_path = os.path.join(data_dir, INFO_FILE)
     if is_remote(data_dir) or (os.path.exists(info_path) and "format" in read_info(info_path)):
-        raise ValueError(f"data_dir must be a local folder without a prepared corpus, got {data_dir}")
+        raise ParameterError(
+            "data_dir", data_dir, "a local folder without a prepared corpus",
+            f"data_dir must be a local folder without a prepared corpus, got {data_dir}",
+        )  # fmt: skip
     for split, ids in source.splits.items():
         wrong = ids[(ids < 0) | (ids >= len(source.vocab))]
         if wrong.size:
-            raise ValueError(
-                f"{source.path}: the tokens of {split} must be ids of its {len(source.vocab)} symbols, got {wrong[0]}"
-            )
+            allowed = f"ids of its {len(source.vocab)} symbols"
+            message = f"{source.path}: the tokens of {split} must be {allowed}, got {wrong[0]}"
+            raise ParameterError(split, int(wrong[0]), allowed, message)
     check_kept(os.path.join(data_dir, VOCAB_FILE), source.vocab.get_data())

@@ -1,7 +1,7 @@
 """Converts checkpoints of the original program to folders of runs, and back.
 
 The shapes of a checkpoint's variables define the model, see `model_arguments`. The original's corpus files define its
-vocabulary, see `read_corpus`. Neither says mem_len, same_length and clamp_len.
+vocabulary, see `read_corpus`. Neither contains mem_len, same_length and clamp_len, so the caller gives them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from txl_tf.convert.corpus_files import read_corpus, written_corpus
 from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import named
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import (
     absolute,
     check_kept,
@@ -59,20 +59,21 @@ def tf1_to_run(
     Args:
         tf1_checkpoint: prefix of the checkpoint, or its folder.
         corpus: see `read_corpus`.
-        model_dir: the new folder. The step of its checkpoint is that of `tf1_checkpoint`.
-        mem_len, same_length, clamp_len: as in `TransformerXLLM`. No variable tells them.
+        model_dir: the new folder. Its checkpoint has the step of `tf1_checkpoint`.
+        mem_len, same_length, clamp_len: as in `TransformerXLLM`. The checkpoint does not contain them.
         dataset: see `read_corpus`.
         data_dir: folder to write the tokens of a cache.pkl to, for `load_corpus`; `None`: they are not written.
-        **expected: other arguments of `TransformerXLLM`, which the checkpoint must agree with.
+        **expected: other arguments of `TransformerXLLM`, which are compared with the checkpoint.
 
     Returns:
         `(lm, vocab, checkpoint)`: the language model, its `Vocab`, and the path of the new checkpoint.
 
     Raises:
-        ValueError: checkpoint, corpus or an argument is missing or contradicts another. Names both.
+        ValueError: checkpoint, corpus or an argument is missing, or two of them contradict each other.
     """
     if mem_len is None:
-        raise ValueError("mem_len is needed: no variable of a checkpoint tells it. See the command that trained it")
+        message = "mem_len is needed: no variable of a checkpoint tells it. See the command that trained it"
+        raise ParameterError("mem_len", None, "that of the training", message)
     folder = RunFolder(model_dir)
     folder.check_new()
     path = find_tf1_checkpoint(tf1_checkpoint)
@@ -83,9 +84,8 @@ def tf1_to_run(
     source.check_size(path, model["n_token"])
     for file, cutoffs in source.cutoffs.items():
         if cutoffs != model["cutoffs"]:
-            raise ValueError(
-                f"{file} has cutoffs {cutoffs}, but by the shapes of its variables {path} has {model['cutoffs']}"
-            )
+            message = f"{file} has cutoffs {cutoffs}, but by the shapes of its variables {path} has {model['cutoffs']}"
+            raise ParameterError("cutoffs", cutoffs, [model["cutoffs"]], message)
     reader = CheckpointReader(path)
     step = int(reader.get("global_step")) if "global_step" in reader.shapes else checkpoint_step(path)
     with contextlib.ExitStack() as stack:
@@ -99,45 +99,49 @@ def find_tf1_checkpoint(path: str) -> str:
     """The prefix of a checkpoint; `path` is the prefix, one of its files or its folder.
 
     Raises:
-        ValueError: there is none, or the folder has several and no file named checkpoint that names one.
+        ValueError: there is no checkpoint; or the folder has several, and no file `checkpoint` that names one.
     """
     path = os.fspath(path).rstrip("/")
     prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path)
     if tf.io.gfile.exists(f"{prefix}.index"):
         return prefix
     if not tf.io.gfile.isdir(path):
-        raise ValueError(f"no checkpoint at {named(path)}: {named(prefix)}.index does not exist")
+        message = f"no checkpoint at {named(path)}: {named(prefix)}.index does not exist"
+        raise ParameterError("tf1_checkpoint", path, "a checkpoint or its folder", message)
     with reading(os.path.join(path, "checkpoint")):
         state = tf.train.get_checkpoint_state(path)
     names = sorted(name for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     found = [os.path.join(path, name.removesuffix(".index")) for name in names]
-    if state:  # may name the folder where it was trained
+    if state:  # it may name the folder of the training on another machine
         latest = os.path.join(path, os.path.basename(state.model_checkpoint_path))
         found = [latest] if latest in found else found
     if len(found) != 1:
         names = ": " + ", ".join(map(os.path.basename, found)) if found else ""
-        raise ValueError(f"{path} holds {len(found) or 'no'} checkpoints{names}" + (". Name one" if found else ""))
+        message = f"{path} holds {len(found) or 'no'} checkpoints{names}" + (". Name one" if found else "")
+        raise ParameterError("tf1_checkpoint", path, "the folder of one checkpoint", message)
     return found[0]
 
 
 def model_arguments(path: str, **expected) -> dict:
     """The arguments of `TransformerXLLM` that follow from the shapes of a checkpoint's variables.
 
-    Three arguments may have no effect on the variables and on what the model computes: `div_val` with a single cluster
+    Three arguments may have no effect on the variables and on the results of the model: `div_val` with a single cluster
     or if several values round to the same widths; `proj_same_dim` unless `div_val` is above 1 and a cluster is as wide
-    as `d_model`; `proj_share_all_but_first` unless a cluster but the first is projected. They then take the value in
-    `expected`, or else the simplest. All other arguments in `expected` must be what the shapes say, or `None`.
+    as `d_model`; `proj_share_all_but_first` unless a cluster after the first is projected. They then take the value in
+    `expected`, or else the simplest one. All other arguments in `expected` must agree with the shapes, or be `None`.
 
     Raises:
-        ValueError: a variable is missing, or the shapes contradict `expected`. Names them.
+        ValueError: a variable is missing, or the shapes contradict `expected`. The message names them.
     """
     found = _Shapes(path)
     if not found:
-        raise ValueError(f"{path} holds no variable of the original program: none begins with transformer/")
+        message = f"{path} holds no variable of the original program: none begins with transformer/"
+        raise ParameterError("tf1_checkpoint", path, "a checkpoint of the original program", message)
     expected = {name: value for name, value in expected.items() if value is not None}
     r_w_bias = found["r_w_bias"]
     if len(r_w_bias) not in (2, 3):
-        raise ValueError(f"{path} does not fit any model: transformer/r_w_bias is {r_w_bias}")
+        message = f"{path} does not fit any model: transformer/r_w_bias is {r_w_bias}"
+        raise ParameterError("transformer/r_w_bias", r_w_bias, "of 2 or 3 dimensions", message)
     d_model, d_inner = found["layer_0/ff/layer_1/kernel"]
     d_embed, widths, sizes = _bins(found)
     same_dim, share = _projection_choices(found, d_model, d_embed, widths, len(sizes))
@@ -160,18 +164,19 @@ def model_arguments(path: str, **expected) -> dict:
         "proj_share_all_but_first": choose("proj_share_all_but_first", share),
     }
     check_names("tf1_to_run", expected, [*keywords_of(tf1_to_run), *arguments])
-    problems = [
-        f"{name}={value} was given, but the shapes of its variables say {name}={arguments[name]}"
-        for name, value in expected.items()
-        if value != arguments[name]
-    ]
-    if problems:
-        raise ValueError(f"{path} contradicts the arguments:\n  " + "\n  ".join(problems))
+    wrong = [name for name, value in expected.items() if value != arguments[name]]
+    if wrong:
+        problems = [
+            f"{name}={expected[name]} was given, but the shapes of its variables say {name}={arguments[name]}"
+            for name in wrong
+        ]
+        message = f"{path} contradicts the arguments:\n  " + "\n  ".join(problems)
+        raise ParameterError(wrong[0], expected[wrong[0]], [arguments[wrong[0]]], message)
     return arguments
 
 
 class _Shapes(dict):
-    """Shapes of a checkpoint's weights, by name without the scope transformer/; a missing one is an error."""
+    """Shapes of a checkpoint's weights, by name without the scope transformer/. A missing name raises an error."""
 
     def __init__(self, path: str):
         shapes = weight_shapes(path).items()
@@ -179,11 +184,12 @@ class _Shapes(dict):
         self.path = path
 
     def __missing__(self, name: str) -> list[int]:
-        raise ValueError(f"{self.path} does not fit any model: transformer/{name} is missing from the checkpoint")
+        message = f"{self.path} does not fit any model: transformer/{name} is missing from the checkpoint"
+        raise ParameterError("tf1_checkpoint", self.path, f"a checkpoint with transformer/{name}", message)
 
 
 def count_scopes(names: Iterable[str], scope: str) -> int:
-    """The highest number that stands for {} in a scope of `names`, plus 1; 0 if there is none."""
+    """1 + the highest number in the place of {} of a scope in `names`; 0 if there is no such scope."""
     pattern = re.compile(re.escape(scope).replace(r"\{\}", r"(\d{1,6})"))
     return max((int(match[1]) + 1 for match in map(pattern.match, names) if match), default=0)
 
@@ -204,22 +210,23 @@ def _bins(found: _Shapes) -> tuple[int, list[int], list[int]]:
 
 
 def _projection_choices(found: _Shapes, d_model: int, d_embed: int, widths: list, n_bin: int) -> tuple[list, list]:
-    """Values of `proj_same_dim` and of `proj_share_all_but_first` that fit the variables, the simplest first."""
+    """Values of `proj_same_dim` and of `proj_share_all_but_first` that fit the variables. The simplest is first."""
     projected = [f"adaptive_embed/cutoff_{i}/proj_W" in found for i in range(len(widths))]
     by_choice = [is_projected for width, is_projected in zip(widths, projected, strict=True) if width == d_model]
     same_dim = [any(by_choice)] if len(widths) > 1 and by_choice else [True, False]
-    tail = projected[1:] if len(widths) > 1 else [d_embed != d_model] * (n_bin - 1)
+    tail = projected[1:] if len(widths) > 1 else [d_embed != d_model for _ in range(1, n_bin)]
     own = [f"adaptive_softmax/cutoff_{i}/proj" in found for i in range(1, n_bin)]
     return same_dim, [not any(own)] if any(tail) else [False, True]
 
 
 def div_vals(widths: list[int], n_bin: int) -> list[int]:
-    """Values of `div_val` that give tables of these widths, the simplest first."""
+    """Values of `div_val` that give tables of these widths. The simplest is first."""
     if len(widths) == 1:
-        return [1] if n_bin > 1 else range(1, widths[0] + 1)
+        return [1] if n_bin > 1 else list(range(1, widths[0] + 1))
     fit = [v for v in range(2, widths[0] + 1) if all(width == widths[0] // v**i for i, width in enumerate(widths))]
     if not fit:
-        raise ValueError(f"no div_val gives embeddings of the widths {widths} of transformer/adaptive_embed/cutoff_*")
+        message = f"no div_val gives embeddings of the widths {widths} of transformer/adaptive_embed/cutoff_*"
+        raise ParameterError("div_val", widths, "widths that fall by one factor", message)
     return sorted(fit, key=lambda v: any(widths[0] % v**i for i in range(len(widths))))
 
 
@@ -232,21 +239,23 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
     Args:
         model_dir: folder of a run.
         tf1_checkpoint: prefix of the new checkpoint, with `.ckpt` in its name; or a folder for `model.ckpt-<step>`. The
-            folder is new, or holds what the same run was converted to before.
+            folder is new, or contains an earlier conversion of the same run.
         ckpt_path: the run's checkpoint, by default the latest.
 
     Raises:
-        ValueError: the folder is not that of a run of Transformer-XL, there is no such checkpoint, or a file would be
-            lost.
+        ValueError: the folder is not a run of Transformer-XL, there is no such checkpoint, or a file would be lost.
     """
     folder = RunFolder(model_dir, "language_model")
     config, vocab = folder.read_config(), folder.load_vocab()
     if folder.family is not TRANSFORMER_XL:
-        raise ValueError(f"the original program has Transformer-XL alone, got {folder} of {folder.family.name}")
+        message = f"the original program has Transformer-XL alone, got {folder} of {folder.family.name}"
+        raise ParameterError("model_dir", str(folder), "a run of Transformer-XL", message)
     if not os.fspath(tf1_checkpoint):
-        raise ValueError("tf1_checkpoint must name the new checkpoint, or its folder")
+        message = "tf1_checkpoint must name the new checkpoint, or its folder"
+        raise ParameterError("tf1_checkpoint", tf1_checkpoint, "a path", message)
     check_no_pattern("tf1_checkpoint", absolute(os.fspath(tf1_checkpoint)))
-    data, cutoffs = config["data"], config["model"].get("cutoffs")
+    data = config["data"]
+    cutoffs = config["model"].get("cutoffs")
     prepared = os.path.join(data.get("data_dir", ""), INFO_FILE)
     if "dataset" not in data and tf.io.gfile.exists(prepared):
         data = read_info(prepared)
@@ -255,7 +264,7 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
         "cutoffs": [0, *cutoffs, len(vocab)] if cutoffs else [],
         "dataset": data.get("dataset"),
         "vocab": vocab.get_config(),
-        "model_dir": absolute(os.fspath(model_dir)),  # no checkpoint of another run goes there
+        "model_dir": absolute(os.fspath(model_dir)),  # so a checkpoint of another run is refused there
     }
     files = {vocab_file("vocab", vocab.level): vocab.get_data(), INFO_FILE: json_text(info)}
 
@@ -272,7 +281,7 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
             if not is_remote(target):
                 stack.enter_context(lock(target, f"another program is writing {path}"))
                 remove_leftovers(target)
-            # They come first: after a kill, they tell the next start that a checkpoint here is of the same run.
+            # These files come first: after a kill, they show the next start that the checkpoint is of the same run.
             for name, text in files.items():
                 file = os.path.join(target, name)
                 stack.enter_context(removed_on_error(file))
@@ -284,15 +293,16 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
 
 
 def _check_target(path: str, files: dict[str, str | bytes]) -> None:
-    """Raises ValueError where a checkpoint `path`, with `files` beside it, would be written over something else."""
+    """Raises ValueError if a checkpoint `path`, or `files` in its folder, would overwrite something else."""
     target = os.path.dirname(path)
     if RunFolder(target).has_config():
-        raise ValueError(
-            f"tf1_checkpoint must lie outside of the folders of runs, got {path}: {target} has a config.json"
-        )
+        allowed = "outside of the folders of runs"
+        message = f"tf1_checkpoint must lie {allowed}, got {path}: {target} has a config.json"
+        raise ParameterError("tf1_checkpoint", path, allowed, message)
     for name, data in files.items():
         check_kept(os.path.join(target, name), data)
-    if not tf.io.gfile.exists(os.path.join(target, INFO_FILE)):  # nothing here was converted from the run
+    if not tf.io.gfile.exists(os.path.join(target, INFO_FILE)):  # then no conversion of this run is in the folder
         for file in (f"{path}.index", os.path.join(target, "checkpoint")):
             if tf.io.gfile.exists(file):
-                raise ValueError(f"tf1_checkpoint {path} would be written over {file}: choose a new folder")
+                message = f"tf1_checkpoint {path} would be written over {file}: choose a new folder"
+                raise ParameterError("tf1_checkpoint", path, "in a new folder", message)

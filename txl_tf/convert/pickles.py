@@ -3,12 +3,12 @@
 A pickle is a program: it names functions of any module and calls them. For the names that a kind of file is made of,
 this reader substitutes stand-ins that only hold data. It refuses every other name.
 
-Such a program can also fill the memory with a few bytes. So what it makes is bounded by the size of its file:
+Such a program of a few bytes can also fill the memory. So the size of the file bounds what the program makes:
 
-    place in the memo      the memo is a dictionary, not an array of that length
-    length of a string     at most that of the file
-    small objects          one for every 8 bytes of the file
-    messages               show 200 characters of a text, and of a list or tuple 10 numbers, else only the length
+    index in the memo      the memo is a dictionary, not an array of that length
+    length of a string     at most the length of the file
+    small objects          at most one for every 8 bytes of the file
+    messages               show 200 characters of a text, 10 numbers of a list or tuple, else only the length
 """
 
 from __future__ import annotations
@@ -17,39 +17,48 @@ import functools
 import os
 import pickle
 from collections.abc import Callable, Iterable
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeGuard
 
 import tensorflow as tf
 
-from txl_tf.errors import named
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import is_remote
 
 MAX_MARKS = 100  # lists, tuples and dictionaries that are open at a time; files of our kinds need fewer than 20
 MAX_NAMES = 1000  # of the packages whose names are all known
-MAX_ARGS = 100  # of a call; the same long ones in many calls would take long
+MAX_ARGS = 100  # of a call: many calls with the same long arguments would take long
 OBJECTS = 10_000  # small objects of any file, before those for every 8 bytes
 KEY = 1 << 31  # an integer that is a key of a dictionary is smaller
 
 
-class FileError(ValueError):
-    """A file is not of its kind. The message names the file."""
+class FileError(ParameterError):
+    """A file is not of its kind. The message names the file.
+
+    Attributes:
+        name, value: "path", and the path.
+        allowed: what the file should be.
+    """
 
 
 class RefusedError(FileError):
-    """A pickle names something that no file of its kind is made of."""
+    """A pickle names a class or function that files of its kind do not need."""
 
 
 def refusing(what: str, remote: bool = False) -> Callable:
-    """Has a function that reads the file `path` raise one `FileError`, whatever is wrong with the file."""
+    """Decorator of a function that reads the file `path`: whatever is wrong with the file becomes one `FileError`.
+
+    Args:
+        what: the kind of the file.
+        remote: whether the file may be remote.
+    """
 
     def decorate(read):
         @functools.wraps(read)
         def reading(path: str | os.PathLike, *args):
             path = os.fspath(path)
             if is_remote(path) and not remote:
-                raise ValueError(
-                    f"{named(path)} must be a local file, whose parts can be mapped into memory: copy it first"
-                )
+                message = f"{named(path)} must be a local file, whose parts can be mapped into memory: copy it first"
+                raise FileError("path", path, "a local file", message)
             if not (tf.io.gfile.exists(path) if is_remote(path) else os.path.isfile(path)):
                 raise FileNotFoundError(f"there is no file {named(path)}")
             try:
@@ -58,7 +67,8 @@ def refusing(what: str, remote: bool = False) -> Callable:
                 raise
             except Exception as error:  # of any kind, where the bytes are no such file
                 message = f"{path} cannot be read as {what}: {described(error)}"
-            raise FileError(message)  # here, without the error, whose own message may be as long as the file
+            # After the `except` block, so without the error, whose own message may be as long as the file.
+            raise FileError("path", path, what, message)
 
         return reading
 
@@ -66,7 +76,7 @@ def refusing(what: str, remote: bool = False) -> Callable:
 
 
 class BoundedFile:
-    """A file of which no more is asked for than it has: a read of n bytes first makes room for them."""
+    """A file whose `read` refuses more bytes than the file has: Python reserves memory for all of them first."""
 
     def __init__(self, file: BinaryIO):
         place = file.tell()
@@ -82,16 +92,16 @@ class BoundedFile:
 
 
 class StandIn:
-    """Stands for an object of another program: takes what the pickle tells the object, and keeps nothing of it."""
+    """Stands for an object of another program: accepts the state that the pickle gives it, and drops it."""
 
     def set_state(self, state: Any) -> None:
-        """Takes what the operation BUILD hands over."""
+        """Takes the state of the operation BUILD."""
 
     def set_items(self, items: list) -> None:
         """Takes keys and values in turn."""
 
     def extend(self, items: Iterable) -> None:
-        """Takes what follows in a list."""
+        """Takes further items of a list."""
 
     append = extend
 
@@ -124,15 +134,36 @@ def instance(kind: Any, *_: Any) -> Any:
     return kind()
 
 
-class PlainUnpickler(pickle._Unpickler):
-    """Python's own unpickler in Python, for operations that only make data. The one in C has an array as memo.
+if TYPE_CHECKING:
+
+    class _PythonUnpickler:
+        """The parts of `pickle._Unpickler` that are used here. Python's stubs do not have them."""
+
+        stack: list[Any]
+        metastack: list[list[Any]]
+        memo: dict[int, Any]
+        dispatch: ClassVar[dict[int, Callable[[Any], Any]]]
+
+        def __init__(self, file: Any, *, encoding: str = "ASCII") -> None: ...
+        def load(self) -> Any: ...
+        def load_mark(self) -> None: ...
+        def pop_mark(self) -> list[Any]: ...
+        def append(self, value: Any) -> None: ...
+        def read(self, n: int) -> bytes: ...
+
+else:
+    _PythonUnpickler = pickle._Unpickler
+
+
+class PlainUnpickler(_PythonUnpickler):
+    """Python's own unpickler in Python, for operations that only make data. The one in C uses an array as memo.
 
     Args:
-        file: where to read from. What the file makes is bounded by its size.
-        path: what error messages call the file.
+        file: the file to read. Its size bounds what the pickle makes.
+        path: the name of the file in error messages.
         known: `{(module, name): stand-in}` of the classes and functions that a file may name.
-        made_of: what the file is said not to be made of where it names another, as in "no corpus is made of".
-        packages: those of which every class may be named: it becomes a `Named`.
+        made_of: end of the error message about any other name, such as "no corpus is made of".
+        packages: packages of which a file may name every class. An instance becomes a `Named`.
     """
 
     def __init__(self, file: BoundedFile, path: str, known: dict, made_of: str, packages: Iterable[str] = ()):
@@ -146,13 +177,12 @@ class PlainUnpickler(pickle._Unpickler):
         self._objects = 0
 
     def find_class(self, module: str, name: str) -> Any:
-        """A pickle gets every class and function here: a stand-in, never something importable."""
+        """The stand-in of a class or function. The pickle gets them here alone, so it never gets an imported one."""
         if (module, name) not in self._known:
             if module.partition(".")[0] not in self._packages:
-                named = f"{cut(module)}.{cut(name)}"
-                raise RefusedError(
-                    f"{self._path} is refused: it names {named}, which {self._made_of}. Nothing of it was run"
-                )
+                refused = f"{cut(module)}.{cut(name)}"
+                message = f"{self._path} is refused: it names {refused}, which {self._made_of}. Nothing of it was run"
+                raise RefusedError("path", self._path, "a file of plain data", message)
             if len(self._known) - self._n_known >= MAX_NAMES:
                 raise ValueError(f"more than {MAX_NAMES} classes")
             self._known[module, name] = lambda *_: Named(name)
@@ -170,11 +200,12 @@ class PlainUnpickler(pickle._Unpickler):
         super().load_mark()
 
     def load_bytearray8(self) -> None:
-        """Arrays in protocol 5. Python's method first makes as many bytes as it is told."""
+        """Arrays in protocol 5. Python's method reserves as many bytes as the pickle says."""
         self.append(self.read(int.from_bytes(self.read(8), "little")))
 
     def load_setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
+        value = self.stack.pop()
+        key = self.stack.pop()
         set_items(self.stack[-1], [key, value])
 
     def load_setitems(self) -> None:
@@ -182,12 +213,13 @@ class PlainUnpickler(pickle._Unpickler):
         set_items(self.stack[-1], items)
 
     def load_dict(self) -> None:
-        items, made = self.pop_mark(), {}
+        items = self.pop_mark()
+        made: dict = {}
         set_items(made, items)
         self.append(made)
 
     def load_empty_set(self) -> None:
-        """Nothing is kept of sets: the hash of what is in them may take for ever."""
+        """Drops sets: the hashes of their elements could take forever."""
         self.append(StandIn())
 
     def load_additems(self) -> None:
@@ -196,7 +228,8 @@ class PlainUnpickler(pickle._Unpickler):
 
     def load_reduce(self) -> None:
         """Calls a stand-in."""
-        args, made = self.stack.pop(), self.stack.pop()
+        args = self.stack.pop()
+        made = self.stack.pop()
         if type(args) is not tuple or len(args) > MAX_ARGS:
             raise ValueError(f"the arguments of a call are {shown(args)}")
         self.append(made(*args))
@@ -207,7 +240,8 @@ class PlainUnpickler(pickle._Unpickler):
 
     def load_build(self) -> None:
         """Hands a stand-in its state. Python's method copies it, and sets attributes of classes too."""
-        state, target = self.stack.pop(), self.stack[-1]
+        state = self.stack.pop()
+        target = self.stack[-1]
         if isinstance(target, StandIn):
             target.set_state(state)
         elif type(target) is not dict:  # which was an `OrderedDict` with attributes
@@ -231,7 +265,7 @@ def is_key(value: Any) -> bool:
 
 
 def _dispatch() -> dict[int, Callable]:
-    """The method of every operation. Those that data does without are refused: extensions and others."""
+    """The method of every operation. Operations that data does not need, such as extensions, are refused."""
 
     def refused(code):
         def refuse(unpickler):
@@ -242,19 +276,24 @@ def _dispatch() -> dict[int, Callable]:
     def counted(load):
         return lambda unpickler: (unpickler.count_object(), load(unpickler))
 
-    plain = """PROTO FRAME NONE NEWFALSE NEWTRUE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING
-        BINSTRING SHORT_BINSTRING BINBYTES BINBYTES8 SHORT_BINBYTES UNICODE BINUNICODE BINUNICODE8 SHORT_BINUNICODE
-        BYTEARRAY8 EMPTY_TUPLE GLOBAL STACK_GLOBAL POP POP_MARK DUP MARK STOP GET BINGET LONG_BINGET BINPUT APPEND
-        APPENDS SETITEM SETITEMS ADDITEMS BUILD"""
-    small = """TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST EMPTY_DICT DICT EMPTY_SET INST OBJ NEWOBJ REDUCE PUT
-        LONG_BINPUT MEMOIZE BINPERSID"""
+    plain = (
+        "PROTO", "FRAME", "NONE", "NEWFALSE", "NEWTRUE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1",
+        "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "BINBYTES8",
+        "SHORT_BINBYTES", "UNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE", "BYTEARRAY8", "EMPTY_TUPLE",
+        "GLOBAL", "STACK_GLOBAL", "POP", "POP_MARK", "DUP", "MARK", "STOP", "GET", "BINGET", "LONG_BINGET", "BINPUT",
+        "APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD",
+    )  # fmt: skip
+    small = (
+        "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT", "EMPTY_SET", "INST", "OBJ",
+        "NEWOBJ", "REDUCE", "PUT", "LONG_BINPUT", "MEMOIZE", "BINPERSID",
+    )  # fmt: skip
     own = {load.__name__: load for load in vars(PlainUnpickler).values() if callable(load)}
-    dispatch = {code: refused(code) for code in range(256)}
-    for name in (plain + " " + small).split():
+    dispatch: dict[int, Callable[[Any], Any]] = {code: refused(code) for code in range(256)}
+    for name in (*plain, *small):
         (code,) = getattr(pickle, name)
-        load = pickle._Unpickler.dispatch[code]
+        load = _PythonUnpickler.dispatch[code]
         load = own.get(load.__name__, load)
-        dispatch[code] = counted(load) if name in small.split() else load
+        dispatch[code] = counted(load) if name in small else load
     return dispatch
 
 
@@ -264,13 +303,13 @@ PlainUnpickler.dispatch = _dispatch()
 # ------------------------------------------------------------------------------------- values of the file in messages
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: Any) -> TypeGuard[str | bytes]:
     return type(value) in (str, bytes)
 
 
 def text(value: str | bytes) -> str:
     """A str of Python 3, or of Python 2: UTF-8 bytes."""
-    return value.decode("utf-8", "backslashreplace") if type(value) is bytes else value
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def cut(value: str | bytes, quote: str = "") -> str:
@@ -281,7 +320,7 @@ def cut(value: str | bytes, quote: str = "") -> str:
 
 
 def shown(value: Any) -> str:
-    """`value` for a message: text and numbers cut short, of anything else the type and the length."""
+    """`value` for a message: text and numbers, cut short; for anything else, the type and the length."""
     if is_text(value):
         return cut(value, "'")
     if type(value) in (int, float, bool, type(None)):
@@ -298,14 +337,16 @@ def _is_small(value: Any) -> bool:
 
 
 def by_text(found: Any) -> dict[str, Any]:
-    """The items of a dictionary whose keys are text; Python 2 wrote it as bytes. Nothing of what is no dictionary."""
+    """The items whose keys are text, which Python 2 wrote as bytes; `{}` if `found` is no dictionary."""
     items = found.items() if isinstance(found, dict) else ()
     return {text(key): value for key, value in items if is_text(key)}
 
 
 def described(error: Exception) -> str:
-    """The kind and the message of an error. The error itself may hold all that was read, and so its `repr`."""
+    """The type and the message of an error, cut short: its `repr` may contain the whole file."""
     message = error.args[0] if error.args and type(error.args[0]) is str else ""
+    if isinstance(error, ParameterError):
+        message = str(error)
     if isinstance(error, UnicodeError) and len(error.args) == 5:
         message = f"{message} cannot be decoded: {error.args[4]}"
     return f"{type(error).__name__}: {message[:500]}" if message else type(error).__name__
@@ -321,7 +362,7 @@ def texts_of(symbols: Any) -> list[str]:
     if type(symbols) is not list or not all(map(is_text, symbols)):
         raise ValueError("there is no corpus with a vocabulary (vocab.idx2sym) in it")
     words: dict[str, None] = {}
-    for i, symbol in enumerate(symbols):  # not all at once: the same bytes many times would be as many texts
+    for i, symbol in enumerate(symbols):  # one by one: a file may name the same long bytes many times
         word = text(symbol)
         if word in words:
             raise ValueError(f"vocab.idx2sym holds {shown(symbol)} twice, the second time at {i}")

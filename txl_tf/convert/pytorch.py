@@ -1,4 +1,4 @@
-"""Makes the folder of a run out of a checkpoint of a PyTorch program."""
+"""Converts a checkpoint of a PyTorch program to the folder of a run."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from txl_tf.convert.pytorch_mapping import ModelMapping
 from txl_tf.convert.pytorch_source import Source, open_source
 from txl_tf.convert.pytorch_vocab import FILES, read_vocabulary, vocabulary_beside, vocabulary_of
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.runs.families.record import FAMILIES
 from txl_tf.runs.folder import RunFolder
 
 
 @dataclasses.dataclass
 class Conversion:
-    """The run that `pytorch_to_run` made, and what it was made of.
+    """The run that `pytorch_to_run` made, and its sources.
 
     Attributes:
-        source: the checkpoint.
+        source: the checkpoint of the PyTorch program.
         model: arguments of `TransformerXLLM`.
-        origins: who said them: a file, "the command", ... -> names.
-        n_parameter: how many numbers its weights are.
+        origins: source of the arguments, such as a file or "the command" -> their names.
+        n_parameter: number of parameters.
         vocab: the vocabulary.
         checkpoint: path of the new checkpoint.
-        notes: sentences on what was changed or assumed.
+        notes: sentences about what the conversion changed or assumed.
     """
 
     source: Source
@@ -49,17 +50,17 @@ def pytorch_to_run(
     """Makes a run folder from a checkpoint of Hugging Face, of the original's PyTorch program or of NVIDIA.
 
     Args:
-        pytorch_checkpoint: its file or folder. Nothing in it is run, and PyTorch is not needed.
+        pytorch_checkpoint: file or folder of the checkpoint. Nothing in it is run, and PyTorch is not needed.
         model_dir: the new folder.
-        corpus: the vocabulary, see `read_vocabulary`; `None`: that in the checkpoint, or beside it.
-        dataset: one of `PAPER_DATASETS`, if no file says it.
+        corpus: the vocabulary, see `read_vocabulary`; `None`: the one in the checkpoint, or in the same folder.
+        dataset: one of `PAPER_DATASETS`, if no file names it.
         data_dir: folder to write the tokens of a cache.pt to, for `load_corpus`; `None`: they are not written.
-        **given: arguments of `TransformerXLLM`, those of `GIVEN`, as the program that trained the model counts them.
-            What the files say too is compared, the rest is taken. `None` is none.
+        **given: arguments of `TransformerXLLM` that are in `GIVEN`, as the program that trained the model counts them.
+            They must agree with the files, and add what the files do not contain. `None` counts as not given.
 
     Raises:
-        ValueError: the files are damaged, of another network, contradict each other or an argument, or do not say
-            what they must. Names both.
+        ValueError: the files are damaged or of another network; they contradict each other or an argument; or
+            something is missing in them. The message names both sides.
         OSError: a file is missing or cannot be read.
     """
     folder = RunFolder(model_dir)
@@ -72,20 +73,21 @@ def pytorch_to_run(
     model = mapping.model
     words.check_size(source.path, model["n_token"])
     with written_corpus(data_dir, words, model["cutoffs"]) as data:
-        weights = mapping.weights()  # no model of this size is made, whose initial weights would be as many once more
+        weights = mapping.weights()  # without a model: its initial weights would double the memory
         checkpoint = folder.create(data, model, [words.vocab], weights, source.step, family=family)
     n_parameter = sum(tensor.shape.num_elements() for tensor in weights.values())
     return Conversion(source, model, mapping.origins, n_parameter, words.vocab, checkpoint, mapping.notes + notes)
 
 
 def _vocabulary(source: Source, corpus: str | None, dataset: str | None) -> tuple[SourceCorpus, list[str]]:
-    """The vocabulary of a checkpoint, and notes on it."""
+    """The vocabulary of a checkpoint, and notes about it."""
     if corpus is None and source.vocab is not None:
         return vocabulary_of(source.vocab, source.path, dataset, source.dataset)
     corpus = corpus or vocabulary_beside(os.path.dirname(source.path))
     if corpus is None:
-        raise ValueError(
+        message = (
             f"corpus is needed: neither {source.path} nor its folder holds the vocabulary, one of {', '.join(FILES)}. "
             "A list of words, one a line, does too"
         )
+        raise ParameterError("corpus", None, [*FILES], message)
     return read_vocabulary(corpus, dataset)

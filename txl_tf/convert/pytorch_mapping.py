@@ -1,14 +1,14 @@
 """The model in a checkpoint of a PyTorch program, and its variables.
 
-The shapes of the tensors define the model, and what the files say of it is compared with them. What no tensor tells
-(mem_len, same_length, clamp_len, the epsilon of layer norm) is from the files, or has to be given.
+The shapes of the tensors define the model. They are compared with what the files say about it. What no shape shows
+(mem_len, same_length, clamp_len, the epsilon of layer norm) comes from the files, or the caller gives it.
 
-The three programs compute the same as `TransformerXLLM` but for these, which are made up for:
+The three programs compute what `TransformerXLLM` computes, with four differences that the conversion removes:
 
-    clusters       NVIDIA and the original PyTorch program have them in the opposite order
-    same_length    Hugging Face and the original PyTorch program see mem_len positions, not mem_len + 1
-    projections    any cluster of the softmax may share the embedding's; here all but the first, or none
-    layer norm     its epsilon is 1e-5, that of the TensorFlow program 1e-12
+    clusters       NVIDIA's and the original PyTorch program store them in the opposite order
+    same_length    in Hugging Face's and the original PyTorch program, a token sees mem_len positions, not mem_len + 1
+    projections    any cluster of the softmax may share the embedding's projection; here all but the first do, or none
+    layer norm     its epsilon is 1e-5; that of the TensorFlow program is 1e-12
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ import tensorflow as tf
 
 from txl_tf.config import ModelConfig, check_bins
 from txl_tf.convert.original import count_scopes, div_vals
-from txl_tf.convert.pickles import shown
+from txl_tf.convert.pickles import FileError, shown
 from txl_tf.convert.pytorch_source import HUGGING_FACE, NORM_EPSILON, NVIDIA, Source, checked
 from txl_tf.convert.tensors import Tensor
+from txl_tf.errors import ParameterError, UnknownArgumentError
 
 TENSORS, COMMAND, NOBODY = "the shapes of its tensors", "the command", "nobody, so assumed"
-SHAPES = "n_token n_layer d_model d_embed n_head d_head d_inner untie_r".split()  # what shapes alone decide
-MAX_COPIES = 4  # of all that a file holds; every cluster may have a copy of one projection
+# Arguments that the shapes of the tensors alone decide.
+SHAPES = ("n_token", "n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_r")
+MAX_COPIES = 4  # of the numbers in a file: every cluster may have a copy of one projection
 GIVEN = [
     *SHAPES, "cutoffs", "div_val", "proj_same_dim", "proj_share_all_but_first", "mem_len", "same_length", "clamp_len",
     "layer_norm_epsilon",
 ]  # fmt: skip
 IGNORED = r"pos_emb\.inv_freq|crit\.shared_out_projs\.\d+|layers\.\d+\.dec_attn\.r_[wr]_bias"
 FLOATS = ("float32", "float16", "bfloat16", "float64")
-LAYER = {  # variable -> tensor, which is transposed, below layer_i/ and layers.i.
+# Variable in the scope layer_i/ -> tensor in the module layers.i, which is transposed.
+LAYER = {
     "rel_attn/qkv/kernel": "dec_attn.qkv_net.weight",
     "rel_attn/r/kernel": "dec_attn.r_net.weight",
     "rel_attn/o/kernel": "dec_attn.o_net.weight",
@@ -52,19 +55,21 @@ LAYER = {  # variable -> tensor, which is transposed, below layer_i/ and layers.
 
 
 class ModelMapping:
-    """The model that a checkpoint holds, and which of its tensors each variable is.
+    """The model in a checkpoint, and which tensor becomes which variable.
 
     Attributes:
         model: arguments of `TransformerXLLM`.
-        origins: who said them: a file, "the command", ... -> names.
-        notes: sentences on what was changed or assumed.
+        origins: source of the arguments, such as a file or "the command" -> their names.
+        notes: sentences about what the conversion changed or assumed.
     """
 
     def __init__(self, source: Source, given: dict[str, Any]):
-        unknown = [name for name in given if name not in GIVEN]
-        if unknown:
-            raise ValueError(f"{unknown[0]} is none of what may be given: {', '.join(GIVEN)}")
-        self.source, self.given = source, checked(given, COMMAND)
+        for name, value in given.items():
+            if name not in GIVEN:
+                message = f"{name} is none of what may be given: {', '.join(GIVEN)}"
+                raise UnknownArgumentError(name, value, GIVEN, message)
+        self.source = source
+        self.given = checked(given, COMMAND)
         self.origins: dict[str, list[str]] = {TENSORS: []}
         self.notes: list[str] = []
         self._used: set[str] = set()
@@ -86,12 +91,12 @@ class ModelMapping:
     def _weight(self, name: str) -> tf.Tensor:
         tensors, layout = self._weights[name]
         array = np.ascontiguousarray(layout(*(tensor.array() for tensor in tensors)), np.float32)
-        return tf.identity(array)  # unlike a constant, it does not keep the array too
+        return tf.identity(array)  # a copy: a constant would keep the array in memory, too
 
     # --------------------------------------------------------------------------------------------------- the model
 
     def _measure(self) -> None:
-        """Sizes by the shapes of the tensors."""
+        """Sets the sizes that follow from the shapes of the tensors."""
         tensors = self.source.tensors
         self.n_layer = max(1, count_scopes(tensors, "layers.{}."))
         self.n_table = max(1, count_scopes(tensors, "word_emb.emb_layers.{}."))
@@ -101,19 +106,22 @@ class ModelMapping:
         _, self.d_model = self._get("layers.0.dec_attn.qkv_net.weight", None, None).shape
         self.d_inner, _ = self._get("layers.0.pos_ff.CoreNet.0.weight", None, None).shape
         self.tables = [self._get(f"word_emb.emb_layers.{i}.weight", None, None) for i in range(self.n_table)]
-        self.n_token, self.d_embed = sum(table.shape[0] for table in self.tables), self.tables[0].shape[1]
+        self.n_token = sum(table.shape[0] for table in self.tables)
+        self.d_embed = self.tables[0].shape[1]
         has_clusters = "crit.cluster_weight" in tensors
         self.n_cluster = self._get("crit.cluster_weight", None, None).shape[0] if has_clusters else 0
 
     def _arguments(self, cutoffs: list[int]) -> dict[str, Any]:
-        """All arguments of the model; compares them with what was said and given."""
+        """All arguments of the model, compared with the files and the given arguments."""
         found = {name: getattr(self, name) for name in SHAPES}
         found["div_val"] = self._div_val(len(cutoffs) + 1)
         self._compare({"div_val": found["div_val"]} if cutoffs else {})
         self._compare({"proj_same_dim": True} if self.n_table > 1 else {})
         self._compare({"proj_share_all_but_first": self.shares} if self.projected and cutoffs else {})
         found["proj_share_all_but_first"] = self.shares
-        self.origins[TENSORS] += [*found, *["cutoffs"] * (self.n_table > 1 or not cutoffs)]
+        self.origins[TENSORS] += found
+        if self.n_table > 1 or not cutoffs:
+            self.origins[TENSORS].append("cutoffs")
         told = self._memory() | {name: self._told(name, 0.0) for name in ("dropout", "dropatt")}
         told["layer_norm_epsilon"] = float(self._told("layer_norm_epsilon", NORM_EPSILON))
         found["cutoffs"] = [self.n_token - 1] if self.splits_last_word else cutoffs
@@ -121,23 +129,30 @@ class ModelMapping:
             check_bins(self.n_token, self.d_embed, found["cutoffs"], found["div_val"])
             return ModelConfig(**found, **told).to_dict()
         except ValueError as error:
-            raise ValueError(f"{self.source.path}: {error}") from error
+            raise self._unfit("a model of consistent sizes", f"{self.source.path}: {error}") from error
 
     def _compare(self, found: dict[str, Any]) -> None:
-        """Raises ValueError where a file or an argument says other sizes than the shapes."""
+        """Raises ParameterError if a size in a file or an argument differs from the shapes."""
         for who, said in ((self.source.told_by, self.source.said), (COMMAND, self.given)):
             wrong = [name for name, value in found.items() if name in said and said[name] != value]
             if wrong:
                 says, is_so = (", ".join(f"{name}={shown(of[name])}" for name in wrong) for of in (said, found))
-                raise ValueError(f"{who} says {says}, but by the shapes of its tensors {self.source.path} has {is_so}")
+                message = f"{who} says {says}, but by the shapes of its tensors {self.source.path} has {is_so}"
+                raise ParameterError(wrong[0], said[wrong[0]], [found[wrong[0]]], message)
 
     def _told(self, name: str, default: Any) -> Any:
-        """The value that a file says, or else the given one; both must agree."""
-        said, given = self.source.said.get(name), self.given.get(name)
+        """The value in a file, or else the given value, or else the default. The first two must agree."""
+        said = self.source.said.get(name)
+        given = self.given.get(name)
         if said is not None and given is not None and said != given:
-            raise ValueError(f"{name}={shown(given)} was given, but {self.source.told_by} says {name}={shown(said)}")
-        known = ((said, self.source.told_by), (given, COMMAND), (default, NOBODY))
-        value, who = next((known for known in known if known[0] is not None), (None, NOBODY))
+            message = f"{name}={shown(given)} was given, but {self.source.told_by} says {name}={shown(said)}"
+            raise ParameterError(name, given, [said], message)
+        if said is not None:
+            value, who = said, self.source.told_by
+        elif given is not None:
+            value, who = given, COMMAND
+        else:
+            value, who = default, NOBODY
         self.origins.setdefault(who, []).append(name)
         return value
 
@@ -148,13 +163,12 @@ class ModelMapping:
             return []
         cutoffs = self._told("cutoffs", None)
         if cutoffs is None:
-            raise ValueError(
-                f"cutoffs is needed: {self.source.told_by} does not say where its {self.n_cluster + 1} bins begin"
-            )
+            message = f"cutoffs is needed: {self.source.told_by} does not say where its {self.n_cluster + 1} bins begin"
+            raise ParameterError("cutoffs", None, f"a list of {self.n_cluster}", message)
         if len(cutoffs) != self.n_cluster:
-            raise ValueError(
-                f"cutoffs must be {self.n_cluster}, as many as {self.source.path} has clusters, got {shown(cutoffs)}"
-            )
+            allowed = f"{self.n_cluster}, as many as {self.source.path} has clusters"
+            message = f"cutoffs must be {allowed}, got {shown(cutoffs)}"
+            raise ParameterError("cutoffs", cutoffs, allowed, message)
         return list(cutoffs)
 
     def _div_val(self, n_bin: int) -> int:
@@ -167,14 +181,16 @@ class ModelMapping:
     def _memory(self) -> dict[str, Any]:
         mem_len = self._told("mem_len", None)
         if mem_len is None:
-            raise ValueError(
+            message = (
                 f"mem_len is needed: {self.source.told_by} does not say it, nor same_length and clamp_len. See the "
                 "command that trained it"
             )
+            raise ParameterError("mem_len", None, "that of the training", message)
         same_length = self._told("same_length", False)
         if same_length and self.source.kind != NVIDIA:
             if mem_len == 0:
-                raise ValueError(f"{self.source.path} has mem_len=0 and same_length: its tokens see nothing at all")
+                message = f"{self.source.path} has mem_len=0 and same_length: its tokens see nothing at all"
+                raise ParameterError("mem_len", 0, "at least 1 with same_length", message)
             self.notes.append(
                 f"mem_len {mem_len} became {mem_len - 1}: with same_length, the {self.source.kind} program sees "
                 "mem_len positions, where mem_len + 1 are seen here. The numbers are the same"
@@ -185,13 +201,15 @@ class ModelMapping:
     # ------------------------------------------------------------------------------------------------- projections
 
     def _choose_projections(self, n_bin: int) -> None:
-        """Which projection each cluster of the softmax uses, and whether those after the first are the embedding's."""
+        """Sets the projection of each cluster of the softmax, and whether all but the first share the embedding's."""
         self.projected = self.n_table > 1 or self.d_embed != self.d_model
-        self.splits_last_word, self.shares = False, False
+        self.splits_last_word = False
+        self.shares = False
         self.emb_projs: list[Tensor] = []
         self.out_projs: list[Tensor] = []
         if not self.projected and "word_emb.emb_projs.0" in self.source.tensors:
-            raise ValueError(f"{self.source.path} projects embeddings of the model's own width, which is not supported")
+            message = f"{self.source.path} projects embeddings of the model's own width, which is not supported"
+            raise self._unfit("a model that projects only embeddings of another width", message)
         if not self.projected:
             return
         widths = [self.tables[min(i, self.n_table - 1)].shape[1] for i in range(n_bin)]
@@ -211,7 +229,8 @@ class ModelMapping:
 
     def _out_proj(self, i: int, shared: Tensor) -> Tensor:
         """The projection of cluster i of the softmax, whose embedding has the projection `shared`."""
-        name, ties = f"crit.out_projs.{i}", self.source.said.get("tie_projs")
+        name = f"crit.out_projs.{i}"
+        ties = self.source.said.get("tie_projs")
         own = self._get(name, *shared.shape) if name in self.source.tensors else None
         if ties is None:  # NVIDIA's program stores only what is not tied
             is_tied = own is None and self.source.kind == NVIDIA
@@ -220,7 +239,8 @@ class ModelMapping:
         if not is_tied:
             return self._get(name, *shared.shape)
         if own is not None and not _same(own, shared):
-            raise ValueError(f"{self.source.told_by} says that {name} is the embedding's, but it is not")
+            message = f"{self.source.told_by} says that {name} is the embedding's, but it is not"
+            raise self._unfit(f"a checkpoint whose {name} is the embedding's", message)
         return shared
 
     # ----------------------------------------------------------------------------------------------------- weights
@@ -233,7 +253,8 @@ class ModelMapping:
                 self._weights[f"{scope}proj_W"] = (self.emb_projs[i],), np.transpose
 
     def _map_layers(self) -> None:
-        heads, width, inner = self.n_head * self.d_head, self.d_model, self.d_inner
+        heads = self.n_head * self.d_head
+        width, inner = self.d_model, self.d_inner
         shapes = {
             "dec_attn.qkv_net.weight": (3 * heads, width),
             "dec_attn.r_net.weight": (heads, width),
@@ -252,7 +273,7 @@ class ModelMapping:
             self._weights[name] = biases, (lambda *arrays: np.stack(arrays)) if self.untie_r else np.asarray
 
     def _map_softmax(self) -> None:
-        """The softmax, whose own words are the rows of the embedding."""
+        """Maps the softmax. Its table of words is that of the embedding."""
         names = "crit.out_layers_biases.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.bias"
         biases = [self._get(names.format(i), table.shape[0]) for i, table in enumerate(self.tables)]
         self._check_tied()
@@ -260,7 +281,8 @@ class ModelMapping:
         if not cutoffs:
             self._weights["adaptive_softmax/bias"] = (biases[0],), np.asarray
             return
-        scope, ends = "adaptive_softmax/cutoff_{}/{}", [0, *cutoffs, self.n_token]
+        scope = "adaptive_softmax/cutoff_{}/{}"
+        ends = [0, *cutoffs, self.n_token]
         for i, (start, end) in enumerate(itertools.pairwise(ends)):
             bias, layout = (biases[i], np.asarray) if self.n_table > 1 else (biases[0], _rows(start, end))
             self._weights[scope.format(i, "b")] = (bias,), layout
@@ -276,53 +298,57 @@ class ModelMapping:
             clusters = (
                 self._get("crit.cluster_weight", n_cluster, self.d_embed), self._get("crit.cluster_bias", n_cluster)
             )  # fmt: skip
-            layout = (np.asarray if self.source.kind == HUGGING_FACE else np.flipud,) * 2
+            order = np.asarray if self.source.kind == HUGGING_FACE else np.flipud
+            layout = (order, order)
         self._weights[scope.format(0, "cluster_W")] = clusters[:1], layout[0]
         self._weights[scope.format(0, "cluster_b")] = clusters[1:], layout[1]
 
     def _check_tied(self) -> None:
-        """Raises ValueError where the softmax has words of its own."""
+        """Raises ParameterError if the softmax does not use the tables of the embedding."""
         names = "crit.out_layers_weights.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.weight"
         for i, table in enumerate(self.tables):
             name = names.format(i)
             is_there = name in self.source.tensors
             if is_there and not _same(self._get(name, *table.shape), table):
-                raise ValueError(
-                    f"{self.source.path}: {name} is not the embedding's table, which the softmax here shares"
-                )
+                message = f"{self.source.path}: {name} is not the embedding's table, which the softmax here shares"
+                raise self._unfit("a model whose softmax shares the embedding's tables", message)
             if not is_there and self.source.said.get("tie_weight") is False:
-                raise ValueError(
-                    f"{self.source.told_by} says that the softmax has weights of its own, and there is no {name}"
-                )
+                message = f"{self.source.told_by} says that the softmax has weights of its own, and there is no {name}"
+                raise ParameterError("tie_weight", False, [True], message)
+
+    def _unfit(self, allowed: str, message: str) -> FileError:
+        """The error of a checkpoint that is no model of ours."""
+        return FileError("path", self.source.path, allowed, message)
 
     def _get(self, name: str, *shape: int | None) -> Tensor:
-        """A tensor, checked; `None` in its shape is any size."""
+        """A tensor with a checked shape. `None` in the shape allows any size."""
         tensor = self.source.tensors.get(name)
         if tensor is None:
-            raise ValueError(f"{self.source.path} does not fit any model: it has no tensor {name}")
+            message = f"{self.source.path} does not fit any model: it has no tensor {name}"
+            raise self._unfit(f"a checkpoint with the tensor {name}", message)
         is_fitting = len(tensor.shape) == len(shape) and all(
             size > 0 and expected in (None, size) for size, expected in zip(tensor.shape, shape, strict=True)
         )
         if not is_fitting or tensor.dtype not in FLOATS:
             expected = "x".join("any" if size is None else str(size) for size in shape)
-            raise ValueError(
-                f"{self.source.path} does not fit any model: {name} must be {expected} numbers of {', '.join(FLOATS)}, "
-                f"got {'x'.join(map(str, tensor.shape))} of {tensor.dtype}"
-            )
+            allowed = f"{expected} numbers of {', '.join(FLOATS)}"
+            got = f"{'x'.join(map(str, tensor.shape))} of {tensor.dtype}"
+            message = f"{self.source.path} does not fit any model: {name} must be {allowed}, got {got}"
+            raise ParameterError(name, got, allowed, message)
         self._used.add(name)
         return tensor
 
     def _check_rest(self) -> None:
-        """Raises ValueError where the checkpoint holds what is not understood, or less than the model."""
+        """Raises FileError if the checkpoint has unknown tensors, or far fewer numbers than the model."""
         left = [name for name in self.source.tensors if name not in self._used and not re.fullmatch(IGNORED, name)]
         if left:
-            raise ValueError(
-                f"{self.source.path} is another network: it has {shown(left[0])}, which no Transformer-XL has"
-            )
+            message = f"{self.source.path} is another network: it has {shown(left[0])}, which no Transformer-XL has"
+            raise self._unfit("a Transformer-XL", message)
         storages = {id(tensor.storage): tensor.storage.numel for tensor in self.source.tensors.values()}
         n_number = sum(tensor.size for tensors, _ in self._weights.values() for tensor in tensors)
         if n_number > MAX_COPIES * sum(storages.values()):  # one after the other in the same bytes
-            raise ValueError(f"{self.source.path} makes {n_number} numbers of {sum(storages.values())}")
+            message = f"{self.source.path} makes {n_number} numbers of {sum(storages.values())}"
+            raise self._unfit(f"at most {MAX_COPIES} copies of every number", message)
         used = {tensor.dtype for tensors, _ in self._weights.values() for tensor in tensors}
         if used != {"float32"}:
             self.notes.append(f"weights of {', '.join(sorted(used - {'float32'}))} became float32")

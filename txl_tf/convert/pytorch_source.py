@@ -1,10 +1,10 @@
-"""Finds and reads checkpoints of three PyTorch programs, and what their files say of the model.
+"""Finds and reads checkpoints of three PyTorch programs, and what their files say about the model.
 
-| kind | files | who says the model's numbers |
+| kind | files | the hyper-parameters are in |
 |---|---|---|
-| Hugging Face | model.safetensors, pytorch_model.bin, or an index of shards | config.json beside them |
-| NVIDIA | checkpoint_best.pt, checkpoint_last.pt | `model_config` in it |
-| original PyTorch | model.pt, a pickled `MemTransformerLM`; or a bare state_dict | the module's attributes; nobody |
+| Hugging Face | model.safetensors, pytorch_model.bin, or an index of shards | config.json in the same folder |
+| NVIDIA | checkpoint_best.pt, checkpoint_last.pt | `model_config` in the checkpoint |
+| original PyTorch | model.pt, a pickled `MemTransformerLM`; or a bare state_dict | the module's attributes; nowhere |
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import dataclasses
 import os
 from typing import Any
 
-from txl_tf.convert.pickles import Named, by_text, shown
+from txl_tf.convert.pickles import FileError, Named, by_text, shown
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import members, named_tensors, read_tensors, read_torch_file
-from txl_tf.errors import named
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import read_json
 from txl_tf.schema import check_type
 
@@ -28,10 +28,13 @@ NORM_EPSILON = 1e-5  # PyTorch's default
 
 MAX_CONFIG = 1_000_000  # bytes of a config.json, which has about a thousand
 
-INTEGERS = "n_token n_layer n_head d_head d_model d_embed d_inner div_val mem_len clamp_len ext_len attn_type".split()
-FLAGS = "same_length untie_r pre_lnorm tie_weight proj_share_all_but_first proj_same_dim".split()
-NUMBERS = "dropout dropatt layer_norm_epsilon sample_softmax".split()
-TYPES = {  # of what a file may say of a model
+INTEGERS = (
+    "n_token", "n_layer", "n_head", "d_head", "d_model", "d_embed", "d_inner", "div_val", "mem_len", "clamp_len",
+    "ext_len", "attn_type",
+)  # fmt: skip
+FLAGS = ("same_length", "untie_r", "pre_lnorm", "tie_weight", "proj_share_all_but_first", "proj_same_dim")
+NUMBERS = ("dropout", "dropatt", "layer_norm_epsilon", "sample_softmax")
+TYPES = {  # of the values that a file may give for a model
     **dict.fromkeys(INTEGERS, int),
     **dict.fromkeys(FLAGS, bool),
     **dict.fromkeys(NUMBERS, float),
@@ -47,12 +50,12 @@ class Source:
     Attributes:
         path: the file with the tensors, or the index of its shards.
         kind: `HUGGING_FACE`, `NVIDIA` or `ORIGINAL`.
-        tensors: by the names that all three programs give them.
-        said: numbers of the model, by their names here or, without one, in the original; only those that a file says.
-        told_by: what says them.
-        vocab: what the file holds of a vocabulary, or `None`.
-        dataset: name of the dataset, if the file says it.
-        step: of the training, if the file says it.
+        tensors: tensors, by the names that all three programs give them.
+        said: hyper-parameters that a file contains, by their names here or, if there is none, in the original.
+        told_by: where the hyper-parameters are from.
+        vocab: vocabulary in the file, in the program's own form, or `None`.
+        dataset: name of the dataset, if the file contains it.
+        step: training step, if the file contains it, else 0.
     """
 
     path: str
@@ -73,12 +76,13 @@ class Source:
         self.tensors = {name.removeprefix("module."): tensor for name, tensor in self.tensors.items()}
         self.tensors = {name.removeprefix("transformer."): tensor for name, tensor in self.tensors.items()}
         if not any(name.startswith("crit.") for name in self.tensors):
-            raise ValueError(
+            message = (
                 f"{self.path} has no tensor crit.*: it is no Transformer-XL, or one without a language model's softmax"
             )
+            raise FileError("path", self.path, "a Transformer-XL with the softmax of a language model", message)
 
     def _check_network(self) -> None:
-        """Raises ValueError where the program computes what `TransformerXLLM` does not."""
+        """Raises ParameterError if the program computes something that `TransformerXLLM` does not."""
         refused = {
             "attn_type": (self.said.get("attn_type", 0) != 0, "0 is the attention of Transformer-XL"),
             "pre_lnorm": (self.said.get("pre_lnorm", False), "layer norm comes after every sublayer here"),
@@ -87,13 +91,13 @@ class Source:
         }
         for name, (is_other, reason) in refused.items():
             if is_other:
-                raise ValueError(
-                    f"{self.path} is another network: {self.told_by} says {name}={self.said[name]}; {reason}"
-                )
+                value = self.said[name]
+                message = f"{self.path} is another network: {self.told_by} says {name}={value}; {reason}"
+                raise ParameterError(name, value, reason, message)
 
 
 def checked(values: dict[str, Any], who: str) -> dict[str, Any]:
-    """The numbers of a model that are not `None`. Raises ValueError where one is not of its type."""
+    """The hyper-parameters that are not `None`. Raises ParameterError if one has another type."""
     values = {name: value for name, value in values.items() if value is not None}
     for name, value in values.items():
         check_type(f"{who}: {name}", value, TYPES[name])
@@ -144,7 +148,8 @@ def _hugging_face(path: str, config_file: str, tensors: dict | None) -> Source:
     if not os.path.isfile(config_file):
         raise FileNotFoundError(f"{path} is Hugging Face's, which needs its {config_file} beside it")
     if os.path.getsize(config_file) > MAX_CONFIG:
-        raise ValueError(f"{config_file} has {os.path.getsize(config_file):,} bytes, a configuration about 1,000")
+        message = f"{config_file} has {os.path.getsize(config_file):,} bytes, a configuration about 1,000"
+        raise FileError("path", config_file, f"at most {MAX_CONFIG:,} bytes", message)
     config = read_json(config_file, _check_model_type)
     said = {
         **config,
@@ -153,25 +158,37 @@ def _hugging_face(path: str, config_file: str, tensors: dict | None) -> Source:
     }
     shares = said.pop("proj_share_all_but_first", True)  # before transformers 2.3
     if "tie_projs" not in said and type(config.get("cutoffs")) is list:
-        said["tie_projs"] = [False] + [shares is True] * len(config["cutoffs"])
+        said["tie_projs"] = [False, *(shares is True for _ in config["cutoffs"])]
     tensors = read_tensors(path) if tensors is None else tensors
     return Source(path, HUGGING_FACE, tensors, said, config_file)
 
 
 def _check_model_type(config: dict) -> None:
-    """Raises ValueError where a config.json is another model's; very old ones do not name theirs."""
+    """Raises ParameterError if a config.json belongs to another model. Very old ones do not name the model."""
     if config.get("model_type", "transfo-xl") != "transfo-xl":
-        raise ValueError(f"model_type must be transfo-xl, got {shown(config['model_type'])}")
+        model_type = config["model_type"]
+        message = f"model_type must be transfo-xl, got {shown(model_type)}"
+        raise ParameterError("model_type", model_type, ["transfo-xl"], message)
 
 
 def _nvidia(path: str, found: dict) -> Source:
-    config, args = found.get("model_config"), found.get("args")
+    config = found.get("model_config")
+    args = found.get("args")
     if not isinstance(found["model_state"], dict) or not isinstance(config, dict):
-        raise ValueError(f"{path} is no checkpoint of NVIDIA: model_state and model_config must be dictionaries")
-    dataset, step = args.attributes.get("dataset") if isinstance(args, Named) else None, found.get("train_step")
-    dataset, step = dataset if type(dataset) is str else None, step if type(step) is int and step > 0 else 0
-    tensors, told_by = named_tensors(found["model_state"]), f"model_config of {path}"
-    return Source(path, NVIDIA, tensors, by_text(config), told_by, found.get("vocab"), dataset, step)
+        message = f"{path} is no checkpoint of NVIDIA: model_state and model_config must be dictionaries"
+        raise FileError("path", path, "a checkpoint of NVIDIA", message)
+    dataset = args.attributes.get("dataset") if isinstance(args, Named) else None
+    step = found.get("train_step")
+    return Source(
+        path,
+        NVIDIA,
+        named_tensors(found["model_state"]),
+        by_text(config),
+        told_by=f"model_config of {path}",
+        vocab=found.get("vocab"),
+        dataset=dataset if type(dataset) is str else None,
+        step=step if type(step) is int and step > 0 else 0,
+    )
 
 
 def _module(path: str, module: Named) -> Source:
@@ -179,7 +196,8 @@ def _module(path: str, module: Named) -> Source:
     inner = members(module, "_modules").get("module")
     module = inner if isinstance(inner, Named) else module
     if module.name != "MemTransformerLM":
-        raise ValueError(f"{path} holds a {shown(module.name)}, not a MemTransformerLM")
+        message = f"{path} holds a {shown(module.name)}, not a MemTransformerLM"
+        raise FileError("path", path, "a MemTransformerLM", message)
     said = {
         **module.attributes,
         "div_val": _attribute(module, "word_emb", "div_val"),
@@ -193,7 +211,7 @@ def _module(path: str, module: Named) -> Source:
 
 
 def _attribute(module: Any, part: str, name: str) -> Any:
-    """An attribute of a module below another, as `layers.0.dec_attn`; `None` if it is not there."""
+    """An attribute of a submodule, such as `layers.0.dec_attn`; `None` if it does not exist."""
     for step in part.split("."):
         module = members(module, "_modules").get(step) if isinstance(module, Named) else None
     return module.attributes.get(name) if isinstance(module, Named) else None

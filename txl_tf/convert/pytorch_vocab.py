@@ -1,4 +1,4 @@
-"""Vocabularies of PyTorch programs: the tokenizer of Hugging Face, cache.pt, what a checkpoint of NVIDIA holds."""
+"""Vocabularies of PyTorch programs: Hugging Face's tokenizer, cache.pt, and the one in a checkpoint of NVIDIA."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 
 from txl_tf.convert.corpus_files import SourceCorpus, read_corpus, vocab_of
-from txl_tf.convert.pickles import Named, by_text, is_text, shown, text, texts_of
+from txl_tf.convert.pickles import FileError, Named, by_text, is_text, shown, text, texts_of
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import read_torch_file
 from txl_tf.data.text.datasets import PAPER_DATASETS, SPLITS
 from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 
 FILES = ("vocab.pkl", "vocab.bin", "cache.pt", "cache.pkl", INFO_FILE, VOCAB_FILE)
 
 
 def vocabulary_beside(folder: str) -> str | None:
-    """The vocabulary in the folder of a checkpoint, if there is one."""
+    """The path of the vocabulary in the folder of a checkpoint, if there is one."""
     paths = [os.path.join(folder, name) for name in FILES]
     return next(filter(os.path.isfile, paths), None)
 
@@ -29,10 +30,10 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
 
     Args:
         path: vocab.pkl, vocab.bin, cache.pt, a corpus file of the original, a list of words, or the folder of one.
-        dataset: as in `read_corpus`. Where nobody says it, the tokens tell how text becomes words.
+        dataset: as in `read_corpus`. If it is not known, the symbols decide how text becomes words.
 
     Returns:
-        `(source, notes)`: the vocabulary, and what is worth saying of it.
+        `(source, notes)`: the vocabulary, and sentences about it.
 
     Raises:
         ValueError, OSError: a file is missing or wrong.
@@ -43,7 +44,8 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
         if found is None:
             raise FileNotFoundError(f"there is no vocabulary in {path}: none of {', '.join(FILES)}")
         path = found
-    name, info_file = os.path.basename(path), os.path.join(os.path.dirname(path), INFO_FILE)
+    name = os.path.basename(path)
+    info_file = os.path.join(os.path.dirname(path), INFO_FILE)
     if path.endswith((".pkl", ".bin", ".pt")) and name != "cache.pkl":
         return vocabulary_of(read_torch_file(path), path, dataset)
     if name in ("cache.pkl", INFO_FILE) or os.path.isfile(info_file):
@@ -53,28 +55,33 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
 
 
 def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any = None) -> tuple[SourceCorpus, list]:
-    """The vocabulary in what a file held: a `Vocab`, its `__dict__`, or a `Corpus` or dictionary with it.
+    """The vocabulary in the contents of a file: a `Vocab`, its `__dict__`, or a `Corpus` or dictionary that has one.
 
-    `said` is the dataset as the file has it elsewhere. Other arguments, returns, raises: as `read_vocabulary`.
+    Args:
+        found: the contents of the file `path`.
+        said: the dataset, if another part of the file names it.
+
+    Other arguments, returns and raises: see `read_vocabulary`.
     """
     corpus = _attributes(found)
     inner = _attributes(corpus.get("vocab"))
     vocab = inner if "idx2sym" in inner else corpus
     if "idx2sym" not in vocab:
         kind = f"a {shown(found.name)}" if isinstance(found, Named) else shown(found)
-        raise ValueError(
+        message = (
             f"{path} holds no list of words (idx2sym) but {kind}. A vocabulary of subwords (NVIDIA's --vocab=bpe) is "
             "not supported"
         )
+        raise FileError("path", path, "a vocabulary of words", message)
     try:
         symbols = texts_of(vocab["idx2sym"])
     except ValueError as error:
-        raise ValueError(f"{path} is no vocabulary: {error}") from None
-    symbols, n_mended = mended(symbols)
+        raise FileError("path", path, "a vocabulary of words", f"{path} is no vocabulary: {error}") from None
+    symbols, n_repaired = repaired(symbols)
     wrong = next((symbol for symbol in symbols if not symbol or not _is_unicode(symbol)), None)
     if wrong is not None:
-        raise ValueError(f"{path} is no vocabulary: {shown(wrong)} is no word")
-    notes = [f"{n_mended} words of {path} were UTF-8 read as latin1: mended"] if n_mended else []
+        raise FileError("path", path, "a vocabulary of words", f"{path} is no vocabulary: {shown(wrong)} is no word")
+    notes = [f"{n_repaired} words of {path} were UTF-8 read as latin1: repaired"] if n_repaired else []
     dataset = _agreed(dataset, corpus.get("dataset", said), path)
     options, note = _options(symbols, dataset, vocab)
     splits = {split: _tokens(corpus.get(split), path) for split in SPLITS}
@@ -89,22 +96,23 @@ def _attributes(found: Any) -> dict[str, Any]:
 
 
 def _is_unicode(symbol: str) -> bool:
-    """Whether it can be written: half of a surrogate pair cannot."""
+    """Whether a symbol can be written to a file. Half of a surrogate pair cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in symbol)
 
 
 def _agreed(given: str | None, said: Any, path: str) -> str | None:
-    """The dataset, if it is one of the paper's; a file may also say another name."""
+    """The dataset, if it is one of the paper's. Other names in a file are ignored."""
     said = text(said) if is_text(said) and text(said) in PAPER_DATASETS else None
     if given and said and given != said:
-        raise ValueError(f"dataset is {given}, but {path} says {said}")
+        raise ParameterError("dataset", given, [said], f"dataset is {given}, but {path} says {said}")
     return given or said
 
 
-def mended(symbols: list[str]) -> tuple[list[str], int]:
-    """The tokens, and how many were UTF-8 that had been read as latin1, as all of the hub's vocabulary was.
+def repaired(symbols: list[str]) -> tuple[list[str], int]:
+    """The symbols, with words repaired that were UTF-8 read as latin1; and the number of such words.
 
-    Only where it is certain: every token is UTF-8 if written as latin1, and no two become one.
+    Hugging Face's vocabulary has this mistake. It is repaired only where it is certain: every symbol, encoded as
+    latin1, is UTF-8, and no two symbols become one.
     """
     try:
         better = [symbol.encode("latin1").decode("utf-8") for symbol in symbols]
@@ -116,9 +124,10 @@ def mended(symbols: list[str]) -> tuple[list[str], int]:
 
 
 def _options(symbols: list[str], dataset: str | None, stored: dict) -> tuple[dict, str | None]:
-    """Arguments of `Vocab` for tokens of words, and a note where no dataset decides them."""
+    """Arguments of `Vocab` for symbols that are words, and a note if no dataset decides them."""
+    note = None
     if dataset is not None:
-        options, note = dict(PAPER_DATASETS[dataset][0]), None
+        options = dict(PAPER_DATASETS[dataset][0])
     else:
         known = set(symbols)
         eos = next((symbol for symbol in ("<eos>", "<S>") if symbol in known), None)
@@ -131,12 +140,12 @@ def _options(symbols: list[str], dataset: str | None, stored: dict) -> tuple[dic
 
 
 def _tokens(found: Any, path: str) -> np.ndarray | None:
-    """The tokens of a split: a tensor; in lm1b a list of them, or for the training text of files, which is none."""
+    """The tokens of a split: a tensor; in lm1b a list of tensors, or for its training text a list of files: `None`."""
     pieces = [found] if isinstance(found, Tensor) else found
     if type(pieces) is not list or not pieces or not all(isinstance(piece, Tensor) for piece in pieces):
         return None
     wrong = [piece for piece in pieces if piece.dtype != "int64" or len(piece.shape) != 1]
     if wrong or sum(piece.size for piece in pieces) > os.path.getsize(path):
         found = f"{wrong[0].dtype} {list(wrong[0].shape)}" if wrong else "more of them than the file has bytes"
-        raise ValueError(f"tokens of {path} must be int64 [n], got {found}")
+        raise FileError("path", path, "tokens that are int64 [n]", f"tokens of {path} must be int64 [n], got {found}")
     return np.concatenate([piece.array() for piece in pieces])

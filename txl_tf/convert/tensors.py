@@ -1,6 +1,6 @@
-"""Tensors in files: places that are checked against what the file has. Reads .safetensors.
+"""Tensors in files, whose positions are checked against the size of the file. Reads .safetensors.
 
-The numbers of a `Tensor` are read when they are asked for, and mapped into memory where the file has them uncompressed.
+`Tensor.array` reads the numbers when it is called. It maps them into memory unless the file compresses them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ DTYPES = {  # NumPy has no bfloat16, which is the upper half of float32
 
 @dataclasses.dataclass(eq=False)
 class Storage:
-    """`numel` numbers in a file, from byte `offset` on, maybe packed: as this `member` of a zip archive."""
+    """`numel` numbers in a file, from byte `offset` on. If they are compressed, as `member` of a zip archive."""
 
     path: str
     dtype: str
     numel: int
-    offset: int | None = None
+    offset: Any = None  # int, when the reader has found the storage in the file
     member: zipfile.ZipInfo | None = None
 
     @property
@@ -45,7 +45,7 @@ class Storage:
         return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).newbyteorder("<")
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """The numbers from one place up to another, read-only; of bfloat16 as float32."""
+        """The numbers from index `start` up to `stop`, read-only. bfloat16 becomes float32."""
         if start == stop:
             numbers = np.zeros([0], self.raw)
         elif self.member is None:
@@ -58,7 +58,7 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """Numbers of a storage: the first at `offset`, the others by `stride`, all counted in numbers."""
+    """A view of a storage: `offset` of the first number, and `stride` of every dimension, both counted in numbers."""
 
     storage: Storage
     offset: int
@@ -66,7 +66,8 @@ class Tensor:
     stride: tuple[int, ...]
 
     def __post_init__(self):
-        numel, sizes = self.storage.numel, (self.shape, self.stride, (self.offset,))
+        numel = self.storage.numel
+        sizes = (self.shape, self.stride, (self.offset,))
         if (
             not all(are_sizes(values, MAX_NUMBERS) for values in sizes)
             or not len(self.shape) == len(self.stride) <= MAX_RANK
@@ -86,7 +87,7 @@ class Tensor:
 
     @property
     def extent(self) -> int:
-        """How many numbers of the storage it spans."""
+        """How many numbers of the storage lie between the first and the last number, both included."""
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)) if self.size else 0
 
     @property
@@ -94,7 +95,7 @@ class Tensor:
         return self.storage.dtype
 
     def array(self) -> np.ndarray:
-        """The numbers, read-only; of bfloat16 as float32."""
+        """The numbers, read-only. bfloat16 becomes float32."""
         numbers = self.storage.read(self.offset, self.offset + self.extent)
         strides = [step * numbers.itemsize for step in self.stride]
         return np.lib.stride_tricks.as_strided(numbers, self.shape, strides, writeable=False)
@@ -109,7 +110,7 @@ def row_major(shape: list[int]) -> tuple[int, ...]:
 
 
 def check_fetched(path: str) -> None:
-    """Raises ValueError where a file is one of git lfs's in place of the real one."""
+    """Raises ValueError if a file is a pointer of git lfs instead of the file itself."""
     with open(path, "rb") as file:
         if file.read(len(LFS)) == LFS:
             raise ValueError("it only points to a file that git lfs has not fetched yet: run git lfs pull")
@@ -117,7 +118,7 @@ def check_fetched(path: str) -> None:
 
 @refusing("a zip archive")
 def unpacked(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
-    """The data of a member that begins at byte `offset`. Unpacks no more than it should be: `zipfile` does."""
+    """The data of a member that begins at byte `offset`. Unlike `zipfile`, unpacks at most as much as is declared."""
     with open(path, "rb") as file:
         file.seek(offset)
         data = file.read(member.compress_size)
@@ -129,7 +130,7 @@ def unpacked(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
 
 
 def check_packed(member: zipfile.ZipInfo) -> None:
-    """Raises ValueError where a member would unpack to far more than it is, or cannot be unpacked."""
+    """Raises ValueError if a member would unpack to far more bytes than it has, or cannot be unpacked."""
     name = shown(member.filename)
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
         raise ValueError(f"the member {name} is encrypted, or packed by another method than deflate")

@@ -1,7 +1,7 @@
-"""Reads files of PyTorch and safetensors with NumPy alone, without running anything in them, see `pickles`.
+"""Reads files of PyTorch and safetensors with NumPy alone. Nothing in the files is run, see `pickles`.
 
-read_torch_file    .bin, .pt and .pkl: what torch.save or pickle wrote, whole modules included
-read_tensors       the tensors in one of these, in a .safetensors, or in the shards of an *.index.json, by name
+read_torch_file    reads .bin, .pt and .pkl files of torch.save or pickle, whole modules included
+read_tensors       reads the tensors of such a file, of a .safetensors, or of the shards of an *.index.json, by name
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from txl_tf.convert.tensors import (
     unique,
     unpacked,
 )
+from txl_tf.errors import ParameterError
 
-PICKLES = (b"\x80", b"(", b"]", b"}", b")", b"c")  # how they begin: of protocols 0 and 1, those of containers
-MAGIC = 0x1950A86A20F9469CFC6C  # how files of torch < 1.6 begin, after pickling
+PICKLES = (b"\x80", b"(", b"]", b"}", b")", b"c")  # first byte: protocol 2 and later, then containers of 0 and 1
+MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch < 1.6
 VERSION = 1001
 MAX_KEY = 20  # digits of the key of a storage
 MAX_PACKED = 4_000_000  # bytes of a data.pkl that is compressed
@@ -58,7 +59,9 @@ PACKAGES = (
     "torch", "transformers", "tokenizers", "sacremoses", "pytorch_transformers", "pytorch_pretrained_bert", "apex",
     "mem_transformer", "proj_adaptive_softmax", "data_utils", "vocabulary", "utils", "numpy", "__main__",
 )  # fmt: skip
-BUILTINS = "set frozenset dict list tuple int float complex object bytearray str bytes".split()
+BUILTINS = (
+    "set", "frozenset", "dict", "list", "tuple", "int", "float", "complex", "object", "bytearray", "str", "bytes",
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -66,12 +69,13 @@ BUILTINS = "set frozenset dict list tuple int float complex object bytearray str
 
 @refusing("a file of PyTorch")
 def read_torch_file(path: str) -> Any:
-    """The contents of a file of `torch.save`, zip or as before torch 1.6, or of a pickle, with `Tensor` for tensors.
+    """The contents of a file of `torch.save` (zip, or the format before torch 1.6) or of a pickle.
 
-    Dictionaries, lists, numbers and texts are as they were; an instance of a class is a `Named` with its attributes.
+    Dictionaries, lists, numbers and texts stay as they are. A tensor becomes a `Tensor`, and an instance of a class a
+    `Named` with its attributes.
 
     Raises:
-        RefusedError: the file names a class or function of another package. The error says which; it was not called.
+        RefusedError: the file names a class or function of another package. The error names it; it was not called.
         ValueError: the file is damaged, or none of PyTorch.
         OSError: it cannot be read.
     """
@@ -88,7 +92,7 @@ def read_torch_file(path: str) -> Any:
 
 @refusing("an index of shards")
 def read_shards(path: str) -> dict[str, Tensor]:
-    """The tensors of all files that an index names, which lie in its folder, by name."""
+    """The tensors of all shards that an index names, by name. The shards are in the folder of the index."""
     if os.path.getsize(path) > MAX_HEADER:
         raise ValueError(f"it has {os.path.getsize(path)} bytes")
     with open(path, "rb") as file:
@@ -127,7 +131,7 @@ def read_tensors(path: str) -> dict[str, Tensor]:
 
 
 def _read_zip(path: str) -> Any:
-    """Archive of `<any>/data.pkl` and, for each storage, `<any>/data/<key>`."""
+    """Reads an archive of `<any>/data.pkl` and, for each storage, `<any>/data/<key>`."""
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         members = {member.filename: member for member in archive.infolist()}
         if len(members) < len(archive.infolist()):
@@ -162,7 +166,7 @@ def _read_zip(path: str) -> Any:
 
 
 def _data_at(file: BinaryIO, member: zipfile.ZipInfo) -> int:
-    """The byte at which the data of a member begins, after the header that stands before it."""
+    """The byte at which the data of a member begins: the end of the member's header."""
     check_packed(member)
     size = os.fstat(file.fileno()).st_size
     file.seek(min(max(member.header_offset, 0), size))
@@ -176,7 +180,7 @@ def _data_at(file: BinaryIO, member: zipfile.ZipInfo) -> int:
 
 
 def _read_pickles(path: str, file: BinaryIO) -> Any:
-    """A single pickle; or, before torch 1.6, four of them, a list of keys, and the storages in its order."""
+    """Reads a single pickle; or, before torch 1.6, four pickles, a list of keys and the storages in that order."""
     bounded = BoundedFile(file)
     unpickler = _TorchUnpickler(bounded, path)
     first = unpickler.load()
@@ -184,10 +188,12 @@ def _read_pickles(path: str, file: BinaryIO) -> Any:
         if unpickler.storages:
             raise ValueError("it names storages of torch.save, but is a pickle alone")
         return first
-    version, system = unpickler.load(), unpickler.load()
+    version = unpickler.load()
+    system = unpickler.load()
     if version != VERSION or by_text(system).get("little_endian") is not True:
         raise ValueError(f"its version is {shown(version)}, not {VERSION}, or it is not little-endian")
-    found, keys = unpickler.load(), unpickler.load()
+    found = unpickler.load()
+    keys = unpickler.load()
     keys = [text(key) for key in keys] if type(keys) is list and all(map(is_storage_key, keys)) else None
     if keys is None or len(set(keys)) < len(keys) or set(keys) != set(unpickler.storages):
         raise ValueError("its list of storages is not that of its tensors")
@@ -258,7 +264,8 @@ KNOWN = {
 class _TorchUnpickler(PlainUnpickler):
     """Reads one pickle of a file or several, one after the other.
 
-    `storages`: those that they name, by key. Where they lie, others tell.
+    Attributes:
+        storages: the storages that the pickles name, by key. The caller sets where they are in the file.
     """
 
     def __init__(self, file: BoundedFile, path: str):
@@ -274,7 +281,7 @@ class _TorchUnpickler(PlainUnpickler):
     def _dictionary(self, *args: Any) -> dict:
         """An `OrderedDict` or `defaultdict`. Python 2 writes it with its pairs.
 
-        They are copied, so they are counted: the file may name the same ones many times.
+        A small file can name the same pairs many times, and every dictionary gets a copy. So they are counted.
         """
         pairs = args[0] if args and type(args[0]) in (list, tuple) else []
         self._n_pair += len(pairs)
@@ -287,7 +294,7 @@ class _TorchUnpickler(PlainUnpickler):
         return made
 
     def persistent_load(self, pid: Any) -> Any:
-        """A storage that a pickle of torch.save refers to, or a class, which comes with its source."""
+        """A storage that a pickle of torch.save refers to, or a class, which is saved with its source code."""
         kind, *rest = pid if type(pid) is tuple and pid else (None,)
         kind = text(kind) if is_text(kind) else None
         if kind == "module" and rest:
@@ -312,23 +319,27 @@ def named_tensors(found: Any) -> dict[str, Tensor]:
     """The tensors of a dictionary, or the parameters of a pickled network by the names of its `state_dict`.
 
     Raises:
-        ValueError: it is neither.
+        ParameterError: it is neither, or the network is too large.
     """
     if isinstance(found, dict):
         return {name: value for name, value in by_text(found).items() if isinstance(value, Tensor)}
     if not isinstance(found, Named):
-        raise ValueError(f"there are no tensors in {shown(found)}")
+        message = f"there are no tensors in {shown(found)}"
+        raise ParameterError("found", shown(found), "a dictionary of tensors or a pickled network", message)
     tensors: dict[str, Tensor] = {}
-    todo, n_part = [("", found)], 0
-    while todo:  # a module may be in itself, or in many others
+    todo = [("", found)]
+    n_part = 0
+    while todo:  # not recursive, and bounded: a module may contain itself, or be in many others
         prefix, module = todo.pop()
-        attributes, parameters, modules = module.attributes, members(module, "_parameters"), members(module, "_modules")
+        attributes = module.attributes
+        parameters = members(module, "_parameters")
+        modules = members(module, "_modules")
         n_part += 1 + len(attributes) + len(parameters) + len(modules)
         longest = max(map(len, [*attributes, *parameters, *modules]), default=0)
         if n_part > MAX_PARTS or len(prefix) + longest > MAX_NAME:
-            raise ValueError(
-                f"a network of more than {MAX_PARTS} parts, or with names of more than {MAX_NAME} characters"
-            )
+            message = f"a network of more than {MAX_PARTS} parts, or with names of more than {MAX_NAME} characters"
+            allowed = f"a network of at most {MAX_PARTS} parts, with names of at most {MAX_NAME} characters"
+            raise ParameterError("found", n_part, allowed, message)
         of_list = {name: value for name, value in attributes.items() if name.isdecimal()}  # a list of torch >= 1.12
         for name, value in {**of_list, **parameters}.items():
             if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Batches of rows of different lengths: those of like lengths together, filled up to one length, epoch after epoch."""
+"""Batches of rows of different lengths: rows of similar length share a batch, padded to one length."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 
-def by_length(lengths: np.ndarray | Sequence[np.ndarray], most: int | Callable) -> Iterator[np.ndarray]:
-    """Batches of rows of like lengths, the shortest first: int `[B]` each, numbers of rows.
+
+def by_length(lengths: np.ndarray | Sequence[np.ndarray], most: int | Callable[..., Any]) -> Iterator[np.ndarray]:
+    """Yields batches of rows of similar length, the shortest first: int `[B]`, the indices of rows.
 
     Args:
-        lengths: int `[rows]`; or several of them, where each one orders the rows that are alike in those before it.
-        most: how many rows a batch takes; or a function that says it of the rows that are left, in order. It takes at
-            least one.
+        lengths: int `[rows]`; or several arrays: each one orders the rows that are equal in the arrays before it.
+        most: number of rows of a batch; or a function that takes the remaining rows, in order, and returns it. A batch
+            always has at least one row.
     """
     order = np.lexsort(np.atleast_2d(lengths)[::-1])
     while order.size:
@@ -25,14 +27,15 @@ def by_length(lengths: np.ndarray | Sequence[np.ndarray], most: int | Callable) 
         order = order[size:]
 
 
-def in_order(answer: Callable, items: Sequence, batches: Iterator[np.ndarray]) -> list:
-    """The answers to items that are asked for in batches, in the order of the items.
+def in_order(answer: Callable[..., Any], items: Sequence, batches: Iterator[np.ndarray]) -> list:
+    """Computes the answers to items in batches, and returns them in the order of the items.
 
     Args:
-        answer: function of a list of items that gives a list of answers.
-        batches: of `by_length`.
+        answer: function that takes a list of items and returns a list of answers.
+        items: the items.
+        batches: indices of items, from `by_length`.
     """
-    answers = [None] * len(items)
+    answers: list[Any] = [None] * len(items)
     for rows in batches:
         for row, found in zip(rows, answer([items[row] for row in rows]), strict=True):
             answers[row] = found
@@ -40,23 +43,23 @@ def in_order(answer: Callable, items: Sequence, batches: Iterator[np.ndarray]) -
 
 
 def padded(rows: Sequence[np.ndarray], multiple: int = 1, width: int = 0) -> np.ndarray:
-    """Rows filled up with 0 to the length of the longest: int32 `[rows, longest]`.
+    """Pads rows with 0 to the length of the longest row: int32 `[rows, longest]`.
 
     Args:
         rows: int arrays `[any]`.
-        multiple: rows of zeros are added until there is a multiple of it, such as the number of replicas.
-        width: the least length.
+        multiple: rows of zeros are added until the number of rows is a multiple of it, such as the number of replicas.
+        width: smallest length of the result.
     """
     table = np.zeros([len(rows) + -len(rows) % multiple, max([width, *map(len, rows)])], np.int32)
-    for place, row in zip(table, rows, strict=False):
-        place[: len(row)] = row
+    for padded_row, row in zip(table, rows, strict=False):
+        padded_row[: len(row)] = row
     return table
 
 
 class EpochBatches:
-    """Batches that come in a new order every epoch, of which a run can go on anywhere.
+    """Batches in a new order every epoch. A run can resume at any step.
 
-    What a step trains on is a function of the seed and of its number.
+    The batch of a step depends only on the seed and on the number of the step.
 
     Args:
         cut: function of a random generator, or of `None` for the order by length, that gives an epoch: the rows of
@@ -68,25 +71,29 @@ class EpochBatches:
     def __init__(
         self, cut: Callable[[np.random.Generator | None], list], collate: Callable[[np.ndarray], Any], seed: int | None
     ):
-        self._cut, self._collate, self.seed = cut, collate, seed
-        self._epoch, self._batches = None, cut(None)
+        self._cut = cut
+        self._collate = collate
+        self.seed = seed
+        self._epoch = None
+        self._batches = cut(None)
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def rows(self, step: int) -> np.ndarray:
-        """Which rows the batch of a step has, int `[B]`; steps go on from epoch to epoch."""
+        """Returns the rows of the batch of a step, int `[B]`. The numbers of steps continue from epoch to epoch."""
         epoch, i = divmod(step, len(self))
         if epoch != self._epoch and self.seed is not None:
-            self._epoch, self._batches = epoch, self._cut(np.random.default_rng([self.seed, epoch]))
+            self._epoch = epoch
+            self._batches = self._cut(np.random.default_rng([self.seed, epoch]))
         return self._batches[i]
 
     def batch(self, step: int) -> Any:
-        """The batch of a step."""
+        """Returns the batch of a step."""
         return self._collate(self.rows(step))
 
     def dataset(self, start: int = 0, repeat: bool = False) -> tf.data.Dataset:
-        """The batches from that of step `start` on; without `repeat`, of one epoch."""
+        """Returns the batches from step `start` on; without `repeat`, until the end of the first epoch."""
         example = self.batch(start)
         dimensions = [array.ndim for array in tf.nest.flatten(example)]
 
@@ -102,14 +109,14 @@ class EpochBatches:
 
 
 def shuffled(batches: list, rng: np.random.Generator | None) -> list:
-    """The batches in a new order; as they are without a generator."""
+    """Returns the batches in a random order; without a generator, in their own order."""
     return batches if rng is None else [batches[i] for i in rng.permutation(len(batches))]
 
 
 def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset whose next two batches are made while a step runs.
+    """Returns a dataset that prepares its next two batches while a step runs.
 
-    Without tf.data's autotuning: deleting an iterator waits for its thread, which may sleep for a minute.
+    It has no autotuning: deleting an iterator would wait for the thread of that, which may sleep for a minute.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -117,13 +124,16 @@ def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def hold_out(texts: Sequence[str], fraction: float, what: str) -> np.ndarray:
-    """Which rows of `texts` are held out to validate on, bool. A hash decides, so that equal texts are on one side.
+    """Chooses the rows of `texts` that are held out for validation: bool `[rows]`.
+
+    A hash of the text decides, so that equal texts are in the same split.
 
     Raises:
-        ValueError: none are, or all. The message calls them `what`.
+        ParameterError: no row, or every row, is held out. The message calls the rows `what`.
     """
     share = np.array([zlib.crc32(text.encode()) for text in texts]) / 2**32
     if not 0 < np.sum(share < fraction) < len(share):
         leaves = f"valid_fraction={fraction} of {len(share)} {what} leaves none to train or validate on"
-        raise ValueError(f"{leaves}: give valid_path, or another valid_fraction")
+        message = f"{leaves}: give valid_path, or another valid_fraction"
+        raise ParameterError("valid_fraction", fraction, f"a share of at least one of the {what}", message)
     return share < fraction

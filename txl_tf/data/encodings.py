@@ -1,4 +1,4 @@
-"""Files that are not UTF-8: which encoding is probable, and the command that converts them.
+"""Files that are not UTF-8: guesses their encoding, and the command that converts them.
 
 ```python
 probable_encoding("你好，世界".encode("gbk"))    # "gb18030"
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from txl_tf.errors import ParameterError
 
-_SAMPLE = 1 << 14  # bytes that a guess is made from
-_LEAST = 0.3  # score of a guess
+_SAMPLE = 1 << 14  # bytes that the guess uses
+_LEAST = 0.3  # smallest score of a guess
 
-# First bytes of a file -> what it is, and the command that unpacks it to the standard output.
+# First bytes of a file -> its format, and the command that unpacks it to the standard output.
 _PACKED = {
     b"\x1f\x8b": ("gzip", "gunzip -c"),
     b"PK\x03\x04": ("zip", "unzip -p"),
@@ -25,7 +25,7 @@ _PACKED = {
     b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"),
 }
 _MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, because it begins with the mark of UTF-16
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -58,17 +58,17 @@ def not_utf8(
     advice: str = "",
     path: str | None = None,
 ) -> ParameterError:
-    """The error of a text that is not UTF-8. Its value is the probable encoding, or `None`.
+    """Returns the error for a text that is not UTF-8. Its value is the probable encoding, or `None`.
 
     Args:
         name: of the text, for the message.
-        data: bytes of it.
-        place: of the byte that is wrong, in `data`.
-        where: the same for people, as "byte 3".
+        data: some bytes of the text.
+        place: position of the wrong byte in `data`.
+        where: the position in the text, for the message, such as "byte 3".
         is_utf8: whether text before `data` shows that the rest is UTF-8.
         begins: whether `data` is the beginning of the file.
-        advice: another way out.
-        path: of the file that has the text; `None`: it is the name.
+        advice: further advice for the message.
+        path: of the file that has the text; `None`: the name is the path.
     """
     start = 0 if place < _SAMPLE else data.rfind(b"\n", 0, place) + 1
     found, command = (None, None) if is_utf8 else _guess(data[start : start + _SAMPLE], begins and not start)
@@ -80,23 +80,25 @@ def not_utf8(
 
 
 def converting(data: bytes) -> str | None:
-    """A sentence on how to convert a text of which `data` is a line; `None` where its encoding is not clear."""
+    """Returns a sentence on how to convert a text that has `data` as a line; `None` if its encoding is not clear."""
     found, command = _guess(data[:_SAMPLE], begins=True)
     return command and f"The text seems to be {found}: {command} OLD_FILE > NEW_FILE converts it."
 
 
 def probable_encoding(data: bytes, begins: bool = True) -> str | None:
-    """The encoding of bytes that are not UTF-8, as `iconv` calls it, or what packed them; `None` if it is not clear.
+    """Returns the encoding of bytes that are not UTF-8, by its name in `iconv`, or the program that packed them.
+
+    It is `None` if it is not clear.
 
     Args:
-        data: some thousand bytes.
-        begins: whether they are the beginning of a file.
+        data: a few thousand bytes.
+        begins: whether the bytes are the beginning of a file.
     """
     return _guess(data[:_SAMPLE], begins)[0]
 
 
 def _guess(data: bytes, begins: bool) -> tuple[str | None, str | None]:
-    """`(encoding, command that converts the file whose name follows it)`."""
+    """Returns `(encoding, command)`; the command converts the file whose name follows it."""
     if begins:
         for magic, (kind, command) in _PACKED.items():
             if data.startswith(magic):
@@ -107,25 +109,25 @@ def _guess(data: bytes, begins: bool) -> tuple[str | None, str | None]:
 
 
 def _is_mostly_utf8(data: bytes) -> bool:
-    """Whether more characters are UTF-8 than bytes are none: then a place is damaged."""
+    """Whether more characters are UTF-8 than bytes are not. Then the text is UTF-8 with some damage."""
     others = [c for c in data.decode("utf-8", "surrogateescape") if not c.isascii()]
     bad = sum("\udc80" <= c <= "\udcff" for c in others)
     return len(others) - bad > bad
 
 
 def _by_characters(data: bytes) -> str | None:
-    """The encoding in which the characters are those that its language uses most."""
+    """Returns the encoding in which the characters are the most frequent ones of its language."""
     scores = {name: _score(data, codec, test) for name, (codec, test) in _CANDIDATES.items()}
-    best = max(scores, key=scores.get)
+    best = max(scores, key=scores.__getitem__)
     if scores[best] >= _LEAST:
         return best
     return _latin(data)
 
 
 def _score(data: bytes, codec: str, test: Callable[[str], float]) -> float:
-    """The mean of `test` over the characters that are not ASCII; 0 where the bytes are not in the encoding."""
+    """Returns the mean of `test` over the characters that are not ASCII; 0 if the bytes are not in the encoding."""
     if codec.startswith("utf-16") and b"\0" not in data:
-        return 0.0  # as good as every text has a newline or a space
+        return 0.0  # almost every text has a newline or a space, which have a zero byte
     try:
         text = codecs.getincrementaldecoder(codec)().decode(data)  # the last character may be cut
     except UnicodeDecodeError:
@@ -138,12 +140,13 @@ def _score(data: bytes, codec: str, test: Callable[[str], float]) -> float:
 
 
 def _characters(common: str, codec: str, first: int, last: int) -> Callable[[str], float]:
-    """A test of a character: half for being in the first part of a character set, half for being a frequent one."""
-    common = frozenset(common + _PUNCTUATION)
+    """Returns a test of a character: 0.5 if it is in the first part of a character set, plus 0.5 if it is frequent."""
+    frequent = frozenset(common + _PUNCTUATION)
 
-    def test(c):
+    def test(c: str) -> float:
         encoded = c.encode(codec, "ignore")
-        return 0.5 * (len(encoded) == 2 and first <= encoded[0] <= last) + 0.5 * (c in common)
+        in_first_part = len(encoded) == 2 and first <= encoded[0] <= last
+        return 0.5 * in_first_part + 0.5 * (c in frequent)
 
     return test
 
@@ -162,7 +165,7 @@ def _letters(common: str) -> Callable[[str], float]:
 
 
 def _wide(c: str) -> float:
-    """Of UTF-16: the scripts of East Asia, Cyrillic and accented letters."""
+    """A test for UTF-16: 1 for the scripts of East Asia, Cyrillic and accented letters."""
     return float("\u4e00" <= c <= "\u9fff" or "\u3000" <= c <= "\u30ff" or "\uac00" <= c <= "\ud7a3" or c <= "\u04ff")
 
 
@@ -180,7 +183,10 @@ _CYRILLIC = {"windows-1251": "cp1251", "koi8-r": "koi8_r"}
 
 
 def _latin(data: bytes) -> str | None:
-    """An encoding of one byte a character: in Cyrillic, words consist of such bytes, else they are single letters."""
+    """Returns an encoding of one byte per character, or `None`.
+
+    In Cyrillic, whole words consist of bytes above 127; in Latin scripts, only single letters do.
+    """
     high = [i for i, byte in enumerate(data) if byte >= 0x80]
     if not high or b"\0" in data:
         return None
@@ -188,7 +194,7 @@ def _latin(data: bytes) -> str | None:
     alone = sum(i - 1 not in places and i + 1 not in places for i in high) / len(high)
     if alone < 0.3:
         scores = {name: _score(data, codec, _letters(_RUSSIAN)) for name, codec in _CYRILLIC.items()}
-        best = max(scores, key=scores.get)
+        best = max(scores, key=scores.__getitem__)
         return best if scores[best] > 0.6 else None
     if alone < 0.6 or _score(data, "cp1252", lambda c: float(c in _ACCENTED)) < 0.5:
         return None

@@ -1,6 +1,6 @@
-"""Files to read, wherever they are: all that `tf.io.gfile` knows, such as gs://, and s3:// by pyarrow.
+"""Input files, local and remote: every file system of `tf.io.gfile`, such as gs://, and s3:// by pyarrow.
 
-Programs read texts from here. What they write goes by `txl_tf.files`.
+Programs read texts with these functions. They write with `txl_tf.files`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import tensorflow as tf
 
-from txl_tf.errors import named
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import is_remote
 
 logger = logging.getLogger("txl_tf")
@@ -39,7 +39,7 @@ def size(path: str) -> int:
 
 
 def stamp(path: str) -> tuple[int, int]:
-    """Bytes of a file that exists, and when it was written, in nanoseconds: another file has others."""
+    """Returns the bytes of an existing file and its time in nanoseconds, which change when the file changes."""
     if _is_pyarrows(path):
         found = _info(path)
         return found.size, found.mtime_ns
@@ -48,18 +48,21 @@ def stamp(path: str) -> tuple[int, int]:
 
 
 def opened(path: str) -> BinaryIO:
-    """A file to read bytes from: `read(n)`, `seek(place)`, `tell()`, `close()`."""
+    """Opens a file to read bytes from: `read(n)`, `seek(position)`, `tell()`, `close()`."""
     return opened_by_pyarrow(path) if _is_pyarrows(path) else tf.io.gfile.GFile(path, "rb")
 
 
 def opened_by_pyarrow(path: str) -> Any:
-    """A `pyarrow.NativeFile`, of a local file or of any file system that pyarrow knows."""
+    """Opens a local file, or one of any file system that pyarrow knows, as a `pyarrow.NativeFile`."""
     file_system, place = _file_system(path if is_remote(path) else os.path.abspath(path))
     return file_system.open_input_file(place)
 
 
 def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`(folder, folders in it, files in it)` of a folder and those in it; what is removed from a list is left out."""
+    """Yields `(folder, folders in it, files in it)` for a folder and all folders below it, like `os.walk`.
+
+    A folder that the caller removes from the list of folders is not visited.
+    """
     if not _is_pyarrows(folder):
         for parent, folders, names in tf.io.gfile.walk(folder):
             if not is_remote(folder):
@@ -78,8 +81,10 @@ def _is_loop(folder: str, path: str) -> bool:
     """Whether a path below `folder` is a symbolic link that leads to itself, or back to a folder that it lies in."""
     if not os.path.islink(path):
         return False
-    target, parent, folder = os.path.realpath(path), os.path.dirname(path), os.path.normpath(folder)
-    found = os.path.islink(target)  # what no link leads out of
+    target = os.path.realpath(path)
+    parent = os.path.dirname(path)
+    folder = os.path.normpath(folder)
+    found = os.path.islink(target)  # `realpath` returns a link if the links form a loop
     while not found:
         found = f"{os.path.realpath(parent)}/".startswith(f"{target.rstrip('/')}/")
         if os.path.normpath(parent) == folder or not parent:
@@ -91,17 +96,18 @@ def _is_loop(folder: str, path: str) -> bool:
 
 
 def matching(pattern: str) -> list[str]:
-    """The files and folders that a pattern such as `shards/*.txt` stands for, by name."""
+    """Returns the files and folders that match a pattern such as `shards/*.txt`, sorted by name."""
     if not _is_pyarrows(pattern):
         return sorted(tf.io.gfile.glob(pattern))
     folder, _, names = pattern.rpartition("/")
     if any(c in folder for c in "*?["):
-        raise ValueError(f"a pattern of s3:// must be of names in one folder, got {named(pattern)}")
+        message = f"a pattern of s3:// must be of names in one folder, got {named(pattern)}"
+        raise ParameterError("pattern", pattern, "a pattern of names in one folder", message)
     return [os.path.join(folder, name) for name in sorted(fnmatch.filter(_entries(folder), names))]
 
 
 def _entries(folder: str) -> dict[str, Any]:
-    """`{name: pyarrow.fs.FileInfo}` of what is in a folder."""
+    """Returns `{name: pyarrow.fs.FileInfo}` for the files and folders in a folder."""
     from pyarrow.fs import FileSelector
 
     file_system, place = _file_system(folder)
@@ -118,15 +124,16 @@ def _is_pyarrows(path: str) -> bool:
 
 
 def _file_system(path: str) -> tuple[Any, str]:
-    """`(pyarrow.fs.FileSystem, path in it)`. Keys and region are those of the environment, as pyarrow reads them."""
+    """Returns `(pyarrow.fs.FileSystem, path in it)`. Pyarrow reads keys and region from the environment."""
     return pyarrow(f"{_PYARROW} paths").fs.FileSystem.from_uri(path)
 
 
 def pyarrow(user: str) -> Any:
-    """The package, for what `user` names. Raises ValueError where it is not installed."""
+    """Returns the package. Raises ParameterError, which names the `user` of the package, if it is not installed."""
     try:
         import pyarrow
         import pyarrow.fs
     except ImportError as error:
-        raise ValueError(f"{user} need the package pyarrow, which is not installed: pip install pyarrow") from error
+        message = f"{user} need the package pyarrow, which is not installed: pip install pyarrow"
+        raise ParameterError("data_path", user, "files that need no pyarrow", message) from error
     return pyarrow

@@ -1,17 +1,18 @@
-"""Files of lines, answered block by block into files of the same names: by one process or by many, and not twice.
+"""Answers to files of lines, block by block, in files of the same names. Finished blocks are not answered again.
 
     files = [LineFile(path, name, "answers", key) for path, name in find_named_files("corpus")]
     plan = Plan(files, most=2000)
-    for tally in plan.answer(run):       # `run(blocks)` has each block answered by `answer_block`, wherever
+    for tally in plan.answer(run):       # `run(blocks)` calls `answer_block` for each block, in any process
         print(*tally.messages)           # in the order of the lines
 
-What is there of the answers, in the folder of the output files:
+The folder of the output files also has the answers so far:
 
     .answers/<name>/<fingerprint>/<block>.txt    the answers to a block
-    .answers/<name>/<fingerprint>/<block>.json   written after them, so that they are whole: what they add up to
-    .answers/<name>/done.json                    the output file is whole, and the parts are removed
+    .answers/<name>/<fingerprint>/<block>.json   their `Tally`, written after the answers: they are complete
+    .answers/<name>/done.json                    the output file is complete, and the blocks are removed
 
-The fingerprint is that of the input and of all that answers depend on. What has another one is not used again.
+The fingerprint depends on the input and on everything that determines the answers. Answers with another fingerprint are
+not used.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import tensorflow as tf
 
 from txl_tf.data import inputs
 from txl_tf.data.lines import LineError, in_blocks, lines_in, without_mark
-from txl_tf.data.text_files import read_files
+from txl_tf.data.text_files import blocks_of
 from txl_tf.files import (
     absolute,
     check_no_link,
@@ -49,35 +50,35 @@ _READ_BYTES = 1 << 20
 
 
 def nothing(answer: Any) -> tuple:
-    """Of an answer of which nothing is added up."""
+    """Default for `Answering.numbers`: no sums."""
     return ()
 
 
 class Answering(NamedTuple):
-    """What answers lines.
+    """The functions that answer lines.
 
     Attributes:
-        answers: function of lines, their name, `strict` and, by keyword, `numbers`, as `txl_tf.data.lines.answers` has
-            them: an iterator of answers, with a `LineError` for a line that has none.
-        text: function of an answer, or a `LineError`, and its number: what is written in its place.
-        numbers: function of an answer: numbers to add up over all lines.
+        answers: function of lines, their name, `strict` and, by keyword, `numbers`, as in `txl_tf.data.lines.answers`.
+            Returns an iterator of answers, with a `LineError` for a line that has no answer.
+        text: function of an answer or a `LineError`, and of its number. Returns the text for the output file.
+        numbers: function of an answer. Returns numbers that are summed over all lines.
     """
 
-    answers: Callable
-    text: Callable
-    numbers: Callable = nothing
+    answers: Callable[..., Any]
+    text: Callable[..., Any]
+    numbers: Callable[..., Any] = nothing
 
 
 @dataclasses.dataclass(kw_only=True)
 class Tally:
-    """What answers add up to.
+    """Counts and sums of answers.
 
     Attributes:
-        lines: how many.
-        missing: how many of them have no answer.
-        sums: of what `Answering.numbers` gives.
-        messages: why lines have no answer, in their order.
-        notes: what can be done about it, each once.
+        lines: number of lines.
+        missing: number of lines without an answer.
+        sums: sums of the numbers of `Answering.numbers`.
+        messages: why lines have no answer, in the order of the lines.
+        notes: what can be done about it, each note once.
     """
 
     lines: int = 0
@@ -86,7 +87,7 @@ class Tally:
     messages: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
-    def count(self, answer: Any, numbers: Callable) -> None:
+    def count(self, answer: Any, numbers: Callable[..., Any]) -> None:
         """Adds one answer."""
         self.lines += 1
         if isinstance(answer, LineError):
@@ -95,8 +96,9 @@ class Tally:
             self._add_numbers(numbers(answer))
 
     def add(self, other: Tally) -> None:
-        """Adds the answers of another."""
-        self.lines, self.missing = self.lines + other.lines, self.missing + other.missing
+        """Adds the counts and sums of other answers."""
+        self.lines += other.lines
+        self.missing += other.missing
         self._add_numbers(other.sums)
         self.messages += other.messages
         self.notes += [note for note in other.notes if note not in self.notes]
@@ -110,7 +112,7 @@ class Tally:
 
 @dataclasses.dataclass(kw_only=True)
 class Done(Tally):
-    """That of an output file, of so many bytes, without messages."""
+    """The tally of an output file of `size` bytes, without messages."""
 
     fingerprint: str
     size: int
@@ -121,11 +123,11 @@ class Block(NamedTuple):
 
     path: str
     name: str  # of the file, for messages
-    start: int  # its place in the file, in bytes
-    length: int
+    start: int  # position in the file, in bytes
+    length: int  # in bytes
     first: int  # number of its first line
     lines: int
-    part: str  # its answers are in <part>.txt, and <part>.json says that they are whole
+    part: str  # <part>.txt has its answers, <part>.json their tally
     any_end: bool = False  # see `lines_in`
 
     @property
@@ -139,7 +141,8 @@ class Block(NamedTuple):
 
 def answer_block(answering: Answering, block: Block) -> None:
     """Writes the answers to a block, and then its `Tally`."""
-    tally, texts = Tally(), []
+    tally = Tally()
+    texts = []
     pieces = pieces_of(block) if block.start else without_mark(pieces_of(block))
     lines = lines_in(pieces, block.any_end)
     found = answering.answers(lines, block.name, False, numbers=itertools.count(block.first))
@@ -160,7 +163,7 @@ def pieces_of(block: Block) -> Iterator[bytes]:
 
 
 def _lines_with_ends(pieces: Iterable[bytes], any_end: bool) -> Iterator[bytes]:
-    """The lines of a file in pieces, each with its end."""
+    """Yields the lines in the pieces of a file, each with its end."""
     rest = b""
     for piece in pieces:
         if any_end:
@@ -181,7 +184,7 @@ class LineFile:
         path: of the file.
         name: of the file of answers, below `folder`.
         folder: of the answers to all files.
-        key: what answers depend on besides the file, for JSON.
+        key: everything else that determines the answers, as a value for JSON.
         any_end: see `lines_in`.
 
     Raises:
@@ -189,10 +192,14 @@ class LineFile:
     """
 
     def __init__(self, path: str, name: str, folder: str, key: Any, any_end: bool = False):
-        self.path, self.output, self.any_end = path, os.path.join(folder, name), any_end
-        self.state, self.key = os.path.join(folder, STATE, name), key
+        self.path = path
+        self.output = os.path.join(folder, name)
+        self.any_end = any_end
+        self.state = os.path.join(folder, STATE, name)
+        self.key = key
         self.fingerprint = self._fingerprint()
-        self.parts, self.done_file = os.path.join(self.state, self.fingerprint), os.path.join(self.state, "done.json")
+        self.parts = os.path.join(self.state, self.fingerprint)
+        self.done_file = os.path.join(self.state, "done.json")
         check_no_link(folder, os.path.dirname(name), os.path.join(STATE, name, self.fingerprint))
 
     def _fingerprint(self) -> str:
@@ -201,7 +208,7 @@ class LineFile:
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def done(self) -> Done | None:
-        """The tally of the output file, if it is there and of this fingerprint."""
+        """Returns the tally of the output file; `None` if it does not exist or has another fingerprint."""
         if not (tf.io.gfile.exists(self.done_file) and tf.io.gfile.exists(self.output)):
             return None
         done = Done(**read_json(self.done_file, lambda values: check_values(values, Done)))
@@ -209,36 +216,41 @@ class LineFile:
         return done if found == (done.fingerprint, done.size) else None
 
     def blocks(self, most: int | None) -> list[Block]:
-        """The file in blocks of so many lines, or fewer where they are long; as one where `most` is `None`.
+        """Cuts the file into blocks of `most` lines, or fewer if the lines are long; one block if `most` is `None`.
 
         Raises:
-            ValueError: the file is empty.
+            ParameterError: the file is empty.
         """
-        lengths, has_cr = collections.deque(), False  # bytes of the next lines; whether any of them ends with \r alone
+        lengths: collections.deque[int] = collections.deque()  # bytes of the lines that follow
+        has_cr = False  # whether a line ends with \r alone
 
         def lines_without_ends():
             nonlocal has_cr
-            for line in _lines_with_ends(read_files([self.path], "byte"), self.any_end):
+            for line in _lines_with_ends(blocks_of(self.path), self.any_end):
                 lengths.append(len(line))
                 has_cr = has_cr or (self.any_end and line.endswith(b"\r"))
                 yield line.rstrip(b"\r\n") if self.any_end else line.removesuffix(b"\n")
 
         sizes = [(sum(lengths.popleft() for _ in lines), len(lines)) for lines in in_blocks(lines_without_ends(), most)]
         sizes = [tuple(map(sum, zip(*sizes, strict=True)))] if most is None else sizes
-        found, start, first, kind = [], 0, 1, "-cr" * has_cr  # earlier versions had other lines in such a file
+        kind = "-cr" if has_cr else ""  # earlier versions cut such a file into other lines
+        found = []
+        start = 0
+        first = 1
         for i, (length, lines) in enumerate(sizes):
             part = os.path.join(absolute(self.parts), f"{i:06}{kind}")
             found.append(Block(absolute(self.path), self.path, start, length, first, lines, part, self.any_end))
-            start, first = start + length, first + lines
+            start += length
+            first += lines
         return found
 
     def missing(self, blocks: list[Block]) -> list[Block]:
-        """Those of its blocks that have no answers."""
-        there = set(tf.io.gfile.listdir(self.parts)) if tf.io.gfile.isdir(self.parts) else set()
-        return [block for block in blocks if os.path.basename(block.tally) not in there]
+        """Returns the blocks that have no answers."""
+        existing = set(tf.io.gfile.listdir(self.parts)) if tf.io.gfile.isdir(self.parts) else set()
+        return [block for block in blocks if os.path.basename(block.tally) not in existing]
 
     def join(self, blocks: list[Block], tally: Tally) -> None:
-        """Makes the output file of the answers to all blocks, and removes these. Raises OSError where the file itself
+        """Makes the output file of the answers to all blocks, and removes these. Raises OSError if the file itself
         is not as it was.
         """
         if self._fingerprint() != self.fingerprint:
@@ -260,7 +272,7 @@ class LineFile:
 
 
 class Plan:
-    """What is to be done of files.
+    """The blocks of files that still have to be answered.
 
     Args:
         files: `LineFile`s.
@@ -268,7 +280,7 @@ class Plan:
 
     Attributes:
         missing: `Block`s without answers.
-        before: lines that have answers.
+        before: number of lines that have answers.
     """
 
     def __init__(self, files: Iterable[LineFile], most: int | None):
@@ -282,7 +294,7 @@ class Plan:
         output file appears when all of its blocks have answers.
 
         Args:
-            run: has blocks answered, and yields their parts in any order.
+            run: answers blocks, and yields `Block.part` of each as soon as it is done, in any order.
         """
         for parts in {os.path.dirname(block.part) for block in self.missing}:
             with writing(parts):

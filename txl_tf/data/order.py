@@ -1,16 +1,16 @@
-"""Whether the segments of a dataset come in the order of the text: finds what shuffles them among its transformations.
+"""Checks whether the segments of a dataset are in the order of the text, by searching its transformations for shuffles.
 
-A model with memory needs that order: row r of a batch continues row r of the batch before. Documents may be shuffled
-as long as they are cut into segments afterwards:
+A model with memory needs this order: row r of a batch continues row r of the previous batch. Documents may be shuffled
+if they are cut into segments afterwards:
 
     segments.shuffle(100)                                   shuffled
-    rows.shuffle(100).map(to_tokens_and_labels).batch(8)    shuffled: every row is a segment already
+    rows.shuffle(100).map(to_tokens_and_labels).batch(8)    shuffled: every row is already a segment
     documents.shuffle(100).flat_map(to_tokens).batch(...)   in order: `flat_map` joins the documents to one text
 
-The rule: the elements that a shuffle takes are segments, unless `flat_map`, `interleave` or `unbatch` takes them apart
-afterwards. What is then taken apart is a document, with three exceptions that are still segments: pairs of batches
-`[batch, any]`; elements as long as a segment or one token longer; and windows of `Dataset.window`. What is shuffled in
-Python, in front of `from_generator` or an array, cannot be seen.
+The rule: the elements that are shuffled are segments, unless `flat_map`, `interleave` or `unbatch` takes them apart
+afterwards. Then they are documents, with three exceptions that are still segments: pairs of batches `[batch, any]`;
+elements as long as a segment, or one token longer; and windows of `Dataset.window`. Shuffles in Python, before
+`from_generator` or an array, cannot be seen.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import tensorflow as tf
 
 _REORDERS = ("ShuffleDataset", "ShuffleAndRepeatDataset", "GroupByWindowDataset")
 _TAKES_APART = ("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset", "UnbatchDataset")
-_IGNORE_STATE = 1  # of `DatasetToGraphV2`: what the dataset calls in Python is no error
+_IGNORE_STATE = 1  # of `DatasetToGraphV2`: Python functions in the dataset are not an error
 
 Component = tuple[tf.DType, tf.TensorShape]  # of an element
 
 
 def is_shuffled(dataset: tf.data.Dataset) -> bool:
-    """Whether the segments that `dataset` holds are shuffled, or drawn at random from several datasets.
+    """Whether the segments in `dataset` are shuffled, or drawn at random from several datasets.
 
     Args:
         dataset: elements `(tokens, labels, ...)`, as `fit` takes them.
@@ -40,7 +40,7 @@ def is_shuffled(dataset: tf.data.Dataset) -> bool:
 
 
 def _are_segments(components: list[Component], taken_apart: bool, tgt_len: int | None) -> bool:
-    """The rule of this module, for the components of an element that is shuffled."""
+    """Whether shuffled elements with these components are segments, by the rule of this module."""
     if not taken_apart or any(dtype == tf.variant for dtype, _ in components):
         return True
     shapes = [shape for dtype, shape in components if dtype.is_integer and shape.rank]
@@ -49,9 +49,10 @@ def _are_segments(components: list[Component], taken_apart: bool, tgt_len: int |
 
 
 def _reordered(dataset: tf.data.Dataset, taken_apart: bool = False) -> Iterator[tuple[list[Component], bool]]:
-    """The components of all elements that are put in another order, and whether they are taken apart afterwards."""
-    # TensorFlow has no public way to a dataset's inputs but to write all of it as a graph, its arrays included.
-    kind, inputs = _kind_of(dataset), dataset._inputs()
+    """Yields the components of all elements that are reordered, and whether they are taken apart afterwards."""
+    # The only public way to the inputs of a dataset is to write it as a graph, together with all its arrays.
+    kind = _kind_of(dataset)
+    inputs = dataset._inputs()
     if kind in _REORDERS:
         yield _components(inputs[0].element_spec), taken_apart
     if kind == "DirectedInterleaveDataset":
@@ -67,17 +68,17 @@ def _reordered(dataset: tf.data.Dataset, taken_apart: bool = False) -> Iterator[
 
 # ------------------------------------------------------------------------------------------------ reading beforehand
 
-ROWS = 2000  # that `first_batches` reads, about
+ROWS = 2000  # approximate number of rows that `first_batches` reads
 _OF_ARRAYS = ("TensorSliceDataset", "TensorDataset", "ZipDataset", "TakeDataset", "SkipDataset", "RepeatDataset")
 _IN_BATCHES = ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
 _PASSED_ON = (*_OF_ARRAYS, *_IN_BATCHES, "MapDataset", "ParallelMapDataset", "PrefetchDataset", "OptionsDataset")
 
 
-def first_batches(x: Any, y: Any = None) -> Iterator[tuple]:
-    """Some batches of what Keras's `fit` is given: `(x, y)`, or more parts. None where reading would change the rest.
+def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
+    """Yields some batches of the data for Keras's `fit`: `(x, y)`, or more parts. None if reading has side effects.
 
-    An iterator would be used up. A shuffled dataset would come in another order afterwards, so the rows before the
-    shuffle are read, if they are made of the same parts.
+    Reading uses up an iterator. A shuffled dataset would have another order afterwards, so the rows before the shuffle
+    are read, if they have the same parts.
     """
     if y is not None:
         yield keras.tree.map_structure(lambda array: array[:ROWS], (x, y))
@@ -95,8 +96,9 @@ def first_batches(x: Any, y: Any = None) -> Iterator[tuple]:
 
 
 def _before_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """The rows of a dataset of arrays, before any shuffle; `None` where there is no such dataset."""
-    structure, found = tf.nest.map_structure(lambda spec: 0, dataset.element_spec), dataset
+    """Returns the part of a dataset of arrays before any shuffle; `None` if there is no such part."""
+    structure = tf.nest.map_structure(lambda spec: 0, dataset.element_spec)
+    found = dataset
     if not isinstance(dataset.element_spec, tuple) or len(dataset.element_spec) < 2:
         return None
     while True:
@@ -114,7 +116,7 @@ def _before_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
 
 
 def _sources(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """A dataset and all that it is made of."""
+    """Yields a dataset and all datasets that it is made of."""
     yield dataset
     for source in dataset._inputs():
         yield from _sources(source)
@@ -125,7 +127,7 @@ def _kind_of(dataset: tf.data.Dataset) -> str:
 
 
 def _components(spec: Any) -> list[Component]:
-    """Type and shape of every tensor in an element; a dataset within it is a variant."""
+    """Returns the type and shape of every tensor in an element; a dataset in an element is a variant."""
     return [
         (tf.variant, tf.TensorShape([])) if isinstance(part, tf.data.DatasetSpec) else (part.dtype, part.shape)
         for part in tf.nest.flatten(spec)
@@ -134,7 +136,7 @@ def _components(spec: Any) -> list[Component]:
 
 
 def _is_random(selector: tf.data.Dataset) -> bool:
-    """Whether the dataset that chooses among others does so at random."""
+    """Whether `selector`, a dataset that chooses among others, is random."""
     kind = _kind_of(selector)
     return kind == "RandomDataset" or kind in _REORDERS or any(map(_is_random, selector._inputs()))
 
@@ -143,7 +145,7 @@ def _is_random(selector: tf.data.Dataset) -> bool:
 
 
 def _graphs_of(function: Any) -> Iterator[Any]:
-    """The GraphDef of a function that a dataset calls, and those of the datasets that it captures."""
+    """Yields the GraphDef of a function that a dataset calls, and those of the datasets that the function captures."""
     yield function.graph.as_graph_def()
     for tensor in function.captured_inputs:
         if tensor.dtype == tf.variant:
@@ -155,7 +157,7 @@ def _graphs_of(function: Any) -> Iterator[Any]:
 
 
 def _reordered_in(graph: Any, taken_apart: bool) -> Iterator[tuple[list[Component], bool]]:
-    """`_reordered` of the datasets in a GraphDef: what is taken apart anywhere in it counts as taken apart."""
+    """Like `_reordered`, for the datasets in a GraphDef: if any of it takes elements apart, all are taken apart."""
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     kinds = {node.name: node.op.rstrip("V0123456789") for node in nodes}
     taken_apart = taken_apart or not {*kinds.values()}.isdisjoint(_TAKES_APART)

@@ -1,11 +1,11 @@
-"""Subwords: a vocabulary of pieces of words, which SentencePiece makes of a text and cuts texts into.
+"""Subwords: a vocabulary of pieces of words. SentencePiece makes the pieces from a text, and cuts texts into them.
 
     vocab = train_subwords(lines, vocab_size=8000)      # or SubwordVocab.load("my.model", level="subword")
-    vocab.decode(vocab.encode(text)) == text            # of any text: nothing is normalised, nothing unknown
+    vocab.decode(vocab.encode(text)) == text            # for any text: nothing is normalised, nothing is unknown
 
-Characters without a piece are spelt as bytes. Two characters never reach SentencePiece, as it would not give them back:
-a newline, which ends its lines, and U+2581, which is its own mark of a space. They are pieces or bytes of their own, so
-that a text can be cut at them anywhere.
+Characters without a piece are spelled as bytes. Two characters never reach SentencePiece, because it would not return
+them: a newline, which ends its lines, and U+2581, which is its own mark for a space. They are pieces or bytes of their
+own, so a text can be cut at them anywhere.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from typing import Any
 import numpy as np
 
 from txl_tf.config import SUBWORD_TYPES, one_of
+from txl_tf.data.text_files import checked_string
 from txl_tf.data.vocabulary import Vocab, as_iterable
+from txl_tf.errors import ParameterError
 
-SPACE = "\u2581"  # SentencePiece's mark of a space
+SPACE = "\u2581"  # SentencePiece's mark for a space
 END = "</s>"  # its token for the end of a text
-# SentencePiece skips lines in training that hold a tab, its space or its sign for what is unknown.
+# In training, SentencePiece skips lines that contain a tab, its mark for a space or its mark for unknown text.
 _RESERVED = re.compile(f"[\n\t{SPACE}\u2585]")
-SAMPLE_BYTES = 50_000_000  # of text that subwords are made from; of a larger one, lines from all over it
-SUBWORDS = 8000  # of a vocabulary of no other size
-_CHARACTERS_OF_PIECE = 50  # of a small text, see `train_line_subwords`
-_LINE_CHARACTERS = 1000  # of a line in training; SentencePiece skips lines above 4,192 bytes
+SAMPLE_BYTES = 50_000_000  # of text to make subwords from; a sample of lines is taken from a larger text
+SUBWORDS = 8000  # default size of a vocabulary
+_CHARACTERS_OF_PIECE = 50  # characters of a small text per piece, see `train_line_subwords`
+_LINE_CHARACTERS = 1000  # of a line in training; SentencePiece skips lines of more than 4,192 bytes
 _TOO_HIGH = re.compile(r"Vocabulary size too high .*<= (\d+)")
 _TOO_LOW = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 
 
 def sentencepiece() -> Any:
-    """The package, which the extra `subword` installs."""
+    """Returns the package, which the extra `subword` installs. Raises ParameterError if it is not installed."""
     try:
         import sentencepiece
     except ImportError as error:
-        raise ValueError(
-            "level 'subword' needs the package sentencepiece, which is not installed: pip install sentencepiece"
-        ) from error
+        message = "level 'subword' needs the package sentencepiece, which is not installed: pip install sentencepiece"
+        raise ParameterError("level", "subword", "another level without sentencepiece", message) from error
     return sentencepiece
 
 
@@ -55,17 +56,17 @@ class SubwordVocab(Vocab):
 
     Args:
         level: `"subword"`.
-        document: token that ends each document, the model's own `</s>`, or `None`.
-        eos: token that each newline becomes, or `None`: bytes, or a piece.
-        unk: the model's unknown token, which no text has: its bytes spell all characters. `None`: that has no name.
+        document: token at the end of each document, the model's own `</s>`, or `None`.
+        eos: token that replaces each newline, or `None`: a newline is bytes, or a piece.
+        unk: the model's unknown token. No text contains it, because bytes spell all characters. `None`: it has no name.
             The other options of `Vocab` are for tokens that are counted.
 
     Attributes:
         model: bytes of the SentencePiece model.
-        processor: `sentencepiece.SentencePieceProcessor`.
-        token_bytes: list of bytes, the text that every id stands for.
-        separators: `{character: ids}` of the characters that never reach SentencePiece.
-        adds_space: whether the model puts a space before a text, as those of other programs may do.
+        processor: `sentencepiece.SentencePieceProcessor`; `None` before `set_data`.
+        token_bytes: list of bytes, the text of each id.
+        separators: `{character: ids}` for the characters that never reach SentencePiece.
+        adds_space: whether the model puts a space before a text, as the models of other programs may do.
     """
 
     level: str = "subword"
@@ -75,28 +76,37 @@ class SubwordVocab(Vocab):
         options = {name: value for name, value in self.get_config().items() if name not in known}
         given = [name for name, value in options.items() if value not in (None, False, 0, (), [])]
         if self.level != "subword" or given:
-            raise ValueError(f"level 'subword' takes no option but document, eos and unk, got {given or self.level}")
+            message = f"level 'subword' takes no option but document, eos and unk, got {given or self.level}"
+            if self.level != "subword":
+                raise ParameterError("level", self.level, ["subword"], message)
+            raise ParameterError(given[0], options[given[0]], "left out at level subword", message)
         self.special = []
         self.counter = Counter()
-        self.model, self.processor, self.token_bytes, self.separators, self.adds_space = b"", None, [], {}, False
+        self.model = b""
+        self.processor: Any = None
+        self.token_bytes: list[bytes] = []
+        self.separators: dict[str, list[int]] = {}
+        self.adds_space = False
         self._set_symbols([])
 
     # ------------------------------------------------------------------------------------------------------ the model
 
-    def set_data(self, model: bytes, path: str | os.PathLike) -> None:
-        """Takes the pieces of a SentencePiece model, of `save` or of any other program; errors name the file `path`.
+    def set_data(self, data: bytes, path: str | os.PathLike[str]) -> None:
+        """Takes the pieces of a SentencePiece model, of `save` or another program. Errors name the file `path`.
 
         Raises:
-            ValueError: it is no SentencePiece model, or sentencepiece is not installed.
+            ParameterError: `data` is not a SentencePiece model, or sentencepiece is not installed.
         """
         package = sentencepiece()
         try:
-            processor = package.SentencePieceProcessor(model_proto=model) if model else None
-        except RuntimeError:  # its text is about the parser
+            processor = package.SentencePieceProcessor(model_proto=data) if data else None
+        except RuntimeError:  # its message is about the parser
             processor = None
         if processor is None or not processor.get_piece_size():
-            raise ValueError(f"{path} is not a SentencePiece model, such as --level=subword writes")
-        self.model, self.processor = model, processor
+            message = f"{path} is not a SentencePiece model, such as --level=subword writes"
+            raise ParameterError(os.fspath(path), None, "a SentencePiece model", message)
+        self.model = data
+        self.processor = processor
         self._set_symbols([processor.id_to_piece(i) for i in range(processor.get_piece_size())])
         self.token_bytes = [self._bytes_of(i) for i in range(len(self))]
         spelt = {character: [f"<0x{byte:02X}>" for byte in character.encode()] for character in ("\n", SPACE)}
@@ -107,7 +117,8 @@ class SubwordVocab(Vocab):
         self.adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE)
         for symbol, what in ((self.document, "documents"), (self.eos, "lines")):
             if symbol is not None and symbol not in self.ids:
-                raise ValueError(f"{path} has no symbol {symbol} to end {what} with")
+                message = f"{path} has no symbol {symbol} to end {what} with"
+                raise ParameterError(os.fspath(path), None, f"a model with the symbol {symbol}", message)
         if self.eos is not None:
             self.separators["\n"] = [self.ids[self.eos]]
             self.token_bytes[self.ids[self.eos]] = b"\n"
@@ -122,11 +133,11 @@ class SubwordVocab(Vocab):
         return self.symbols[i].replace(SPACE, " ").encode()
 
     def get_data(self) -> bytes:
-        """What `save` writes: the SentencePiece model."""
+        """Returns the content of the file that `save` writes: the SentencePiece model."""
         return self.model
 
     def fingerprint(self) -> str:
-        """SHA-256 of the model: pieces of the same names and other scores cut a text otherwise."""
+        """SHA-256 of the model. Pieces with the same names but other scores would cut a text differently."""
         return hashlib.sha256(self.model).hexdigest()
 
     def difference(self, other: Vocab) -> str | None:
@@ -137,30 +148,36 @@ class SubwordVocab(Vocab):
 
     # ------------------------------------------------------------------------------------------------- text <-> ids
 
-    def count(self, texts: str | bytes | Iterable[str]) -> int:
-        """Counts the pieces of a string or of several; returns how many ids `encode` makes."""
+    def count(self, texts: str | bytes | Iterable[str | bytes]) -> int:
+        """Counts the pieces of one or more strings. Returns the number of ids of `encode`."""
         counts = np.zeros(len(self), np.int64)
         for ids in self.encode_stream(as_iterable(texts)):
             counts += np.bincount(ids, minlength=len(self))
         self.counter.update({self.symbols[i]: int(counts[i]) for i in np.flatnonzero(counts)})
         return int(counts.sum())
 
-    def split(self, text: str, ids: np.ndarray, k: int) -> tuple[bytes, bytes]:
+    def split(self, text: str | bytes, ids: np.ndarray, k: int) -> tuple[bytes, bytes]:
         before = b"".join(self.token_bytes[i] for i in ids[:k])
-        return before, text.encode()[len(before) :]
+        return before, self._as_string(text).encode()[len(before) :]
 
-    def encode_stream(self, texts: Iterable[str], name: str = "text", first_line: int = 1) -> Iterator[np.ndarray]:
-        """Yields the ids of each string of an iterable in turn. A string must not end within a word."""
+    def encode_stream(
+        self, texts: Iterable[str | bytes], name: str = "text", first_line: int = 1
+    ) -> Iterator[np.ndarray]:
+        """Yields the ids of each string. A string must not end within a word."""
         cut = re.compile(f"([{''.join(self.separators)}])") if self.separators else re.compile("(?!)()")
         for text in texts:
-            parts = cut.split(text)
+            parts = cut.split(self._as_string(text))
             pieces = self.processor.encode(parts[::2], out_type=int)
             between = [self.separators[separator] for separator in parts[1::2]]
             ids = itertools.chain.from_iterable(itertools.chain.from_iterable(zip(pieces, [*between, []], strict=True)))
             yield np.fromiter(ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turns ids into text. Bytes that are not UTF-8 become U+FFFD; ValueError for an id outside the vocabulary."""
+        """Converts ids to text. Bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            ParameterError: an id is outside the vocabulary.
+        """
         text = b"".join(self.token_bytes[i] for i in self.checked_ids(ids)).decode("utf-8", "replace")
         return re.sub("^ ", "", text, flags=re.MULTILINE) if self.adds_space else text
 
@@ -168,56 +185,64 @@ class SubwordVocab(Vocab):
 # -------------------------------------------------------------------------------------------------------- of any level
 
 
-def empty_vocab(**config) -> Vocab:
-    """An empty `Vocab` or `SubwordVocab`, by its level; checks the options."""
+def empty_vocab(**config: Any) -> Vocab:
+    """Returns an empty `Vocab` or `SubwordVocab`, depending on the level; checks the options."""
     return (SubwordVocab if config.get("level") == "subword" else Vocab)(**config)
 
 
-def load_vocab(path: str | os.PathLike, **config) -> Vocab:
-    """Reads the vocabulary of the level that `config`, the arguments of `Vocab`, has."""
+def load_vocab(path: str | os.PathLike[str], **config: Any) -> Vocab:
+    """Reads a `Vocab` or `SubwordVocab`, depending on the level in `config`, the arguments of `Vocab`."""
     return type(empty_vocab(**config)).load(path, **config)
 
 
 def vocab_file(name: str, level: str | None) -> str:
-    """The name of a vocabulary's file: a text of tokens, or a SentencePiece model."""
+    """Returns the name of a vocabulary's file, which has a token per line, or a SentencePiece model."""
     return f"{name}.model" if level == "subword" else f"{name}.txt"
 
 
 # ------------------------------------------------------------------------------------------------------------ training
 
 
-def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "unigram", **config) -> SubwordVocab:
-    """Has SentencePiece make a vocabulary of the pieces that occur in lines of text.
+def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "unigram", **config: Any) -> SubwordVocab:
+    """Makes a vocabulary of the pieces that occur in lines of text, by SentencePiece.
 
     Args:
-        lines: strings; newlines in them end lines too. A `Sample` of them counts.
-        vocab_size: number of pieces, among them 256 bytes, `<unk>` (never used) and `</s>`. The frequent come first.
+        lines: strings; newlines in them end lines too. If there are many, a `Sample` of them is used.
+        vocab_size: number of pieces, including 256 bytes, `<unk>` (never used) and `</s>`. Frequent pieces come first.
         subword_type: `"unigram"` or `"bpe"`.
-        **config: of `SubwordVocab`.
+        **config: arguments of `SubwordVocab`.
 
     Raises:
-        ValueError: `vocab_size` is more, or less, than the text allows; or sentencepiece is not installed.
+        ParameterError: `vocab_size` is too large or too small for the text; or sentencepiece is not installed.
     """
     one_of(SUBWORD_TYPES)("subword_type", subword_type)
-    sentencepiece()  # or else says so before it reads the text
+    sentencepiece()  # raises an error before the text is read
     return train_on_lines(Sample.of(training_lines(lines)).lines, vocab_size, subword_type, **config)
 
 
 def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_type: str) -> SubwordVocab:
-    """Subwords of the lines of an encoder-decoder: the first ids are `<pad>`, `<s>`, `</s>` and `<unk>`, as those of
+    """Makes the subwords of an encoder-decoder. The first ids are `<pad>`, `<s>`, `</s>` and `<unk>`, as in
     `txl_tf.data.pairs.parallel`, and a newline becomes `</s>`.
 
     Args:
         lines: strings.
-        vocab_size: number of pieces, the special ones and 256 bytes among them. `None`: `SUBWORDS`, and of a small text
-            one for every `_CHARACTERS_OF_PIECE` characters besides its own characters.
+        vocab_size: number of pieces, including the special ones and 256 bytes. `None`: `SUBWORDS`; for a small text,
+            its characters and one piece per `_CHARACTERS_OF_PIECE` characters of the text.
         subword_type: `"unigram"` or `"bpe"`.
 
-    Raises: as `train_subwords`.
+    Raises:
+        ParameterError: as `train_subwords`.
     """
-    sentencepiece()  # or else says so before it reads the text
+    sentencepiece()  # raises an error before the text is read
     sample = Sample.of(training_lines(lines)).lines
-    options = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "<pad>", "bos_piece": "<s>"}
+    options: dict[str, Any] = {
+        "pad_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+        "unk_id": 3,
+        "pad_piece": "<pad>",
+        "bos_piece": "<s>",
+    }
     if vocab_size is None:
         counts = Counter(itertools.chain.from_iterable(sample))
         own = 4 + 256 + len(counts)  # special pieces, bytes, characters
@@ -227,15 +252,17 @@ def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_ty
 
 
 def train_on_lines(
-    lines: list[str], vocab_size: int, subword_type: str, options: dict | None = None, **config
+    lines: list[str], vocab_size: int, subword_type: str, options: dict[str, Any] | None = None, **config: Any
 ) -> SubwordVocab:
-    """As `train_subwords`, of all of the lines, which are those of `training_lines`.
+    """Like `train_subwords`, but uses all of the lines, which must be lines of `training_lines`.
 
-    `options`: further ones of SentencePiece's trainer, such as the ids of special pieces.
+    Args:
+        options: further options of SentencePiece's trainer, such as the ids of special pieces.
     """
     vocab = SubwordVocab(**config)
     options = {"unk_id": 0, "eos_id": 1, "bos_id": -1, "pad_id": -1, **(options or {})}
-    package, written = sentencepiece(), io.BytesIO()
+    package = sentencepiece()
+    written = io.BytesIO()
     try:
         package.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
@@ -255,10 +282,10 @@ def train_on_lines(
         for pattern, word in ((_TOO_HIGH, "most"), (_TOO_LOW, "least")):
             found = pattern.search(str(error))
             if found:
-                raise ValueError(
-                    f"vocab_size must be at {word} {found[1]} for this text and {subword_type}, got {vocab_size}"
-                ) from error
-        raise ValueError(f"SentencePiece makes no {vocab_size} subwords of this text: {error}") from error
+                allowed = f"at {word} {found[1]} for this text and {subword_type}"
+                raise ParameterError("vocab_size", vocab_size, allowed) from error
+        message = f"SentencePiece cannot make {vocab_size} subwords of this text: {error}"
+        raise ParameterError("vocab_size", vocab_size, "a number that fits the text", message) from error
     vocab.set_data(written.getvalue(), "the trained model")
     vocab.count(lines)
     vocab.counter[vocab.symbols[vocab.separators["\n"][0]]] = len(lines)
@@ -268,12 +295,13 @@ def train_on_lines(
 
 
 def _by_frequency(vocab: SubwordVocab) -> bytes:
-    """The model with its pieces in the order of their counts, as the adaptive softmax wants them; special ones first.
+    """Returns the model with its pieces in the order of their counts, as the adaptive softmax needs them.
 
-    To SentencePiece the order is nothing but the ids: scores say which pieces a text is cut into.
+    Special pieces come first. For SentencePiece, the order decides nothing but the ids: it cuts a text by the scores.
     """
-    from sentencepiece import sentencepiece_model_pb2
+    from sentencepiece import sentencepiece_model_pb2 as generated
 
+    sentencepiece_model_pb2: Any = generated  # type checkers do not see the classes of generated code
     model = sentencepiece_model_pb2.ModelProto.FromString(vocab.model)
     kinds = (model.SentencePiece.UNKNOWN, model.SentencePiece.CONTROL)
     special = [piece for piece in model.pieces if piece.type in kinds]
@@ -285,21 +313,23 @@ def _by_frequency(vocab: SubwordVocab) -> bytes:
 
 
 class Sample:
-    """Some of the lines of a text, at most `SAMPLE_BYTES`, from all over it.
+    """A sample of the lines of a text, from all parts of it, of at most `SAMPLE_BYTES`.
 
-    They are always the same ones: a line stays if a hash of its number is below a share, which is halved until the
-    lines are few enough. So samples of the parts of a text join to that of the whole text.
+    A text always has the same sample: a line is in it if a hash of its number is below `share`, which is halved until
+    the sample is small enough. So the samples of the parts of a text join to the sample of the whole text.
 
     Args:
-        share: what the hashes, of 32 bits, must be below at least.
+        share: upper bound of the 32-bit hashes of lines in the sample.
     """
 
     def __init__(self, share: int = 1 << 32):
-        self.share, self._kept, self._n_bytes = share, [], 0
+        self.share = share
+        self._hashed: list[tuple[int, str]] = []  # hash and line
+        self._n_bytes = 0
 
     @classmethod
     def of(cls, lines: Iterable[str], first: int = 0, share: int = 1 << 32) -> Sample:
-        """The sample of lines of which the first one has the number `first` in the text."""
+        """Returns the sample of some lines; `first` is the number of the first one in the whole text."""
         sample = cls(share)
         for number, line in enumerate(lines, first):
             sample._add(zlib.crc32(number.to_bytes(8, "little")), line)
@@ -307,18 +337,18 @@ class Sample:
 
     @property
     def lines(self) -> list[str]:
-        return [line for _, line in self._kept]
+        return [line for _, line in self._hashed]
 
     def join(self, other: Sample) -> None:
-        """Adds that of the part that follows."""
+        """Adds the sample of the next part of the text."""
         self._take_below(min(self.share, other.share))
-        for place, line in other._kept:
-            self._add(place, line)
+        for hashed, line in other._hashed:
+            self._add(hashed, line)
 
-    def _add(self, place: int, line: str) -> None:
-        if place >= self.share:
+    def _add(self, hashed: int, line: str) -> None:
+        if hashed >= self.share:
             return
-        self._kept.append((place, line))
+        self._hashed.append((hashed, line))
         self._n_bytes += len(line.encode())
         while self._n_bytes > SAMPLE_BYTES:
             self._take_below(self.share // 2)
@@ -326,14 +356,14 @@ class Sample:
     def _take_below(self, share: int) -> None:
         if share < self.share:
             self.share = share
-            self._kept = [(place, line) for place, line in self._kept if place < share]
-            self._n_bytes = sum(len(line.encode()) for _, line in self._kept)
+            self._hashed = [(hashed, line) for hashed, line in self._hashed if hashed < share]
+            self._n_bytes = sum(len(line.encode()) for _, line in self._hashed)
 
 
-def training_lines(texts: Iterable[str]) -> Iterator[str]:
-    """The lines of texts as SentencePiece takes them: none is skipped, none is empty."""
+def training_lines(texts: Iterable[str | bytes]) -> Iterator[str]:
+    """Yields the lines of texts in a form of which SentencePiece skips none: not empty, not long."""
     for text in texts:
-        for line in _RESERVED.split(text):
+        for line in _RESERVED.split(checked_string(text)):
             begin = 0
             while begin < len(line):
                 end = len(line)

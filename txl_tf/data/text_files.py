@@ -6,7 +6,7 @@ import codecs
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import AnyStr, BinaryIO
+from typing import Any, Protocol, TypeVar
 
 from txl_tf.data import inputs
 from txl_tf.data.encodings import not_utf8
@@ -14,20 +14,24 @@ from txl_tf.errors import ParameterError, named
 from txl_tf.files import reading
 
 BLOCK_BYTES = 1 << 20  # of a file that are read at once
-MOST_OF_A_WORD = 1 << 20  # characters of a word that goes on from one piece of a text to the next
+MOST_OF_A_WORD = 1 << 20  # characters of a word that continues from one piece of a text to the next
+
+Progress = Callable[[int], object]  # is called with a number of bytes that have been read
+Text = TypeVar("Text", str, bytes)
+Piece = TypeVar("Piece", str, "bytes | None")
 
 
 def pydoc_text() -> str:
-    """Python's reference manual as `help()` shows it, with its topics in alphabetical order."""
+    """Returns Python's reference manual as `help()` shows it, with its topics in alphabetical order."""
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))
 
 
 def read_files(
-    paths: Iterable[str], level: str, progress: Callable | None = None, raw_text: bool = True
+    paths: Iterable[str], level: str, progress: Progress | None = None, raw_text: bool = True
 ) -> Iterator[str | bytes]:
-    r"""Yields the text of one file after the other, in pieces of about a megabyte.
+    r"""Yields the text of each file in turn, in pieces of about a megabyte.
 
     Args:
         paths: local or remote files.
@@ -35,11 +39,11 @@ def read_files(
             `"line"`: str, cut between lines. At these two levels, a missing newline at the end of a file is added.
             `"subword"`: str, cut between words, and nothing is added.
         progress: called with the number of bytes of each piece.
-        raw_text: whether `\r` and byte order marks are text; else see `plain_pieces`.
+        raw_text: whether `\r` and byte order marks are text; otherwise, see `plain_pieces`.
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: a file is empty or is not UTF-8 text. Names the file, the byte and the probable encoding.
+        ParameterError: a file is empty or is not UTF-8 text. Names the file, the byte and the probable encoding.
     """
     for path in paths:
         yield from pieces_of(blocks_of(path, progress), path, level, raw_text=raw_text)
@@ -48,9 +52,15 @@ def read_files(
 def pieces_of(
     blocks: Iterator[bytes], name: str, level: str, begin: int = 0, raw_text: bool = True, advice: str = ""
 ) -> Iterator[str | bytes]:
-    """The text of blocks, from the byte `begin` on, in pieces as `read_files` gives them; errors call it `name`.
+    """Yields the text of blocks in the pieces that `read_files` yields.
 
-    `advice` is a way out for a text that is not UTF-8.
+    Args:
+        blocks: of a file.
+        name: how errors call the text.
+        level: as in `read_files`.
+        begin: position in the file of the first byte of `blocks`.
+        raw_text: as in `read_files`.
+        advice: what to do with a text that is not UTF-8, for the error.
     """
     if level == "byte":
         return blocks
@@ -60,42 +70,57 @@ def pieces_of(
 
 
 def plain_text(text: str) -> str:
-    r"""A text with `\n` for `\r\n` and for every other `\r`, and without byte order marks."""
+    r"""Returns a text with `\n` in place of `\r\n` and of every other `\r`, and without byte order marks."""
     return with_newlines(text).replace("\ufeff", "")
 
 
-def plain_pieces(pieces: Iterable[str]) -> Iterator[str]:
-    """`plain_text` of a text that comes in pieces."""
-    return (piece.replace("\ufeff", "") for piece in pieces_with_newlines(pieces))
+def plain_pieces(pieces: Iterable[str | bytes]) -> Iterator[str]:
+    """Like `plain_text`, for the pieces of a text, which are strings."""
+    return (piece.replace("\ufeff", "") for piece in pieces_with_newlines(map(checked_string, pieces)))
 
 
-def with_newlines(text: AnyStr) -> AnyStr:
-    r"""A text, or bytes, with `\n` for `\r\n` and for every other `\r`."""
-    cr, lf = ("\r", "\n") if isinstance(text, str) else (b"\r", b"\n")
+def checked_string(piece: str | bytes) -> str:
+    """Returns a piece of text. Raises ParameterError if it is bytes, which only level "byte" has."""
+    if isinstance(piece, bytes):
+        raise ParameterError("texts", piece, "strings")
+    return piece
+
+
+def with_newlines(text: Text) -> Text:
+    r"""Returns a text, or bytes, with `\n` in place of `\r\n` and of every other `\r`."""
+    cr, lf = _line_ends(text)
     return text.replace(cr + lf, lf).replace(cr, lf) if cr in text else text
 
 
-def pieces_with_newlines(pieces: Iterable[AnyStr | None]) -> Iterator[AnyStr | None]:
-    r"""`with_newlines` of what comes in pieces: a `\r\n` may begin in one and end in the next. `None` stays."""
+def pieces_with_newlines(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    r"""Like `with_newlines`, for the pieces of a text: a `\r\n` may begin in one piece and end in the next.
+
+    `None` among the pieces stays.
+    """
     after_cr = False
     for piece in pieces:
         if not piece:
             yield piece
             continue
-        cr, lf = ("\r", "\n") if isinstance(piece, str) else (b"\r", b"\n")
-        rest = piece[1:] if after_cr and piece.startswith(lf) else piece
-        after_cr = piece.endswith(cr)
-        yield with_newlines(rest)
+        text: Any = piece
+        cr, lf = _line_ends(text)
+        yield with_newlines(text[1:] if after_cr and text.startswith(lf) else text)
+        after_cr = text.endswith(cr)
+
+
+def _line_ends(text: str | bytes) -> tuple[Any, Any]:
+    r"""Returns `\r` and `\n` in the type of the text."""
+    return ("\r", "\n") if isinstance(text, str) else (b"\r", b"\n")
 
 
 def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
-    r"""The lines of a UTF-8 file from number 1 on, in bounded memory, without their ends and a byte order mark.
+    r"""Yields the number (from 1) and the text of each line of a UTF-8 file, in bounded memory.
 
-    Lines end with `\n`, `\r\n` or `\r`.
+    Lines end with `\n`, `\r\n` or `\r`, which are not part of the text. Neither is a byte order mark.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is empty or is not UTF-8 text.
+        ParameterError: the file is empty or is not UTF-8 text.
     """
     pieces = pieces_with_newlines(decoded(blocks_of(path), path))
     for number, line in enumerate(lines_of(cut_between(pieces, "line")), 1):
@@ -103,23 +128,24 @@ def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 def lines_of(pieces: Iterable[str]) -> Iterator[str]:
-    """The lines of pieces that are cut between lines."""
+    """Yields the lines of pieces that are cut between lines."""
     for piece in pieces:
         yield from piece.split("\n")[:-1]
 
 
-def blocks_of(path: str, progress: Callable | None = None, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
+def blocks_of(path: str, progress: Progress | None = None, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
     """Yields a file, which must not be empty, in blocks of a megabyte.
 
     Args:
         progress: called with the number of bytes of each block.
-        begin, end: the first byte to yield, and that behind the last one; `None`: the end of the file. Blocks end at
-            whole megabytes of the file; the first one is larger than a megabyte if it begins within one.
+        begin: position of the first byte to yield.
+        end: position after the last byte to yield; `None`: the end of the file. Blocks end at whole megabytes of the
+            file; the first block is larger than a megabyte if it begins between two of them.
     """
     if not inputs.exists(path):
         raise FileNotFoundError(f"there is no file {named(path)}")
     if inputs.is_folder(path):
-        raise ValueError(f"{named(path)} is a folder, not a text file")
+        raise ParameterError(path, path, "a text file", f"{named(path)} is a folder, not a text file")
     with reading(path), inputs.opened(path) as file:
         if begin:
             file.seek(begin)
@@ -129,19 +155,29 @@ def blocks_of(path: str, progress: Callable | None = None, begin: int = 0, end: 
                 progress(len(block))
 
 
-def blocks_in(file: BinaryIO, name: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """The blocks of an open file, which is at `begin`, as those of `blocks_of`; errors call it `name`."""
-    end = math.inf if end is None else end
-    place, goal = begin, (math.ceil(begin / BLOCK_BYTES) + 1) * BLOCK_BYTES  # where the block begins and ends
-    while place < end and (block := file.read(min(goal, end) - place)):
+class Readable(Protocol):
+    """A file to read bytes from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def blocks_in(file: Readable, name: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Like `blocks_of`, for an open file, whose position is `begin`; errors call it `name`."""
+    position = begin
+    block_end = (math.ceil(begin / BLOCK_BYTES) + 1) * BLOCK_BYTES
+    while end is None or position < end:
+        block = file.read((block_end if end is None else min(block_end, end)) - position)
+        if not block:
+            break
         yield block
-        place, goal = place + len(block), goal + BLOCK_BYTES
-    if not place:
-        raise ValueError(f"{name} is empty")
+        position += len(block)
+        block_end += BLOCK_BYTES
+    if not position:
+        raise ParameterError(name, b"", "a file that is not empty", f"{name} is empty")
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The blocks, each cut after its last newline, if it has one: what follows goes to the next block."""
+    """Yields the blocks, each cut after its last newline, if it has one: the rest becomes part of the next block."""
     rest = b""
     for block in blocks:
         cut = block.rfind(b"\n") + 1 or len(block)
@@ -151,14 +187,14 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def line_start(path: str, place: int) -> int:
-    """Where a file can be cut near `place`, which is between two blocks: after a newline, as `whole_lines` cuts it.
+def line_start(path: str, position: int) -> int:
+    """Returns a position near `position`, the end of a block, at which `whole_lines` cuts the file: after a newline.
 
-    That is the last newline of the block before `place`, or else of the next one that has any, or the end of the file.
+    It is the last newline of the block before `position`, or of the next block that has one, or the end of the file.
     """
-    if not place:
+    if not position:
         return 0
-    begin = place - BLOCK_BYTES
+    begin = position - BLOCK_BYTES
     for block in blocks_of(path, begin=begin):
         cut = block.rfind(b"\n") + 1
         if cut:
@@ -167,26 +203,37 @@ def line_start(path: str, place: int) -> int:
     return begin
 
 
-def lines_before(path: str, place: int, raw_text: bool = True) -> int:
-    r"""How many lines end before the byte `place` of a file, with `\n` or, unless it is `raw_text`, also with `\r`."""
-    count, last = 0, b""
-    for block in blocks_of(path, end=place) if place else ():
+def lines_before(path: str, position: int, raw_text: bool = True) -> int:
+    r"""Counts the lines that end before a position in a file, with `\n` or, unless `raw_text`, also with `\r`."""
+    count = 0
+    after_cr = False
+    for block in blocks_of(path, end=position) if position else ():
         count += block.count(b"\n")
         if not raw_text:
-            count += block.count(b"\r") - block.count(b"\r\n") - (last == b"\r" and block[:1] == b"\n")
-            last = block[-1:]
+            count += block.count(b"\r") - block.count(b"\r\n")
+            if after_cr and block.startswith(b"\n"):  # this newline belongs to the `\r` of the block before
+                count -= 1
+            after_cr = block.endswith(b"\r")
     return count
 
 
 def decoded(blocks: Iterable[bytes], path: str, begin: int = 0, advice: str = "") -> Iterator[str]:
-    """Yields the text of blocks of UTF-8; errors name the file `path`, of which byte `begin` is the first one."""
+    """Yields the text of blocks of UTF-8; errors name the file `path`.
+
+    Args:
+        begin: position in the file of the first byte of `blocks`.
+        advice: what to do with a text that is not UTF-8, for the error.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    position, is_utf8 = begin, False  # of the block in the file; whether there are characters of several bytes before
+    position = begin  # of the block in the file
+    is_utf8 = False  # whether the blocks before have a character of several bytes
     for block in itertools.chain(blocks, [b""]):
         data = decoder.getstate()[0] + block  # a character may have begun in the block before
         start = position + len(block) - len(data)
+        text = ""
         try:
-            text, wrong = decoder.decode(block, final=not block), data.find(b"\0")
+            text = decoder.decode(block, final=not block)
+            wrong = data.find(b"\0")
         except UnicodeDecodeError as error:
             wrong = error.start
         if wrong >= 0:
@@ -197,19 +244,21 @@ def decoded(blocks: Iterable[bytes], path: str, begin: int = 0, advice: str = ""
 
 
 def cut_between(pieces: Iterable[str], level: str, name: str = "the text") -> Iterator[str]:
-    """Cuts each piece after its last newline. A piece without one is cut before its last word; not at level "line".
+    """Cuts each piece after its last newline. Except at level "line", a piece without one is cut before its last word.
 
     At levels "word" and "line", a missing newline at the end is added. At level "subword", a word begins with the
     spaces before it.
 
-    It takes linear time. What cannot be cut stays in memory until it can be, except at level "word".
+    It takes linear time. A piece that cannot be cut stays in memory, joined to the next ones, until it can be cut.
 
     Raises:
         ParameterError: at level "word", a word has more characters than `MOST_OF_A_WORD`. Names the text as `name`.
     """
     if level != "subword":
         pieces = with_last_newline(pieces)
-    parts, size, enough = [], 0, 0  # the text since the last cut, its length, and the length at which to look again
+    parts: list[str] = []  # the text since the last cut
+    size = 0  # its length
+    enough = 0  # the length at which to search it again
     for piece in pieces:
         parts.append(piece)
         size += len(piece)
@@ -220,15 +269,16 @@ def cut_between(pieces: Iterable[str], level: str, name: str = "the text") -> It
         if not cut and level == "word" and size > MOST_OF_A_WORD:
             raise _long_word(text, name)
         yield text[:cut]
-        parts, size = [text[cut:]], size - cut
-        # The whole text is searched again each time: if that were done at every piece, the time would be quadratic.
+        parts = [text[cut:]]
+        size -= cut
+        # Each search reads the whole text. A search after every piece would take quadratic time.
         enough = 2 * size if not cut and size > MOST_OF_A_WORD else 0
     if size:
         yield "".join(parts)
 
 
 def _last_cut(text: str, level: str) -> int:
-    """Where `cut_between` cuts a text; 0 if it cannot be cut."""
+    """Returns the position at which `cut_between` cuts a text; 0 if it cannot be cut."""
     if cut := text.rfind("\n") + 1:
         return cut
     if level == "subword":
@@ -247,7 +297,7 @@ def _long_word(text: str, name: str) -> ParameterError:
 
 
 def with_last_newline(pieces: Iterable[str]) -> Iterator[str]:
-    """The pieces, and a newline if there is something in them that does not end with one."""
+    """Yields the pieces, and a newline if the text is not empty and does not end with one."""
     last = ""
     for piece in pieces:
         yield piece

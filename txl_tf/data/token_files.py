@@ -13,22 +13,24 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.errors import brief, named
+from txl_tf.errors import ArgumentTypeError, ParameterError, brief, named
 from txl_tf.files import is_remote, reading
 
-_HEADER_BYTES = 256  # enough for the header of any one-dimensional array
+_HEADER_BYTES = 256  # more than the header of any one-dimensional array
 
 
 def token_type(n_symbols: int) -> np.dtype:
-    """The smallest type that holds the ids of a vocabulary."""
-    return np.dtype(np.uint8 if n_symbols <= 1 << 8 else np.uint16 if n_symbols <= 1 << 16 else np.int32)
+    """Returns the smallest integer type for the ids of a vocabulary: uint8, uint16 or int32."""
+    if n_symbols <= 1 << 8:
+        return np.dtype(np.uint8)
+    return np.dtype(np.uint16 if n_symbols <= 1 << 16 else np.int32)
 
 
 class TokenWriter:
     """Appends token ids to a new local .npy file. It keeps no tokens in memory and no file open.
 
-    The file holds no tokens for a reader until `close` writes their number into the header. The size of the vocabulary,
-    `n_symbols`, decides the type: uint8, uint16 or int32.
+    For a reader, the file has no tokens until `close` writes their number into the header. The size of the vocabulary,
+    `n_symbols`, decides the type: see `token_type`.
     """
 
     def __init__(self, path: str, n_symbols: int):
@@ -45,8 +47,8 @@ class TokenWriter:
 
     def close(self) -> None:
         with open(self.path, "r+b") as file:
-            if self._write_header(file) != self.header_bytes:  # NumPy leaves room for any count
-                raise RuntimeError(f"the header of {self.path} does not fit its place")
+            if self._write_header(file) != self.header_bytes:  # NumPy leaves space for any count
+                raise RuntimeError(f"the header of {self.path} has changed its length")
 
     def _write_header(self, file: BinaryIO) -> int:
         file.write(_header(self.dtype, self.n_tokens))
@@ -61,19 +63,21 @@ def _header(dtype: np.dtype, n_tokens: int) -> bytes:
 
 
 class TokenFiles:
-    """Appends token ids to one new file after the other, each a `TokenWriter`'s.
+    """Appends token ids to several new files in turn, each written by a `TokenWriter`.
 
     Args:
-        paths: those that the files may have.
+        paths: of the files, in order; only as many as necessary are used.
         n_symbols: size of the vocabulary.
-        most: tokens of a file; `None`: all of them are in the first one.
+        most: most tokens of a file; `None`: the first file has all tokens.
 
     Attributes:
         files: `TokenWriter`s, the last one open.
     """
 
     def __init__(self, paths: Iterator[str], n_symbols: int, most: int | None = None):
-        self._paths, self._n_symbols, self._most = paths, n_symbols, most
+        self._paths = paths
+        self._n_symbols = n_symbols
+        self._most = most
         self.files = [TokenWriter(next(paths), n_symbols)]
 
     @property
@@ -93,7 +97,7 @@ class TokenFiles:
 
 
 def joined_sha256(paths: Iterable[str]) -> str:
-    """The checksum of the one local token file that the tokens of several would make."""
+    """Returns the checksum that one local token file with the tokens of several files would have."""
     headers = {path: read_header(path) for path in paths}
     ((dtype, *_), *_) = headers.values()
     digest = hashlib.sha256(_header(dtype, sum(n_tokens for _, n_tokens, _ in headers.values())))
@@ -106,7 +110,7 @@ def joined_sha256(paths: Iterable[str]) -> str:
 
 
 class StoredTokens:
-    """One array made of `parts` (arrays or files), read when it is sliced: `tokens[begin:end]`, `len(tokens)`."""
+    """One array that consists of `parts` (arrays or files), read when it is sliced: `tokens[begin:end]`."""
 
     def __init__(self, parts: Iterable):
         self.parts = list(parts)
@@ -118,7 +122,8 @@ class StoredTokens:
 
     def __getitem__(self, index: slice) -> np.ndarray:
         if not isinstance(index, slice) or index.step not in (None, 1):
-            raise TypeError(f"stored tokens are read as tokens[begin:end], got {brief(index)}")
+            message = f"stored tokens are read as tokens[begin:end], got {brief(index)}"
+            raise ArgumentTypeError("index", index, "a slice without a step", message)
         first, last, _ = index.indices(len(self))
         pieces = [
             part[max(first - begin, 0) : last - begin]
@@ -132,10 +137,10 @@ class StoredTokens:
 
 
 def read_header(path: str) -> tuple[np.dtype, int, int]:
-    """Type, number of tokens and bytes of header of a token file.
+    """Returns the type, the number of tokens and the bytes of the header of a token file.
 
     Raises:
-        ValueError: it is no .npy file of one dimension of integers, or its size is another than its header says.
+        ParameterError: it is not a one-dimensional .npy file of integers, or its size differs from its header.
     """
     with reading(path), tf.io.gfile.GFile(path, "rb") as file:
         head = io.BytesIO(file.read(_HEADER_BYTES))
@@ -143,14 +148,17 @@ def read_header(path: str) -> tuple[np.dtype, int, int]:
     try:
         np.lib.format.read_magic(head)
         (n_tokens,), _, dtype = np.lib.format.read_array_header_1_0(head)
-        start, expected = head.tell(), head.tell() + n_tokens * dtype.itemsize
+        start = head.tell()
+        expected = head.tell() + n_tokens * dtype.itemsize
     except Exception as error:  # of many kinds: NumPy evaluates the header
-        raise ValueError(f"{not_whole} it does not begin as a .npy file of one row") from error
+        message = f"{not_whole} it does not begin as a .npy file of one row"
+        raise ParameterError(path, None, "a .npy file of one row", message) from error
     if dtype.kind not in "iu":
-        raise ValueError(f"{not_whole} it must hold integers, got {dtype}")
+        raise ParameterError(path, dtype, "integers", f"{not_whole} it must hold integers, got {dtype}")
     found = tf.io.gfile.stat(path).length
     if found != expected:
-        raise ValueError(f"{not_whole} {n_tokens} tokens make {expected} bytes, and it has {found}")
+        message = f"{not_whole} {n_tokens} tokens make {expected} bytes, and it has {found}"
+        raise ParameterError(path, found, f"{expected} bytes", message)
     return dtype, n_tokens, start
 
 
@@ -175,11 +183,11 @@ class _RemoteFile:
 def open_tokens(paths: Iterable[str]) -> np.memmap | StoredTokens:
     """Opens the token files of one split without reading tokens.
 
-    A single local file becomes an `np.memmap` `[n]`; several files or a remote one (`gs://...`) `StoredTokens`.
+    A single local file becomes an `np.memmap` `[n]`; several files, or a remote one (`gs://...`), `StoredTokens`.
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: a file is not a complete token file.
+        ParameterError: a file is not a complete token file.
     """
     parts = []
     for path in paths:

@@ -1,7 +1,7 @@
 """Vocabulary: the tokens of a text and their ids, at the level of words, characters or bytes; see also subwords.py.
 
-A vocabulary is stored in two parts: a text file with one token per line in id order (`save`), and the settings that
-say how text becomes tokens (`get_config`, plain values for config.json):
+A vocabulary is stored in two parts: a text file with one token per line in the order of the ids (`save`), and the
+settings that control how text becomes tokens (`get_config`, plain values for config.json):
 
     vocab.save(path)
     same = Vocab.load(path, **vocab.get_config())
@@ -19,7 +19,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -27,9 +28,8 @@ import tensorflow as tf
 from txl_tf.config import COUNTED_LEVELS, one_of
 from txl_tf.data.encodings import not_utf8
 from txl_tf.data.text_files import plain_pieces, with_newlines
-from txl_tf.errors import ParameterError, named
+from txl_tf.errors import ParameterError, brief, named
 from txl_tf.files import reading, write_atomic
-from txl_tf.schema import brief
 
 _NO_UNKNOWN = (
     "Replace unknown symbols in the text; or train with min_freq=2, which makes rare symbols unknown ones, or train a "
@@ -38,11 +38,16 @@ _NO_UNKNOWN = (
 # The tokens of the bytes; `symbol.encode("utf-8", "surrogateescape")` gives a token's bytes at every level.
 BYTE_SYMBOLS = [bytes([value]).decode("utf-8", "surrogateescape") for value in range(256)]
 
-KNOWN_SYMBOLS = "the symbols are known"  # why options that choose some are refused where a vocabulary is there
+KNOWN_SYMBOLS = "the symbols are known"  # why options that choose symbols are refused if there is a vocabulary
 
 
-class UnknownSymbol(ValueError):
-    """A text holds a symbol that the vocabulary does not have."""
+class UnknownSymbol(ParameterError):
+    """A text has a symbol that the vocabulary does not have.
+
+    Attributes:
+        name: the text and the line.
+        value: the symbol.
+    """
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -55,22 +60,23 @@ class Vocab:
     Args:
         level: what a token is: `"word"` (split at white space), `"char"` (every character, newlines too) or `"byte"`
             (of the UTF-8 encoding; the vocabulary is always all 256 values in order).
-        lower_case: whether text is lower-cased first.
+        lower_case: whether text is converted to lower case first.
         special: tokens that get the first ids, even if they do not occur.
-        unk: token that replaces unknown ones. If it is neither special nor in the text, unknown tokens are errors.
-        bos: token that begins each line, at level `"word"`. `None`: none.
-        eos: token that each newline becomes, at level `"word"`. `None`: none.
-        min_freq: tokens with lower counts are left out.
-        max_size: how many of the most frequent tokens to keep, special ones not included. `None`: all.
-        document: token that ends each document, which no text may hold. `None`: none. At level `"byte"` its id is 256.
-        raw_text: whether `\r` and byte order marks in a text are tokens, or parts of them. Otherwise `\r\n` and `\r`
-            end lines as `\n` does, and the marks are left out; level `"byte"` has all bytes nevertheless. A
-            configuration of an earlier version, which does not say it, has `True`.
+        unk: token that replaces unknown tokens. If it is neither special nor in the text, an unknown token is an error.
+        bos: token at the beginning of each line, at level `"word"`. `None`: no token.
+        eos: token that replaces each newline, at level `"word"`. `None`: no token.
+        min_freq: tokens that occur less often are left out.
+        max_size: how many of the most frequent tokens to keep, without the special ones. `None`: all.
+        document: token at the end of each document. No text may contain it. `None`: no token. At level `"byte"` its id
+            is 256.
+        raw_text: whether `\r` and byte order marks in a text are tokens, or parts of tokens. Otherwise `\r\n` and `\r`
+            end lines as `\n` does, and the marks are left out. Level `"byte"` keeps all bytes in either case. The
+            configurations of earlier versions do not contain it; they mean `True`.
 
     Attributes:
-        symbols: list of str, the tokens in id order.
+        symbols: list of str, the tokens in the order of their ids.
         ids: dict, token -> id.
-        counter: `Counter` of the tokens that `count` has seen.
+        counter: `Counter` of the tokens that `count` has counted.
     """
 
     level: str = "word"
@@ -85,22 +91,30 @@ class Vocab:
     raw_text: bool = True
 
     def __post_init__(self) -> None:
-        level, special, bos, eos, max_size = self.level, list(self.special), self.bos, self.eos, self.max_size
+        level = self.level
+        special = list(self.special)
         one_of(COUNTED_LEVELS)("level", level)
-        if level != "word" and (bos or eos):
-            raise ValueError(
-                f"bos and eos need level 'word', got {brief(bos)} and {brief(eos)} at level {brief(level)}"
-            )
-        if level == "byte" and (self.lower_case or special or self.unk or self.min_freq or max_size is not None):
-            raise ValueError("level 'byte' always has all 256 bytes and takes no other option")
+        if level != "word" and (self.bos or self.eos):
+            name = "bos" if self.bos else "eos"
+            found = f"got {brief(self.bos)} and {brief(self.eos)} at level {brief(level)}"
+            message = f"bos and eos need level 'word', {found}"
+            raise ParameterError(name, self.bos or self.eos, f"None at level {level}", message)
+        options = {"lower_case": self.lower_case, "special": special, "unk": self.unk, "min_freq": self.min_freq}
+        given = [name for name, value in options.items() if value]
+        if self.max_size is not None:
+            given.append("max_size")
+        if level == "byte" and given:
+            message = "level 'byte' always has all 256 bytes and takes no other option"
+            raise ParameterError(given[0], getattr(self, given[0]), "left out at level byte", message)
         if level == "word" and any(len(symbol.split()) != 1 for symbol in special):
-            raise ValueError(f"special symbols must be words without white space, got {brief(special)}")
-        if max_size is not None and max_size < 1:
-            raise ValueError(f"max_size must be positive or None, got {max_size}")
+            message = f"special symbols must be words without white space, got {brief(special)}"
+            raise ParameterError("special", special, "words without white space", message)
+        if self.max_size is not None and self.max_size < 1:
+            raise ParameterError("max_size", self.max_size, "positive or None")
         if self.document is not None and (len(self.document) < 2 or len(self.document.split()) != 1):
-            raise ValueError(f"document must be a word of several characters, got {brief(self.document)}")
+            raise ParameterError("document", self.document, "a word of several characters")
         self.special = special
-        self.counter = Counter()
+        self.counter: Counter[str] = Counter()
         self._set_symbols([])
 
     def __len__(self) -> int:
@@ -113,19 +127,21 @@ class Vocab:
 
     @property
     def start_id(self) -> int:
-        """Id that the beginning of a text follows: the end of a document, or else of a line; 0 if there is neither."""
-        before = [self.document_id] if self.document is not None else newline_ids(self)
-        return before[-1] if before else 0
+        """The id before the first token of a text: the end of a document, or else of a line; 0 if there is neither."""
+        if self.document is not None:
+            return self.ids[self.document]
+        newline = newline_ids(self)
+        return newline[-1] if newline else 0
 
     @property
     def has_plain_text(self) -> bool:
-        """Whether texts are read as `plain_text` makes them."""
+        """Whether `encode` reads a text as `plain_text` returns it."""
         return not self.raw_text and self.level != "byte"
 
-    def get_config(self) -> dict:
-        """The arguments of `__init__`, as values that JSON can hold."""
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of `__init__`, as values that JSON can store."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if self.raw_text:  # which is left out, as by earlier versions
+        if self.raw_text:  # as in the configurations of earlier versions, which do not contain it
             del config["raw_text"]
         return config
 
@@ -134,26 +150,33 @@ class Vocab:
         return hashlib.sha256(json.dumps(self.symbols).encode()).hexdigest()
 
     def difference(self, other: Vocab) -> str | None:
-        """The first difference of these tokens, "here", from those of `other`, "there"; `None` if there is none."""
+        """Describes the first token that differs from `other`'s, called "there"; `None` if all are the same."""
         for i, (here, there) in enumerate(itertools.zip_longest(self.symbols, other.symbols)):
             if here != there:
-                here, there = ("nothing" if symbol is None else brief(symbol) for symbol in (here, there))
-                return f"symbol {i} is {there} there and {here} here"
+                shown_here = "nothing" if here is None else brief(here)
+                shown_there = "nothing" if there is None else brief(there)
+                return f"symbol {i} is {shown_there} there and {shown_here} here"
         return None
 
     # ----------------------------------------------------------------------------------------------- building
 
-    def count(self, texts: str | bytes | Iterable[str]) -> int:
-        """Counts the tokens of a string or of several; no token may span two. Returns how many ids `encode` makes."""
+    def count(self, texts: str | bytes | Iterable[str | bytes]) -> int:
+        """Counts the tokens of one or more strings; no token may span two. Returns the number of ids of `encode`."""
         n = 0
         for text in as_iterable(texts):
+            if self.level == "byte":
+                n += len(_as_bytes(text))
+                continue
+            text = self._as_string(text)
             symbols = self._tokenize(text)
+            self.counter.update(symbols)
             n += len(symbols)
-            if self.level != "byte":
-                self.counter.update(symbols)
-                n_end = text.count("\n")
-                n_begin = n_end + (text[-1:] not in ("", "\n"))  # the last line may have no end
-                n += n_begin * bool(self.bos) + n_end * bool(self.eos)
+            n_newlines = text.count("\n")
+            if self.eos:
+                n += n_newlines
+            if self.bos:
+                has_open_line = bool(text) and not text.endswith("\n")
+                n += n_newlines + 1 if has_open_line else n_newlines
         return n
 
     def build(self) -> None:
@@ -162,17 +185,18 @@ class Vocab:
             self._set_symbols(self._byte_symbols())
             return
         counted = [s for s, n in self.counter.most_common(self.max_size) if n >= self.min_freq]
-        self._set_symbols(dict.fromkeys(self.special + [self.document] * (self.document is not None) + counted))
+        document = [] if self.document is None else [self.document]
+        self._set_symbols(dict.fromkeys([*self.special, *document, *counted]))
         self._check_line_symbols("the vocabulary: add it to special")
 
     def check_extendable(self) -> None:
-        """Raises ParameterError where the level has a fixed number of tokens. Call it before long work."""
+        """Raises ParameterError if the number of tokens is fixed at this level. Call it before long work."""
         if self.level not in ("word", "char"):
             message = f"a vocabulary of level {self.level} cannot be extended: leave extend_vocab out"
             raise ParameterError("extend_vocab", True, f"left out at level {self.level}", message)
 
     def extended(self, symbols: Iterable[str]) -> Vocab:
-        """A vocabulary of these tokens, with the same ids, and then of those of `symbols` that are not among them.
+        """Returns a vocabulary with these tokens, which keep their ids, followed by new tokens from `symbols`.
 
         Raises:
             ParameterError: see `check_extendable`.
@@ -184,67 +208,82 @@ class Vocab:
         return vocab
 
     def _set_symbols(self, symbols: Iterable[str]) -> None:
-        self.symbols = list(symbols)
-        self.ids = {symbol: i for i, symbol in enumerate(self.symbols)}
+        self.symbols: list[str] = list(symbols)
+        self.ids: dict[str, int] = {symbol: i for i, symbol in enumerate(self.symbols)}
 
     def _byte_symbols(self) -> list[str]:
-        return BYTE_SYMBOLS + [self.document] * (self.document is not None)
+        return BYTE_SYMBOLS if self.document is None else [*BYTE_SYMBOLS, self.document]
 
     def _check_line_symbols(self, where: str) -> None:
         for name in ("bos", "eos", "document"):
             symbol = getattr(self, name)
             if symbol is not None and symbol not in self.ids:
-                raise ValueError(f"{name} symbol {brief(symbol)} is not in {where}")
+                raise ParameterError(name, symbol, f"in {where}", f"{name} symbol {brief(symbol)} is not in {where}")
 
     # ------------------------------------------------------------------------------------------- text <-> ids
 
-    def encode(self, texts: str | bytes | Iterable[str], name: str = "text") -> np.ndarray:
-        """Turns text into ids: int32 array `[n]`.
+    def encode(self, texts: str | bytes | Iterable[str | bytes], name: str = "text") -> np.ndarray:
+        """Converts text to ids: int32 array `[n]`.
 
         Args:
-            texts: a string, or an iterable of strings that follow one another. No word may span two of them and, with
-                `bos`, no line. At level `"byte"` also `bytes`.
-            name: what error messages call the text, such as its file.
+            texts: a string, or an iterable of consecutive strings. No word may span two of them and, with `bos`, no
+                line. At level `"byte"` also `bytes`.
+            name: how error messages call the text, such as its file.
 
         Raises:
-            ValueError: a token is not in the vocabulary, and neither is `unk`. Names the token and its line.
+            UnknownSymbol: a token is not in the vocabulary, and neither is `unk`. Names the token and its line.
         """
-        texts = as_iterable(texts)
-        pieces = list(self.encode_stream(plain_pieces(texts) if self.has_plain_text else texts, name))
+        read = as_iterable(texts)
+        pieces = list(self.encode_stream(plain_pieces(read) if self.has_plain_text else read, name))
         return np.concatenate(pieces) if pieces else np.zeros([0], np.int32)
 
-    def encode_stream(self, texts: Iterable[str], name: str = "text", first_line: int = 1) -> Iterator[np.ndarray]:
-        """Yields the ids of each string of an iterable in turn: `encode`, in bounded memory."""
-        unk_id = self.ids.get(self.unk, -1)
+    def encode_stream(
+        self, texts: Iterable[str | bytes], name: str = "text", first_line: int = 1
+    ) -> Iterator[np.ndarray]:
+        """Like `encode`, but yields the ids of each string as an array of its own, in bounded memory."""
+        unk_id = -1 if self.unk is None else self.ids.get(self.unk, -1)
+        id_of: Callable[[str, int], int] = self.ids.get
         for text in texts:
-            symbols = self._tokenize(text, mark_lines=True)
             if self.level == "byte":
-                yield np.frombuffer(symbols, np.uint8).astype(np.int32)
+                yield np.frombuffer(_as_bytes(text), np.uint8).astype(np.int32)
                 continue
-            ids = np.fromiter(map(self.ids.get, symbols, itertools.repeat(unk_id)), np.int32, len(symbols))
+            text = self._as_string(text)
+            symbols = self._tokenize(text, mark_lines=True)
+            ids = np.fromiter(map(id_of, symbols, itertools.repeat(unk_id)), np.int32, len(symbols))
             if self.document is not None and np.any(ids == self.document_id):
                 number = self._find(text, lambda symbol: symbol == self.document)[1] + first_line
-                raise ValueError(f"{name}, line {number}: {self.document} ends documents and must not be in a text")
+                where = f"{name}, line {number}"
+                message = f"{where}: {self.document} ends documents and must not be in a text"
+                raise ParameterError(where, self.document, f"a text without {self.document}", message)
             if unk_id < 0 and np.any(ids < 0):
                 symbol, line = self._find(text, lambda symbol: symbol not in self.ids)
-                error = UnknownSymbol(
-                    f"{name}, line {line + first_line}: {brief(symbol)} is not in the vocabulary of {len(self)} "
-                    f"symbols, and neither is an unknown symbol (unk={self.unk!r})"
+                where = f"{name}, line {line + first_line}"
+                message = (
+                    f"{where}: {brief(symbol)} is not in the vocabulary of {len(self)} symbols, and neither is an "
+                    f"unknown symbol (unk={self.unk!r})"
                 )
+                error = UnknownSymbol(where, symbol, f"one of the {len(self)} symbols of the vocabulary", message)
                 error.add_note(_NO_UNKNOWN)
                 raise error
             yield ids
             first_line += text.count("\n")
 
     def _find(self, text: str, wanted: Callable[[str], bool]) -> tuple[str, int]:
-        """The first token of a text that is wanted, and its line, from 0."""
+        """Returns the first token of a text for which `wanted` is true, and its line, counted from 0."""
         lines = enumerate(io.StringIO(text))  # only "\n" ends a line
         return next((symbol, i) for i, line in lines for symbol in self._tokenize(line) if wanted(symbol))
 
-    def _tokenize(self, text: str | bytes, mark_lines: bool = False) -> list[str] | str | bytes:
-        """The tokens of a string: a list of words, or the string itself as characters or bytes."""
-        if self.level == "byte":
-            return text if isinstance(text, bytes) else text.encode("utf-8")
+    def _as_string(self, text: str | bytes) -> str:
+        if isinstance(text, bytes):
+            raise ParameterError("texts", text, f"strings at level {self.level}")
+        return text
+
+    def _tokenize(self, text: str, mark_lines: bool = False) -> Sequence[str]:
+        """Returns the tokens of a string: a list of words, or the string itself, whose characters are the tokens.
+
+        Args:
+            mark_lines: whether the tokens contain `bos` and `eos`.
+        """
         if self.lower_case:
             text = text.lower()
         if self.level == "char":
@@ -256,16 +295,16 @@ class Vocab:
         return text.split()
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turns ids into text. Words are joined by single spaces; `eos` becomes a newline.
+        """Converts ids to text. Words are joined by single spaces; `eos` becomes a newline.
 
-        Bytes that are not UTF-8 become U+FFFD. Raises ValueError for an id outside the vocabulary.
+        Bytes that are not UTF-8 become U+FFFD. Raises ParameterError for an id outside the vocabulary.
         """
         symbols = [self.symbols[i] for i in self.checked_ids(ids)]
         if self.level == "char":
             return "".join(symbols)
         if self.level == "byte":
             return "".join(symbols).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        lines = [[]]
+        lines: list[list[str]] = [[]]
         for symbol in symbols:
             if symbol == self.bos and not lines[-1]:  # bos and eos may be the same token
                 continue
@@ -276,46 +315,53 @@ class Vocab:
         return "\n".join(" ".join(line) for line in lines)
 
     def split(self, text: str | bytes, ids: np.ndarray, k: int) -> tuple[str | bytes, str | bytes]:
-        """Cuts a text before the token number `k` of its `ids`. Not for vocabularies with `bos`."""
-        symbols = self._tokenize(text)
+        """Cuts a text before token `k` of its `ids`. Not for vocabularies with `bos`."""
+        if self.level == "byte":
+            data = _as_bytes(text)
+            return data[:k], data[k:]
+        text = self._as_string(text)
         if self.level == "word":
             tokens = re.finditer(r"\S+|\n" if self.eos else r"\S+", text)
-            k = next(itertools.islice(tokens, k, None)).start()
-            return text[:k], text[k:]
-        return symbols[:k], symbols[k:]
+            cut = next(itertools.islice(tokens, k, None)).start()
+            return text[:cut], text[cut:]
+        characters = text.lower() if self.lower_case else text
+        return characters[:k], characters[k:]
 
     def checked_ids(self, ids: Iterable[int]) -> np.ndarray:
-        """`ids` as an int64 array `[n]`. Raises ValueError for one outside the vocabulary."""
-        ids = np.asarray(ids, np.int64).ravel()
-        bad = ids[(ids < 0) | (ids >= len(self))]
+        """Returns `ids` as an int64 array `[n]`. Raises ParameterError for an id outside the vocabulary."""
+        array = np.asarray(ids, np.int64).ravel()
+        bad = array[(array < 0) | (array >= len(self))]
         if bad.size:
-            raise ValueError(f"ids must be in [0, {len(self)}), the size of the vocabulary, got {bad[0]}")
-        return ids
+            allowed = f"in [0, {len(self)}), the size of the vocabulary"
+            raise ParameterError("ids", int(bad[0]), allowed)
+        return array
 
     # -------------------------------------------------------------------------------------------------- files
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         r"""Writes the tokens atomically, one per line in id order.
 
-        Words are written as they are. Invisible characters and bytes are escaped as in Python (`\n`, `\x20`,
+        Words are written unchanged. Invisible characters and bytes are escaped as in Python (`\n`, `\x20`,
         `\u2028`), and so is the backslash.
         """
         write_atomic(os.fspath(path), self.get_data())
 
     def get_data(self) -> str | bytes:
-        """What `save` writes."""
+        """Returns the content of the file that `save` writes."""
         lines = self.symbols if self.level == "word" else [escape(symbol) for symbol in self.symbols]
         return "".join(f"{line}\n" for line in lines)
 
     @classmethod
-    def load(cls, path: str | os.PathLike, **config) -> Vocab:
-        """Reads a file that `save` wrote, or any word list (the first word of each line counts).
+    def load(cls, path: str | os.PathLike[str], **config: Any) -> Self:
+        """Reads a file that `save` wrote, or any word list (it uses the first word of each line).
 
-        `config` are the arguments of `__init__`, as `get_config` returns them.
+        Args:
+            path: of the file.
+            **config: the arguments of `__init__`, as `get_config` returns them.
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ValueError: the file is not a vocabulary of these arguments. Names the line.
+            ParameterError: the file is not a vocabulary for these arguments. Names the line.
         """
         vocab = cls(**config)
         if not tf.io.gfile.exists(path):
@@ -324,35 +370,38 @@ class Vocab:
             vocab.set_data(file.read(), path)
         return vocab
 
-    def set_data(self, data: bytes, path: str | os.PathLike) -> None:
-        """Takes the tokens from what the file `path` holds."""
+    def set_data(self, data: bytes, path: str | os.PathLike[str]) -> None:
+        """Takes the tokens from `data`, the content of the file `path`."""
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            name, place = f"vocabulary file {path}", f"byte {error.start}"
-            raise not_utf8(name, data, error.start, place, path=os.fspath(path)) from error
+            place = f"byte {error.start}"
+            raise not_utf8(f"vocabulary file {path}", data, error.start, place, path=os.fspath(path)) from error
         self.set_lines(with_newlines(text).removesuffix("\n").split("\n"), path)
 
-    def set_lines(self, lines: list[str], path: str | os.PathLike) -> None:
+    def set_lines(self, lines: list[str], path: str | os.PathLike[str]) -> None:
         """Takes the tokens from the lines of a vocabulary file; errors name the file `path`."""
         by_word = self.level == "word"
         symbols = ["".join(line.split()[:1]) if by_word else unescape(line) for line in lines]
         if self.level == "byte" and symbols != self._byte_symbols():
-            raise ValueError(f"vocabulary file {path} is not the 256 bytes in order that level 'byte' needs")
+            message = f"vocabulary file {path} is not the 256 bytes in order that level 'byte' needs"
+            raise ParameterError(os.fspath(path), symbols, "the 256 bytes in order", message)
         self._set_symbols(symbols)
         for i, symbol in enumerate(symbols):
             if not symbol:
-                raise ValueError(f"vocabulary file {path}: line {i + 1} is empty")
+                message = f"vocabulary file {path}: line {i + 1} is empty"
+                raise ParameterError(f"{path}, line {i + 1}", symbol, "a symbol", message)
             if self.ids[symbol] != i:
                 again = self.ids[symbol] + 1
-                raise ValueError(f"vocabulary file {path}: {brief(symbol)} is on line {i + 1} and on line {again}")
+                message = f"vocabulary file {path}: {brief(symbol)} is on line {i + 1} and on line {again}"
+                raise ParameterError(f"{path}, line {i + 1}", symbol, "a symbol that no other line has", message)
         self._check_line_symbols(f"vocabulary file {path}")
 
 
 def escape(symbol: str) -> str:
-    r"""Makes a token visible and fit for one line: newline -> `\n`, space -> `\x20`."""
+    r"""Makes a token visible, so that it fits on one line: newline -> `\n`, space -> `\x20`."""
 
-    def escape_character(c):
+    def escape_character(c: str) -> str:
         if c == " ":
             return r"\x20"
         return c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode()
@@ -361,13 +410,13 @@ def escape(symbol: str) -> str:
 
 
 def unescape(line: str) -> str:
-    r"""Undoes `escape`. A backslash that begins no escape stands for itself."""
+    r"""Reverses `escape`. A backslash that does not begin an escape stands for itself."""
     escapes = r"\\(?:[nrt\\]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"
     return re.sub(escapes, lambda match: match[0].encode().decode("unicode_escape"), line)
 
 
 def newline_ids(vocab: Vocab) -> list[int]:
-    """The ids of a newline, one or, of subwords, several; none where the vocabulary has no token for it."""
+    """Returns the ids of a newline: one, or several of subwords, or none if the vocabulary has no token for it."""
     if vocab.level in ("word", "char"):
         symbol = vocab.eos or "\n"
         return [vocab.ids[symbol]] if symbol in vocab.ids else []
@@ -375,15 +424,20 @@ def newline_ids(vocab: Vocab) -> list[int]:
 
 
 def line_start_ids(vocab: Vocab) -> list[int]:
-    """The ids that a line by itself is scored after: the end of a document, or else of a line.
+    """Returns the ids before a line that is scored by itself: the end of a document, or else of a line.
 
-    None where a line begins with a symbol of its own, `bos`, or the vocabulary has neither: nothing then predicts the
+    The list is empty if each line begins with `bos`, or if the vocabulary has no such token. Then nothing predicts the
     first token.
     """
     if vocab.document is not None:
-        return [vocab.document_id]
+        return [vocab.ids[vocab.document]]
     return [] if vocab.level == "word" and vocab.bos else newline_ids(vocab)
 
 
-def as_iterable(texts: str | bytes | Iterable[str]) -> Iterable[str | bytes]:
+def as_iterable(texts: str | bytes | Iterable[str | bytes]) -> Iterable[str | bytes]:
+    """Returns one text as a list, and several texts as they are."""
     return [texts] if isinstance(texts, (str, bytes)) else texts
+
+
+def _as_bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8")

@@ -1,12 +1,12 @@
-"""The operations of the equations: what a formula leaves open, such as kernels, fusion, dtypes and custom gradients.
+"""The operations of the equations. They decide what a formula does not say: kernels, fusion, dtypes and gradients.
 
     plain.py        every operation in ordinary TensorFlow
     cpu.py          faster versions for CPUs; the default
     attending.py    the softmax over keys, times the values
     routing.py      how rows reach their clusters in the adaptive embedding and softmax
-    dropout.py      dropout as a function of a key, a place and a row
+    dropout.py      dropout as a function of an explicit key and of the row
 
-`TXL_KERNELS=plain` in the environment makes a process use the plain versions alone. The numbers are the same up to
+With `TXL_KERNELS=plain` in the environment, a process uses only the plain versions. The numbers are the same up to
 rounding.
 """
 

@@ -29,6 +29,6 @@ relu_layer = _chosen.relu_layer
 residual_norm = _chosen.residual_norm
 takes_one_query = _chosen.takes_one_query
 
-for _name, _operation in list(globals().items()):  # the plain version has the docstring
+for _name, _operation in list(globals().items()):  # the docstring is written once, at the plain version
     if callable(_operation) and hasattr(plain, _name) and _operation is not getattr(plain, _name):
         _operation.__doc__ = "\n\n".join(filter(None, [getattr(plain, _name).__doc__, _operation.__doc__]))

@@ -1,47 +1,50 @@
 """Faster versions of the operations in `kernels/plain.py`, for training and inference on CPUs.
 
-Their gradients are written out where TensorFlow's own take more passes over the activations, or run on one thread.
-XLA compiles a chain of small operations where that pays, see `kernels/fusion.py`. Arguments and results are those of
-the plain versions, which have the docstrings.
+Some gradients are written out, because TensorFlow's gradients take more passes over the activations or run on one
+thread. XLA compiles chains of small operations if the tensors are large enough, see `kernels/fusion.py`. Arguments and
+results are those of the plain versions, which have the docstrings.
 
 Shapes:
     B: batch      T: tgt_len, the queries      K: keys      H: heads      D: d_head      E: d_model
 """
 
-import keras
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import tensorflow as tf
 
 from txl_tf.kernels import plain
-from txl_tf.kernels.dropout import NO_DROP, dropout, scale_of_kept
+from txl_tf.kernels.dropout import NO_DROP, Drop, dropout, scale_of_kept
 from txl_tf.kernels.dtypes import at_least_float32, is_half, scalar, wide_dtype
 from txl_tf.kernels.fusion import fused, only_cpus, pays
 from txl_tf.kernels.gradients import custom_gradient
 from txl_tf.kernels.plain import hidden, join_heads, project, seen_scores
 from txl_tf.kernels.precision import matmul
+from txl_tf.kernels.shapes import Tensor, shape_of
 
-# XLA takes the maxima of this many columns at once; the number of keys must be a multiple of it.
+# XLA computes the maxima of this many columns at once. The number of keys must be a multiple of it.
 _LANES = 32
 
 # ------------------------------------------------------------------------------------------------------- projections
 
 
-def add_bias(x, bias):
-    """TensorFlow adds up the gradient of the bias in bfloat16 on CPUs: with 1,024 rows it is off by 4%."""
+def add_bias(x: Tensor, bias: Tensor) -> Any:
+    """Sums the gradient of the bias exactly. TensorFlow sums it in bfloat16 on CPUs: 4% wrong with 1,024 rows."""
     sums_are_exact = x.dtype != tf.bfloat16 or x.shape[0] == 1 or not only_cpus()
     return tf.nn.bias_add(x, bias) if sums_are_exact else _add_bias(x, bias)
 
 
 @custom_gradient
-def _add_bias(x, bias):
+def _add_bias(x: Tensor, bias: Tensor) -> tuple[Any, Callable[[Any], Any]]:
     return tf.nn.bias_add(x, bias), lambda upstream: (upstream, sum_of_rows(upstream))
 
 
-def sum_of_rows(x):
-    """`[n, E]` to `[E]`, as a product: a sum takes several times as long."""
-    return tf.linalg.matvec(x, tf.ones([keras.ops.shape(x)[0]], x.dtype), transpose_a=True)
+def sum_of_rows(x: Tensor) -> Any:
+    """`[n, E]` to `[E]`, as a matrix product. `tf.reduce_sum` takes several times as long."""
+    return tf.linalg.matvec(x, tf.ones([shape_of(x)[0]], x.dtype), transpose_a=True)
 
 
-def project_heads(x, kernel, n, n_head):
+def project_heads(x: Tensor, kernel: Tensor, n: int, n_head: int) -> Any:
     batch, length, width = x.shape
     d_head = kernel.shape[1] // (n * n_head)
     if not pays([n * n_head, batch, length, d_head]):
@@ -50,12 +53,15 @@ def project_heads(x, kernel, n, n_head):
     return tf.unstack(tf.reshape(heads, [n, n_head, batch, length, d_head]))
 
 
-def _heads_first(rows, kernel, number):
-    """`rows` `[n, E]` times `kernel` `[E, number * D]`, a product for every head: `[number, n, D]`, without a copy."""
+def _heads_first(rows: Tensor, kernel: Tensor, number: int) -> Any:
+    """`rows` `[n, E]` times `kernel` `[E, number * D]`: `[number, n, D]`.
+
+    One product for every head writes its result in this order, so nothing has to be transposed afterwards.
+    """
 
     @custom_gradient
-    def product(rows, kernel):
-        def grad(upstream):
+    def product(rows: Tensor, kernel: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+        def grad(upstream: Tensor) -> Any:
             upstream = tf.reshape(tf.transpose(upstream, [1, 0, 2]), [-1, kernel.shape[1]])
             return matmul(upstream, kernel, transpose_b=True), matmul(rows, upstream, transpose_a=True)
 
@@ -64,21 +70,22 @@ def _heads_first(rows, kernel, number):
     return product(rows, kernel)
 
 
-def _by_head(kernel, number):
-    """The parts of a kernel `[E, number * D]` one after the other: `[number, E, D]`."""
+def _by_head(kernel: Tensor, number: int) -> Any:
+    """Splits a kernel `[E, number * D]` into the kernels of the heads: `[number, E, D]`."""
     return tf.transpose(tf.reshape(kernel, [kernel.shape[0], number, -1]), [1, 0, 2])
 
 
-def project_output(attn_vec, o_kernel):
+def project_output(attn_vec: Tensor, o_kernel: Tensor) -> Any:
+    """The gradient is one product for every head, as in `_heads_first`."""
     if not pays(attn_vec.shape):
         return plain.project_output(attn_vec, o_kernel)
     n_head, batch, qlen, d_head = attn_vec.shape
 
     @custom_gradient
-    def product(attn_vec, o_kernel):
-        rows = tf.reshape(join_heads(attn_vec), [-1, n_head * d_head])
+    def product(attn_vec: Tensor, o_kernel: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+        rows: Any = tf.reshape(join_heads(attn_vec), [-1, n_head * d_head])
 
-        def grad(upstream):
+        def grad(upstream: Tensor) -> Any:
             of_heads = tf.matmul(upstream[None], _by_head(tf.transpose(o_kernel), n_head))
             return tf.reshape(of_heads, [n_head, batch, qlen, d_head]), matmul(rows, upstream, transpose_a=True)
 
@@ -90,123 +97,140 @@ def project_output(attn_vec, o_kernel):
 # --------------------------------------------------------------------------------------------------------- attention
 
 
-def head_matmul(a, b, transpose_b=False):
-    """Of one query, `[H, 1, any]`, head by head: twice as fast. `b` may then be a list of its heads."""
+def head_matmul(a: Tensor, b: Tensor | list[Tensor], transpose_b: bool = False) -> Any:
+    """For a single query, `[H, 1, any]`, makes one product for each head: twice as fast. `b` may then be a list."""
     if a.shape[-2] != 1 or len(a.shape) > 3:
         return tf.matmul(a, b, transpose_b=transpose_b)
     return tf.stack(products_of_heads(a, b, transpose_b))
 
 
-def products_of_heads(a, b, transpose_b=False):
-    """`head_matmul` of one query, as a list of the heads."""
+def products_of_heads(a: Tensor, b: Tensor | list[Tensor], transpose_b: bool = False) -> list[Any]:
+    """`head_matmul` for a single query, as a list with the product of each head."""
     heads = zip(tf.unstack(a), _heads_of(b), strict=True)
     return [tf.matmul(x, y, transpose_b=transpose_b) for x, y in heads]
 
 
-def _heads_of(x):
-    """The heads of a tensor `[H, ...]`, or the list that it is already."""
+def _heads_of(x: Tensor | list[Tensor]) -> list[Any]:
+    """The heads of a tensor `[H, ...]`, as a list. A list is returned unchanged."""
     return x if isinstance(x, list) else tf.unstack(x)
 
 
-def takes_one_query(q, visible):
-    """Whether `attend_with_one_query` takes the queries. float16 might not hold its sums."""
-    return q.shape[-2] == 1 and len(q.shape) == 3 and q.dtype != tf.float16 and (
-        visible is None or len(visible.shape) == 2
-    )  # fmt: skip
+def takes_one_query(q: Tensor, visible: Tensor | None) -> bool:
+    """Whether `attend_with_one_query` can be used: for a single query without a batch.
 
-
-def attend_with_one_query(q, k, v, position_scores=None, visible=None):
-    """Attention of `q` `[H, 1, D]`, head by head: the largest score and the sum are scalars, which are fast to apply.
-
-    The values are added up first, and then divided by the sum: those are fewer numbers than probabilities.
-    `position_scores` may be a list of the heads.
+    Not for float16, which may not hold its sums.
     """
-    unseen = None if visible is None else hidden(visible, wide_dtype(q))
+    is_one_query = q.shape[-2] == 1 and len(q.shape) == 3
+    return is_one_query and q.dtype != tf.float16 and (visible is None or len(visible.shape) == 2)
 
-    def attend_head(q, k, v, position_scores=None):
-        scores = tf.matmul(q, k, transpose_b=True)
-        scores = scores if position_scores is None else scores + position_scores
-        scores = at_least_float32(scores) if unseen is None else at_least_float32(scores) - unseen
-        exp = tf.exp(scores - tf.reduce_max(scores))
+
+def attend_with_one_query(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position_scores: Tensor | list[Tensor] | None = None,
+    visible: Tensor | None = None,
+) -> Any:
+    """Attention of a single query `[H, 1, D]`, head by head.
+
+    For one head, the largest score and the sum are scalars, which are fast to apply. The weighted values are added
+    first and then divided by the sum, because they are fewer numbers than the probabilities. `position_scores` may be a
+    list with one tensor for each head.
+    """
+    subtracted = None if visible is None else hidden(visible, wide_dtype(q))
+
+    def attend_head(q: Tensor, k: Tensor, v: Tensor, position_scores: Tensor | None = None) -> Any:
+        scores: Any = tf.matmul(q, k, transpose_b=True)
+        scores = at_least_float32(scores if position_scores is None else scores + position_scores)
+        scores = scores if subtracted is None else scores - subtracted
+        exp: Any = tf.exp(scores - tf.reduce_max(scores))
         values = at_least_float32(tf.matmul(tf.cast(exp, v.dtype), v))
         return tf.cast(values / tf.reduce_sum(exp), v.dtype)
 
-    given = [q, k, v] if position_scores is None else [q, k, v, position_scores]
-    return tf.stack([attend_head(*of_head) for of_head in zip(*map(_heads_of, given), strict=True)])
+    arguments = [q, k, v] if position_scores is None else [q, k, v, position_scores]
+    return tf.stack([attend_head(*of_head) for of_head in zip(*map(_heads_of, arguments), strict=True)])
 
 
-def masked_softmax(scores, visible=None, position_scores=None):
+def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Tensor | None = None) -> Any:
     if not pays(scores.shape):
         return _softmax(scores, visible, position_scores)
     shape = list(scores.shape)
 
     @custom_gradient
-    def one_pass(*scores):
+    def one_pass(*scores: Tensor) -> tuple[Any, Callable[[Any], Any]]:
         if is_half(scores[0].dtype) and shape[-1] % _LANES == 0:
             probs = _half_softmax(shape, visible, *scores)
         else:
             probs = _softmax(scores[0], visible, *scores[1:])
 
-        def grad(upstream):
-            return [_softmax_grad(shape, probs, upstream)] * len(scores)
+        def grad(upstream: Tensor) -> Any:
+            return [_softmax_grad(shape, probs, upstream)] * len(scores)  # `scores` has one tensor or two
 
         return probs, grad
 
     return one_pass(scores) if position_scores is None else one_pass(scores, position_scores)
 
 
-def _softmax(scores, visible=None, position_scores=None):
+def _softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Tensor | None = None) -> Any:
     if scores.shape[-2] != 1:
         return plain.masked_softmax(scores, visible, position_scores)
-    dtype, scores = scores.dtype, seen_scores(visible, scores, position_scores)
-    probs = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))  # tf.nn.softmax takes three times as long
-    return tf.cast(probs / tf.reduce_sum(probs, -1, keepdims=True), dtype)
+    seen = seen_scores(visible, scores, position_scores)
+    exp: Any = tf.exp(seen - tf.reduce_max(seen, -1, keepdims=True))  # tf.nn.softmax takes three times as long
+    return tf.cast(exp / tf.reduce_sum(exp, -1, keepdims=True), scores.dtype)
 
 
 @fused
-def _half_softmax(shape, visible, *scores):
-    """`_softmax` as XLA compiles it best: first the maxima of every `_LANES`-th column, and a sum as a product."""
+def _half_softmax(shape: Sequence[int], visible: Tensor | None, *scores: Tensor) -> Any:
+    """`_softmax` in the form that XLA compiles best: it takes the maxima of `_LANES` columns at once, and computes the
+    sum as a product.
+    """
     seen = seen_scores(visible, *scores)
     of_columns = tf.reduce_max(tf.reshape(seen, [*shape[:-1], -1, _LANES]), -2)
-    exp = tf.exp(seen - tf.reduce_max(of_columns, -1, keepdims=True))
+    exp: Any = tf.exp(seen - tf.reduce_max(of_columns, -1, keepdims=True))
     return tf.cast(exp / _sum_of_columns(exp), scores[0].dtype)
 
 
 @fused
-def _softmax_grad(shape, probs, upstream):
-    """The gradient of scores. It is 0 for an upstream that is one number everywhere, however `probs` are rounded."""
-    dtype, probs, upstream = probs.dtype, at_least_float32(probs), at_least_float32(upstream)
-    mean = _sum_of_columns(upstream * probs) / _sum_of_columns(probs)
-    return tf.cast((upstream - mean) * probs, dtype)
+def _softmax_grad(shape: Sequence[int], probs: Tensor, upstream: Tensor) -> Any:
+    """The gradient of the scores. It is exactly 0 for a constant upstream gradient, however `probs` are rounded."""
+    wide_probs = at_least_float32(probs)
+    wide_upstream = at_least_float32(upstream)
+    mean = _sum_of_columns(wide_upstream * wide_probs) / _sum_of_columns(wide_probs)
+    return tf.cast((wide_upstream - mean) * wide_probs, probs.dtype)
 
 
-def _sum_of_columns(x):
+def _sum_of_columns(x: Tensor) -> Any:
+    """The sum over the last axis, which it keeps with size 1, as a matrix product."""
     return tf.linalg.matvec(x, tf.ones([x.shape[-1]], x.dtype))[..., None]
 
 
-def pairwise_scores(q, r, index=None):
+def pairwise_scores(q: Tensor, r: Tensor, index: Tensor | None = None) -> Any:
     return plain.pairwise_scores(q, r) if index is None else _indexed_scores(q, r, index)
 
 
 @custom_gradient
-def _indexed_scores(q, r, index):
-    """`pairwise_scores` of vectors that many pairs share. Those of the pairs are made twice, but never kept.
+def _indexed_scores(q: Tensor, r: Tensor, index: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+    """`pairwise_scores` of vectors that many pairs share.
 
-    The heads of a vector stay side by side, `[T * K, H * D]`: with the query as a matrix `[H * D, H]` that holds each
-    head in its own rows and column, the scores of all heads are one product.
+    The vectors of the pairs are gathered in the forward pass and again in the backward pass, but not kept between them.
+
+    The heads of a vector stay side by side, `[T * K, H * D]`. The query becomes a block-diagonal matrix `[H * D, H]`
+    with one head in each block. So the scores of all heads are one product.
     """
-    n_head, batch, qlen, d_head = keras.ops.shape(q)
-    rows = tf.reshape(r, [-1, n_head * d_head])
+    n_head, batch, qlen, d_head = shape_of(q)
+    rows: Any = tf.reshape(r, [-1, n_head * d_head])
     pairs = tf.reshape(index, [batch * qlen, -1])
-    queries = tf.reshape(tf.transpose(q, [1, 2, 0, 3]), [batch * qlen, n_head, d_head])
-    by_head = tf.eye(n_head, dtype=q.dtype)[:, None]
+    queries: Any = tf.reshape(tf.transpose(q, [1, 2, 0, 3]), [batch * qlen, n_head, d_head])
+    eye: Any = tf.eye(n_head, dtype=q.dtype)
+    by_head = eye[:, None]
     blocks = tf.reshape(queries[..., None] * by_head, [batch * qlen, n_head * d_head, n_head])
     scores = tf.matmul(tf.gather(rows, pairs), blocks)  # [B * T, K, H]
 
-    def grad(upstream):
+    def grad(upstream: Tensor) -> Any:
         upstream = tf.reshape(tf.transpose(upstream, [1, 2, 3, 0]), [batch * qlen, -1, n_head])
-        of_blocks = tf.matmul(tf.gather(rows, pairs), upstream, transpose_a=True)  # [B * T, H * D, H]
-        of_queries = tf.reduce_sum(tf.reshape(of_blocks, [batch * qlen, n_head, d_head, n_head]) * by_head, -1)
+        of_blocks: Any = tf.matmul(tf.gather(rows, pairs), upstream, transpose_a=True)  # [B * T, H * D, H]
+        of_blocks = tf.reshape(of_blocks, [batch * qlen, n_head, d_head, n_head])
+        of_queries = tf.reduce_sum(of_blocks * by_head, -1)
         of_pairs = tf.reshape(tf.matmul(upstream, blocks, transpose_b=True), [-1, n_head * d_head])
         of_rows = tf.math.unsorted_segment_sum(of_pairs, tf.reshape(pairs, [-1]), tf.shape(rows)[0])
         of_q = tf.transpose(tf.reshape(of_queries, [batch, qlen, n_head, d_head]), [2, 0, 1, 3])
@@ -215,18 +239,18 @@ def _indexed_scores(q, r, index):
     return tf.transpose(tf.reshape(scores, [batch, qlen, -1, n_head]), [3, 0, 1, 2]), grad
 
 
-# ---------------------------------------------------------------------------------------- on every position by itself
+# --------------------------------------------------------------------------------------- every position separately
 
 
 @custom_gradient
-def embedding_lookup(table, ids):
+def embedding_lookup(table: Tensor, ids: Tensor) -> tuple[Any, Callable[[Any], Any]]:
     """The gradient is dense.
 
-    TensorFlow's own gradient of a lookup is sparse, and adding it to the dense one of the softmax that shares the
-    table concatenates the two into rows of both: many times the size of the table, and a wrong norm to clip by.
+    TensorFlow's gradient of a lookup is sparse. Added to the dense gradient of the softmax that shares the table, it
+    would become a list of the rows of both: many times the size of the table, and with a wrong norm for clipping.
     """
 
-    def grad(upstream):
+    def grad(upstream: Tensor) -> Any:
         rows = tf.reshape(upstream, [-1, table.shape[1]])
         return tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), table.shape[0]), None
 
@@ -234,40 +258,47 @@ def embedding_lookup(table, ids):
 
 
 @custom_gradient
-def layer_norm(x, gamma, beta, epsilon):
-    dtype, width, dtype_of_weights = x.dtype, x.shape[-1], gamma.dtype
-    x, gamma, beta = at_least_float32(x), tf.cast(gamma, wide_dtype(x)), tf.cast(beta, wide_dtype(x))
+def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> tuple[Any, Callable[[Any], Any]]:
+    dtype = x.dtype
+    dtype_of_weights = gamma.dtype
+    width = x.shape[-1]
+    x = at_least_float32(x)
+    gamma = tf.cast(gamma, x.dtype)
+    beta = tf.cast(beta, x.dtype)
     centered = x - tf.reduce_mean(x, -1, keepdims=True)
-    scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + epsilon)
+    scale: Any = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + epsilon)
     normal = centered * scale
 
-    def grad(upstream):
-        shape, upstream = tf.shape(upstream), tf.reshape(at_least_float32(upstream), [-1, width])
+    def grad(upstream: Tensor) -> Any:
+        shape = tf.shape(upstream)
+        upstream = tf.reshape(at_least_float32(upstream), [-1, width])
         normal_rows = tf.reshape(normal, [-1, width])
         to_scale = upstream * normal_rows
-        mean = tf.linalg.matvec(upstream, gamma / width)[:, None]  # a matrix product is faster than a sum
-        slope = tf.linalg.matvec(to_scale, gamma / width)[:, None]
-        of_x = (upstream * gamma - mean - normal_rows * slope) * tf.reshape(scale, [-1, 1])
-        of_gamma, of_beta = (tf.cast(sum_of_rows(rows), dtype_of_weights) for rows in (to_scale, upstream))
+        mean: Any = tf.linalg.matvec(upstream, gamma / width)  # a matrix product is faster than a sum
+        slope: Any = tf.linalg.matvec(to_scale, gamma / width)
+        of_x = (upstream * gamma - mean[:, None] - normal_rows * slope[:, None]) * tf.reshape(scale, [-1, 1])
+        of_gamma = tf.cast(sum_of_rows(to_scale), dtype_of_weights)
+        of_beta = tf.cast(sum_of_rows(upstream), dtype_of_weights)
         return tf.cast(tf.reshape(of_x, shape), dtype), of_gamma, of_beta, None
 
     return tf.cast(normal * gamma + beta, dtype), grad
 
 
-def residual_norm(x, y, norm, drop=NO_DROP):
-    """In half precision one pass forwards and one backwards, where that pays."""
+def residual_norm(x: Tensor, y: Tensor, norm: Any, drop: Drop = NO_DROP) -> Any:
+    """In half precision, large tensors take one pass forwards and one pass backwards."""
     if callable(norm):
         return norm(x + drop(y))
     if not is_half(x.dtype) or not pays(x.shape):
         return layer_norm(x + drop(y), *norm)
     shape = list(x.shape)
-    (gamma, beta, epsilon), (rate, dropout_key) = norm, drop
+    gamma, beta, epsilon = norm
+    rate, dropout_key = drop
 
     @custom_gradient
-    def one_pass(x, y, gamma, beta):
+    def one_pass(x: Tensor, y: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Any, Callable[[Any], Any]]:
         out, normal, scale = _residual_norm(shape, x, y, gamma, beta, epsilon, rate, dropout_key)
 
-        def grad(upstream):
+        def grad(upstream: Tensor) -> Any:
             of_x, of_y, to_scale = _residual_norm_grad(shape, upstream, normal, scale, gamma, rate, dropout_key)
             rows = tf.reshape(tf.cast(upstream, tf.float32), [-1, shape[-1]])
             return of_x, of_y, sum_of_rows(tf.reshape(to_scale, [-1, shape[-1]])), sum_of_rows(rows)
@@ -278,40 +309,65 @@ def residual_norm(x, y, norm, drop=NO_DROP):
 
 
 @fused
-def _residual_norm(shape, x, y, gamma, beta, epsilon, rate, dropout_key):
-    """The result of `residual_norm`, what it is before gamma and beta, and the factor that made its variance 1."""
-    both = tf.cast(x + dropout(y, rate, dropout_key), tf.float32)
+def _residual_norm(
+    shape: Sequence[int],
+    x: Tensor,
+    y: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    epsilon: float,
+    rate: float,
+    dropout_key: Tensor | None,
+) -> tuple[Any, Any, Any]:
+    """`(out, normal, scale)`: the result of `residual_norm`, the same before gamma and beta, and the factor that gave
+    it variance 1.
+    """
+    both: Any = tf.cast(x + dropout(y, rate, dropout_key), tf.float32)
     centered = both - tf.reduce_mean(both, -1, keepdims=True)
-    scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + epsilon)
+    scale: Any = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + epsilon)
     normal = centered * scale
     return tf.cast(normal * gamma + beta, x.dtype), tf.cast(normal, x.dtype), scale
 
 
 @fused
-def _residual_norm_grad(shape, upstream, normal, scale, gamma, rate, dropout_key):
-    """Gradients of `x` and `y`, and what the gradient of gamma is the sum of."""
-    dtype, upstream, normal = upstream.dtype, tf.cast(upstream, tf.float32), tf.cast(normal, tf.float32)
-    to_scale, to_normal = upstream * normal, upstream * gamma
+def _residual_norm_grad(
+    shape: Sequence[int],
+    upstream: Tensor,
+    normal: Tensor,
+    scale: Tensor,
+    gamma: Tensor,
+    rate: float,
+    dropout_key: Tensor | None,
+) -> tuple[Any, Any, Any]:
+    """The gradients of `x` and `y`, and a tensor whose sum over all rows is the gradient of gamma."""
+    dtype = upstream.dtype
+    upstream = tf.cast(upstream, tf.float32)
+    normal = tf.cast(normal, tf.float32)
+    to_scale = upstream * normal
+    to_normal = upstream * gamma
     slope = tf.reduce_mean(to_scale * gamma, -1, keepdims=True)
     of_x = tf.cast((to_normal - tf.reduce_mean(to_normal, -1, keepdims=True) - normal * slope) * scale, dtype)
     return of_x, dropout(of_x, rate, dropout_key), to_scale
 
 
-def relu_layer(x, kernel, bias, drop=NO_DROP):
-    """One pass after the product and one backwards. The gradient goes where the result is above 0: no mask is kept."""
+def relu_layer(x: Tensor, kernel: Tensor, bias: Tensor, drop: Drop = NO_DROP) -> Any:
+    """Large tensors take one pass after the product, and one pass backwards.
+
+    The gradient is passed on where the result is positive, so no mask is kept.
+    """
     shape = [*x.shape[:-1], kernel.shape[1]]
     if not pays(shape):
         inner = tf.nn.relu(add_bias(project(x, kernel), bias))
-        return drop(tf.reshape(inner, [*keras.ops.shape(x)[:-1], kernel.shape[1]]))
+        return drop(tf.reshape(inner, [*shape_of(x)[:-1], kernel.shape[1]]))
     rate, dropout_key = drop
     drops = dropout_key is not None and rate > 0
 
     @custom_gradient
-    def one_pass(product, bias):
-        inner = tf.nn.relu(tf.nn.bias_add(product, bias))
+    def one_pass(product: Tensor, bias: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+        inner: Any = tf.nn.relu(tf.nn.bias_add(product, bias))
         inner = _dropped(shape, inner, rate, dropout_key) if drops else tf.reshape(inner, shape)
 
-        def grad(upstream):
+        def grad(upstream: Tensor) -> Any:
             of_product = _dropped_relu_grad(shape, upstream, inner, scale_of_kept(rate) if drops else 1.0)
             return of_product, sum_of_rows(of_product)
 
@@ -321,26 +377,29 @@ def relu_layer(x, kernel, bias, drop=NO_DROP):
 
 
 @fused
-def _dropped(shape, x, rate, dropout_key):
+def _dropped(shape: Sequence[int], x: Tensor, rate: float, dropout_key: Tensor | None) -> Any:
     return dropout(tf.reshape(x, shape), rate, dropout_key)
 
 
 @fused
-def _dropped_relu_grad(shape, upstream, inner, scale):
-    """The gradient of what the relu was taken of, `[n, F]`."""
+def _dropped_relu_grad(shape: Sequence[int], upstream: Tensor, inner: Tensor, scale: float) -> Any:
+    """The gradient of the input of the relu, `[n, F]`."""
     of_product = tf.where(inner > 0, upstream * scalar(scale, upstream.dtype), tf.zeros([], upstream.dtype))
     return tf.reshape(of_product, [-1, shape[-1]])
 
 
 @custom_gradient
-def cross_entropy(labels, logits):
+def cross_entropy(labels: Tensor, logits: Tensor) -> tuple[Any, Callable[[Any], Any]]:
     """`tf.nn.sparse_softmax_cross_entropy_with_logits` takes three times as long on a CPU."""
-    probs = tf.nn.softmax(logits)
-    places = tf.stack([tf.range(tf.size(labels)), labels], 1)
-    # The largest probability is exp(0) over the sum of all: unlike the label's it is never rounded to 0.
-    nll = (tf.reduce_max(logits, 1) - tf.gather_nd(logits, places)) - tf.math.log(tf.reduce_max(probs, 1))
+    probs: Any = tf.nn.softmax(logits)
+    places: Any = tf.stack([tf.range(tf.size(labels)), labels], 1)
+    # log p(label) = logit of the label - largest logit + log of the largest probability. The largest probability is
+    # never rounded to 0; the label's may be.
+    largest: Any = tf.reduce_max(logits, 1)
+    log_of_largest: Any = tf.math.log(tf.reduce_max(probs, 1))
+    nll = (largest - tf.gather_nd(logits, places)) - log_of_largest
 
-    def grad(upstream):
+    def grad(upstream: Tensor) -> Any:
         return None, tf.tensor_scatter_nd_sub(probs * upstream[:, None], places, upstream)
 
     return nll, grad

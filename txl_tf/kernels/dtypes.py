@@ -1,26 +1,30 @@
-"""The dtype of sums, norms, softmaxes and losses: float32 in half precision, float64 where a model computes in it."""
+"""The dtype of sums, norms, softmaxes and losses: float64 if the model computes in float64, else float32."""
+
+from typing import Any
 
 import tensorflow as tf
 
+from txl_tf.kernels.shapes import Tensor
 
-def wide_dtype(*values):
-    """float64 if one of the tensors, variables, arrays or dtypes is float64, else float32: a `tf.DType`.
+
+def wide_dtype(*values: Any) -> tf.DType:
+    """float64 if one of the tensors, variables, arrays or dtypes is float64, else float32.
 
     Python's numbers and lists have no dtype, so they do not count.
     """
     return tf.float64 if any(getattr(value, "dtype", value) == tf.float64 for value in values) else tf.float32
 
 
-def at_least_float32(x):
-    """A tensor or variable in float32, or in float64 if it is float64. A tensor that is float32 stays as it is."""
+def at_least_float32(x: Tensor) -> Tensor:
+    """A tensor or variable cast to float32, or to float64 if it is float64. A float32 tensor is returned unchanged."""
     return tf.cast(x, wide_dtype(x))
 
 
-def is_half(dtype):
+def is_half(dtype: Any) -> bool:
     """Whether a dtype is float16 or bfloat16."""
     return dtype in (tf.float16, tf.bfloat16)
 
 
-def scalar(number, dtype):
-    """A Python number as a tensor. `tf.cast(number, tf.float64)` alone would round it to float32 first."""
+def scalar(number: float, dtype: Any) -> Tensor:
+    """A Python number as a tensor of a dtype. `tf.cast(number, tf.float64)` alone would round it to float32 first."""
     return tf.cast(tf.constant(number, wide_dtype(dtype)), dtype)

@@ -1,29 +1,32 @@
-"""Chains of small operations as one pass over memory, in a training step on CPUs.
+"""Fuses chains of small operations into one pass over memory, in training steps on CPUs.
 
-There, TensorFlow runs one operation after the other, each a pass over its tensors, and a training step is half passes.
-XLA makes one loop of a chain, but its matrix products are slower than oneDNN's: so XLA compiles the chains alone.
+On a CPU, TensorFlow runs one operation after the other, and each is a pass over its tensors. These passes take half of
+the time of a training step. XLA turns a chain of operations into one loop, but its matrix products are slower than
+those of oneDNN. So XLA compiles only the chains.
 
-    with fusing(True):          the training step is traced
-        mask = make_mask(...)   decorated with `fused`: compiled where that pays, else as it stands
+    with fusing(True):          while the training step is traced
+        mask = make_mask(...)   decorated with `fused`: compiled if the tensors are large enough, else called as it is
 """
 
 import contextlib
 import contextvars
 import functools
 import math
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-# Elements below which a chain stays as it is: compiling one takes a quarter of a second.
+# A chain over fewer elements is not compiled, because compiling takes a quarter of a second.
 FEWEST = 1 << 16
 
-_fusing = contextvars.ContextVar("fusing", default=None)
+_fusing: contextvars.ContextVar[bool | None] = contextvars.ContextVar("fusing", default=None)
 
 
 @contextlib.contextmanager
-def fusing(active):
-    """Whether functions marked `fused` are compiled in this block. No inner block undoes `fusing(False)`."""
+def fusing(active: bool) -> Generator[None, None, None]:
+    """Decides whether `fused` functions are compiled in this block. A block in `fusing(False)` cannot turn it on."""
     token = _fusing.set(active and _fusing.get() is not False)
     try:
         yield
@@ -31,34 +34,38 @@ def fusing(active):
         _fusing.reset(token)
 
 
-def pays(shape):
-    """Whether a chain over tensors of a shape is worth compiling: a large one of known shape, on CPUs, in a graph."""
+def pays(shape: Sequence[Any]) -> bool:
+    """Whether a chain over tensors of this shape should be compiled.
+
+    It should if `fusing` is on, the shape is known and has at least `FEWEST` elements, a graph is being traced, and
+    there are only CPUs.
+    """
     known = _fusing.get() and all(isinstance(n, int) for n in shape)
     return bool(known) and math.prod(shape) >= FEWEST and not tf.executing_eagerly() and only_cpus()
 
 
-def only_cpus():
-    """Whether there is no accelerator."""
+def only_cpus() -> bool:
+    """Whether TensorFlow has only CPUs, no accelerator."""
     return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
 
 
-def fused(f):
-    """`f(shape, *args)`, compiled where `shape`, that of its largest tensor, says that it `pays`.
+def fused(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of `f(shape, *args)`: XLA compiles the function if `pays(shape)`.
 
-    It then has no gradient: `f` makes masks, or is half of a `custom_gradient`. Arguments that are not tensors are
-    constants of the program. The program of a shape stays to the process's end: `f` must capture nothing, or it would
-    hold the model.
+    `shape` is the shape of the largest tensor in `f`. The compiled function has no gradient, so use it for masks or
+    inside a `custom_gradient`. Arguments that are not tensors become constants of the program. The program for a shape
+    stays in memory until the process ends. So `f` must not capture anything, or it would keep a model in memory, too.
     """
 
     @functools.wraps(f)
-    def alone(*args):
+    def alone(*args: Any) -> Any:
         with fusing(False):
             return f(*args)
 
     compiled = tf.function(alone, autograph=False, jit_compile=True)
 
     @functools.wraps(f)
-    def call(shape, *args):
+    def call(shape: Sequence[Any], *args: Any) -> Any:
         if not pays(shape):
             return f(shape, *args)
         with record.stop_recording():

@@ -1,80 +1,86 @@
-"""Functions with a gradient of their own, which goes when the graph goes that it was traced in; recomputation.
+"""`tf.custom_gradient` and `tf.recompute_grad` without their memory leak.
 
-`tf.custom_gradient` enters the gradient of every trace in a table of the process, and never takes it out. The entry
-holds tensors of the graph, these hold the graph, and the graph what it captured: a model that was once trained or asked
-to write stays in memory to the end of the process. Here the operation of the graph itself holds its gradient.
+`tf.custom_gradient` registers the gradient of every trace in a table of the process, and never removes it. The entry
+refers to tensors of the graph, the tensors to the graph, and the graph to the model. So a model that was once trained,
+or that once generated text, stays in memory until the process ends. Here the operation in the graph refers to its own
+gradient, so the gradient is freed with the graph.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
 
 from txl_tf.kernels.dtypes import wide_dtype
+from txl_tf.kernels.shapes import Tensor
 
 
-def custom_gradient(f):
-    """`tf.custom_gradient` of a function that uses no variables.
+def custom_gradient(f: Callable[..., tuple[Tensor, Callable[..., Any]]]) -> Callable[..., Tensor]:
+    """`tf.custom_gradient` for a function that uses no variables.
 
-    A graph that was saved and loaded has TensorFlow's own gradients of the operations in `f` instead.
+    In a graph that was saved and loaded, the gradients are those of the operations in `f`.
 
     Args:
-        f: function of tensors that returns `(y, grad)`: one tensor, and a function of its gradient that returns those
-            of all arguments, `None` where there is none. An argument may be a Python float, too.
+        f: function of tensors that returns `(y, grad)`. `y` is a tensor. `grad` takes the gradient of `y`, and returns
+            the gradients of all arguments, or `None` for an argument without a gradient. An argument may also be a
+            Python float.
 
     Returns:
         The function that returns `y`.
     """
-    eager = tf.custom_gradient(f)
+    eager: Any = tf.custom_gradient(f)
 
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(f)
-    def call(*args):
+    def call(*args: Any) -> Tensor:
         if tf.executing_eagerly():
             return eager(*args)
         dtype = wide_dtype(*(x for x in args if not isinstance(x, float)))
-        args = [tf.constant(x, dtype) if isinstance(x, float) else tf.convert_to_tensor(x) for x in args]
-        y, grad = f(*args)
+        tensors: Any = [tf.constant(x, dtype) if isinstance(x, float) else tf.convert_to_tensor(x) for x in args]
+        y, grad = f(*tensors)
 
-        def backward(upstream, *_):  # of what `tf.identity_n` returns
+        def backward(upstream: Tensor, *_: Tensor) -> list[Any]:  # gradients of all that `tf.identity_n` returns
             return [None, *grad(upstream)]
 
-        graph = tf.compat.v1.get_default_graph()
-        with graph._override_gradient_function({"IdentityN": lambda operation, *upstream: backward(*upstream)}):
-            results = tf.identity_n([y, *args])  # the graph's gradients, as those of loops
-        record.record_operation(f.__name__, results, [y, *args], backward)  # those of tapes
+        graph: Any = tf.compat.v1.get_default_graph()
+        with graph._override_gradient_function({"IdentityN": lambda _, *upstream: backward(*upstream)}):
+            results: Any = tf.identity_n([y, *tensors])  # for gradients of the graph, such as those of loops
+        record.record_operation(f.__name__, results, [y, *tensors], backward)  # for gradients of tapes
         return results[0]
 
-    del call.__wrapped__  # at which AutoGraph would look, and call `f` alone
+    del call.__wrapped__  # AutoGraph would follow it, and call `f` without its gradient
     return call
 
 
-def recompute(f):
-    """Gradient checkpointing: the backward pass computes `f` again, and only its arguments are kept for it.
+def recompute(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Gradient checkpointing: the forward pass keeps only the arguments of `f`; the backward pass computes `f` again.
 
-    As `tf.recompute_grad`, which enters two gradients of every trace in the table of the process.
+    It replaces `tf.recompute_grad`, which registers two gradients of every trace in the table of the process.
 
     Args:
-        f: function of tensors, its weights among them, that returns a tensor. Arguments are numbers, not bools.
+        f: function that returns a tensor. Its arguments are tensors of numbers, not bools, and contain its weights.
 
     Returns:
-        The same function. Every argument has a gradient, 0 where the result does not depend on it.
+        The same function. Every argument has a gradient: 0 if the result does not depend on it.
     """
 
     @custom_gradient
-    def call(*args):
+    def call(*args: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
         with record.stop_recording():
             y = f(*args)
 
-        def grad(upstream):
-            # XLA knows no control dependencies: the arguments depend on what comes in from above by a 0 or NaN.
-            first = tf.cast(tf.reduce_max(tf.reshape(upstream, [-1])[:1]), tf.bool)
-            zero = tf.where(first == first, 0.0, float("nan"))
+        def grad(upstream: Tensor) -> Any:
+            # The second computation must wait for the backward pass. XLA ignores control dependencies, so the arguments
+            # get a data dependency: a zero (or NaN) that is computed from the upstream gradient.
+            first: Any = tf.cast(tf.reduce_max(tf.reshape(upstream, [-1])[:1]), tf.bool)
+            zero: Any = tf.where(first == first, 0.0, float("nan"))
             with tf.GradientTape() as tape:
                 copies = [x + tf.cast(zero, x.dtype) for x in args]
                 tape.watch(copies)
                 again = f(*copies)
-            return tape.gradient(again, copies, upstream, unconnected_gradients="zero")
+            return tape.gradient(again, copies, upstream, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
         return y, grad
 

@@ -1,45 +1,51 @@
-"""Padding anywhere in a row: what lies at its elements is packed to the front, and results are put back.
+"""Rows with padding anywhere: moves the elements of every row to the front, and moves results back.
 
     x       a . b c .          packed      a b c . .
     mask    1 0 1 1 0          unpacked    a . b c .
 
-Packed, causality hides the padding, distances between elements are right, and loops over time end with the elements.
+In packed rows, the causal mask hides the padding, the distances between elements are right, and loops over time can end
+with the last element.
 """
 
 import tensorflow as tf
 
+from txl_tf.kernels.shapes import Tensor
 
-def packed_order(mask):
-    """What packing puts at every place: int32 `[B, T]`, where it is in the row as given."""
+
+def packed_order(mask: Tensor) -> Tensor:
+    """For every position of the packed rows, where its value is in the given rows: int32 `[B, T]`."""
     return tf.argsort(tf.cast(~mask, tf.int32), stable=True)
 
 
-def packed_places(mask):
-    """Where packing puts what is at a place, padding too: int32 `[B, T]`, the inverse of `packed_order`."""
+def packed_places(mask: Tensor) -> Tensor:
+    """For every position of the given rows, its position in the packed rows: int32 `[B, T]`, also for padding.
+
+    It is the inverse of `packed_order`.
+    """
     mask = tf.cast(mask, tf.int32)
     first_padding = tf.reduce_sum(mask, 1, keepdims=True)
     return tf.where(mask == 1, tf.cumsum(mask, 1), first_padding + tf.cumsum(1 - mask, 1)) - 1
 
 
-def pack(mask, *tensors):
-    """`(mask, *tensors)`, each `[B, T]` or `[B, T, any]`, with the elements of every row before its padding."""
+def pack(mask: Tensor, *tensors: Tensor) -> list[Tensor]:
+    """`[mask, *tensors]`, each `[B, T]` or `[B, T, any]`, with the elements of every row before its padding."""
     order = packed_order(mask)
     return [tf.gather(x, order, batch_dims=1) for x in (mask, *tensors)]
 
 
-def unpack(mask, x):
-    """Undoes `pack` for `x`, `[B, T]` or `[B, T, ...]`, of the `mask` that it was given; zeros at padding."""
+def unpack(mask: Tensor, x: Tensor) -> Tensor:
+    """Undoes `pack` for `x`, `[B, T]` or `[B, T, ...]`, with the mask that `pack` was given. Padding becomes zeros."""
     places = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
     visible = mask[..., *[None] * (len(x.shape) - 2)]
     return tf.where(visible, tf.gather(x, places, batch_dims=1), tf.zeros([], x.dtype))
 
 
-def unpack_pairs(mask, x):
-    """Undoes `pack` for both elements of pairs, queries and keys; `x` as it is where `mask` is `None`.
+def unpack_pairs(mask: Tensor | None, x: Tensor) -> Tensor:
+    """Undoes `pack` for pairs of query and key. Returns `x` unchanged if `mask` is `None`.
 
     Args:
         mask: bool `[B, T]`, the mask that `pack` was given.
-        x: `[..., B, T, M + T]`: M keys that were not packed stand in front of the others.
+        x: `[..., B, T, M + T]`; the first M keys were not packed.
 
     Returns:
         A tensor like `x`, with zeros where the query or the key is padding.

@@ -1,97 +1,102 @@
 """Every operation of the equations in ordinary TensorFlow, with TensorFlow's own gradients.
 
-`kernels/cpu.py` has a faster version of most of them. `tests/kernels_test.py` compares the two, and
-`TXL_KERNELS=plain` makes a process use these alone.
+`kernels/cpu.py` has faster versions of most of them. `tests/kernels_test.py` compares the two. With
+`TXL_KERNELS=plain` in the environment, a process uses only the plain versions.
 
 Shapes:
     B: batch      T: tgt_len, the queries      K: keys      H: heads      D: d_head      E: d_model
 """
 
-import keras
+from typing import Any
+
 import tensorflow as tf
 
-from txl_tf.kernels.dropout import NO_DROP
+from txl_tf.kernels.dropout import NO_DROP, Drop
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.precision import matmul
+from txl_tf.kernels.shapes import Tensor, shape_of
 
 # ------------------------------------------------------------------------------------------------------- projections
 
 
-def project(x, kernel):
-    """`x` `[..., E]` times `kernel` `[E, F]`, as rows of a matrix: `[any, F]`.
+def project(x: Tensor, kernel: Tensor) -> Any:
+    """`x` `[..., E]` times `kernel` `[E, F]`: `[any, F]`, where the axes of `x` before the last are flattened.
 
-    With `[batch, time, E]`, the gradient of the product would first be one matrix for every row of the batch.
+    For a product with `[batch, time, E]`, TensorFlow's gradient would make one matrix for every row of the batch.
     """
     return matmul(tf.reshape(x, [-1, kernel.shape[0]]), kernel)
 
 
-def add_bias(x, bias):
+def add_bias(x: Tensor, bias: Tensor) -> Any:
     """`x` `[n, E]` plus `bias` `[E]`."""
     return tf.nn.bias_add(x, bias)
 
 
-def project_heads(x, kernel, n, n_head):
-    """The `n` projections of `x` `[B, any, E]` whose kernels stand side by side in `kernel`: `[H, B, any, D]` each."""
-    batch, length, _ = keras.ops.shape(x)
+def project_heads(x: Tensor, kernel: Tensor, n: int, n_head: int) -> Any:
+    """The `n` projections of `x` `[B, any, E]` whose kernels are side by side in `kernel`: `[H, B, any, D]` each."""
+    batch, length, _ = shape_of(x)
     heads = tf.reshape(project(x, kernel), [batch, length, n, n_head, kernel.shape[1] // (n * n_head)])
     return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
 
 
-def join_heads(x):
+def join_heads(x: Tensor) -> Any:
     """Heads `[H, B, T, D]` side by side: `[B, T, H * D]`."""
-    n_head, batch, length, d_head = keras.ops.shape(x)
+    n_head, batch, length, d_head = shape_of(x)
     return tf.reshape(tf.transpose(x, [1, 2, 0, 3]), [batch, length, n_head * d_head])
 
 
-def project_output(attn_vec, o_kernel):
-    """What the heads found, `[H, B, T, D]`, side by side and projected: `[B, T, E]`."""
-    _, batch, length, _ = keras.ops.shape(attn_vec)
+def project_output(attn_vec: Tensor, o_kernel: Tensor) -> Any:
+    """Concatenates the results of the heads, `[H, B, T, D]`, and projects them: `[B, T, E]`."""
+    _, batch, length, _ = shape_of(attn_vec)
     return tf.reshape(project(join_heads(attn_vec), o_kernel), [batch, length, o_kernel.shape[1]])
 
 
 # --------------------------------------------------------------------------------------------------------- attention
 
 
-def head_matmul(a, b, transpose_b=False):
+def head_matmul(a: Tensor, b: Tensor, transpose_b: bool = False) -> Any:
     """`tf.matmul`, head by head: `a` is `[H, ..., T, any]`."""
     return tf.matmul(a, b, transpose_b=transpose_b)
 
 
-def takes_one_query(q, visible):
-    """Whether `attend_with_one_query` of `kernels/cpu.py` takes the queries: there is no plain version of it."""
+def takes_one_query(q: Tensor, visible: Tensor | None) -> bool:
+    """Whether `attend_with_one_query` of `kernels/cpu.py` can be used. It has no plain version."""
     return False
 
 
-def masked_softmax(scores, visible=None, position_scores=None):
-    """The softmax over the keys that a query sees, in the dtype of `scores`; computed in float32 or float64.
+def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Tensor | None = None) -> Any:
+    """The softmax over the keys that a query sees, computed in float32 or float64.
 
     Args:
         scores: `[..., T, K]`.
-        visible: bool, broadcasts to `scores`: which keys a query sees; `None` for all.
-        position_scores: `[..., T, K]`, added to the scores; `None` for none.
+        visible: bool, broadcasts to `scores`, true where a query sees a key. `None`: queries see all keys.
+        position_scores: `[..., T, K]`, added to the scores; or `None`.
+
+    Returns:
+        `[..., T, K]` in the dtype of `scores`.
     """
     return tf.cast(tf.nn.softmax(seen_scores(visible, scores, position_scores)), scores.dtype)
 
 
-def seen_scores(visible, scores, position_scores=None):
-    """The scores in float32 or float64, minus 1e30 where a key is not seen."""
+def seen_scores(visible: Tensor | None, scores: Tensor, position_scores: Tensor | None = None) -> Any:
+    """The sum of the scores in float32 or float64, minus 1e30 for keys that a query does not see."""
     # Half precision holds neither -1e30 nor the sum of many small probabilities.
     scores = at_least_float32(scores if position_scores is None else scores + position_scores)
     return scores if visible is None else scores - hidden(visible, scores.dtype)
 
 
-def hidden(visible, dtype):
-    """What is subtracted from scores: 1e30 where a key is not seen."""
+def hidden(visible: Tensor, dtype: Any) -> Any:
+    """What is subtracted from scores: 1e30 for keys that a query does not see, else 0."""
     return 1e30 * tf.cast(~tf.cast(visible, tf.bool), dtype)
 
 
-def pairwise_scores(q, r, index=None):
-    """Scores of the queries against a vector for every pair: `q_i . r_ij` (FLAT).
+def pairwise_scores(q: Tensor, r: Tensor, index: Tensor | None = None) -> Any:
+    """Scores of the queries with one vector for every pair of query and key: `q_i . r_ij` (FLAT).
 
     Args:
         q: `[H, B, T, D]`.
-        r: `[H, B, T, K, D]`. With `index`, the vectors that differ, `[U, H, D]`.
-        index: int32 `[B, T, K]`, which of the vectors each pair has.
+        r: `[H, B, T, K, D]`. With `index`, the distinct vectors, `[U, H, D]`.
+        index: int32 `[B, T, K]`, the number of the vector for each pair.
 
     Returns:
         `[H, B, T, K]`.
@@ -101,16 +106,17 @@ def pairwise_scores(q, r, index=None):
     return tf.linalg.matvec(r, q)
 
 
-# ----------------------------------------------------------------------------------------- on every position by itself
+# --------------------------------------------------------------------------------------- every position separately
 
 
-def embedding_lookup(table, ids):
+def embedding_lookup(table: Tensor, ids: Tensor) -> Any:
     """Rows of `table` `[n, e]` at the integer `ids`, with a dense gradient."""
-    return tf.gather(tf.reshape(table, keras.ops.shape(table)), ids)  # the gradient of a reshape is dense
+    dense: Any = tf.reshape(table, shape_of(table))  # the gradient of a reshape is dense, that of tf.gather is not
+    return tf.gather(dense, ids)
 
 
-def layer_norm(x, gamma, beta, epsilon):
-    """Normalises the last axis to mean 0 and variance 1, then scales and shifts.
+def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Any:
+    """Normalises the last axis to mean 0 and variance 1, then multiplies by gamma and adds beta.
 
     It computes in float32, or in float64 if `x` is float64.
 
@@ -122,34 +128,35 @@ def layer_norm(x, gamma, beta, epsilon):
     Returns:
         A tensor like `x`.
     """
-    dtype, x = x.dtype, at_least_float32(x)
-    centered = x - tf.reduce_mean(x, -1, keepdims=True)
-    scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + epsilon)
-    return tf.cast(centered * scale * tf.cast(gamma, x.dtype) + tf.cast(beta, x.dtype), dtype)
+    wide = at_least_float32(x)
+    centered = wide - tf.reduce_mean(wide, -1, keepdims=True)
+    scale: Any = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + epsilon)
+    return tf.cast(centered * scale * tf.cast(gamma, wide.dtype) + tf.cast(beta, wide.dtype), x.dtype)
 
 
-def residual_norm(x, y, norm, drop=NO_DROP):
-    """`norm(x + drop(y))`, of `x` and `y` `[B, T, E]`.
+def residual_norm(x: Tensor, y: Tensor, norm: Any, drop: Drop = NO_DROP) -> Any:
+    """`norm(x + drop(y))`, with `x` and `y` `[B, T, E]`.
 
     Args:
-        norm: `(gamma, beta, epsilon)` of layer norm; or another function of a tensor.
-        drop: `Drop`.
+        x, y: the input and the output of a part of a layer.
+        norm: `(gamma, beta, epsilon)` of layer norm, or a function of a tensor.
+        drop: dropout of `y`.
     """
     y = x + drop(y)
     return norm(y) if callable(norm) else layer_norm(y, *norm)
 
 
-def relu_layer(x, kernel, bias, drop=NO_DROP):
+def relu_layer(x: Tensor, kernel: Tensor, bias: Tensor, drop: Drop = NO_DROP) -> Any:
     """`drop(relu(x kernel + bias))`: `[..., E]` to `[..., F]`."""
-    *rows, _ = keras.ops.shape(x)
+    *rows, _ = shape_of(x)
     inner = tf.nn.relu(add_bias(project(x, kernel), bias))
     return drop(tf.reshape(inner, [*rows, kernel.shape[1]]))
 
 
-def logits(h, table, bias, projection=None):
+def logits(h: Tensor, table: Tensor, bias: Tensor, projection: Tensor | None = None) -> Any:
     """`(h projection^T) table^T + bias`: `[..., E]` to `[..., N]`.
 
-    Products are in the dtype of `h`, sums in float32, or in float64 if `h` is float64.
+    Products are computed in the dtype of `h`, the sum in float32, or in float64 if `h` is float64.
     """
     if projection is not None:
         h = matmul(h, tf.cast(projection, h.dtype), transpose_b=True)
@@ -157,7 +164,7 @@ def logits(h, table, bias, projection=None):
     return product + tf.cast(bias, product.dtype)
 
 
-def cross_entropy(labels, logits):
+def cross_entropy(labels: Tensor, logits: Tensor) -> Any:
     """Negative log-likelihood of `labels` under the softmax of `logits`.
 
     Args:

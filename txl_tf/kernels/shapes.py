@@ -9,7 +9,7 @@ import keras
 Tensor: TypeAlias = Any
 
 # The size of a dimension: an int where it is known, an int32 scalar tensor where it is not.
-Size: TypeAlias = "int | Tensor"
+Size: TypeAlias = int | Tensor
 
 
 def shape_of(x: Tensor) -> Any:

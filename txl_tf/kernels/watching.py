@@ -1,39 +1,44 @@
-"""What attention computes on its way, for pictures and tests.
+"""Records intermediate results of attention, for pictures and tests.
 
 with watching() as seen:
     network(tokens)
-seen.probs[0]       # of the first attention that was computed
+seen.probs[0]       # the probabilities of the first attention that was computed
 """
 
 import contextlib
 import contextvars
-
-_watcher = contextvars.ContextVar("watcher", default=None)
+from collections.abc import Generator
+from typing import Any
 
 
 class Seen:
     """What the attentions in a block of `watching` computed, in order.
 
     Attributes:
-        probs: tensors `[H, ..., T, K]`, before dropout.
-        parts: of Transformer-XL's attention, `(q, k, places)`: queries before u and v are added, keys, and `Places` of
-            `txl_tf.equations`.
+        probs: the probabilities before dropout, `[H, ..., T, K]` each.
+        parts: `(q, k, places)` of each of Transformer-XL's attentions: the queries before u and v are added, the keys,
+            and `Places` of `txl_tf.equations`.
     """
 
-    def __init__(self):
-        self.probs, self.parts = [], []
+    def __init__(self) -> None:
+        self.probs: list[Any] = []
+        self.parts: list[tuple[Any, Any, Any]] = []
+
+
+_watcher: contextvars.ContextVar[Seen | None] = contextvars.ContextVar("watcher", default=None)
 
 
 @contextlib.contextmanager
-def watching():
-    """A `Seen`, which every attention in this block writes into."""
-    token = _watcher.set(Seen())
+def watching() -> Generator[Seen, None, None]:
+    """Yields a `Seen` that every attention in this block writes to."""
+    seen = Seen()
+    token = _watcher.set(seen)
     try:
-        yield _watcher.get()
+        yield seen
     finally:
         _watcher.reset(token)
 
 
-def watched():
+def watched() -> Seen | None:
     """The `Seen` of the innermost block of `watching`, or `None`."""
     return _watcher.get()

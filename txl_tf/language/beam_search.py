@@ -9,6 +9,7 @@ Shapes:
     B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,10 @@ _NONE = -1e9  # log-probability of impossible tokens and paths; finite, so that 
 
 @known_names
 def generate(
-    model: Any, /, source: Tensor, *, start: Any, end: Any, max_new_tokens: int | None = None, beam_size: int = 1,
-    n_best: Any = None, length_penalty: float = 0.6, temperature: float = 0.0, top_k: Any = None,
-    top_p: float | None = None, seed: Any = None, suppress_tokens: Any = (),
-):  # fmt: skip
+    model: Any, /, source: Any, *, start: int, end: int | None, max_new_tokens: int | None = None, beam_size: int = 1,
+    n_best: int | None = None, length_penalty: float = 0.6, temperature: float = 0.0, top_k: int | None = None,
+    top_p: float | None = None, seed: Any = None, suppress_tokens: Iterable[int] = (),
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Generates targets by greedy search, sampling or beam search, in one graph with cached keys and values.
 
     Args:
@@ -94,7 +95,7 @@ def generate(
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
 
 
-def _check_source(model: Any, source: Tensor):
+def _check_source(model: Any, source: Any) -> np.ndarray:
     source = np.asarray(source)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
         allowed = "integers [batch, any]"
@@ -110,7 +111,7 @@ def _check_source(model: Any, source: Tensor):
     return source
 
 
-def check_suppressed(ids: Tensor, end: Any, n_symbols: int):
+def check_suppressed(ids: Iterable[int], end: int | None, n_symbols: int) -> set[int]:
     """Checks `suppress_tokens` and returns them as a set. They must be ids of symbols other than the `end`."""
     if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
         raise ParameterError("suppress_tokens", ids, "several ids")
@@ -122,7 +123,7 @@ def check_suppressed(ids: Tensor, end: Any, n_symbols: int):
     return {int(i) for i in ids}
 
 
-def writable(model: Any, suppressed: Any):
+def writable(model: Any, suppressed: Iterable[int]) -> Tensor:
     """The symbols that a target may contain, bool `[V]`: all except padding and the ids in `suppressed`."""
     allowed = np.ones([model.target_vocab_size], bool)
     allowed[[PADDING, *suppressed]] = False
@@ -138,7 +139,7 @@ def sample_sequences(
     sampling: Any,
     limits: Tensor | None = None,
     allowed: Any = None,
-):
+) -> tuple[Tensor, Tensor]:
     """Generates one target for every source by sampling, or by greedy search if `sampling` is `None`.
 
     Args:
@@ -151,7 +152,7 @@ def sample_sequences(
     """
     batch = shape_of(source)[0]
     decode, caches = _decoder(model, source, 1, max_new_tokens, allowed)
-    uniform = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
+    uniform: Any = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
 
     def step(i, stopped, state):
         last, scores, caches = state
@@ -172,7 +173,7 @@ def sample_sequences(
     return written.tokens, written.state[1]
 
 
-def _decoder(model: Any, source: Tensor, rows_each: int, most: int, allowed: Any = None):
+def _decoder(model: Any, source: Tensor, rows_each: int, most: int, allowed: Any = None) -> tuple[Callable, Any]:
     """`(decode, caches)`: `model.decode_step` for a source, limited to `allowed` symbols, and the first caches."""
     caches, *rest = model.start_decoding(source, rows_each, most)
     allowed = writable(model, ()) if allowed is None else allowed
@@ -192,10 +193,10 @@ def beam_search(
     end: Any,
     max_new_tokens: int,
     beam_size: int,
-    length_penalty: float,
-    limits: Tensor | None = None,
+    length_penalty: Any,
+    limits: Any = None,
     allowed: Any = None,
-):
+) -> tuple[Tensor, Tensor]:
     """Searches the most likely targets of every source with `beam_size` hypotheses.
 
     A step extends every hypothesis by every token. The `beam_size` finished targets with the best scores are kept, and

@@ -140,7 +140,8 @@ def generate_tokens(
     room = shape_of(uniform)[0]
     n = shape_of(prompt)[1]
     nothing = no_history(shape_of(prompt)[0], lm.network.n_token)
-    text = TextState(*cache.read_prompt(prompt, lengths), remember_segment(nothing, prompt, lengths))
+    hidden, state = cache.read_prompt(prompt, lengths)
+    text = TextState(hidden, state, remember_segment(nothing, prompt, lengths))
     text, prompt, lengths = repeated((text, prompt, lengths), number)
     written, _ = continue_text(lm, cache, precompute_for(lm, cache), text, uniform, limits, sampling, stops)
     tokens = tf.concat([prompt, written.tokens], 1)

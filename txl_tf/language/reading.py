@@ -1,12 +1,12 @@
-"""A text as a language model reads it: segment by segment, each with the memory of those before.
+"""Shows how a language model reads a text: segment by segment, with memory.
 
-    for reading in read_text(lm, ids, tgt_len=64):      # how likely each token was, and what else could stand there
+    for reading in read_text(lm, ids, tgt_len=64):      # the nll of each token, and the most likely tokens
         reading.nll, reading.ids, reading.log_probs
-    look_back(lm, ids, place=100, tgt_len=64)           # where each head looked before token 100; what memory is worth
-    for start, nll in nll_by_memory(lm, ids, 64, kept=[0, 32, 64]): ...         # given none, half and all of its memory
+    look_back(lm, ids, place=100, tgt_len=64)           # the attention before token 100, and the nll with less memory
+    for start, nll in nll_by_memory(lm, ids, 64, kept=[0, 32, 64]): ...         # with none, half and all of the memory
 
 Shapes:
-    n: tokens of a text      T: tokens of a segment      K: keys, of memory and segment
+    n: tokens of a text      T: tokens of a segment      K: keys in memory and segment
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def last_of(mems: list[Tensor], number: int) -> list[Tensor]:
     return [mem[:, mem.shape[1] - number :] for mem in mems]
 
 
-def _segments(ids: Tensor, tgt_len: int):
+def _segments(ids: np.ndarray, tgt_len: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yields `(start, tokens, labels)` of each segment of a text: the position of the first token, and int `[1, T]`."""
     _check_text(ids, tgt_len)
     for start in range(0, len(ids) - 1, tgt_len):
@@ -148,7 +148,7 @@ def _segments(ids: Tensor, tgt_len: int):
         yield start, ids[None, start : start + labels.shape[1]], labels
 
 
-def _check_text(ids: Tensor, tgt_len: int):
+def _check_text(ids: np.ndarray, tgt_len: int) -> None:
     check_integer("tgt_len", tgt_len, 1)
     if len(ids) < 2:
         message = f"ids must have at least two tokens, because the first is not predicted, got {len(ids)}"

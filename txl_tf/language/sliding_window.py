@@ -11,17 +11,24 @@ every token comes after a full window. But then it computes a window for every t
     read            c d e       scores f
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from txl_tf.errors import ParameterError
-from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.sampling import check_integer
 from txl_tf.nn.embedding import check_ids
 
 
-def sliding_window_nll(lm: Any, tokens: Tensor, window: Any, batch_size: int = 16, step: int = 1, progress: Any = None):
+def sliding_window_nll(
+    lm: Any,
+    tokens: Any,
+    window: int,
+    batch_size: int = 16,
+    step: int = 1,
+    progress: Callable[[int], Any] | None = None,
+) -> np.ndarray:
     """The nll of a text, where each token is predicted from its own window.
 
     Args:

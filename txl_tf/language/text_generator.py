@@ -1,6 +1,7 @@
 """Converts ids of a language model to text: as a stream (`TextStream`), or for many prompts (`TextGenerator`)."""
 
 import codecs
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ import numpy as np
 from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
-from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.generation import write_texts
 from txl_tf.language.sampling import SAMPLING, check_integer, check_sampling
 from txl_tf.language.stopping import check_stops
@@ -20,18 +20,18 @@ POOL = 8  # batches of prompts that are read and sorted by length together
 class TextStream:
     """Converts ids to text. A character of several bytes comes with its last byte."""
 
-    def __init__(self, vocab: Any):
+    def __init__(self, vocab: Any) -> None:
         self.vocab = vocab
         self.last = []
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def copy(self):
+    def copy(self) -> "TextStream":
         other = TextStream(self.vocab)
         other.last = list(self.last)
         other.decoder.setstate(self.decoder.getstate())
         return other
 
-    def push(self, ids: Tensor, excess: int = 0):
+    def push(self, ids: Iterable[int], excess: int = 0) -> str:
         """The text that `ids` add. At the level of subwords, the last `excess` bytes are left out."""
         if self.vocab.level == "byte":
             symbols = "".join(self.vocab.symbols[i] for i in ids)
@@ -44,12 +44,12 @@ class TextStream:
         self.last = [*self.last, *ids][-2:]
         return text[len(shown) :]
 
-    def end(self):
+    def end(self) -> str:
         """The text of the remaining bytes, which are not a complete character."""
         return self.decoder.decode(b"", final=True)
 
 
-def encode_prompt(vocab: Any, prompt: Tensor, name: str = LINE):
+def encode_prompt(vocab: Any, prompt: str | bytes, name: str = LINE) -> np.ndarray:
     """The ids of a prompt: int32 `[n]`.
 
     An empty prompt starts a document, if the vocabulary has documents.
@@ -90,9 +90,10 @@ class TextGenerator:
     """
 
     def __init__(
-        self, lm: Any, vocab: Any, max_new_tokens: int = 200, *, num_return_sequences: int = 1, stop_strings: Any = (),
-        stop_at_newline: bool = False, stop_at_document: bool = True, batch_size: int = 16, **sampling: Any,
-    ):  # fmt: skip
+        self, lm: Any, vocab: Any, max_new_tokens: int = 200, *, num_return_sequences: int = 1,
+        stop_strings: Iterable[str] = (), stop_at_newline: bool = False, stop_at_document: bool = True,
+        batch_size: int = 16, **sampling: Any,
+    ) -> None:  # fmt: skip
         check_names("TextGenerator", sampling, [*keywords_of(TextGenerator), *SAMPLING])
         check_integer("max_new_tokens", max_new_tokens, 0)
         check_integer("num_return_sequences", num_return_sequences, 1)
@@ -107,7 +108,9 @@ class TextGenerator:
         self.number = num_return_sequences
         self.batch_size = batch_size
 
-    def generate_lines(self, prompts: Any, name: str = "prompts", strict: bool = True, numbers: Any = None):
+    def generate_lines(
+        self, prompts: Any, name: str = "prompts", strict: bool = True, numbers: Any = None
+    ) -> Iterator[Any]:
         """Continues a stream of prompts in bounded memory.
 
         Args:
@@ -121,16 +124,16 @@ class TextGenerator:
         """
         return answers(prompts, self._encode, self._continue, name, strict, POOL * self.batch_size, numbers)
 
-    def _encode(self, line: str):
+    def _encode(self, line: str | bytes) -> tuple[str, np.ndarray]:
         prompt = text_of(line, "surrogateescape" if self.vocab.level == "byte" else "strict")
         prompt = prompt.removesuffix("\r") if self.vocab.has_plain_text else prompt
         return prompt, encode_prompt(self.vocab, prompt)
 
-    def _continue(self, prompts: Any):
+    def _continue(self, prompts: Any) -> Any:
         lengths = np.array([len(ids) for _, ids in prompts], int)
         return in_order(self._write, prompts, by_length(lengths, self.batch_size))
 
-    def _write(self, prompts: Any):
+    def _write(self, prompts: Any) -> list[tuple[str, list[str]]]:
         """The texts of one batch. It is padded to a power of two, because every size of a batch has its own graph."""
         missing = (1 << (len(prompts) - 1).bit_length()) - len(prompts)
         rows = [*prompts, *([prompts[-1]] * missing)]
@@ -142,13 +145,15 @@ class TextGenerator:
         found = [self._text(ids[i // n], *(array[i] for array in arrays)) for i in range(len(prompts) * n)]
         return [(prompt, found[i * n : (i + 1) * n]) for i, (prompt, _) in enumerate(prompts)]
 
-    def _text(self, prompt: Tensor, tokens: Tensor, length: Tensor, excess: Any):
+    def _text(self, prompt: np.ndarray, tokens: np.ndarray, length: int, excess: int) -> str:
         stream = TextStream(self.vocab)
         stream.push(prompt)
         return stream.push(tokens[len(prompt) : length], excess) + stream.end()
 
 
-def stops_of(vocab: Any, stop_strings: Any = (), stop_at_newline: bool = False, stop_at_document: bool = True):
+def stops_of(
+    vocab: Any, stop_strings: Iterable[str] = (), stop_at_newline: bool = False, stop_at_document: bool = True
+) -> dict[str, Any]:
     """Arguments of `generate` that end a text at these strings and, if the vocabulary has documents, at their end."""
     ends = [vocab.document] if stop_at_document and vocab.document is not None else []
     return {"stop_strings": [*stop_strings, *ends], "stop_at_newline": stop_at_newline}

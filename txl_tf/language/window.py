@@ -44,7 +44,7 @@ class WindowWeights(NamedTuple):
     positions: Any  # [W, E], such as sinusoids; () if nothing is added to embeddings
 
 
-def window_start(length: Tensor, context_len: int):
+def window_start(length: Tensor, context_len: int) -> Tensor:
     """The position where the window begins after `length` tokens, int32 `[...]`."""
     step = context_len - context_len // 2
     return step * -(tf.minimum(context_len - length, 0) // step)
@@ -60,14 +60,14 @@ class WindowCache:
         lm: the language model whose `outputs` are computed. By default, they are the hidden states of the network.
     """
 
-    def __init__(self, network: Any, context_len: int, static_shapes: bool = False, lm: Any = None):
+    def __init__(self, network: Any, context_len: int, static_shapes: bool = False, lm: Any = None) -> None:
         self.network = network
         self.lm = lm
         self.model = network if lm is None else lm.outputs
         self.context_len = context_len
         self.static_shapes = static_shapes
 
-    def precompute(self):
+    def precompute(self) -> Any:
         """`WindowWeights`."""
         network = self.network
         dtype = network.compute_dtype
@@ -76,13 +76,15 @@ class WindowCache:
             return WindowWeights(layers, ())
         return WindowWeights(layers, tf.cast(network.position_table(self.context_len)[0], dtype))
 
-    def initial_state(self, batch_size: int):
+    def initial_state(self, batch_size: int) -> WindowState:
         """The state before a text."""
         klen = self.network.mem_len + self.context_len
-        rings = [zero_keys(self.network, batch_size, klen) for _ in "kv"]
-        return WindowState(*rings, tf.zeros([batch_size, self.context_len], tf.int32), tf.zeros([batch_size], tf.int32))
+        keys = zero_keys(self.network, batch_size, klen)
+        values = zero_keys(self.network, batch_size, klen)
+        tokens = tf.zeros([batch_size, self.context_len], tf.int32)
+        return WindowState(keys, values, tokens, tf.zeros([batch_size], tf.int32))
 
-    def read_prompt(self, prompt: Tensor, lengths: Tensor):
+    def read_prompt(self, prompt: Tensor, lengths: Tensor) -> tuple[Tensor, WindowState]:
         """As `MemoryCache.read_prompt`. If a prompt is longer than a window, only its last window is read."""
         batch, n = shape_of(prompt)
         start = window_start(lengths, self.context_len)
@@ -95,7 +97,7 @@ class WindowCache:
         state = state._replace(length=length)
         return tf.gather(hidden, length - 1, batch_dims=1), state if self.static_shapes else writable_copy(state)
 
-    def read(self, tokens: Tensor, state: Any):
+    def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """As `MemoryCache.read`, window after window."""
         weights = self.precompute()
         n = tf.shape(tokens)[1]
@@ -121,29 +123,34 @@ class WindowCache:
         )
         return hidden, writable_copy(state)
 
-    def read_token(self, weights: Any, token: Tensor, state: Any):
+    def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """As `MemoryCache.read_token`."""
         state = self.with_room(weights, state)
         hidden, state = self.forward(weights, token[:, None], state, in_place=not self.static_shapes)
         return hidden[:, 0], state
 
-    def with_room(self, weights: Any, state: Any):
+    def with_room(self, weights: Any, state: Any) -> WindowState:
         """Starts a new window in every row whose window is full, and reads its first tokens."""
         full = state.length == self.context_len
 
         def move_on():
             again = state.tokens[:, self.context_len - self.context_len // 2 :]
             _, moved = self.forward(weights, again, self.initial_state(shape_of(again)[0]))
-            rings = [
-                tuple(tf.where(full[:, None, None, None], new, old) for new, old in zip(*both, strict=True))
-                for both in ((moved.keys, state.keys), (moved.values, state.values))
-            ]
-            tokens = tf.where(full[:, None], moved.tokens, state.tokens)
-            return WindowState(*rings, tokens, tf.where(full, moved.length, state.length))
+
+            def moved_if_full(new_rings, old_rings):
+                rings = zip(new_rings, old_rings, strict=True)
+                return tuple(tf.where(full[:, None, None, None], new, old) for new, old in rings)
+
+            return WindowState(
+                moved_if_full(moved.keys, state.keys),
+                moved_if_full(moved.values, state.values),
+                tf.where(full[:, None], moved.tokens, state.tokens),
+                tf.where(full, moved.length, state.length),
+            )
 
         return tf.cond(tf.reduce_any(full), move_on, lambda: state)
 
-    def forward(self, weights: Any, tokens: Tensor, state: Any, in_place: bool = False):
+    def forward(self, weights: Any, tokens: Tensor, state: Any, in_place: bool = False) -> tuple[Tensor, WindowState]:
         """Reads tokens that fit into every window.
 
         Args:
@@ -166,7 +173,9 @@ class WindowMemory(NetworkMemory):
         network, static_shapes: see `WindowCache`.
     """
 
-    def __init__(self, network: Any, weights: Any, tokens: Tensor, state: Any, in_place: bool, static_shapes: bool):
+    def __init__(
+        self, network: Any, weights: Any, tokens: Tensor, state: Any, in_place: bool, static_shapes: bool
+    ) -> None:
         self.weights = weights
         self.tokens = tokens
         self.state = state
@@ -181,11 +190,11 @@ class WindowMemory(NetworkMemory):
         rings = zip(network.decoder_layers, weights.layers, state.keys, state.values, strict=True)
         self.layers = [WindowOfLayer(layer, of_layer, self, k, v) for layer, of_layer, k, v in rings]
 
-    def added(self):
+    def added(self) -> Tensor | None:
         """The rows to add to the embeddings of the tokens: `[B, T, E]`, or `None`."""
         return None if isinstance(self.weights.positions, tuple) else tf.gather(self.weights.positions, self.places)
 
-    def finish(self):
+    def finish(self) -> WindowState:
         """The `WindowState` after the segment."""
         keys, values = self.keys_and_values()
         row = tf.broadcast_to(tf.range(shape_of(self.tokens)[0])[:, None], tf.shape(self.places))
@@ -196,11 +205,11 @@ class WindowMemory(NetworkMemory):
 class WindowOfLayer(CachedKeys):
     """The keys and values of one layer in a `WindowMemory`."""
 
-    def numbers(self, k: Tensor):
+    def numbers(self, k: Tensor) -> Tensor:
         """The positions in the window, see `Memory`."""
         return self.segment.places[:, None]
 
-    def attend(self, block: Any, content_q: Any, position_q: Any, k: Tensor, v: Tensor):
+    def attend(self, block: Any, content_q: Any, position_q: Any, k: Tensor, v: Tensor) -> Any:
         """Writes keys and values of the segment into the window, and attends to it."""
         at = self.segment
         keys, values = (
@@ -227,21 +236,21 @@ class RereadWindow:
         static_shapes: see `MemoryCache`.
     """
 
-    def __init__(self, lm: Any, static_shapes: bool = False):
+    def __init__(self, lm: Any, static_shapes: bool = False) -> None:
         self.lm = lm
         self.context_len = lm.context_len
         self.static_shapes = static_shapes
 
-    def precompute(self):
+    def precompute(self) -> Any:
         """Nothing: no value is computed in advance."""
         return ()
 
-    def initial_state(self, batch_size: int):
+    def initial_state(self, batch_size: int) -> WindowState:
         """The state before a text."""
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
 
-    def read_prompt(self, prompt: Tensor, lengths: Tensor):
+    def read_prompt(self, prompt: Tensor, lengths: Tensor) -> tuple[Tensor, WindowState]:
         """As `MemoryCache.read_prompt`."""
         start = window_start(lengths, self.context_len)
         place = tf.range(self.context_len)
@@ -251,7 +260,7 @@ class RereadWindow:
         state = WindowState((), (), tokens, length)
         return self._last(state), state
 
-    def read(self, tokens: Tensor, state: Any):
+    def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """As `MemoryCache.read`, token by token."""
 
         def read_one(i, outputs, state):
@@ -269,7 +278,7 @@ class RereadWindow:
         )
         return outputs, state
 
-    def read_token(self, weights: Any, token: Tensor, state: Any):
+    def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """As `MemoryCache.read_token`."""
         half = self.context_len // 2
         place = tf.range(self.context_len)
@@ -281,7 +290,7 @@ class RereadWindow:
         state = WindowState((), (), tokens, length + 1)
         return self._last(state), state
 
-    def _last(self, state: Any):
+    def _last(self, state: Any) -> Tensor:
         """The model's output for the last token of every window."""
         outputs, _ = self.lm.outputs(state.tokens, self.lm.initial_mems(shape_of(state.tokens)[0]))
         return tf.gather(outputs, state.length - 1, batch_dims=1)

@@ -1,7 +1,7 @@
 """Adaptive softmax over the clusters of an adaptive embedding, with tied weights (Grave et al. 2017).
 
-The softmax first chooses among the words of cluster 0 and one entry for each later cluster, then, within that cluster,
-among its words. Clusters, shapes, tables and projections: see `nn/embedding.py`.
+The first softmax is over the words of cluster 0 and one entry for each later cluster. The second is over the words of
+that cluster. For clusters, shapes, tables and projections, see `nn/embedding.py`.
 """
 
 import itertools
@@ -15,15 +15,16 @@ from txl_tf.config.checks import is_integer
 from txl_tf.equations import Cluster, log_probs, nll
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.routing import ByNumber, BySlots
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import check_tensors
 from txl_tf.nn.embedding import AdaptiveBins, AdaptiveEmbedding
 from txl_tf.nn.tied import Tied
 
 
-def clusters_of(tables, projs, biases):
-    """The `Cluster`s of weights. One table is split, whose gradient is then one concatenation."""
-    sizes = [bias.shape[0] for bias in biases]
+def clusters_of(tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases: Sequence[Tensor]) -> list[Cluster]:
+    """The clusters with these weights. If there is only one table, it is split: its gradient is one concatenation."""
+    sizes: list[int] = [bias.shape[0] for bias in biases]
     if len(tables) != len(biases):
         tables = tf.split(tables[0], sizes)
     starts = itertools.accumulate(sizes[:-1], initial=0)
@@ -31,12 +32,19 @@ def clusters_of(tables, projs, biases):
     return [Cluster(*of_cluster) for of_cluster in zip(starts, tables, projs, biases, strict=True)]
 
 
-def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=None):
-    """Negative log-likelihood of every target, each in its place.
+def mask_adaptive_logsoftmax(
+    hidden: Tensor,
+    target: Tensor,
+    tables: Sequence[Tensor],
+    projs: Sequence[Tensor | None],
+    biases: Sequence[Tensor],
+    clusters: tuple[Tensor, Tensor] | None = None,
+) -> Any:
+    """Negative log-likelihood of every target.
 
-    Batch first. The original's function takes sizes, initializers and `params`, the `ret_params` of the embedding, and
-    creates biases, clusters and its own projections; here they are passed in, and there is no `return_mean`. The head's
-    column of cluster i is `n_0 + i - 1`, as in the original.
+    The batch is the first axis. The original's function takes sizes, initializers and `params`, the `ret_params` of the
+    embedding, and creates biases, clusters and its own projections. This one takes them as arguments, and has no
+    `return_mean`. The entry of cluster i is the column `n_0 + i - 1` of the first softmax, as in the original.
 
     Args:
         hidden: `[B, T, P]`.
@@ -44,7 +52,7 @@ def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=Non
         tables: the embedding's tables.
         projs: the projection of every cluster, or `None`s.
         biases: one `[n_i]` per cluster.
-        clusters: weight `[n, E]` and bias `[n]` of the entries of the n later clusters; `None` where there are none.
+        clusters: weight `[n, E]` and bias `[n]` of the entries of the n later clusters; `None` if there are none.
 
     Returns:
         `[B, T]`, nats: float32, or float64 if `hidden` is float64.
@@ -54,49 +62,67 @@ def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=Non
     return tf.reshape(nll(hidden, target, clusters_of(tables, projs, biases), clusters, ByNumber()), shape)
 
 
-def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, bin_capacities):
-    """`mask_adaptive_logsoftmax` with static shapes: neither they nor those of the gradient depend on the data.
+def static_adaptive_logsoftmax(
+    hidden: Tensor,
+    target: Tensor,
+    tables: Sequence[Tensor],
+    projs: Sequence[Tensor | None],
+    biases: Sequence[Tensor],
+    clusters: tuple[Tensor, Tensor] | None,
+    bin_capacities: Any,
+) -> tuple[Any, Any]:
+    """`mask_adaptive_logsoftmax` with static shapes: no shape depends on the data, also in the gradient.
 
-    Every cluster but the first has a capacity: its first tokens, in order, are predicted, and those past the capacity
-    are left out, from the gradient too. A capacity of `B * T` or more leaves out none.
+    Every cluster but the first has a capacity. It computes its first tokens, in order, up to the capacity. The other
+    tokens are left out, also in the gradient. With a capacity of `B * T` or more, no token is left out.
 
     Args:
         hidden: `[B, T, P]`, B and T known.
         target: int `[B, T]`; -1 where there is no token.
         tables, projs, biases, clusters: see `mask_adaptive_logsoftmax`.
-        bin_capacities: list of int, of every cluster but the first; see `choose_bin_capacities`.
+        bin_capacities: list of int, one for every cluster but the first; see `choose_bin_capacities`.
 
     Returns:
-        `(nll, kept)`: as of `mask_adaptive_logsoftmax`, and bool `[B, T]`, false for the tokens left out, whose nll
-        is 0.
+        `(nll, kept)`: the result of `mask_adaptive_logsoftmax`, and bool `[B, T]`, false for tokens that are left out.
+        Their nll is 0.
 
     Raises:
-        ValueError: `bin_capacities` are not one positive integer for every cluster but the first.
+        ParameterError: `bin_capacities` does not have one positive integer for every cluster but the first.
     """
     check_capacities(bin_capacities, len(biases) - 1)
     shape = target.shape
     hidden, target = _flatten(hidden, target)
-    kept, slots = target >= 0, BySlots(bin_capacities)
+    kept = target >= 0
+    slots = BySlots(bin_capacities)
     found = nll(hidden, tf.maximum(target, 0), clusters_of(tables, projs, biases), clusters, slots)
     kept = kept if slots.left_out is None else kept & ~slots.left_out
     return tf.reshape(tf.where(kept, found, 0), shape), tf.reshape(kept, shape)
 
 
-def check_capacities(bin_capacities, n):
-    """Raises ValueError unless they are one for each of the `n` clusters but the first."""
-    given = list(bin_capacities) if hasattr(bin_capacities, "__len__") else [bin_capacities]
+def check_capacities(bin_capacities: Any, n: int) -> None:
+    """Raises ParameterError unless there is one positive integer for each of the `n` later clusters."""
+    given: list[Any] = list(bin_capacities) if hasattr(bin_capacities, "__len__") else [bin_capacities]
     if len(given) != n or not all(is_integer(capacity) and capacity > 0 for capacity in given):
         allowed = f"one positive integer for each of the {n} clusters but the first"
         raise ParameterError("bin_capacities", given, allowed)
 
 
-def _flatten(hidden, target):
-    """`[B * T, P]` and int32 `[B * T]`. Otherwise, gradients of products would be one matrix for every row of B."""
+def _flatten(hidden: Tensor, target: Tensor) -> tuple[Any, Any]:
+    """`[B * T, P]` and int32 `[B * T]`.
+
+    Without this, TensorFlow's gradients of products would make one matrix for every row of the batch.
+    """
     return tf.reshape(hidden, [-1, hidden.shape[-1]]), tf.cast(tf.reshape(target, [-1]), tf.int32)
 
 
-def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
-    """The full distribution over the vocabulary, normalised over all clusters.
+def adaptive_log_probs(
+    hidden: Tensor,
+    tables: Sequence[Tensor],
+    projs: Sequence[Tensor | None],
+    biases: Sequence[Tensor],
+    clusters: tuple[Tensor, Tensor] | None = None,
+) -> Any:
+    """The distribution over the whole vocabulary, normalised over all clusters.
 
     Args: see `mask_adaptive_logsoftmax`.
 
@@ -124,29 +150,32 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
     ```
 
     Args: see `AdaptiveEmbedding`, and
-        proj_share_all_but_first: every cluster but the first uses the embedding's projection too. Otherwise each has
-            its own. Without cutoffs the single projection is shared in any case, as in the original.
+        proj_share_all_but_first: whether every cluster but the first uses the projection of the embedding. If not,
+            each has its own. Without cutoffs, the single projection is always shared, as in the original.
 
     Call arguments:
         hidden: `[batch, tgt_len, d_proj]`.
-        embedding: the `AdaptiveEmbedding`, of the same clusters. A symbolic call ties the softmax to it, see
-            `txl_tf.nn.tied`: then files and clones of the functional model have one table for both, and
-            further calls may leave it out.
+        embedding: the `AdaptiveEmbedding`, with the same clusters. A symbolic call ties the softmax to it, see
+            `txl_tf.nn.tied`. Then files and clones of the functional model have one table for both, and further calls
+            do not need the argument.
 
     Returns:
         float32 (float64 if the layer's dtype is) `[batch, tgt_len, n_token]`, normalised log-probabilities in
         vocabulary order.
 
     Raises:
-        ParameterError: `embedding` has other sizes, is not the one of the first symbolic call, or is a part of a layer
-            of the functional model from which `hidden` does not come.
+        ParameterError: `embedding` has other sizes; or it is not the embedding of the first symbolic call; or a layer
+            of the functional model contains it, and `hidden` does not come from this layer.
 
     Reference:
         Grave et al. 2017; `mask_adaptive_logsoftmax` of the original.
     """
 
-    clusters: Any  # `(weight, bias)`, or `None` where there is one cluster
-    embedding_class, shared_sizes = AdaptiveEmbedding, ("n_token", "d_embed", "d_proj", "cutoffs", "div_val")
+    clusters: Any  # `(weight, bias)`, or `None` if there is one cluster
+    biases: Any
+    proj_share_all_but_first: bool
+    embedding_class = AdaptiveEmbedding
+    shared_sizes = ("n_token", "d_embed", "d_proj", "cutoffs", "div_val")
 
     @stored
     def __init__(
@@ -156,18 +185,18 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
     ) -> None:  # fmt: skip
         super().__init__(n_token, d_embed, d_proj, cutoffs, div_val, proj_same_dim, proj_initializer, **kwargs)
 
-    def shares_projection(self, i):
+    def shares_projection(self, i: int) -> bool:
+        """Whether cluster i uses the projection of the embedding."""
         return not self.cutoffs or (self.proj_share_all_but_first and i > 0)
 
-    def build(self, hidden_shape=None):
-        bins = range(len(self.bin_sizes))
+    def build(self, hidden_shape: Any = None) -> None:
         self.biases = [
             self.add_weight(name=f"bias_{i}", shape=(size,), initializer="zeros", autocast=False)
             for i, size in enumerate(self.bin_sizes)
         ]
         self.projs = [
             self.add_projection(i, f"proj_{i}") if self.is_projected(i) and not self.shares_projection(i) else None
-            for i in bins
+            for i in range(len(self.bin_sizes))
         ]
         self.clusters = None
         if self.cutoffs:
@@ -177,30 +206,32 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
                 self.add_weight(name="cluster_b", shape=(n_cluster,), initializer="zeros", autocast=False),
             )
 
-    def weights_with(self, embedding):
+    def weights_with(self, embedding: Any) -> tuple[Any, Any, Any, Any]:
         """Arguments of the pure functions: tables, projections, biases and clusters."""
 
-        def tied(i):
+        def tied(i: int) -> Any:
             return embedding.projs[i if self.div_val > 1 else 0]
 
         projs = [tied(i) if self.shares_projection(i) else proj for i, proj in enumerate(self.projs)]
         return embedding.tables, projs, self.biases, self.clusters
 
-    def call(self, hidden, embedding=None):
+    def call(self, hidden: Tensor, embedding: Any = None) -> Tensor:
         check_tensors({"d_proj": self.d_proj}, hidden=(hidden, "float batch tgt_len d_proj"))
         return adaptive_log_probs(hidden, *self.weights_with(self.embedding_of_call(embedding)))
 
     @property
-    def output_dtype(self):
+    def output_dtype(self) -> Any:
         return keras.backend.result_type(self.compute_dtype, "float32")
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.named_shapes(shapes, named)["hidden"][:-1], self.n_token)
 
-    def nll(self, hidden, labels, embedding):
-        """Negative log-likelihood of every label, in place: `[batch, tgt_len]`, nats."""
+    def nll(self, hidden: Tensor, labels: Tensor, embedding: Any) -> Tensor:
+        """Negative log-likelihood of every label: `[batch, tgt_len]`, nats."""
         return mask_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding))
 
-    def static_nll(self, hidden, labels, embedding, bin_capacities):
-        """`nll` for TPU and XLA: `(nll, kept)`, see `static_adaptive_logsoftmax`."""
+    def static_nll(
+        self, hidden: Tensor, labels: Tensor, embedding: Any, bin_capacities: Sequence[int]
+    ) -> tuple[Any, Any]:
+        """`nll` for TPUs and XLA: `(nll, kept)`, see `static_adaptive_logsoftmax`."""
         return static_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding), bin_capacities)

@@ -1,12 +1,12 @@
-"""Arguments of constructors, written once: stored under their own names, and returned by `get_config`.
+"""Decorators that store the arguments of a constructor under their own names, for `get_config`.
 
 class Scaled(Layer):
     @stored
-    def __init__(self, units, rate=0.0, **kwargs):      # self.units and self.rate are set
+    def __init__(self, units, rate=0.0, **kwargs):      # sets self.units and self.rate
         super().__init__(**kwargs)
 
 class Network(Layer):
-    @takes(NetworkConfig)                               # set, and checked as the fields of the group
+    @takes(NetworkConfig)                               # sets attributes, and checks them as the fields of the group
     def __init__(self, *, n_token: int, n_layer: int, ..., seed: int | None = None, **kwargs):
         super().__init__(**kwargs)
 """
@@ -14,13 +14,13 @@ class Network(Layer):
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any, TypedDict, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, cast
 
 import keras
 
 from txl_tf.config import Config, already_checked, check_fields
-from txl_tf.errors import ParameterError, UnknownArgumentError
+from txl_tf.errors import CallError, ParameterError, UnknownArgumentError
 from txl_tf.schema import brief, did_you_mean, keywords_of
 
 
@@ -35,11 +35,11 @@ class LayerOptions(TypedDict, total=False):
 
 
 _OF_KERAS = list(LayerOptions.__annotations__)
-_OLD = {"input_shape", "input_dim"}  # Keras knows them for models of older versions
+_OLD = {"input_shape", "input_dim"}  # Keras accepts them for models of older versions
 
-_INITIALIZERS = ("initializer", "init")  # how the names of arguments end that are initializers
+_INITIALIZERS = ("initializer", "init")  # the name of an initializer ends with one of these
 
-# A constructor. Type checkers see it as it is written: a decorated one has the same arguments.
+# A constructor. Type checkers see the signature that is written in the source, because a decorator does not change it.
 Init = TypeVar("Init", bound=Callable[..., None])
 
 
@@ -49,15 +49,16 @@ def stored(init: Init) -> Init:
 
 
 def takes(group: type[Config], required: Iterable[str] = ()) -> Callable[[Init], Init]:
-    """Decorator of `__init__`: the fields of `group` are keyword arguments, checked as the fields are; see `stored`.
+    """Decorator of `__init__`: the fields of `group` become keyword arguments. It sets attributes as `stored` does.
 
-    The constructor may write them in its signature, where editors and type checkers find them, with the defaults of the
-    group (`tests/signatures_test.py` compares both). Fields that it does not write are taken all the same; the body
-    does not get them: it reads the attributes.
+    It checks the values as the group checks its fields. The constructor should write the fields in its signature with
+    the defaults of the group, where editors and type checkers find them; `tests/signatures_test.py` compares both.
+    Fields that are not in the signature become keyword arguments, too, but the body does not get them: it reads the
+    attributes.
 
     Args:
         group: subclass of `Config`. A field with a default is optional.
-        required: names of fields that are not written and must be given all the same.
+        required: fields that are not in the signature and must be given, whatever the defaults of the group are.
     """
 
     def decorate(init: Init) -> Init:
@@ -67,18 +68,28 @@ def takes(group: type[Config], required: Iterable[str] = ()) -> Callable[[Init],
         defaults |= dict.fromkeys(required, inspect.Parameter.empty)
         others = {name: default for name, default in defaults.items() if name not in written}
         fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=x) for name, x in others.items()]
-        return _storing(init, inspect.Signature([*own, *fields, rest]), group, others)
+        return _storing(init, inspect.Signature([*own, *fields, rest]), group, list(others))
 
     return decorate
 
 
-def _storing(init, signature, group=None, not_of_body=()):
+def _storing(
+    init: Init, signature: inspect.Signature, group: type[Config] | None = None, not_of_body: Sequence[str] = ()
+) -> Init:
+    """The constructor that `stored` and `takes` return.
+
+    Args:
+        init: the constructor as it is written.
+        signature: of the new constructor.
+        group: checks the attributes; `None`: no check.
+        not_of_body: arguments of the new constructor that `init` does not get.
+    """
     _, *parameters = signature.parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     takes_others = len(names) < len(parameters)
 
     @functools.wraps(init)
-    def call(self, *args, **kwargs):
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         try:
@@ -86,31 +97,33 @@ def _storing(init, signature, group=None, not_of_body=()):
         except TypeError as error:
             by_position = [x.name for x in parameters if x.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
             hint = f": those by position are {', '.join(by_position)}" if "too many positional" in str(error) else ""
-            raise TypeError(f"{type(self).__name__}: {error}{hint}") from None
+            called = type(self).__name__
+            raise CallError(called, list(args), names, f"{called}: {error}{hint}") from None
         given.apply_defaults()
         for name in names:
             setattr(self, name, given.arguments[name])
         if group is not None:
             check_fields(group, self)
+        # A subclass calls this constructor inside its own. Only the outermost one ends with a complete layer.
         outermost = not vars(self).setdefault("_making", False)
         vars(self)["_making"] = True
-        # A model gives its values to its network, which need not check them again.
+        # A model passes its values to its network, which does not need to check them again.
         with already_checked(group, self) if group is not None else contextlib.nullcontext():
             init(self, *args, **{name: value for name, value in kwargs.items() if name not in not_of_body})
         if outermost and hasattr(self, "settle"):
             self.settle([given.arguments[name] for name in names])
         if getattr(self, "quantization_mode", None) is not None:
             raise ParameterError("dtype", self.dtype_policy.name, "a policy without quantization")
-        if not getattr(self, "trainable", True):  # as in a file of a frozen layer: Keras does not pass it on
+        if not getattr(self, "trainable", True):  # a file of a frozen layer; Keras does not pass it on to the parts
             for part in self._flatten_layers(include_self=False, recursive=False):
                 part.trainable = False
 
     vars(call).update(__signature__=signature, stored=names, group=group)
-    return call
+    return cast(Init, call)
 
 
-def check_known(cls, arguments, known):
-    """Raises UnknownArgumentError, which lists the names, for an argument of a constructor that is not `known`."""
+def check_known(cls: type, arguments: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raises UnknownArgumentError if an argument of a constructor is not one of the `known` names."""
     known = list(dict.fromkeys(known))
     unknown = {name: value for name, value in arguments.items() if name not in known and name not in _OLD}
     if unknown:
@@ -120,26 +133,26 @@ def check_known(cls, arguments, known):
         raise UnknownArgumentError(name, value, known, message)
 
 
-def _taken_by_bases(cls):
-    """Names that `**kwargs` of a constructor may hold: the arguments of the base classes, and of Keras's layers."""
+def _taken_by_bases(cls: type) -> list[str]:
+    """Names that `**kwargs` of a constructor may contain: the arguments of the base classes, and of Keras's layers."""
     inits = [(base.__module__, vars(base).get("__init__")) for base in cls.__mro__[1:]]
     stored = [name for _, init in inits for name in getattr(init, "stored", ())]
     others = [init for module, init in inits if init is not None and not module.startswith(("txl_tf.", "keras."))]
     return [*stored, *(name for init in others for name in keywords_of(init)), *_OF_KERAS]
 
 
-def values_of(x, names):
-    """`{name: attribute}` of the names in a string, separated by spaces."""
-    return {name: getattr(x, name) for name in names.split()}
+def values_of(x: Any, names: Iterable[str]) -> dict[str, Any]:
+    """`{name: attribute}` for these names of attributes."""
+    return {name: getattr(x, name) for name in names}
 
 
-def stored_names(cls):
+def stored_names(cls: type) -> list[str]:
     """Names of the arguments that the constructors of a class and of its bases store."""
     return [name for base in cls.__mro__ for name in getattr(vars(base).get("__init__"), "stored", ())]
 
 
-def arguments_of(x):
-    """The stored arguments of a layer or model for its `get_config`: `{name: attribute}`; initializers as Keras's."""
+def arguments_of(x: Any) -> dict[str, Any]:
+    """`{name: attribute}` of the stored arguments of a layer or model, for `get_config`; initializers serialized."""
     values = {name: getattr(x, name) for name in stored_names(type(x))}
     for name, value in values.items():
         if name.endswith(_INITIALIZERS) and callable(value):

@@ -1,21 +1,26 @@
-"""The base of all layers, by Keras's conventions: dropout keys of their own, masks that are passed on, checks.
+"""The base class of all layers, by Keras's conventions: dropout keys, masks, shapes of outputs, checks of arguments.
 
-Dropout has one rule everywhere. `training=True` drops: by the `dropout_key` of the call or, without one, by a key of
-the layer's own `SeedGenerator`. `training=False` never drops. A call without `training` drops where it is given a key.
+Dropout has one rule everywhere. With `training=True`, a layer uses dropout: with the `dropout_key` of the call or,
+without one, with a key from the layer's own `SeedGenerator`. With `training=False`, it never does. A call without
+`training` uses dropout if it gets a key.
 """
 
 import contextlib
 import inspect
 import numbers
 import random
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.config.checks import RATE, at_least
-from txl_tf.errors import ParameterError, brief
+from txl_tf.errors import CallError, ParameterError, brief
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import arguments_of
+from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.nn.settings import Settings, remember_graph
@@ -24,40 +29,46 @@ from txl_tf.nn.settings import Settings, remember_graph
 
 
 class Dropping(Settings):
-    """Mixin of layers and models that drop.
+    """Mixin of layers and models with dropout.
 
     Attributes:
-        seed: int that the keys of the layer derive from; `None` where it draws none.
-        seed_generator: counts the keys drawn. It is saved with the weights.
+        seed: int from which the layer's keys derive; `None` if it draws no keys.
+        seed_generator: counts the keys that the layer has drawn. It is saved with the weights.
+        rate_names: names of the attributes that are dropout rates.
     """
 
-    seed = seed_generator = _draw = None
-    rate_names, _key_source, _always_draws = (), None, False  # see `start_keys`
+    seed: int | None = None
+    seed_generator: Any = None
+    rate_names: tuple[str, ...] = ()
+    _draw: Any = None  # draws a key for the rows of a tensor; `None`: nothing is dropped
+    _key_source: Callable[[Any], Any] | None = None  # `draw_key` of the layer that this one is a part of
+    _always_draws: bool = False
 
-    def start_keys(self, seed, always=False, **rates):
-        """Call it in `__init__`, before the parts of the layer are made. Sets `seed`.
+    def start_keys(self, seed: Any, always: bool = False, **rates: float) -> None:
+        """Sets `seed` and the source of dropout keys. Call it in `__init__`, before the parts of the layer are made.
 
         Args:
-            seed: int; `None` draws one; or `draw_key` of the layer that this one is a part of.
-            always: whether there are keys without any rate above 0, too.
-            **rates: rates of dropout by their names.
+            seed: an int; or `None`, which draws one; or `draw_key` of the layer that this one is a part of.
+            always: whether the layer draws keys even if all rates are 0.
+            **rates: dropout rates by name.
 
         Raises:
-            ValueError: a rate is outside `[0, 1)`.
+            ParameterError: a rate is outside `[0, 1)`.
         """
         for name, rate in rates.items():
             RATE(name, rate)
         self.seed = None if callable(seed) else seed
-        self._key_source, self._always_draws = seed if callable(seed) else None, always
+        self._key_source = seed if callable(seed) else None
+        self._always_draws = always
         self.rate_names = tuple(rates)
         self._follow_rates(any(rates.values()))
 
-    def rates(self):
-        """The rates that decide whether the layer draws keys: those that `start_keys` was given, as they are now."""
+    def rates(self) -> list[float]:
+        """The current values of the dropout rates."""
         return [getattr(self, name) for name in self.rate_names]
 
-    def _follow_rates(self, drops):
-        """Draws keys if the layer drops: those of its owner, or its own."""
+    def _follow_rates(self, drops: bool) -> None:
+        """Chooses the source of keys: the layer that contains this one, its own generator, or none without dropout."""
         if self._key_source is not None:
             self._draw = self._key_source if drops else None
         elif not drops and not self._always_draws:
@@ -66,30 +77,30 @@ class Dropping(Settings):
             self._make_generator()
             self._draw = self.draw_key
 
-    def _make_generator(self):
+    def _make_generator(self) -> None:
         if self.seed_generator is not None:
             return
         if self.seed is None:
             self.store("seed", random.randrange(2**31))
-        locked = self._tracker.locked  # of a layer that is built, and that dropped nothing before
+        locked = self._tracker.locked  # if the layer is built, and its rates were 0 until now
         self._tracker.unlock()
         with _strategy_of(self.variables).scope() if locked else contextlib.nullcontext():
             self.seed_generator = keras.random.SeedGenerator(self.seed)
         if locked:
             self._tracker.lock()
 
-    def check_setting(self, name, value):
+    def check_setting(self, name: str, value: Any) -> Any:
         value = super().check_setting(name, value)
         return random.randrange(2**31) if name == "seed" and value is None else value
 
-    def settings_changed(self, names):
+    def settings_changed(self, names: Iterable[str]) -> None:
         super().settings_changed(names)
         self._follow_rates(any(self.rates()))
         if "seed" in names and self.seed_generator is not None:
             self.seed_generator.state.assign(keras.random.SeedGenerator(self.seed).state)
 
-    def draw_key(self, x):
-        """A new key, int `[3]`, for the rows of `x`: where there are replicas, for this one's share of them."""
+    def draw_key(self, x: Tensor) -> Tensor:
+        """A new key, int `[3]`, for the rows of `x`. Each replica gets the key of its own rows."""
         if self._draw != self.draw_key:
             return self._draw(x)
         context = tf.distribute.get_replica_context()
@@ -98,8 +109,8 @@ class Dropping(Settings):
         return tf.concat([tf.cast(self.seed_generator.next(), tf.int32), first_row[None]], 0)
 
     @contextlib.contextmanager
-    def drawing(self, dropout_key):
-        """Calls in this block that are not given a key drop by this one."""
+    def drawing(self, dropout_key: Tensor) -> Generator[None, None, None]:
+        """In this block, calls without a key of their own use this one."""
         before = self._draw
         self.store("_draw", lambda x: dropout_key)
         try:
@@ -107,29 +118,29 @@ class Dropping(Settings):
         finally:
             self.store("_draw", before)
 
-    def key_of_call(self, x, training, dropout_key):
-        """The key that a call drops by, for the rows of `x`; `None` where it does not."""
+    def key_of_call(self, x: Tensor, training: bool | None, dropout_key: Tensor | None) -> Tensor | None:
+        """The dropout key of a call, for the rows of `x`; `None` if the call uses no dropout."""
         if training is not None and not training:
             return None
         if dropout_key is None and training and self._draw is not None:
             return self._draw(x)
         return dropout_key
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
         if self.seed_generator is not None:
             store["seed_generator"] = self.seed_generator.state.numpy()
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         store = {name: store[name] for name in store.keys()}
-        state = store.pop("seed_generator", None)  # files of older versions have none
+        state = store.pop("seed_generator", None)  # files of older versions do not have it
         if state is not None and self.seed_generator is not None:
             self.seed_generator.state.assign(state)
         super().load_own_variables(store)
 
 
-def _strategy_of(variables):
-    """The `tf.distribute` strategy that variables were made under."""
+def _strategy_of(variables: Iterable[Any]) -> Any:
+    """The `tf.distribute` strategy under which variables were made."""
     strategies = (getattr(variable.value, "distribute_strategy", None) for variable in variables)
     return next(filter(None, strategies), tf.distribute.get_strategy())
 
@@ -144,14 +155,15 @@ class _Traced(keras.Operation):
     """The whole call of a layer, with Keras's casts and masks, as an operation that `compute_output_spec` can trace.
 
     Attributes:
-        error: what the call raised. Keras replaces it by an exception with another message and without its fields.
+        error: the exception that the call raised. Keras replaces it by one with another message and without its fields.
     """
 
-    def __init__(self, layer):
+    def __init__(self, layer: Any) -> None:
         super().__init__(name=layer.name)
-        self.layer, self.error = layer, None
+        self.layer = layer
+        self.error: Exception | None = None
 
-    def call(self, *args, **kwargs):
+    def call(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self.layer(*args, **kwargs)
         except Exception as error:
@@ -159,29 +171,30 @@ class _Traced(keras.Operation):
             raise
 
 
-def _shape_of(x):
-    """The shape of a tensor or of a symbol of Keras; other values as they are."""
+def _shape_or_value(x: Any) -> Any:
+    """The shape of a tensor or of a symbolic tensor of Keras. Another value is returned unchanged."""
     return tuple(x.shape) if hasattr(x, "shape") and hasattr(x, "dtype") else x
 
 
-def _has_shape(value):
-    """Whether a value is a tensor or a symbol of Keras, or a structure with one."""
-    return any(_shape_of(x) is not x for x in keras.tree.flatten(value))
+def _has_shape(value: Any) -> bool:
+    """Whether a value is a tensor or a symbolic tensor, or a structure that contains one."""
+    leaves: list[Any] = keras.tree.flatten(value)
+    return any(_shape_or_value(x) is not x for x in leaves)
 
 
-class OutputSpecs:
-    """Mixin of layers and models: shapes and dtypes of what a call returns, with weights or without."""
+class OutputSpecs(MixedIntoLayer):
+    """Mixin of layers and models that computes shapes and dtypes of outputs, before or after the layer is built."""
 
     @property
-    def output_dtype(self):
-        """The dtype of what a call returns, for `compute_output_spec` of a layer without weights."""
+    def output_dtype(self) -> Any:
+        """The dtype of the output, for `compute_output_spec` of a layer that is not built."""
         return self.compute_dtype
 
-    def compute_output_spec(self, *args, **kwargs):
-        """Shapes and dtypes of what a call with these arguments returns, as instances of `keras.KerasTensor`.
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of the output of a call with these arguments, as instances of `keras.KerasTensor`.
 
-        With weights, the layer traces its call, so dtypes, casts and errors are those of the call. Without weights, the
-        answer is that of `compute_output_shape` and `output_dtype`, and the layer stays without weights.
+        A layer that is built traces its call, so dtypes, casts and errors are those of the call. For a layer that is
+        not built, the answer comes from `compute_output_shape` and `output_dtype`, and the layer is not built.
         """
         if self.built:
             traced = _Traced(self)
@@ -189,68 +202,74 @@ class OutputSpecs:
                 return traced.compute_output_spec(*args, **kwargs)
             except Exception as error:
                 raise traced.error or error from None
-        shapes, named = keras.tree.map_structure(_shape_of, (args, kwargs))
+        arguments: Any = keras.tree.map_structure(_shape_or_value, (args, kwargs))
+        shapes, named = arguments
         named = {f"{name}_shape" if _has_shape(kwargs[name]) else name: value for name, value in named.items()}
         if "training" not in inspect.signature(self.call).parameters:
-            named.pop("training", None)  # `keras.Sequential` gives it to every layer
+            named.pop("training", None)  # `keras.Sequential` passes it to every layer
         parameters = inspect.signature(self.compute_output_shape).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            named = {name: value for name, value in named.items() if name in parameters}  # of a subclass, as Keras's
+            # A subclass may write this method as Keras does, with only some of the arguments.
+            named = {name: value for name, value in named.items() if name in parameters}
         output = self.compute_output_shape(*shapes, **named)
         return keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape, self.output_dtype), output)
 
-    def compute_output_shape(self, *shapes, **named):
-        """The shapes of what a call returns.
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
+        """The shapes of the output of a call.
 
-        Args: those of the call, in its order or by its names. The shape of a tensor `x` is `x_shape` by name; options
-            such as `return_attention_scores` keep their names. Arguments that do not matter may be left out.
+        Args: those of the call, by position or by name. The shape of a tensor `x` has the name `x_shape`. Options such
+            as `return_attention_scores` keep their names. Arguments that do not matter may be left out.
 
         Raises:
-            TypeError: the call has no such argument.
+            CallError: the call has no such argument, or a required one is missing.
         """
         return next(iter(self.named_shapes(shapes, named).values()))  # like the first argument
 
-    def named_shapes(self, shapes, named):
-        """The arguments of `compute_output_shape` by their names in the call, options with their defaults."""
+    def named_shapes(self, shapes: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of `compute_output_shape` by their names in the call. Options have their defaults."""
         signature = inspect.signature(self.call)
-        first = next(iter(signature.parameters))
-        # `input_shape` is Keras's name in `build`. What `**_` of `build` took, `summary` of Keras passes on as `_`.
+        called = f"{type(self).__name__}.compute_output_shape"
+        known = list(signature.parameters)
+        first = known[0]
+        # `input_shape` is Keras's name in `build`. Keras's `summary` passes on arguments in `**_` of `build` as `_`.
         names = {name: first if name == "input_shape" else name.removesuffix("_shape") for name in named}
         named = {names[name]: value for name, value in named.items() if name.strip("_")}
         try:
             given = signature.bind_partial(*shapes, **named)
         except TypeError as error:
-            raise TypeError(f"{type(self).__name__}.compute_output_shape: {error}") from None
+            raise CallError(called, list(shapes), known, f"{called}: {error}") from None
         given.apply_defaults()
         if first not in given.arguments:
-            raise TypeError(f"{type(self).__name__}.compute_output_shape: missing a required argument: '{first}_shape'")
+            raise CallError(called, list(shapes), known, f"{called}: missing a required argument: '{first}_shape'")
         return given.arguments
 
 
-def put_in(part):
-    """Whether a part, or its class, was set after the layer was made that it is a part of."""
+def put_in(part: Any) -> bool:
+    """Whether a part of a layer, or the class of the part, was replaced after the layer was made."""
     return "_was_put_in" in vars(part)
 
 
 class CachedMemory:
-    """Base of objects that a call takes in the place of tensors, see `transformer_xl/memory.py`."""
+    """Base class of objects that a call takes in place of tensors, see `transformer_xl/memory.py`."""
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "a cached memory"
 
 
 class NotCacheable(TypeError):
-    """A part of a model cannot be computed from cached keys and values: it needs tensors in their place."""
+    """A part of a model needs hidden states, so it cannot be computed from cached keys and values."""
 
 
-def memories_by_name(layer, args, kwargs):
-    """`(args, kwargs)` of a call, with a `CachedMemory` by its name: Keras takes nothing but tensors by position.
+def memories_by_name(
+    layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`(args, kwargs)` of a call, where every `CachedMemory` is given by name: by position, Keras takes only tensors.
 
-    Where the call takes `*args`, the names are those of the class that it overrides.
+    If the call takes `*args`, the names come from the class whose call it overrides.
     """
     if not any(isinstance(x, CachedMemory) for x in args[1:]):
         return args, kwargs
-    names = []
+    names: list[str] = []
     for cls in type(layer).__mro__:
         if "call" in vars(cls):
             _, *own = inspect.signature(cls.call).parameters.values()
@@ -260,77 +279,82 @@ def memories_by_name(layer, args, kwargs):
 
 
 class KerasHabits(Settings, OutputSpecs, Checkpointed):
-    """Mixin of layers and models: stored arguments in the config, shapes of the output, masks passed on.
+    """Mixin of layers and models: `get_config` with the stored arguments, shapes of outputs, and masks of outputs.
 
     Attributes:
-        restores_parts: whether the configuration says which class a part has that is not the library's.
+        restores_parts: whether the configuration contains the classes of parts that are a user's own.
     """
 
-    restores_parts = False
+    restores_parts: bool = False
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         changed = next((part for part in self._flatten_layers(include_self=False) if put_in(part)), None)
         if changed is not None and not self.restores_parts:
             message = (
-                f"{changed.name} of {self.name} was made a {type(changed).__name__} after {self.name} was made: a file "
-                f"or clone would not have it. Make it in the constructor of a subclass of {type(self).__name__}"
+                f"{changed.name} of {self.name} was replaced by a {type(changed).__name__} after {self.name} was made. "
+                f"A file or clone would not have it. Make it in the constructor of a subclass of {type(self).__name__}"
             )
             allowed = "a part that the constructor makes"
             raise ParameterError(changed.name, type(changed).__name__, allowed, message)
         return {**super().get_config(), **arguments_of(self)}
 
-    def add_table(self, name, shape, initializer, autocast=True):
-        """`add_weight` for a weight that no vector is multiplied by: a table of rows, or a bias of every head.
+    def add_table(self, name: str, shape: Sequence[int], initializer: Any, autocast: bool = True) -> Any:
+        """`add_weight` for a weight that is not a matrix of a linear map: a table of rows, or the biases of all heads.
 
-        Keras's Muon takes every weight of two dimensions for a matrix, unless its path contains "embedding". So the
-        path of this weight does: `.../attn/embedding_like/u`. Its name and its position in files are as usual.
+        Keras's Muon optimizer treats every weight with two dimensions as a matrix, unless its path contains
+        "embedding". So the path of this weight contains it: `.../attn/embedding_like/u`. The weight has its usual name
+        and its usual position in files.
 
         Returns:
-            The weight, which becomes the attribute `name`, too.
+            The weight, which also becomes the attribute `name`.
         """
         with keras.name_scope(self.name, caller=self), keras.name_scope(EMBEDDING_LIKE):
-            table = keras.Variable(initializer, shape, self.variable_dtype, autocast=autocast, name=name)
+            table: Any = keras.Variable(initializer, shape, self.variable_dtype, autocast=autocast, name=name)
         setattr(self, name, table)  # Keras tracks attributes
         table.trainable = self.trainable
         return table
 
-    def compute_mask(self, inputs, previous_mask=None):
-        """The mask of the output: that of the input if it says which elements there are, bool `[batch, length]`."""
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """The mask of the output: the mask of the input if it marks elements, bool `[batch, length]`; else `None`."""
         rank = getattr(getattr(previous_mask, "shape", None), "rank", None)
         return previous_mask if rank == 2 and previous_mask.dtype == tf.bool else None
 
 
 class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
-    """A layer whose output is like its first input, unless it says otherwise."""
+    """A layer. Its output has the shape of its first input, unless it overrides `compute_output_shape`."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def __call__(self, *args, **kwargs):
-        while args and args[-1] is None:  # Keras gives its mask a second time where None is given by position
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        while args and args[-1] is None:  # for None by position, Keras would pass its mask a second time
             args = args[:-1]
         args, kwargs = memories_by_name(self, args, kwargs)
         if not tf.executing_eagerly():
             remember_graph(self)
         return super().__call__(*args, **kwargs)
 
-    def __getattr__(self, name):
-        """`layers`, as models have it: the parts of the layer, which `summary(expand_nested=True)` then shows.
+    def __getattr__(self, name: str) -> Any:
+        """`layers`, the parts of the layer, as models have it. So `summary(expand_nested=True)` shows them.
 
-        It is found here and is no property, since Keras's files would also name the weights by every attribute that
-        `dir` lists.
+        It is not a property, because Keras writes the weights to files under every attribute that `dir` lists.
         """
         if name == "layers":
             return self._flatten_layers(include_self=False, recursive=False)
         return object.__getattribute__(self, name)  # raises the usual error
 
-    def computed(self, *tensors):
-        """Tensors and weights in the dtype that the layer computes in."""
+    def computed(self, *tensors: Tensor) -> list[Any]:
+        """Tensors and weights, cast to the dtype in which the layer computes."""
         return [tf.cast(x, self.compute_dtype) for x in tensors]
 
-    def build_parts(self, shape, *parts):
-        """Builds layers whose input has the width `d_model`, as the first input of this layer, of the `shape`, must."""
+    def build_parts(self, shape: Any, *parts: keras.Layer) -> None:
+        """Builds parts of the layer whose input has the width `d_model`.
+
+        Args:
+            shape: of the first input of this layer, which must have the width `d_model`, too.
+            *parts: the parts.
+        """
         check_width(next(iter(inspect.signature(self.call).parameters)), shape, "d_model", self.d_model)
         for part in parts:
             part.build((None, None, self.d_model))
@@ -339,47 +363,47 @@ class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
 # ------------------------------------------------------------------------------------------------------------- checks
 
 _COUNT = at_least(1)
-_KINDS = {
+_KINDS: dict[str, Callable[[tf.DType], bool]] = {
     "float": lambda dtype: dtype.is_floating,
     "int": lambda dtype: dtype.is_integer,
     "bool": lambda dtype: dtype.is_bool,
 }
 
 
-def check_sizes(**sizes):
+def check_sizes(**sizes: Any) -> None:
     """Raises ParameterError unless all are positive integers."""
     for name, size in sizes.items():
         _COUNT(name, size)
 
 
-def check_length(name, length, least=0):
-    """Raises ParameterError where a length, an int or an int scalar tensor, is a number below `least` or no integer."""
+def check_length(name: str, length: Any, least: int = 0) -> None:
+    """Raises ParameterError if a length is a number, but not an integer from `least` on. Tensors are not checked."""
     if isinstance(length, numbers.Number | np.bool_):
         at_least(least)(name, length)
 
 
-def check_heads(width_name, width, heads_name, heads):
+def check_heads(width_name: str, width: Any, heads_name: str, heads: Any) -> None:
     """Raises ParameterError unless both are positive integers and the heads divide the width."""
     check_sizes(**{width_name: width, heads_name: heads})
     if width % heads:
         raise ParameterError(width_name, width, f"a multiple of {heads_name}={heads}")
 
 
-def check_layer(layer, n_layer):
-    """The number of a layer, from 0 on; a negative one counts from the last. Raises ParameterError if there is none."""
+def check_layer(layer: int, n_layer: int) -> int:
+    """The index of a layer, from 0 on. A negative one counts from the last. Raises ParameterError if there is none."""
     at_least(-n_layer, n_layer - 1)("layer", layer)
     return layer % n_layer
 
 
-def as_ids(name, ids):
-    """Ids of any integer type, or whole numbers of a floating one, which Keras makes of them where it traces: int32.
+def as_ids(name: str, ids: Any) -> Any:
+    """Ids as int32. They may have any integer dtype, or be whole numbers in floats: Keras makes floats when it traces.
 
-    An id that int32 does not hold becomes the nearest that it does, which is in no table either.
+    An id outside the range of int32 becomes the nearest int32. No table has a row for it either.
 
     Raises:
-        ValueError: they are no numbers, or ragged.
+        ParameterError: they are not numbers, or the tensor is ragged or sparse.
     """
-    given = ids if hasattr(ids, "dtype") else np.asarray(ids)
+    given: Any = ids if hasattr(ids, "dtype") else np.asarray(ids)
     if isinstance(given, tf.RaggedTensor | tf.SparseTensor):
         raise _dense_error(name, given, "filled up to one length, of integers")
     if not (given.dtype.kind in "iuf" if isinstance(given, np.ndarray) else _is_number(given.dtype)):
@@ -389,76 +413,81 @@ def as_ids(name, ids):
     return tf.cast(given, tf.int32)
 
 
-def _is_number(dtype):
+def _is_number(dtype: Any) -> bool:
     dtype = tf.as_dtype(dtype)
     return dtype.is_integer or dtype.is_floating
 
 
-def width_of(name, shape):
-    """The last of the dimensions that a layer is built for. Raises ParameterError where it is not known."""
+def width_of(name: str, shape: Any) -> int:
+    """The last dimension of the shape for which a layer is built. Raises ParameterError if it is not known."""
     if not isinstance(shape, (tuple, list, tf.TensorShape)) or not len(shape) or not isinstance(shape[-1], int):
         raise ParameterError(name, shape, "float [..., width] of a known width")
-    return shape[-1]
+    width: Any = shape[-1]
+    return width
 
 
-def check_width(name, shape, width_name, width):
-    """Raises ParameterError where the `shape` that a layer is built for has another width; `None` says nothing."""
+def check_width(name: str, shape: Any, width_name: str, width: int) -> None:
+    """Raises ParameterError if the `shape` for which a layer is built has another width. `None` is not checked."""
     if isinstance(shape, (tuple, list)) and shape and isinstance(shape[-1], int) and shape[-1] != width:
         raise ParameterError(name, list(shape), f"[..., {width_name}={width}]")
 
 
-def shown(value):
-    """A value as an error shows it: of a tensor, its type and shape."""
+def shown(value: Any) -> str:
+    """A value as an error message shows it. Tensors are shown by dtype and shape."""
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return brief(value)
     shape = tf.TensorShape(value.shape)
     return f"{tf.as_dtype(value.dtype).name} {[*shape] if shape.rank is not None else '[...]'}"
 
 
-def tensor_error(name, tensor, allowed):
-    """The ParameterError of a tensor, whose message shows its type and shape rather than its numbers."""
+def tensor_error(name: str, tensor: Any, allowed: str) -> ParameterError:
+    """A ParameterError about a tensor. Its message shows dtype and shape, not the numbers."""
     return ParameterError(name, tensor, allowed, f"{name} must be {allowed}, got {shown(tensor)}")
 
 
-def _dense_error(name, tensor, allowed):
-    """The ParameterError of a ragged or sparse tensor."""
-    kind, remedy = (
-        ("sparse", "tf.sparse.to_dense") if isinstance(tensor, tf.SparseTensor) else ("ragged", ".to_tensor()")
-    )
+def _dense_error(name: str, tensor: Any, allowed: str) -> ParameterError:
+    """A ParameterError about a tensor that is ragged or sparse."""
+    if isinstance(tensor, tf.SparseTensor):
+        kind, remedy = "sparse", "tf.sparse.to_dense"
+    else:
+        kind, remedy = "ragged", ".to_tensor()"
     message = f"{name} must be {allowed}, got a {kind} {shown(tensor)}: {remedy} makes it dense"
     return ParameterError(name, tensor, f"dense, {allowed}", message)
 
 
-def check_tensors(sizes, **tensors):
-    """Raises ParameterError unless tensors have their kinds and shapes. An unknown dimension fits any size.
+def check_tensors(sizes: dict[str, Any], **tensors: tuple[Any, str]) -> None:
+    """Raises ParameterError unless tensors have the right kinds and shapes. An unknown dimension matches any size.
 
     Args:
-        sizes: `{name: size}` of dimensions that are known. Sizes that the tensors show are added to it.
-        **tensors: by argument, `(tensor, "float batch length d_model")`: its kind, then the names of its dimensions. A
-            name stands for one size in all of them. "float?" allows `None`; "float ... width" any dimensions in front.
+        sizes: `{name: size}` of the dimensions that are known. The function adds the sizes that it finds in tensors.
+        **tensors: for each argument, `(tensor, "float batch length d_model")`: its kind and the names of its
+            dimensions. A name stands for the same size in all tensors. "float?" also allows `None`. "float ... width"
+            allows any number of dimensions before the width.
     """
     for name, (tensor, what) in tensors.items():
         kind, *dims = what.split()
-        if tensor is None and kind.endswith("?"):
-            continue
+        is_optional = kind.endswith("?")
         kind = kind.rstrip("?")
         if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
+            if tensor is None and is_optional:
+                continue
             raise tensor_error(name, tensor, f"a tensor, {described(kind, dims, sizes)}")
         if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
             raise _dense_error(name, tensor, described(kind, dims, sizes))
-        shape, dtype = tf.TensorShape(tensor.shape), tf.as_dtype(tensor.dtype)
+        shape = tf.TensorShape(tensor.shape)
+        dtype = tf.as_dtype(tensor.dtype)
         if dims[0] == "..." and shape.rank:
-            dims = [*["..."] * (shape.rank - len(dims) + 1), *dims[1:]]
+            n_leading = shape.rank - len(dims) + 1
+            dims = ["..."] * n_leading + dims[1:]
         expected = [sizes.get(dim) for dim in dims]
         if not _KINDS[kind](dtype) or not shape.is_compatible_with(expected):
             raise tensor_error(name, tensor, described(kind, dims, sizes))
         if shape.rank is not None:
-            sizes.update(
-                (dim, size) for dim, size in zip(dims, shape, strict=True) if size is not None and dim != "..."
-            )
+            found = zip(dims, shape.as_list(), strict=True)
+            sizes.update((dim, size) for dim, size in found if size is not None and dim != "...")
 
 
-def described(kind, dims, sizes):
-    """A kind and the names of dimensions as errors show them, with the sizes that are known."""
+def described(kind: str, dims: Sequence[str], sizes: dict[str, Any]) -> str:
+    """A kind and the names of dimensions as error messages show them, with the sizes that are known."""
     named = [f"{dim}={sizes[dim]}" if sizes.get(dim) is not None else dim for dim in dims]
     return f"{kind} [{', '.join(named)}]".lstrip()

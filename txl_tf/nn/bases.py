@@ -1,7 +1,7 @@
-"""The base classes that mixins have for type checkers alone.
+"""Base classes of mixins, for type checkers only.
 
-A mixin uses methods of the Keras class that it is mixed into. At run time it derives from `object`, so that methods are
-found in the order that the classes write down.
+A mixin uses methods of the Keras class that it is mixed into, so a type checker must take it for a subclass of that
+class. At run time it derives from `object`. So the order of methods is the order of the bases that a class writes down.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Weights that are read and cast once, before a loop, for layers that are called within it.
+"""Weights that are read and cast once, before a loop, for the layers that are called in the loop.
 
 weights = [(layer, layer.computed_weights()) for layer in layers]
 with bound(weights):        # in the body of the loop
@@ -7,16 +7,18 @@ with bound(weights):        # in the body of the loop
 
 import contextlib
 import contextvars
+from collections.abc import Generator, Iterable
+from typing import Any
 
-_bound = contextvars.ContextVar("bound", default=())
+_bound: contextvars.ContextVar[tuple[tuple[Any, Any], ...]] = contextvars.ContextVar("bound", default=())
 
 
 @contextlib.contextmanager
-def bound(weights):
-    """Layers compute with these weights in this block.
+def bound(weights: Iterable[tuple[Any, Any]]) -> Generator[None, None, None]:
+    """In this block, layers compute with these weights.
 
     Args:
-        weights: list of `(layer, weights)`, the weights as the layer's `computed_weights` returns them.
+        weights: `(layer, weights)` for some layers, with the weights that the layer's `computed_weights` returned.
     """
     token = _bound.set((*weights, *_bound.get()))
     try:
@@ -25,6 +27,6 @@ def bound(weights):
         _bound.reset(token)
 
 
-def bound_weights(layer):
+def bound_weights(layer: Any) -> Any:
     """The weights that are bound to a layer, or `None`."""
     return next((weights for other, weights in _bound.get() if other is layer), None)

@@ -1,24 +1,23 @@
-"""Adaptive embedding, whose frequent words are wide and whose rare words are narrow (Baevski and Auli 2019).
+"""Adaptive embedding: wide vectors for frequent words, narrow vectors for rare words (Baevski and Auli 2019).
 
-The vocabulary, most frequent words first, is cut into clusters. Cluster i holds the ids `ends[i] <= id < ends[i + 1]`
-where `ends = [0, *cutoffs, n_token]`, and its embeddings are `d_embed // div_val**i` wide.
+The vocabulary, sorted by frequency, is divided into clusters. Cluster i contains the ids `ends[i] <= id < ends[i + 1]`
+where `ends = [0, *cutoffs, n_token]`, and its embeddings have the width `d_embed // div_val**i`.
 
 Shapes:
     B, T: batch, tgt_len    N: n_token, n_i: words of cluster i    E: d_embed, e_i: width of cluster i    P: d_proj
 
-The layers hold the original's variables, one for one. `tables` and `projs` are shared with the softmax
-(`nn/adaptive.py`): `[N, E]` alone where `div_val` is 1, else one `[n_i, e_i]` for each cluster; a projection is
-`[e_i, P]`, or `None` where the widths agree and nothing is projected.
+The layers have the same variables as the original. The softmax (`nn/adaptive.py`) shares `tables` and `projs`. If
+`div_val` is 1, there is one table `[N, E]`; otherwise every cluster has a table `[n_i, e_i]`. A projection is
+`[e_i, P]`, or `None` if the widths are equal and nothing is projected.
 
-Tokens are sorted into clusters in one of two ways, with the same weights and results. By default a cluster takes as
-many tokens as it has, by `where`, `gather` and `scatter_nd`. TPUs and XLA want shapes that do not depend on the data:
-there the embedding looks up every token in every cluster, and the softmax gives every cluster but the first a fixed
-capacity.
+There are two ways to compute the clusters, with the same weights and results. By default, a cluster computes exactly
+its own tokens. TPUs and XLA need shapes that do not depend on the data: for them, the embedding looks up every token in
+every cluster, and the softmax gives every cluster but the first a fixed capacity. See `kernels/routing.py`.
 """
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import keras
 import tensorflow as tf
@@ -27,38 +26,48 @@ from txl_tf.config import check_bins
 from txl_tf.equations import Cluster, embed
 from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels.routing import ByNumber, EveryRow, rows_of
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, as_ids, check_sizes
 from txl_tf.nn.ops import own_initializer
 from txl_tf.nn.tied import Shared
 
 
-def id_error(name, n_token):
-    """The message of an error about ids outside the vocabulary; the first such id follows it."""
+def id_error(name: str, n_token: int) -> str:
+    """The beginning of an error message about ids outside the vocabulary. The first such id follows it."""
     return f"{name} must hold ids between 0 and n_token - 1 = {n_token - 1}, found"
 
 
-def check_ids(name, ids, n_token):
-    """Raises ValueError if one of the array `ids` is not in the vocabulary."""
+def check_ids(name: str, ids: Any, n_token: int) -> None:
+    """Raises ParameterError if an id in the array `ids` is not in the vocabulary. The error has the first such id."""
     outside = ids[(ids < 0) | (ids >= n_token)]
     if outside.size:
-        raise ValueError(f"{id_error(name, n_token)} {outside[0]}")
+        allowed = f"ids between 0 and n_token - 1 = {n_token - 1}"
+        raise ParameterError(name, outside[0], allowed, f"{id_error(name, n_token)} {outside[0]}")
 
 
-def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="float32", static_shapes=False):
+def mask_adaptive_embedding_lookup(
+    x: Tensor,
+    tables: Sequence[Tensor],
+    projs: Sequence[Tensor | None],
+    cutoffs: Sequence[int],
+    d_proj: int,
+    dtype: Any = "float32",
+    static_shapes: bool = False,
+) -> Any:
     """Embeddings of the tokens `x`, times `sqrt(d_proj)`.
 
-    Batch first. The original's function takes sizes, initializers and `div_val`, creates the variables, and returns
-    `(y, ret_params)`; here they are passed in.
+    The batch is the first axis. The original's function takes sizes, initializers and `div_val`, creates the variables,
+    and returns `(y, ret_params)`. This one takes the variables as arguments.
 
     Args:
         x: int `[B, T]`, token ids.
         tables, projs: lists of weights, see above.
-        cutoffs: ends of the clusters but the last.
+        cutoffs: ends of all clusters but the last.
         d_proj: P, width of the result.
         dtype: of the products and the result.
-        static_shapes: look up every token in every cluster and keep the right one. Rare words are narrow, so it costs
-            little.
+        static_shapes: whether to look up every token in every cluster and keep the right result. Vectors of rare words
+            are narrow, so this costs little.
 
     Returns:
         `[B, T, P]` in `dtype`.
@@ -67,22 +76,31 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
     starts = [0, *cutoffs] if len(tables) > 1 else [0]
     clusters = [Cluster(*of_cluster) for of_cluster in zip(starts, tables, projs, strict=True)]
     route = EveryRow() if static_shapes else ByNumber()
-    # One row a token: the gradient of a product with `[B, T, e]` would first be one matrix for every row of the batch.
-    y = embed(tf.reshape(x, [-1]), clusters, d_proj, functools.partial(rows_of, dtype=dtype), route)
+    # Flatten to one row for each token. For a product with `[B, T, e]`, TensorFlow's gradient would make one matrix for
+    # every row of the batch.
+    y: Any = embed(tf.reshape(x, [-1]), clusters, d_proj, functools.partial(rows_of, dtype=dtype), route)
     return tf.reshape(y, tf.concat([tf.shape(x), [d_proj]], 0))
 
 
 class AdaptiveBins(Layer):
-    """Common to embedding and softmax: the clusters of the vocabulary, and which of them are projected.
+    """Base class of embedding and softmax: the clusters of the vocabulary, and which of them are projected.
 
-    The weights have `autocast=False`: the pure functions cast them, only the parts they use.
+    The weights have `autocast=False`, because the pure functions cast only the parts that they use.
     """
 
+    n_token: int
+    d_embed: int
+    d_proj: int
+    proj_same_dim: bool
+    tables: Any
+    projs: Any
     free_settings = {}
 
-    def __new__(cls, *args, **kwargs):
-        if len(args) > 3 and cls.__module__.startswith("txl_tf."):  # another subclass may have other arguments
-            allowed, sizes, cutoffs = "given by name", ", ".join(map(brief, args[:3])), brief(args[3])
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if len(args) > 3 and cls.__module__.startswith("txl_tf."):  # a user's subclass may have other arguments
+            allowed = "given by name"
+            sizes = ", ".join(map(brief, args[:3]))
+            cutoffs = brief(args[3])
             message = f"cutoffs must be {allowed}, got {cutoffs}; write {cls.__name__}({sizes}, cutoffs={cutoffs})"
             raise ParameterError("cutoffs", args[3], allowed, message)
         return super().__new__(cls, *args, **kwargs)
@@ -96,29 +114,29 @@ class AdaptiveBins(Layer):
         check_bins(n_token, d_embed, cutoffs, div_val)
         check_sizes(d_proj=d_proj)
         self.cutoffs = tuple(cutoffs)
-        self.div_val = div_val if cutoffs else 1  # a single cluster has nothing to divide
+        self.div_val = div_val if cutoffs else 1  # div_val has no effect on a single cluster
         self.proj_initializer = keras.initializers.get(proj_initializer or "glorot_uniform")
 
     @property
-    def bin_sizes(self):
+    def bin_sizes(self) -> list[int]:
         ends = [0, *self.cutoffs, self.n_token]
         return [right - left for left, right in zip(ends, ends[1:], strict=False)]
 
-    def bin_width(self, i):
+    def bin_width(self, i: int) -> int:
         return self.d_embed // self.div_val**i
 
-    def is_projected(self, i):
-        """Whether cluster i has a projection: where widths differ, or `div_val` is above 1 with `proj_same_dim`."""
+    def is_projected(self, i: int) -> bool:
+        """Whether cluster i has a projection: if the widths differ, or if `div_val` is above 1 with `proj_same_dim`."""
         return self.bin_width(i) != self.d_proj or (self.div_val > 1 and self.proj_same_dim)
 
-    def add_projection(self, i, name):
+    def add_projection(self, i: int, name: str) -> Any:
         shape = (self.bin_width(i), self.d_proj)
         return self.add_table(name, shape, own_initializer(self.proj_initializer), autocast=False)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class AdaptiveEmbedding(Shared, AdaptiveBins):
-    """Embedding whose frequent words are wide and rare ones narrow, all projected to `d_proj`.
+    """Embedding with wide vectors for frequent words and narrow ones for rare words, all projected to `d_proj`.
 
     ```python
     embedding = txl_tf.layers.AdaptiveEmbedding(n_token=1000, d_embed=64, d_proj=32, cutoffs=[100, 400], div_val=4)
@@ -129,20 +147,20 @@ class AdaptiveEmbedding(Shared, AdaptiveBins):
         n_token: size of the vocabulary.
         d_embed: width of the first cluster.
         d_proj: width of the result.
-        cutoffs: ends of the clusters but the last, increasing, between 0 and `n_token`.
-        div_val: cluster i is `d_embed // div_val**i` wide.
-        proj_same_dim: whether a cluster as wide as `d_proj` is projected all the same (where `div_val` > 1).
+        cutoffs: ends of all clusters but the last, increasing, between 0 and `n_token`.
+        div_val: cluster i has the width `d_embed // div_val**i`.
+        proj_same_dim: whether a cluster with the width `d_proj` has a projection, too (if `div_val` > 1).
         initializer, proj_initializer: of the tables and of the projections.
 
     Call arguments:
-        tokens: int `[batch, tgt_len]`; whole numbers of another type are taken for what they are.
-        static_shapes: whether to look up every token in every cluster, for TPU and XLA.
+        tokens: int `[batch, tgt_len]`. Float tensors with whole numbers are accepted.
+        static_shapes: whether to look up every token in every cluster, for TPUs and XLA.
 
     Returns:
         `[batch, tgt_len, d_proj]`, times `sqrt(d_proj)`.
 
     Raises:
-        ValueError: `cutoffs` do not increase or pass `n_token`, or a cluster would be 0 wide.
+        ParameterError: `cutoffs` do not increase or exceed `n_token`, or a cluster would have the width 0.
 
     Reference:
         Baevski and Auli 2019; `mask_adaptive_embedding_lookup` of the original.
@@ -155,10 +173,10 @@ class AdaptiveEmbedding(Shared, AdaptiveBins):
         **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(n_token, d_embed, d_proj, cutoffs, div_val, proj_same_dim, proj_initializer, **kwargs)
-        self.autocast = False  # half precision does not hold ids
+        self.autocast = False  # float16 and bfloat16 cannot represent all ids exactly
         self.initializer = keras.initializers.get(initializer)
 
-    def build(self, tokens_shape=None):
+    def build(self, tokens_shape: Any = None) -> None:
         sizes = self.bin_sizes if self.div_val > 1 else [self.n_token]
         self.tables = [
             self.add_table(
@@ -170,10 +188,10 @@ class AdaptiveEmbedding(Shared, AdaptiveBins):
             self.add_projection(i, f"proj_W_{i}") if self.is_projected(i) else None for i in range(len(sizes))
         ]
 
-    def call(self, tokens, static_shapes=False):
+    def call(self, tokens: Tensor, static_shapes: bool = False) -> Tensor:
         return mask_adaptive_embedding_lookup(
             tokens, self.tables, self.projs, self.cutoffs, self.d_proj, self.compute_dtype, static_shapes
         )
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.named_shapes(shapes, named)["tokens"], self.d_proj)

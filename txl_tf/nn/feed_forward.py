@@ -1,5 +1,6 @@
 """The feed-forward net that follows attention, the same at every position (paper, section 3.3)."""
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import keras
@@ -9,6 +10,7 @@ import txl_tf.equations as equations
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.equations import FeedForward, feed_forward_block
 from txl_tf.kernels.dropout import Drop, dropout, split
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_sizes, check_tensors, check_width, width_of
 from txl_tf.nn.bound import bound_weights
@@ -16,8 +18,17 @@ from txl_tf.nn.ops import LayerNorm, Linear, norm_of, own_initializer
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED
 
 
-def feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, activation=tf.nn.relu, rate=0.0, dropout_key=None):
-    """`dropout(activation(x kernel_1 + bias_1)) kernel_2 + bias_2`: the net of all layers.
+def feed_forward(
+    x: Tensor,
+    kernel_1: Tensor,
+    bias_1: Tensor,
+    kernel_2: Tensor,
+    bias_2: Tensor,
+    activation: Callable[[Tensor], Tensor] = tf.nn.relu,
+    rate: float = 0.0,
+    dropout_key: Tensor | None = None,
+) -> Tensor:
+    """`dropout(activation(x kernel_1 + bias_1)) kernel_2 + bias_2`: the feed-forward net of all layers.
 
     Args:
         x: `[..., E]`.
@@ -29,12 +40,20 @@ def feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, activation=tf.nn.relu, r
     Returns:
         A tensor like `x`.
     """
-    activation = None if activation is tf.nn.relu else activation
     weights = FeedForward(kernel_1, bias_1, kernel_2, bias_2)
-    return equations.feed_forward(x, weights, Drop(rate, dropout_key), activation)
+    other_than_relu = None if activation is tf.nn.relu else activation
+    return equations.feed_forward(x, weights, Drop(rate, dropout_key), other_than_relu)
 
 
-def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None):
+def positionwise_ff(
+    inp: Tensor,
+    kernel_1: Tensor,
+    bias_1: Tensor,
+    kernel_2: Tensor,
+    bias_2: Tensor,
+    rate: float = 0.0,
+    dropout_key: Tensor | None = None,
+) -> Tensor:
     """`relu(inp kernel_1 + bias_1) kernel_2 + bias_2`, with dropout after the relu and at the end.
 
     Args:
@@ -52,7 +71,9 @@ def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_k
 
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionwiseFF(Layer):
-    """Transformer-XL's: `positionwise_ff` with its residual and layer norm (`positionwise_FF` of the original).
+    """The feed-forward net of Transformer-XL, with its residual connection and layer norm.
+
+    It computes `layer_norm(inp + positionwise_ff(inp))`, as `positionwise_FF` of the original.
 
     ```python
     ff = txl_tf.layers.PositionwiseFF(d_model=32, d_inner=128, dropout=0.1)
@@ -62,10 +83,10 @@ class PositionwiseFF(Layer):
     Args:
         d_model: width of input and output.
         d_inner: width between the two products, where the activation is relu.
-        dropout: rate after each of the two.
+        dropout: rate after each of the two products.
         kernel_initializer: of both kernels.
         layer_norm_epsilon: added to the variance in layer norm.
-        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+        seed: int from which dropout keys derive, for calls without a key. `None` draws one.
 
     Call arguments:
         inp: `[batch, tgt_len, d_model]`.
@@ -73,6 +94,12 @@ class PositionwiseFF(Layer):
 
     Returns:
         `[batch, tgt_len, d_model]`.
+
+    Raises:
+        ParameterError: an argument is outside its range, or `inp` has another width.
+
+    Reference:
+        Dai et al. 2019, section 3.3; Vaswani et al. 2017, section 3.3.
     """
 
     free_settings = {"dropout": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED}
@@ -91,7 +118,7 @@ class PositionwiseFF(Layer):
         self.initializers = [own_initializer(self.kernel_initializer) for _ in range(2)]
         self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
 
-    def build(self, inp_shape=None):
+    def build(self, inp_shape: Any = None) -> None:
         check_width("inp", inp_shape, "d_model", self.d_model)
         for i, shape in ((1, (self.d_model, self.d_inner)), (2, (self.d_inner, self.d_model))):
             kernel = self.add_weight(name=f"kernel_{i}", shape=shape, initializer=self.initializers[i - 1])
@@ -100,21 +127,25 @@ class PositionwiseFF(Layer):
             setattr(self, f"bias_{i}", bias)
         self.layer_norm.build((None, None, self.d_model))
 
-    def computed_weights(self):
-        """The weights of the two products, in the dtype that the layer computes in."""
+    def computed_weights(self) -> tuple[Tensor, ...]:
+        """The weights of the two products, in the dtype in which the layer computes."""
         return tuple(self.computed(self.kernel_1, self.bias_1, self.kernel_2, self.bias_2))
 
-    def call(self, inp, training=None, dropout_key=None):
+    def call(self, inp: Tensor, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:
         check_tensors({"d_model": self.d_model}, inp=(inp, "float batch length d_model"))
-        (inp,), weights = self.computed(inp), bound_weights(self) or self.computed_weights()
+        (inp,) = self.computed(inp)
+        weights = FeedForward(*(bound_weights(self) or self.computed_weights()))
         inner_key, output_key = split(self.key_of_call(inp, training, dropout_key), 2)
-        drops = Drop(self.dropout, inner_key), Drop(self.dropout, output_key)
-        return feed_forward_block(inp, FeedForward(*weights), norm_of(self.layer_norm), *drops)
+        return feed_forward_block(
+            inp, weights, norm_of(self.layer_norm), Drop(self.dropout, inner_key), Drop(self.dropout, output_key)
+        )
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionWiseFFN(Layer):
-    """The vanilla Transformer's net, without residual and layer norm: `dense2(relu(dense1(X)))`.
+    """The feed-forward net of the vanilla Transformer: `dense2(relu(dense1(X)))`.
+
+    The layers of encoder and decoder add the residual connection and layer norm.
 
     ```python
     ffn = txl_tf.layers.PositionWiseFFN(ffn_num_hiddens=128, ffn_num_outputs=16)
@@ -124,8 +155,8 @@ class PositionWiseFFN(Layer):
     Args:
         ffn_num_hiddens: width between the two products.
         ffn_num_outputs: width of the output.
-        rate: dropout rate after the relu; the article has none.
-        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+        rate: dropout rate after the relu. The article has no dropout.
+        seed: int from which dropout keys derive, for calls without a key. `None` draws one.
 
     Call arguments:
         X: `[batch, length, any]`.
@@ -133,6 +164,9 @@ class PositionWiseFFN(Layer):
 
     Returns:
         `[batch, length, ffn_num_outputs]`.
+
+    Reference:
+        Vaswani et al. 2017, section 3.3.
     """
 
     free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
@@ -148,21 +182,21 @@ class PositionWiseFFN(Layer):
         self.dense1 = Linear(ffn_num_hiddens, dtype=self.dtype_policy, name="dense1")
         self.dense2 = Linear(ffn_num_outputs, dtype=self.dtype_policy, name="dense2")
 
-    def build(self, X_shape):
+    def build(self, X_shape: Any) -> None:
         width_of("X", X_shape)
         self.dense1.build(X_shape)
         self.dense2.build((*X_shape[:-1], self.ffn_num_hiddens))
 
-    def call(self, X, training=None, dropout_key=None):
+    def call(self, X: Tensor, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:
         check_tensors({"width": self.dense1.kernel.shape[0]}, X=(X, "float ... width"))
-        X, *weights = self.computed(X, *self.dense1.weights, *self.dense2.weights)
-        inner_key, _ = split(self.key_of_call(X, training, dropout_key), 2)
-        return feed_forward(X, *weights, rate=self.rate, dropout_key=inner_key)
+        x, *weights = self.computed(X, *self.dense1.weights, *self.dense2.weights)
+        inner_key, _ = split(self.key_of_call(x, training, dropout_key), 2)
+        return feed_forward(x, *weights, rate=self.rate, dropout_key=inner_key)
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.named_shapes(shapes, named)["X"][:-1], self.ffn_num_outputs)
 
 
-def point_wise_feed_forward_network(d_model, dff):
-    """`PositionWiseFFN` by the name and arguments that the article's `EncoderLayer` calls it with."""
+def point_wise_feed_forward_network(d_model: int, dff: int) -> PositionWiseFFN:
+    """`PositionWiseFFN` under the name and with the arguments that the article's `EncoderLayer` uses."""
     return PositionWiseFFN(dff, d_model)

@@ -1,4 +1,4 @@
-"""Masks as callers give them, and the one form in which layers compute: bool, true where a query sees a key.
+"""Converts the masks that callers give to the one form that layers use: bool, true where a query sees a key.
 
     argument                                        numbers are 1 where         bool is true where
     mask of [batch, keys], padding_mask,
@@ -9,9 +9,12 @@
     look_ahead_mask, attn_mask                      a key is forbidden          a key is seen
     forbidden                                       a key is forbidden          a key is forbidden
 
-The first three rows are Keras's convention, the others that of the articles (docs/articles.md). Numbers are 0 or 1.
-Eager calls raise an error for other numbers, graphs do not look at them.
+The first three rows are Keras's convention. The others are the convention of the articles (docs/articles.md). Numbers
+are 0 or 1. Eager calls raise an error for other numbers; graphs do not check them.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,22 +22,22 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.nn.base import described, shown, tensor_error
 
-HEADS_FIRST = [1, 0, 2, 3]  # from [batch, heads, queries, keys], as callers have it, to the layout of `attend`
+HEADS_FIRST = [1, 0, 2, 3]  # from [batch, heads, queries, keys], the layout of callers, to that of `attend`
 
 
-def mask_of(x):
+def mask_of(x: Any) -> Any:
     """The mask that Keras's layers pass on with a tensor, or `None`."""
     return getattr(x, "_keras_mask", None)
 
 
-def mask_of_call(x, mask):
-    """The mask that a call is given or, without one, that Keras passed on with `x`, as bool; `None` without either."""
+def mask_of_call(x: Any, mask: Any) -> Any:
+    """The mask of a call as bool: its argument or, without one, the mask that Keras passed on with `x`; or `None`."""
     mask = mask_of(x) if mask is None else mask
     return None if mask is None else as_bool("mask", mask)
 
 
-def as_bool(name, mask):
-    """A mask of bool or of numbers 0 and 1, true where there is something, as bool.
+def as_bool(name: str, mask: Any) -> Any:
+    """A mask of bool or of numbers 0 and 1, as bool.
 
     Raises:
         ParameterError: the mask is neither.
@@ -42,8 +45,8 @@ def as_bool(name, mask):
     return tf.cast(checked_numbers(name, mask), tf.bool)
 
 
-def checked_numbers(name, mask):
-    """A mask as a tensor. Raises ParameterError unless it is bool or, where an eager call can look, all 0 and 1."""
+def checked_numbers(name: str, mask: Any) -> Any:
+    """A mask as a tensor. Raises ParameterError unless it is bool or numbers, which eager calls check to be 0 or 1."""
     mask = tf.convert_to_tensor(mask)
     allowed = "a mask of bool or of numbers 0 and 1"
     if not (mask.dtype.is_bool or mask.dtype.is_integer or mask.dtype.is_floating):
@@ -57,34 +60,37 @@ def checked_numbers(name, mask):
     return mask
 
 
-def check_broadcasts(name, mask, sizes, dims, hint=""):
-    """Raises ParameterError unless the shape of a mask of two or more dimensions broadcasts to the last of `dims`.
+def check_broadcasts(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[str], hint: str = "") -> None:
+    """Raises ParameterError unless a mask has two or more dimensions and broadcasts to the last of `dims`.
 
     Args:
         name: of the argument, for the error.
         mask: a tensor.
         sizes: see `check_tensors`.
         dims: names of the dimensions.
-        hint: what follows in the message.
+        hint: text at the end of the message.
     """
     whole = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
-    known = len(whole) == mask.shape.rank > 1 and zip(mask.shape, whole, strict=True)
-    if not known or any(None not in (size, other) and size not in (1, other) for size, other in known):
+    fits = len(whole) == mask.shape.rank > 1 and all(
+        size in (None, 1, expected) or expected is None
+        for size, expected in zip(mask.shape.as_list(), whole, strict=True)
+    )
+    if not fits:
         allowed = f"of a shape that broadcasts to {described('', dims, sizes)}"
         message = f"{name} must broadcast to {described('', dims, sizes)}, got {shown(mask)}{hint}"
         raise ParameterError(name, mask, allowed, message)
 
 
-def seen_by_article(name, mask, sizes, dims):
-    """Which keys an article's mask leaves visible: numbers are 1 where forbidden, bool is true where seen.
+def seen_by_article(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[str]) -> Any:
+    """Which keys a query sees by a mask of the articles: numbers are 1 where forbidden, bool is true where seen.
 
-    Args: as of `check_broadcasts`.
+    Args: as in `check_broadcasts`.
 
     Returns:
         bool, of the mask's shape.
 
     Raises:
-        ParameterError: the mask does not broadcast, or has other numbers than 0 and 1.
+        ParameterError: the mask does not broadcast, or contains numbers other than 0 and 1.
     """
     mask = checked_numbers(name, mask)
     if mask.shape.rank is not None:
@@ -92,14 +98,14 @@ def seen_by_article(name, mask, sizes, dims):
     return seen(mask)
 
 
-def seen(mask):
+def seen(mask: Any) -> Any:
     """`seen_by_article` without its checks."""
     mask = tf.convert_to_tensor(mask)
     return mask if mask.dtype.is_bool else mask == 0
 
 
-def seen_by_heads(name, mask, sizes):
-    """`seen_by_article` of a mask that broadcasts to `[batch, num_heads, queries, keys]`, as `attend` takes it.
+def seen_by_heads(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
+    """`seen_by_article` for a mask that broadcasts to `[batch, num_heads, queries, keys]`, in the layout of `attend`.
 
     Returns:
         bool that broadcasts to `[num_heads, batch, queries, keys]`.
@@ -108,8 +114,8 @@ def seen_by_heads(name, mask, sizes):
     return tf.transpose(visible[(None,) * (4 - visible.shape.rank)], HEADS_FIRST)
 
 
-def seen_by_keras(name, mask, sizes):
-    """Which keys a mask as Keras has it, true or 1 where a key is seen, leaves visible.
+def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
+    """Which keys a query sees by a mask of Keras, which is true or 1 where a key is seen.
 
     Args:
         name: of the argument, for the errors.
@@ -120,7 +126,7 @@ def seen_by_keras(name, mask, sizes):
         bool that broadcasts to `[num_heads, batch, queries, keys]`.
 
     Raises:
-        ParameterError: the mask has another shape, or other numbers than 0 and 1.
+        ParameterError: the mask has another shape, or contains numbers other than 0 and 1.
     """
     mask = as_bool(name, mask)
     if mask.shape.rank == 4:
@@ -130,8 +136,8 @@ def seen_by_keras(name, mask, sizes):
     return mask[(None,) * (4 - mask.shape.rank)]
 
 
-def seen_elements(name, mask, sizes, dim):
-    """Which elements of a sequence there are, by a mask `[batch, dim]`: bool `[1, batch, 1, keys]`, or queries first.
+def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str) -> Any:
+    """Converts a mask of the elements of a sequence, `[batch, dim]`, which is false at padding.
 
     Args:
         name: of the argument, for the errors.
@@ -139,8 +145,11 @@ def seen_elements(name, mask, sizes, dim):
         sizes: see `check_tensors`.
         dim: "queries" or "keys".
 
+    Returns:
+        bool `[1, batch, 1, keys]`, or `[1, batch, queries, 1]`.
+
     Raises:
-        ParameterError: the mask has another shape, or other numbers than 0 and 1.
+        ParameterError: the mask has another shape, or contains numbers other than 0 and 1.
     """
     mask = as_bool(name, mask)
     if not mask.shape.is_compatible_with([sizes.get("batch"), sizes.get(dim)]):
@@ -148,8 +157,8 @@ def seen_elements(name, mask, sizes, dim):
     return mask[None, :, None] if dim == "keys" else mask[None, :, :, None]
 
 
-def seen_of_mask(name, mask, sizes):
-    """Which keys `mask` of a vanilla layer leaves visible, a name that Keras and the articles both have.
+def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
+    """Which keys a query sees by the argument `mask` of a vanilla layer, a name that Keras and the articles share.
 
     Args:
         name: of the argument, for the errors.
@@ -160,10 +169,11 @@ def seen_of_mask(name, mask, sizes):
         bool that broadcasts to `[num_heads, batch, queries, keys]`.
 
     Raises:
-        ParameterError: the mask has another shape, or says in numbers what both conventions read differently.
+        ParameterError: the mask has another shape, or it has numbers that the two conventions read differently.
     """
     mask = tf.convert_to_tensor(mask)
-    rank, dtype = mask.shape.rank, mask.dtype
+    rank = mask.shape.rank
+    dtype = mask.dtype
     if rank == 4:
         return seen_by_heads(name, mask, sizes)
     if rank == 3 and dtype.is_bool:

@@ -1,8 +1,8 @@
-"""Layers that are parts of others: layer norm and a linear layer; and initializers."""
+"""Layers that are parts of other layers: layer norm and a linear layer. And initializers."""
 
 import itertools
 import numbers
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
@@ -10,14 +10,15 @@ import tensorflow as tf
 import txl_tf.kernels as ops
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.kernels.dtypes import at_least_float32
+from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_tensors, width_of
 from txl_tf.nn.parts import is_library
 from txl_tf.nn.settings import FREE_EPSILON, remember_graph
 
 
-def norm_of(layer_norm):
-    """`norm` of the equations: weights and epsilon of a `LayerNorm`; or the layer itself, where it is a user's."""
+def norm_of(layer_norm: Any) -> Any:
+    """The argument `norm` of the equations: weights and epsilon of a `LayerNorm`, or a user's layer as it is."""
     if not is_library(layer_norm, LayerNorm):
         return layer_norm
     if not tf.executing_eagerly():
@@ -27,13 +28,24 @@ def norm_of(layer_norm):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class LayerNorm(Layer):
-    """`layer_norm` with weights `gamma` and `beta` of its own. The epsilon of Transformer-XL's original is 1e-12.
+    """`layer_norm` with its own weights `gamma` and `beta`.
 
     ```python
     normal = txl_tf.layers.LayerNorm()(tf.random.normal([2, 5, 32]))  # [2, 5, 32]
     ```
+
+    Args:
+        epsilon: added to the variance. The original Transformer-XL uses 1e-12.
+
+    Call arguments:
+        inputs: `[..., width]`.
+
+    Returns:
+        A tensor like `inputs`, whose last axis has mean `beta` and standard deviation `gamma`.
     """
 
+    gamma: Any
+    beta: Any
     free_settings = {"epsilon": FREE_EPSILON}
 
     @stored
@@ -42,63 +54,77 @@ class LayerNorm(Layer):
         NOT_NEGATIVE("epsilon", epsilon)
         self.epsilon = float(epsilon)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         shape = (width_of("inputs", input_shape),)
         self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones", autocast=False)
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros", autocast=False)
 
-    def call(self, inputs):
+    def call(self, inputs: Tensor) -> Tensor:
         check_tensors({"width": self.gamma.shape[0]}, inputs=(inputs, "float ... width"))
-        inputs = tf.convert_to_tensor(inputs)  # of a variable, whose gradient the function does not give
+        inputs = tf.convert_to_tensor(inputs)  # custom gradients do not reach variables
         return ops.layer_norm(inputs, *self.weights_in_float32(), self.epsilon)
 
-    def weights_in_float32(self):
-        """`(gamma, beta)` in float32; those of a float64 layer in float64."""
+    def weights_in_float32(self) -> tuple[Tensor, Tensor]:
+        """`(gamma, beta)` in float32, or in float64 if the layer is float64."""
         return at_least_float32(self.gamma), at_least_float32(self.beta)
 
 
 class Linear(Layer):
-    """`x kernel + bias`. Several of one input may be one product, see `heads_of`: its owner takes the weights alone."""
+    """`x kernel + bias`.
 
+    The layer that contains it may use only the weights, for example to compute several of them as one product.
+
+    Args:
+        units: width of the output.
+    """
+
+    kernel: Any
+    bias: Any
     free_settings = {}
     fixed_parts = {
-        "call": "the layer that it is a part of takes its weights alone: override the call of that layer, or the "
-        "properties kernel and bias"
+        "call": "the layer that contains it uses only its weights: override the call of that layer, or the properties "
+        "kernel and bias"
     }
 
     @stored
     def __init__(self, units: int, **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         shape = (width_of("x", input_shape), self.units)
         self.kernel = self.add_weight(name="kernel", shape=shape, initializer="glorot_uniform")
         self.bias = self.add_weight(name="bias", shape=(self.units,), initializer="zeros")
 
-    def call(self, x):
-        kernel, bias = tf.cast(self.kernel, x.dtype), tf.cast(self.bias, x.dtype)
-        return tf.reshape(ops.add_bias(ops.project(x, kernel), bias), [*keras.ops.shape(x)[:-1], self.units])
+    def call(self, x: Tensor) -> Tensor:
+        kernel = tf.cast(self.kernel, x.dtype)
+        bias = tf.cast(self.bias, x.dtype)
+        return tf.reshape(ops.add_bias(ops.project(x, kernel), bias), [*shape_of(x)[:-1], self.units])
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.named_shapes(shapes, named)["x"][:-1], self.units)
 
 
-def own_initializer(initializer):
-    """A copy of an initializer that draws its own numbers: one of Keras's draws the same every time. Functions stay."""
+def own_initializer(initializer: Any) -> Any:
+    """A copy of an initializer that draws its own random numbers. A function is returned unchanged.
+
+    Without a copy, an initializer of Keras draws the same numbers for every weight of the same shape.
+    """
     if not isinstance(initializer, keras.initializers.Initializer):
         return initializer
     return getattr(initializer, "next_copy", initializer.clone)()
 
 
-def for_many_weights(initializer):
-    """An initializer like this one. Each `own_initializer` of it draws other numbers, also where it has a seed.
+def for_many_weights(initializer: Any) -> Any:
+    """A copy of an initializer, from which each `own_initializer` draws different numbers, even if it has a seed.
 
-    With the seed s, an int, the copies have the seeds s, s + 1, ...; those of a `SeedGenerator` draw from it in turn.
+    If the seed is an int s, the copies have the seeds s, s + 1, ... If it is a `SeedGenerator`, they draw from it one
+    after the other.
     """
     if not isinstance(initializer, keras.initializers.Initializer):
         return initializer
     config = initializer.get_config()
-    shared, seed = initializer.clone(), config.get("seed")
+    shared: Any = initializer.clone()
+    seed = config.get("seed")
     if isinstance(seed, numbers.Integral):
         seeds = itertools.count(seed)
         shared.next_copy = lambda: type(initializer).from_config({**config, "seed": next(seeds)})

@@ -1,10 +1,12 @@
-"""Which parts of a model are the library's own, and which are a user's."""
+"""Finds the parts of a model that belong to the library, and those that a user has written."""
 
 import contextlib
 import contextvars
 import inspect
 import logging
 import re
+from collections.abc import Callable, Generator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,36 +14,38 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 
 
-def is_library(part, cls):
-    """Whether a layer or model is computed by the call of `cls`, the class that it has in this library.
+def is_library(part: Any, cls: Any) -> bool:
+    """Whether a layer or model uses the call of `cls`, a class of this library.
 
-    A call that was replaced, in a subclass, in the class or in the instance, is the user's.
+    It does not if a user has replaced the call in a subclass, in the class or in the instance.
     """
     call = getattr(type(part), "call", None)
     return "call" not in vars(part) and call is cls.call and call.__module__.startswith("txl_tf.")
 
 
-def own_parts(model, of_keras=True):
-    """The parts that a user has made other: `["Mine 'layer_0'", ...]`.
+def own_parts(model: Any, of_keras: bool = True) -> list[str]:
+    """The parts of a model that a user has written: `["Mine 'layer_0'", ...]`.
 
-    Parts are the model and all layers in it. A part is a user's where its class is, or a method of its class.
+    The parts are the model itself and all layers in it. A part is a user's if its class or a method of its class is.
 
     Args:
-        of_keras: whether layers of Keras count as a user's. The library's language models have none.
+        model: the model.
+        of_keras: whether layers of Keras count as a user's. The library's language models do not contain any.
     """
     layers = model._flatten_layers()
-    parts = [part for part in layers if not _is_all_ours(part)]
+    parts = [part for part in layers if not _is_of_library(part)]
     if not of_keras:
         parts = [part for part in parts if not type(part).__module__.startswith("keras.")]
     names = [f"{type(part).__name__} {part.name!r}" for part in parts]
     schemes = dict.fromkeys(type(getattr(layer, "scheme", None)) for layer in layers)
-    # The scheme of a tagger, of its tags, is text.
+    # The attribute `scheme` of a tagger is a string, the scheme of its tags.
     schemes = [cls for cls in schemes if hasattr(cls, "known_as") and not cls.__module__.startswith("txl_tf.")]
-    # A scheme that is a Keras layer is among the parts already.
+    # A scheme that is a Keras layer is already in the parts.
     return names + [f"{cls.__name__} 'positions'" for cls in schemes if not issubclass(cls, keras.Layer)]
 
 
-def _is_all_ours(part):
+def _is_of_library(part: Any) -> bool:
+    """Whether the class of a part and all its methods belong to this library."""
     ours = [base for base in type(part).__mro__ if base.__module__.startswith("txl_tf.")]
     if not ours or ours[0] is not type(part) or "call" in vars(part):
         return False
@@ -49,20 +53,21 @@ def _is_all_ours(part):
     return all(function.__module__.startswith("txl_tf.") for function in functions)
 
 
-def why_not_cached(model, read):
-    """The error of a part of a model that cannot be computed from cached keys and values; `None` where there is none.
+def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
+    """The error of the first part that cannot be computed from cached keys and values, or `None` if all can.
 
-    A model of the library's parts alone can be cached. Of others `read` is traced, once until a part changes. An error
-    in it is logged, and the model is computed without a cache, which raises the part's own errors.
+    A model that contains only parts of the library can be cached. For other models, `read` is traced, once until a part
+    changes. If it raises an error, the error is logged, and the model is computed without a cache. Then a part that is
+    wrong raises its own error.
 
     Args:
-        read: function that computes something of the model from a cache.
+        model: the model.
+        read: function that computes something with the model from a cache.
     """
-    known = model.__dict__.setdefault("_graphs", {})  # dropped when a part changes
+    known = vars(model).setdefault("_graphs", {})  # dropped when a part changes
     if "why_not_cached" not in known:
-        parts, error = own_parts(model), None
-        if parts:
-            error = _error_of_trace(read)
+        parts = own_parts(model)
+        error = _error_of_trace(read) if parts else None
         if error is not None:
             logging.getLogger("txl_tf").warning(
                 "%s cannot be computed from cached keys and values, so evaluation and generation are slower: %s",
@@ -72,7 +77,7 @@ def why_not_cached(model, read):
     return known["why_not_cached"]
 
 
-def _error_of_trace(read):
+def _error_of_trace(read: Callable[[], Any]) -> Exception | None:
     try:
         with tf.init_scope():
             tf.function(read, autograph=False).get_concrete_function()
@@ -81,37 +86,37 @@ def _error_of_trace(read):
     return None
 
 
-def _cause(error):
-    """What an error says without what Keras puts around it."""
+def _cause(error: Exception) -> str:
+    """The message of an error, without the text that Keras adds around it."""
     found = re.findall("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)
     return found[0] if found else str(error)
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
 
-# Parts whose classes are in a configuration, where they are not the library's.
+# Arguments for the classes of parts. A configuration contains a class if it is a user's own.
 PART_CLASSES = ("network_class", "softmax_class", "layer_class", "attention_class")
 
-_chosen = contextvars.ContextVar("chosen", default=None)
+_chosen: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("chosen", default=None)
 
 
-def chosen_class(name, default):
-    """The class that a constructor makes a part of: `default`, or that of the configuration which is being loaded."""
+def chosen_class(name: str, default: Any) -> Any:
+    """The class of a part that a constructor makes: that of the configuration that is being loaded, or `default`."""
     return (_chosen.get() or {}).get(name) or default
 
 
 @contextlib.contextmanager
-def choosing(config):
-    """Constructors in this block make parts of the classes that a configuration names.
+def choosing(config: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    """In this block, constructors make parts of the classes that a configuration names.
 
     Args:
-        config: a configuration with results of `registered_classes`.
+        config: a configuration that contains the results of `registered_classes`.
 
     Yields:
         The configuration without the names of classes.
 
     Raises:
-        ParameterError: no class of the name is registered.
+        ParameterError: no class is registered under a name.
     """
     found = {name: keras.saving.get_registered_object(config[name]) for name in PART_CLASSES if config.get(name)}
     for name, cls in found.items():
@@ -125,8 +130,8 @@ def choosing(config):
         _chosen.reset(token)
 
 
-def registered_classes(**parts):
-    """`{name: registered name of the class}` for a configuration, of the parts that are not the library's."""
+def registered_classes(**parts: Any) -> dict[str, str]:
+    """`{name: registered name of the class}` for a configuration, of the parts that are a user's own."""
     own = {name: type(part) for name, part in parts.items() if part is not None}
     return {
         name: keras.saving.get_registered_name(cls)
@@ -135,21 +140,21 @@ def registered_classes(**parts):
     }
 
 
-def checked_config(model, config):
+def checked_config(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of a model. Raises ParameterError unless a model that is made from it has the same parts."""
     is_part = vars(model).get("_owner", lambda: None)() is not None
     if is_part or not own_parts(model):
         return config
     try:
         again = type(model).from_config(config)
-    except Exception:  # whoever makes a model from it gets the same error
+    except Exception:  # loading the configuration will raise the same error
         return config
     for part, other in zip(model._flatten_layers(), again._flatten_layers(), strict=False):
         if type(part) is not type(other) or ("call" in vars(part)) != ("call" in vars(other)):
             allowed = f"a {type(other).__name__}, as a model made from the configuration has it"
             message = (
-                f"{part.name} of {model.name} is a {type(part).__name__}, and a loaded file would have a "
-                f"{type(other).__name__} there: make it the layer_class of the network or the attention_class of the "
+                f"{part.name} of {model.name} is a {type(part).__name__}, but a loaded file would have a "
+                f"{type(other).__name__} instead: make it the layer_class of the network or the attention_class of the "
                 "layer, and register the class"
             )
             raise ParameterError(part.name, type(part).__name__, allowed, message)

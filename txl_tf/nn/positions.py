@@ -1,4 +1,4 @@
-"""Sinusoids of positions, in two conventions, with two kinds of frequencies.
+"""Sinusoids of positions: two conventions, each with one of two kinds of frequencies.
 
     "halves"         [sin 0, sin 1, ..., cos 0, cos 1, ...]    `positional_embedding`
     "interleaved"    [sin 0, cos 0, sin 1, cos 1, ...]         `positional_encoding`, as Vaswani et al. 2017
@@ -8,27 +8,30 @@
     Transformer                           interleaved    the same
     TENER, FLAT                           halves         `tensor2tensor_frequencies`: 10000^(-i / (d_model / 2 - 1))
 
-What a model computes from sinusoids by learned matrices does not depend on the convention: another order of the
-dimensions is another order of the rows of a matrix. Weights that were trained with one do not work with the other.
+A model that multiplies the sinusoids by learned matrices can learn the same function with both conventions, because
+another order of the dimensions is another order of the rows of a matrix. But weights that were trained with one
+convention do not work with the other.
 
 Shapes:
     K: klen, the number of keys, mem_len + tgt_len
     E: d_model, even
 """
 
-import keras
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
 import txl_tf.equations as equations
 from txl_tf.config.checks import is_number
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.base import check_length, check_sizes, check_tensors, shown
 
 CONVENTIONS = ("halves", "interleaved")
 
 
-def inverse_frequencies(d_model, dtype="float32"):
+def inverse_frequencies(d_model: int, dtype: Any = "float32") -> Any:
     """The frequencies of the sinusoids, `1 / 10000^(2i / d_model)`.
 
     Args:
@@ -39,7 +42,7 @@ def inverse_frequencies(d_model, dtype="float32"):
         `[d_model / 2]` in `dtype`.
 
     Raises:
-        ValueError: `d_model` is odd: half the dimensions are sines and half cosines.
+        ParameterError: `d_model` is odd. Half of the dimensions are sines, and half are cosines.
     """
     check_length("d_model", d_model, 1)
     if d_model % 2:
@@ -47,10 +50,10 @@ def inverse_frequencies(d_model, dtype="float32"):
     return 1 / (10000 ** (tf.range(0, d_model, 2.0, dtype) / d_model))
 
 
-def tensor2tensor_frequencies(d_model, dtype="float32"):
-    """The frequencies of tensor2tensor, which TENER and FLAT have: `10000^(-k / (d_model / 2 - 1))`.
+def tensor2tensor_frequencies(d_model: int, dtype: Any = "float32") -> Any:
+    """The frequencies of tensor2tensor, which TENER and FLAT use: `10000^(-i / (d_model / 2 - 1))`.
 
-    They reach from 1 to 1 / 10000, where those of `inverse_frequencies` stop short of the latter.
+    They go from 1 to exactly 1 / 10000. The last of `inverse_frequencies` is a little larger.
 
     Args:
         d_model: even int, 4 or more.
@@ -60,20 +63,21 @@ def tensor2tensor_frequencies(d_model, dtype="float32"):
         `[d_model / 2]` in `dtype`.
 
     Raises:
-        ValueError: `d_model` is odd or too small.
+        ParameterError: `d_model` is odd or too small.
     """
     if d_model % 2 or d_model < 4:
-        raise ValueError(f"the width of sinusoids must be even and at least 4, got {d_model}")
+        allowed = "even and at least 4"
+        raise ParameterError("d_model", d_model, allowed, f"the width of sinusoids must be {allowed}, got {d_model}")
     half = d_model // 2
     return tf.constant(np.exp(np.arange(half) * -np.log(10000) / (half - 1)), dtype)
 
 
-def relative_positions(klen, clamp_len=-1, dtype="float32"):
+def relative_positions(klen: Size, clamp_len: float = -1, dtype: Any = "float32") -> Any:
     """Distances from a query to its keys, farthest first: `klen - 1, ..., 1, 0`.
 
     Args:
         klen: int or int scalar tensor, the number of keys.
-        clamp_len: distances beyond it are all taken to be `clamp_len`; no limit unless positive.
+        clamp_len: greater distances are replaced by `clamp_len`. No limit unless it is positive.
         dtype: float32 or float64.
 
     Returns:
@@ -82,11 +86,12 @@ def relative_positions(klen, clamp_len=-1, dtype="float32"):
     check_length("klen", klen)
     if not is_number(clamp_len):
         raise ParameterError("clamp_len", clamp_len, "a number")
-    pos_seq = tf.range(tf.cast(klen, dtype) - 1, -1, -1.0)
+    length: Any = tf.cast(klen, dtype)
+    pos_seq = tf.range(length - 1, -1, -1.0)
     return tf.minimum(pos_seq, clamp_len) if clamp_len > 0 else pos_seq
 
 
-def positional_embedding(pos_seq, inv_freq, bsz=None, convention="halves"):
+def positional_embedding(pos_seq: Tensor, inv_freq: Tensor, bsz: int | None = None, convention: str = "halves") -> Any:
     """Sinusoids of the given positions (`positional_embedding` of the original).
 
     Batch first: the original returns `[K, 1, E]` or `[K, bsz, E]`.
@@ -95,27 +100,28 @@ def positional_embedding(pos_seq, inv_freq, bsz=None, convention="halves"):
         pos_seq: float `[K]`, positions.
         inv_freq: `[E / 2]`, see `inverse_frequencies`, in the dtype of `pos_seq`.
         bsz: int, repeats the embedding for every row of a batch.
-        convention: "halves", all sines before all cosines, as the original has it; or "interleaved", in turn, as
-            `positional_encoding` has it.
+        convention: "halves", all sines before all cosines, as in the original; or "interleaved", sines and cosines in
+            turn, as in `positional_encoding`.
 
     Returns:
-        `[1, K, E]`, or `[bsz, K, E]` where `bsz` is given, in the dtype of `pos_seq`.
+        `[1, K, E]`, or `[bsz, K, E]` if `bsz` is given, in the dtype of `pos_seq`.
 
     Raises:
         ParameterError: there is no such convention, or a tensor has another shape.
     """
     if convention not in CONVENTIONS:
         raise ParameterError("convention", convention, list(CONVENTIONS))
-    pos_seq, inv_freq = tf.convert_to_tensor(pos_seq), tf.convert_to_tensor(inv_freq)
+    pos_seq = tf.convert_to_tensor(pos_seq)
+    inv_freq = tf.convert_to_tensor(inv_freq)
     check_tensors({}, pos_seq=(pos_seq, "float positions"), inv_freq=(inv_freq, "float frequencies"))
     pos_emb = equations.sinusoids(pos_seq, inv_freq)[None]
     if convention == "interleaved":
-        _, length, width = keras.ops.shape(pos_emb)
+        _, length, width = shape_of(pos_emb)
         pos_emb = tf.reshape(tf.stack(tf.split(pos_emb, 2, -1), -1), [1, length, width])
     return pos_emb if bsz is None else tf.tile(pos_emb, [bsz, 1, 1])
 
 
-def get_angles(pos, i, d_model):
+def get_angles(pos: Any, i: Any, d_model: int) -> Any:
     """The angle of dimension `i` at position `pos`, `pos / 10000^(2 * (i // 2) / d_model)`.
 
     Vaswani et al. 2017, section 3.5.
@@ -130,12 +136,12 @@ def get_angles(pos, i, d_model):
     return pos / np.power(10000.0, 2 * (np.asarray(i) // 2) / d_model)
 
 
-def positional_encoding(position, d_model, dtype="float32"):
-    """Sinusoids of the positions `0 ... position - 1`, sines in the even dimensions, cosines in the odd
-    (Vaswani et al. 2017, section 3.5).
+def positional_encoding(position: int, d_model: int, dtype: Any = "float32") -> Any:
+    """Sinusoids of the positions `0 ... position - 1`, sines in the even dimensions, cosines in the odd dimensions.
 
-    The pair of dimensions `2i` and `2i + 1` turns by the same angle from each position to the next. So the encoding of
-    `pos + k` is a rotation of that of `pos`; and their product depends on `k` alone, not on its sign.
+    See Vaswani et al. 2017, section 3.5. From each position to the next, the pair of dimensions `2i` and `2i + 1` turns
+    by the same angle. So the encoding of `pos + k` is a rotation of the encoding of `pos`. Their product depends only
+    on `k`, and not on its sign.
 
     Args:
         position: int, number of positions.
@@ -155,22 +161,22 @@ def positional_encoding(position, d_model, dtype="float32"):
     return tf.constant(angles[None], dtype)
 
 
-def rel_shift(x, first=None, time_major=False):
-    """`[..., T, K]` by distance to `[..., T, K]` by key; with `time_major`, the original's `[T, K, B, H]` (appendix B).
+def rel_shift(x: Tensor, first: Size | None = None, time_major: bool = False) -> Any:
+    """Scores ordered by distance, `[..., T, K]`, to scores ordered by key, `[..., T, K]` (appendix B).
 
     The equation, with an example, is `rel_shift` of `txl_tf/equations.py`.
 
     Args:
         x: `[..., T, R]`, at least two dimensions; with `time_major`, float `[T, R, B, H]`.
         first: int or int scalar tensor in `[0, T]`. `None` is the original's function: `x` is `[..., T, K]` with the
-            distances `K - 1, ..., 0` of the last query; a column of zeros is put in front, and `first` is T.
-        time_major: whether queries and keys come first, in `x` and in the result, as in the original.
+            distances `K - 1, ..., 0` of the last query; the function adds a column of zeros in front, and `first` is T.
+        time_major: whether queries and keys are the first axes of `x` and of the result, as in the original.
 
     Returns:
-        `[..., T, R - 1]`, or `[T, R - 1, B, H]`; where `first` is `None`, a tensor like `x`.
+        `[..., T, R - 1]`, or `[T, R - 1, B, H]`. If `first` is `None`, a tensor like `x`.
 
     Raises:
-        ParameterError: `first` is `None` and there are fewer keys than queries, as in the original's layout.
+        ParameterError: `first` is `None`, and there are fewer keys than queries, as if `x` were `[T, K, B, H]`.
     """
     if time_major:
         check_tensors({}, x=(x, "float qlen klen batch n_head"))
@@ -182,5 +188,5 @@ def rel_shift(x, first=None, time_major=False):
             message = f"x must be {allowed}, got {shown(x)}: did you mean time_major=True?"
             raise ParameterError("x", x, allowed, message)
         x = tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[1, 0]])
-        first = keras.ops.shape(x)[-2]
+        first = shape_of(x)[-2]
     return equations.rel_shift(x, first)

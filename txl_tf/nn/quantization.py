@@ -1,50 +1,59 @@
-"""Keras's `quantize`: our layers have no weights of 8 bits, and an error or a warning says so.
+"""Keras's `quantize` is not supported: an error or a warning says so.
 
-Cached inference and the fused products read the kernels directly. Weights in bfloat16 make a smaller model.
+Cached inference and the fused products read the kernels directly, so weights of 8 bits would not work. Weights in
+bfloat16 make a smaller model.
 """
 
 import inspect
 import math
 import re
 import warnings
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
 
 import keras
 
+from txl_tf.errors import UnsupportedError
+from txl_tf.nn.bases import MixedIntoLayer
 
-class Unquantized:
+
+class Unquantized(MixedIntoLayer):
     """Mixin of layers and models whose weights Keras cannot quantize.
 
     Attributes:
-        smaller: the way to a smaller model, for messages.
+        smaller: how to get a smaller model, for messages.
     """
 
-    smaller = 'dtype="bfloat16" in the constructor makes weights of half the size'
+    smaller: str = 'dtype="bfloat16" in the constructor makes weights of half the size'
 
-    def quantize(self, mode=None, type_check=True, config=None, filters=None):
-        """Raises NotImplementedError, which names the way to a smaller model.
+    def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None, filters: Any = None) -> None:
+        """Raises UnsupportedError, which says how to get a smaller model.
 
-        When `keras.Model.quantize` calls this method of the layers in a model, the first of our layers warns instead,
-        for all of them: Keras quantizes its own layers, ours stay as they are.
+        `keras.Model.quantize` calls this method of every layer in a model. Then the first of this library's layers
+        warns instead, for all of them: Keras quantizes its own layers, and these keep their weights.
         """
         call = None if isinstance(self, keras.Model) else _call_of_model()
         if call is None:
-            raise NotImplementedError(
-                f"quantize({mode!r}) would change nothing, {type(self).__name__} reads its weights as they are; use "
-                f"instead: {self.smaller}"
+            message = (
+                f"quantize({mode!r}) is not supported: {type(self).__name__} computes with its weights as they are. "
+                f"Use instead: {self.smaller}"
             )
+            raise UnsupportedError("quantize", mode, self.smaller, message)
         model, filters = call
         asked = [layer for layer in _leaves(model) if _is_chosen(layer, filters)]
         if self is next(layer for layer in asked if isinstance(layer, Unquantized)):
-            warnings.warn(_report(mode, model, asked), stacklevel=5)  # the line that calls `model.quantize`
+            warnings.warn(_report(mode, model, asked), stacklevel=5)  # shows the line that calls `model.quantize`
 
 
-def _call_of_model():
+def _call_of_model() -> tuple[Any, Any] | None:
     """`(model, filters)` if `keras.Model.quantize` is running, else `None`.
 
-    Keras gives a layer neither. Without them, each of our layers could only warn by itself, and no message could say
-    how much of the model is quantized.
+    Keras passes neither to a layer. Without them, each layer could only warn for itself, and no message could say how
+    much of the model is quantized. So the function looks for the call of the model among the callers.
     """
-    code, frame = inspect.unwrap(keras.Model.quantize).__code__, inspect.currentframe()
+    code = inspect.unwrap(keras.Model.quantize).__code__
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code is code:
             return frame.f_locals["self"], frame.f_locals["filters"]
@@ -52,31 +61,32 @@ def _call_of_model():
     return None
 
 
-def _leaves(model):
-    """The layers whose method `keras.Model.quantize` calls, in its order: those without parts."""
+def _leaves(model: Any) -> list[Any]:
+    """The layers without parts, whose method `keras.Model.quantize` calls, in its order."""
     return [layer for layer in model._flatten_layers() if len(layer._flatten_layers()) == 1]
 
 
-def _is_chosen(layer, filters):
+def _is_chosen(layer: Any, filters: Any) -> bool:
     """Whether the `filters` of `keras.Model.quantize` let a layer through."""
     if callable(filters):
-        return filters(layer)
+        return bool(filters(layer))
     patterns = [filters] if isinstance(filters, str) else filters
     return patterns is None or any(re.search(pattern, layer.name) for pattern in patterns)
 
 
-def _report(mode, model, asked):
-    """How much of a model Keras can quantize, and which of its layers stay as they are."""
+def _report(mode: Any, model: Any, asked: Sequence[Any]) -> str:
+    """The warning: how much of a model Keras can quantize, and which of its layers keep their weights."""
     weights = {id(weight): weight for layer in asked if _can_quantize(layer) for weight in layer.weights}
     kernels = [weight for weight in weights.values() if len(weight.shape) > 1]  # Keras leaves biases as they are
-    count, total = sum(math.prod(kernel.shape) for kernel in kernels), model.count_params()
+    count = sum(math.prod(kernel.shape) for kernel in kernels)
+    total = model.count_params()
     ours = [layer for layer in model.layers if isinstance(layer, Unquantized)] or model._flatten_layers()
     kinds = sorted({type(layer).__name__ for layer in ours if isinstance(layer, Unquantized)})
     found = f"at most {count:,} of the {total:,} weights of {model.name}, {count / total:.1%}"
-    left = f"The weights of {', '.join(kinds)} stay as they are: {Unquantized.smaller}"
+    left = f"The weights of {', '.join(kinds)} do not change: {Unquantized.smaller}"
     return f"quantize({mode!r}) quantizes {found}. {left}"
 
 
-def _can_quantize(layer):
-    """Whether it is a layer that Keras quantizes."""
+def _can_quantize(layer: Any) -> bool:
+    """Whether Keras can quantize the weights of a layer."""
     return not isinstance(layer, Unquantized) and type(layer).quantize is not keras.layers.Layer.quantize

@@ -1,16 +1,16 @@
-"""Settings: the constructor arguments of a layer or model, after it was made.
+"""Settings: the constructor arguments of a layer or model, after the layer or model was made.
 
-    lm.mem_len = 16     # checked, passed on to the network; graphs that were compiled with the old value are dropped
+    lm.mem_len = 16     # checked and passed on to the network; graphs that were compiled with the old value are dropped
     lm.n_layer = 3      # FixedAttributeError: the weights are those of n_layer=2
 
-A setting is *free* if the weights fit every value: rates of dropout, lengths, switches. Its new value must take effect
-everywhere at once. So it goes to every part that holds a copy, and no compiled graph may be left that has the old one:
+A setting is *free* if the weights fit every value. Dropout rates, lengths and switches are free. A new value must take
+effect everywhere at once. So it is copied to every part that has a copy, and no compiled graph may keep the old value:
 
-    graphs of the library's models     are dropped, and made again by the next call
-    all others                         such as the fit of a Keras model around the layer: while one exists, the change
-                                       is refused
+    graphs of the library's models     are dropped; the next call makes them again
+    other graphs                       such as the `fit` of a Keras model that contains the layer: while such a graph
+                                       exists, the setting cannot change
 
-The other settings are *fixed*. So are those of a part, such as a layer of a network, where the part's owner cannot say
+The other settings are *fixed*. The settings of a part, such as a layer of a network, are fixed if its owner cannot save
 in its configuration that this part alone is different.
 """
 
@@ -19,22 +19,33 @@ import gc
 import inspect
 import numbers
 import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from txl_tf.config.checks import NOT_NEGATIVE, RATE, all_of
+from txl_tf.config.checks import NOT_NEGATIVE, RATE, Config, all_of
 from txl_tf.errors import FixedAttributeError, ParameterError, brief
 from txl_tf.nn.arguments import stored_names
+from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.schema import check_field, check_type
 
-
-def of_type(kind, *checks):
-    """A check of a value's type, and then the `checks`; see `txl_tf.config.checks`."""
-    return all_of(lambda name, value: check_type(name, value, kind), *checks)
+# Checks the value of a setting: a function of its name and of the value.
+Check = Callable[[str, Any], Any]
 
 
-def _seed(name, value):
+def of_type(kind: Any, *checks: Check) -> Check:
+    """A check of the type of a value, followed by other `checks`; see `txl_tf.config.checks`."""
+
+    def check(name: str, value: Any) -> None:
+        check_type(name, value, kind)
+
+    return all_of(check, *checks)
+
+
+def _check_seed(name: str, value: Any) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
         raise ParameterError(name, value, "an integer, or None")
 
@@ -43,34 +54,35 @@ def _seed(name, value):
 FREE_RATE = of_type(float, RATE)
 FREE_EPSILON = of_type(float, NOT_NEGATIVE)
 FREE_SWITCH = of_type(bool)
-FREE_SEED = _seed
+FREE_SEED = _check_seed
 
 # For `fixed_settings`.
 OF_CLASS = "set it on the class, before a layer of the class is made"
 
 
-class Settings:
+class Settings(MixedIntoLayer):
     """Mixin of layers and models whose constructor is decorated with `stored` or `takes`.
 
-    The attributes of a class are about this class alone; those of its bases count besides.
+    Each class lists only its own settings in these attributes. The settings of its base classes are added.
 
     Attributes:
-        free_settings: `{name: check}` of the free settings that are no fields of a `Config`; of those fields, the
-            `Config` says which are free. A class that has neither `free_settings` nor a `Config` has no settings: all
-            its attributes are plain ones.
-        fixed_settings: `{name: what to do instead}` of settings that are fixed although the `Config` or a base calls
-            them free, and of other attributes that cannot be set. By default, "make a new one".
-        copied_settings: `{name: ("part.name", ...)}`, the copies of a setting in parts; `part` may be a list of them.
-        fixed_parts: `{name: what to do instead}` of methods that nothing calls in a part of a layer, so that others
-            cannot be put in their place.
+        free_settings: `{name: check}` of the free settings that are not fields of a `Config`; a `Config` knows which of
+            its fields are free. A class with neither `free_settings` nor a `Config` has no settings: all its attributes
+            are ordinary ones.
+        fixed_settings: `{name: what to do instead}` of settings that are fixed although they are free in the `Config`
+            or in a base class, and of other attributes that cannot be set. By default, "make a new one".
+        copied_settings: `{name: ("part.name", ...)}`, the copies of a setting in parts. `part` may be an attribute with
+            a list of parts.
+        fixed_parts: `{name: what to do instead}` of methods that are never called when the layer is a part of another
+            layer, so that replacing them would have no effect.
     """
 
-    free_settings = None
-    fixed_settings = {}
-    copied_settings = {}
-    fixed_parts = {}
+    free_settings: Mapping[str, Check] | None = None
+    fixed_settings: Mapping[str, str] = {}
+    copied_settings: Mapping[str, tuple[str, ...]] = {}
+    fixed_parts: Mapping[str, str] = {}
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_settings", ()):
             change(self, name, value)
         elif "_settings" in self.__dict__ and is_part(self, name, value):
@@ -78,7 +90,7 @@ class Settings:
         else:
             super().__setattr__(name, value)
 
-    def __delattr__(self, name):
+    def __delattr__(self, name: str) -> None:
         if name in self.__dict__.get("_settings", ()):
             message = f"{name} of {_named(self)} cannot be deleted: set it, or make a new {type(self).__name__}"
             raise FixedAttributeError(name, None, "set rather than deleted", message)
@@ -87,33 +99,33 @@ class Settings:
         if isinstance(part, keras.Layer):
             self._tracker.untrack(part)
 
-    def store(self, name, value):
-        """Sets an attribute, a setting too, and nothing else."""
+    def store(self, name: str, value: Any) -> None:
+        """Sets an attribute, even a setting, without checks and without other effects."""
         super().__setattr__(name, value)
 
-    def check_setting(self, name, value):
-        """The value to store for a free setting, after the checks that the constructor makes.
+    def check_setting(self, name: str, value: Any) -> Any:
+        """Checks a new value of a free setting as the constructor does, and returns the value to store.
 
         Raises:
-            ParameterError: the value is out of its range.
+            ParameterError: the value is outside its range.
         """
         free_settings_of(self)[name](name, value)
         return value
 
-    def settings_changed(self, names):
-        """Called after a change, of the settings `names` of this layer or of one that it is a part of."""
+    def settings_changed(self, names: Iterable[str]) -> None:
+        """Called after the settings `names` have changed, in this layer or in one that contains it."""
 
-    def drop_graphs(self):
-        """Lets the next calls compile again. `fit` and `evaluate` may be running."""
+    def drop_graphs(self) -> None:
+        """Drops compiled graphs, so that the next calls compile again. `fit` and `evaluate` may be running."""
         self.__dict__.pop("_graphs", None)
         for kind in ("train", "test", "predict"):
             if getattr(self, f"{kind}_function", None) is not None:
                 getattr(self, f"make_{kind}_function")(force=True)
 
-    def settle(self, arguments):
-        """Called at the end of the constructor that has the `arguments`: from here on, the settings are what they are.
+    def settle(self, arguments: Iterable[Any]) -> None:
+        """Called at the end of the outermost constructor. From here on, settings are checked when they are set.
 
-        Layers that are among the arguments, or in one of them, have settings of their own. All others are parts.
+        Layers in the arguments of the constructor keep their own settings. All other layers inside this one are parts.
         """
         classes = type(self).__mro__
         if not any(_group(cls) or vars(cls).get("free_settings") is not None for cls in classes):
@@ -129,19 +141,21 @@ class Settings:
 
 
 class compiled_method:
-    """Decorator of a method: a `tf.function` for every instance, which `Settings.drop_graphs` drops.
+    """Decorator of a method: makes a `tf.function` for every instance. `Settings.drop_graphs` drops it.
 
     Args: those of `tf.function`.
     """
 
-    def __init__(self, **options):
+    method: Any
+
+    def __init__(self, **options: Any) -> None:
         self.options = options
 
-    def __call__(self, method):
+    def __call__(self, method: Any) -> Any:
         self.method = method
         return functools.update_wrapper(self, method)
 
-    def __get__(self, instance, owner=None):
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
         graphs = instance.__dict__.setdefault("_graphs", {})
@@ -151,15 +165,15 @@ class compiled_method:
         return graphs[name]
 
 
-def add_user(layer, user):
-    """Lets changes of a `layer` call `user.drop_graphs()`, too."""
+def add_user(layer: Any, user: Any) -> None:
+    """After this, changes of a `layer` also call `user.drop_graphs()`."""
     vars(layer).setdefault("_users", weakref.WeakSet()).add(user)
 
 
-def remember_graph(layer):
-    """Notes which graph a `layer` is called in; called while one is traced."""
-    graph = tf.compat.v1.get_default_graph()
-    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):  # out of loops and nested functions
+def remember_graph(layer: Any) -> None:
+    """Notes that a `layer` is called in the graph that is being traced."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):  # leaves loops and nested functions
         graph = graph.outer_graph
     vars(layer).setdefault("_seen_in", weakref.WeakSet()).add(graph)
 
@@ -167,21 +181,22 @@ def remember_graph(layer):
 # ------------------------------------------------------------------------------------------------------------- change
 
 
-def change(x, name, value):
-    """Sets a setting of `x` that has been made.
+def change(x: Any, name: str, value: Any) -> None:
+    """Sets a setting of a layer or model after its constructor.
 
     Raises:
-        FixedAttributeError: it is fixed, or a graph that nobody here can drop has the old value.
-        ParameterError: the value is out of its range.
+        FixedAttributeError: the setting is fixed; or a graph with the old value exists that the library cannot drop.
+        ParameterError: the value is outside its range.
     """
-    current, (owner, setting) = getattr(x, name, None), _governing(x, name)
+    current = getattr(x, name, None)
+    owner, setting = _governing(x, name)
     if setting is not None:
         setattr(owner, setting, value)
         return
     is_free = owner is None and name in free_settings_of(x)
-    if _in_constructor(x):  # of a subclass, which may use the name for something else
+    if _in_constructor(x):  # the constructor of a subclass, which may use the name for something else
         try:
-            value, is_free = (x.check_setting(name, value), True) if is_free else (value, False)
+            value = x.check_setting(name, value) if is_free else value
         except ParameterError:
             is_free = False
         if not is_free:
@@ -207,26 +222,37 @@ def change(x, name, value):
             layer.settings_changed({own_name for part, own_name in copies if part is layer})
 
 
-def is_part(x, name, value):
-    """Whether an attribute of a layer that was made decides what it computes: its class, its call, or a part."""
+def is_part(x: Any, name: str, value: Any) -> bool:
+    """Whether setting this attribute replaces something that computes: the layer's class, its call, or a part."""
     if name in ("__class__", "call"):
         return True
     return isinstance(value, keras.Layer) and isinstance(getattr(x, name, None), keras.Layer)
 
 
-def change_part(x, name, value, store):
-    """Sets a part of a layer or model that has been made, or its class, by `store`. Compiled graphs of it are dropped.
+def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]) -> None:
+    """Replaces a part of a layer or model, or its class, after its constructor. Drops graphs with the old part.
+
+    Args:
+        x: the layer or model.
+        name: of the attribute.
+        value: the new part or class.
+        store: sets the attribute.
 
     Raises:
-        FixedAttributeError: a graph that nobody here can drop has the old part.
+        FixedAttributeError: the part cannot be replaced; or a graph with the old part exists that the library cannot
+            drop.
     """
     current = type(x) if name == "__class__" else getattr(x, name, None)
     if value is current:
         return
     fixed = _of_bases(type(x), "fixed_parts")
-    changed = [
-        method for method in fixed if method == name or (name == "__class__" and _differ(value, current, method))
-    ]
+
+    def is_replaced(method: str) -> bool:
+        if name == "__class__":
+            return getattr(value, method, None) is not getattr(current, method, None)
+        return method == name
+
+    changed = [method for method in fixed if is_replaced(method)]
     if changed:
         message = f"{changed[0]} of {_named(x)} cannot change: {fixed[changed[0]]}"
         raise FixedAttributeError(changed[0], value, f"that of {type(x).__name__}", message)
@@ -234,21 +260,17 @@ def change_part(x, name, value, store):
     _check_no_graph(x, name, value, current)
     store(name, value)
     if isinstance(current, keras.Layer):
-        x._tracker.untrack(current)  # Keras would keep it and its weights
+        x._tracker.untrack(current)  # else Keras would keep the old part and its weights
     if not _in_constructor(x):
-        changed = value if isinstance(value, keras.Layer) else x
-        changed.__dict__["_was_put_in"] = True
+        replaced = value if isinstance(value, keras.Layer) else x
+        replaced.__dict__["_was_put_in"] = True
     if isinstance(value, Settings):
         value.__dict__.setdefault("_owner", weakref.ref(x))
 
 
-def _differ(cls, other, method):
-    return getattr(cls, method, None) is not getattr(other, method, None)
-
-
-def free_settings_of(x):
-    """`{name: check}` of all free settings of `x`."""
-    free = {}
+def free_settings_of(x: Any) -> dict[str, Check]:
+    """`{name: check}` of all free settings of a layer or model."""
+    free: dict[str, Check] = {}
     for cls in reversed(type(x).__mro__):
         group = _group(cls)
         if group is not None:
@@ -258,28 +280,28 @@ def free_settings_of(x):
     return {name: check for name, check in free.items() if name not in fixed}
 
 
-def _check_of_group(field, group, name, value):
+def _check_of_group(field: Any, group: type[Config], name: str, value: Any) -> None:
     check_field(field, group, value, name)
 
 
-def _group(cls):
-    """The `Config` that the constructor of `cls` itself takes, or `None`."""
+def _group(cls: type) -> type[Config] | None:
+    """The `Config` whose fields the class's own constructor takes, or `None`."""
     return getattr(vars(cls).get("__init__"), "group", None)
 
 
-def _fixed(cls):
+def _fixed(cls: type) -> dict[str, str]:
     return _of_bases(cls, "fixed_settings")
 
 
-def _copies(x, name):
-    """`(part, name)` of every place that holds a setting, `x` itself first."""
+def _copies(x: Any, name: str) -> Iterator[tuple[Any, str]]:
+    """`(layer, name)` of every layer with a copy of a setting: `x` itself, then its parts and their parts."""
     yield x, name
     for part, own_name in _parts_with(x, name):
         yield from _copies(part, own_name) if isinstance(part, Settings) else [(part, own_name)]
 
 
-def _parts_with(x, name):
-    """`(part, name)` of the parts of `x` that hold a copy of its setting."""
+def _parts_with(x: Any, name: str) -> Iterator[tuple[Any, str]]:
+    """`(part, name)` of the parts of `x` with a copy of its setting."""
     for path in _copied(type(x)).get(name, ()):
         *names, own_name = path.split(".")
         parts = [x]
@@ -289,21 +311,24 @@ def _parts_with(x, name):
             yield part, own_name
 
 
-def _copied(cls):
+def _copied(cls: type) -> dict[str, tuple[str, ...]]:
     return _of_bases(cls, "copied_settings")
 
 
-def _of_bases(cls, name):
-    """A dictionary that is an attribute of classes, of `cls` and all its bases together."""
+def _of_bases(cls: type, name: str) -> dict[str, Any]:
+    """The dictionaries that a class and its base classes have as the attribute `name`, merged."""
     return {key: value for base in reversed(cls.__mro__) for key, value in vars(base).get(name, {}).items()}
 
 
-def _as_list(x):
-    return list(x) if isinstance(x, (list, tuple)) else [] if x is None else [x]
+def _as_list(x: Any) -> list[Any]:
+    """A list of the items of a list or tuple, or of one value; empty for `None`."""
+    if isinstance(x, (list, tuple)):
+        return list(x)
+    return [] if x is None else [x]
 
 
-def _governing(x, name):
-    """`(owner, setting)`: what `x` is a part of, and its setting that is copied to `name` of `x` and nowhere else."""
+def _governing(x: Any, name: str) -> tuple[Any, str | None]:
+    """`(owner, setting)`: the layer that contains `x`, and its setting whose only copy is `name` of `x`, or `None`."""
     owner = vars(x).get("_owner", lambda: None)()
     if owner is None:
         return None, None
@@ -314,18 +339,20 @@ def _governing(x, name):
     return owner, None
 
 
-def _fixed_error(x, name, value, current, owner):
+def _fixed_error(x: Any, name: str, value: Any, current: Any, owner: Any) -> FixedAttributeError:
+    """The error of a setting that cannot change."""
     if owner is not None:
-        todo = f"it is a part of {_named(owner)}, whose own settings count for all its parts"
+        todo = f"it is a part of {_named(owner)}, whose settings apply to all its parts"
     else:
         todo = _fixed(type(x)).get(name) or f"make a new {type(x).__name__} with {name}={brief(value)}"
     message = f"{name} of {_named(x)} is {brief(current)} and cannot change to {brief(value)}: {todo}"
     return FixedAttributeError(name, value, f"{brief(current)}, as it was made", message)
 
 
-def _drop_graphs_of(x):
-    """Drops the graphs of `x`, and of all that it is a part of or was given to."""
-    waiting, done = [x], []
+def _drop_graphs_of(x: Any) -> None:
+    """Drops the graphs of `x`, of the layers that contain it, and of those that it was given to as an argument."""
+    waiting: list[Any] = [x]
+    done: list[Any] = []
     while waiting:
         one = waiting.pop()
         if one is None or any(one is other for other in done):
@@ -335,33 +362,33 @@ def _drop_graphs_of(x):
         waiting += [vars(one).get("_owner", lambda: None)(), *vars(one).get("_users", ())]
 
 
-def _check_no_graph(x, name, value, current):
-    """Raises FixedAttributeError while a graph exists that `x` or a part of it was called in."""
+def _check_no_graph(x: Any, name: str, value: Any, current: Any) -> None:
+    """Raises FixedAttributeError while a graph exists in which `x` or a part of it was called."""
 
-    def exists():
+    def exists() -> bool:
         return any(vars(layer).get("_seen_in") for layer in x._flatten_layers())
 
     if exists():
-        gc.collect()  # graphs that were dropped are in cycles
+        gc.collect()  # dropped graphs are in reference cycles
     if exists():
         message = (
-            f"{name} of {_named(x)} cannot change from {brief(current)} to {brief(value)}: a compiled graph that "
-            f"somebody else made still has {brief(current)}. Of a Keras model, compile() frees it (after predict, del "
-            f"model.predict_function first); a tf.function can be deleted; or make a new {type(x).__name__}"
+            f"{name} of {_named(x)} cannot change from {brief(current)} to {brief(value)}: a compiled graph outside "
+            f"this library still uses {brief(current)}. If it is of a Keras model, compile() frees it (after predict, "
+            f"del model.predict_function first). A tf.function can be deleted. Or make a new {type(x).__name__}"
         )
         raise FixedAttributeError(name, value, f"{brief(current)} while compiled graphs have it", message)
 
 
-def _layers_in(value):
-    """All layers in an argument: a layer, or a list of some."""
+def _layers_in(value: Any) -> Iterator[Any]:
+    """All layers in an argument that is a layer or a list of layers, with their parts."""
     for layer in _as_list(value):
         if isinstance(layer, keras.Layer):
             yield from layer._flatten_layers()
 
 
-def _in_constructor(x):
+def _in_constructor(x: Any) -> bool:
     """Whether a constructor of `x` is running."""
-    frame = inspect.currentframe()
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__init__" and code.co_varnames and frame.f_locals.get(code.co_varnames[0]) is x:
@@ -370,13 +397,14 @@ def _in_constructor(x):
     return False
 
 
-def _same(value, other):
+def _same(value: Any, other: Any) -> bool:
     try:
         return value is other or (type(value) is type(other) and bool(value == other))
-    except (TypeError, ValueError):  # arrays
+    except (TypeError, ValueError):  # comparing arrays
         return False
 
 
-def _named(x):
+def _named(x: Any) -> str:
+    """A layer or model as messages name it."""
     name = getattr(x, "name", None)
     return f"{type(x).__name__} {name!r}" if name else type(x).__name__

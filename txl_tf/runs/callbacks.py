@@ -107,7 +107,7 @@ class StopOnSignal(Callback):
 
     @property
     def reason(self) -> str:
-        """What has happened, for messages."""
+        """Why the training stops, for messages."""
         reasons: dict[int | None, str] = {
             signal.SIGINT: "interrupted",
             signal.SIGTERM: "terminated",
@@ -183,7 +183,8 @@ class RunState(Callback):
 
     `fit` starts with `initial_epoch=2`. `on_epoch_begin` restores the sums of the steps 101 to 130 from the checkpoint.
     After step 150, `on_train_batch_end` sets `stop_training`, which ends Keras's epoch early. `on_epoch_end` resets it
-    unless the training is done.
+    unless the training is done, or another callback has set it, too: `before_epoch_end`, which is called before all
+    other callbacks at the end of an epoch, restores the value of the others.
 
     A checkpoint in the middle of an interval is written after its step, one at the end of an interval after the
     validation and the loggers. So `log.csv` has the lines of all intervals before a checkpoint.
@@ -203,6 +204,7 @@ class RunState(Callback):
         self.carried, self.sums = state
         self.training = training
         self.others = others
+        self.stopped_by_others = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         step = step_of(self.model)
@@ -231,6 +233,7 @@ class RunState(Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         step = step_of(self.model)
+        self.stopped_by_others = self.model.stop_training
         if step >= self.training.train_steps or step % self.training.iterations == 0:
             self.model.stop_training = True  # ends the epoch, see `on_epoch_end`
         elif self.is_due(step):
@@ -238,9 +241,12 @@ class RunState(Callback):
         if self.model.stop_agreed and step < self.training.train_steps:
             raise Stopped
 
+    def before_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        self.model.stop_training = self.stopped_by_others
+
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
         step = step_of(self.model)
-        done = step >= self.training.train_steps
+        done = step >= self.training.train_steps or self.model.stop_training
         if "val_loss" in logs:
             self.checkpoints.save_best(logs[self.checkpoints.folder.family.monitor])
             done = done or self.checkpoints.stops_early(self.training, step)
@@ -322,9 +328,10 @@ class Progress(Callback):
         step = self.end[0]
         seconds = self.step_seconds()
         optimizer = self.model.optimizer
-        schedule = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+        schedule: Any = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
         logs["step"] = step
-        logs["learning_rate"] = float(schedule(step - 1) if callable(schedule) else optimizer.learning_rate)
+        rate: Any = schedule(step - 1) if callable(schedule) else optimizer.learning_rate
+        logs["learning_rate"] = float(rate)
         logs["tokens_per_second"] = self.tokens_per_step / seconds
         line = [self.place(step), self.show(logs, "")]
         line += [f"lr {logs['learning_rate']:.3g}", f"grad norm {logs['grad_norm']:.2f}"]

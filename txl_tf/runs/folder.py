@@ -134,7 +134,8 @@ class RunFolder(CheckpointFolder):
         if not self.has_config():
             message = f"model_dir {self} is not the folder of a run: {self.config_file} does not exist"
             raise ParameterError("model_dir", self.path, "the folder of a run", message)
-        return read_json(self.config_file, lambda values: family_in(values, self.task).check_config(values))
+        values = read_json(self.config_file, lambda values: family_in(values, self.task).check_config(values))
+        return {**values, "model": family_in(values).config.without_removed(values["model"])}
 
     @property
     def family(self) -> Family:

@@ -84,7 +84,7 @@ def error_rates(translations: list[str], references: list[list[str]], level: str
 
 
 def counted_in(level: str) -> str:
-    """What messages call the `"symbols"` of `error_rates`."""
+    """The name of the `"symbols"` of `error_rates` in messages."""
     return "characters" if level == "subword" else "symbols"
 
 

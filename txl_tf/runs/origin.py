@@ -1,4 +1,4 @@
-"""What a new run takes from another run (`init_from`): model, vocabularies and weights.
+"""`Origin`: the run from which a new run takes its model, vocabularies and weights (`init_from`).
 
 A run that has checkpoints resumes from them. It then reads everything from its own folder: the other one may be gone.
 """
@@ -170,7 +170,7 @@ class Origin:
         config: Config,
         training: RunConfig,
         final: Config | None = None,
-        anew: tuple[str, ...] = (),
+        new_weights: tuple[str, ...] = (),
     ) -> None:
         """Sets the weights of `model`, and logs which checkpoint they come from and which settings have changed.
 
@@ -180,11 +180,11 @@ class Origin:
         Args:
             model: the model to train.
             config, training, final: its settings.
-            anew: beginnings of the names of weights that keep their initial values.
+            new_weights: beginnings of the names of weights that keep their initial values.
         """
 
         def read(path: str) -> str:
-            load_weights(model, path, leave_out=anew, extend=training.extend_vocab)
+            load_weights(model, path, leave_out=new_weights, extend=training.extend_vocab)
             return path
 
         path = self.source.with_checkpoint(training.warm_start_path, read, "warm_start_path")
@@ -197,8 +197,8 @@ class Origin:
         said = [f"step {checkpoint_step(path):,}, {os.path.dirname(self._name(path)) or 'latest'}"]
         if shown:
             said.append(f"changed: {', '.join(shown)}")
-        if anew:
-            said.append(f"new weights: {', '.join(anew)}")
+        if new_weights:
+            said.append(f"new weights: {', '.join(new_weights)}")
         logger.info("init_from %s: %s", self.path, "; ".join(said))
         here = {**(final.to_dict() if final else {}), **training.to_dict()}
         recorded = self.config.get("training", {})

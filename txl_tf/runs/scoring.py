@@ -22,7 +22,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -223,7 +223,7 @@ class Scorer:
         """The rows of every batch, the longest first, without rows of the length 0."""
         some = np.flatnonzero(lengths > 0)
 
-        def fitting(left: np.ndarray) -> int:
+        def fitting(left: np.ndarray) -> Any:
             return self.batch_tokens // min(lengths[some[left[0]]], self.segment)
 
         return (some[rows] for rows in by_length(-lengths[some], fitting))

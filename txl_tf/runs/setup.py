@@ -1,4 +1,4 @@
-"""What training and evaluation set up: corpus, devices, checks of batches, workers."""
+"""The set-up of training and evaluation: corpus, devices, checks of batches, workers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def encode_text(path: str, vocab: Vocab, data: dict, reading: dict | None = None
 
 
 def name_of(data: dict) -> str:
-    """What messages call a corpus: its folder, or the data set."""
+    """The name of a corpus in messages: its folder, or the data set."""
     return data.get("data_dir") or data["dataset"]
 
 
@@ -142,7 +142,8 @@ def check_token_nll(path: str | None, **text: Any) -> None:
     """
     ((name, files),) = text.items()
     if path and files and any(same_path(path, file) for file in find_files(files)):
-        raise ParameterError("token_nll", path, f"another file than {name}")
+        allowed = f"another file than {name}"
+        raise ParameterError("token_nll", path, allowed, f"token_nll must be {allowed}, got {path}")
     check_writable(path)
 
 

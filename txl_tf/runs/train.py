@@ -48,6 +48,7 @@ def train_run(
     training: RunConfig,
     final: Config | None = None,
     machine: MachineConfig | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> dict:
     """Trains a model and evaluates it. All files are written to the folder of the run.
 
@@ -67,6 +68,10 @@ def train_run(
         final: the evaluation at the end: of a language model an `EvaluationConfig`, whose `eval_split` is evaluated
             besides "valid" with `do_eval`; of an encoder-decoder a `SearchConfig`.
         machine: devices and types.
+        callbacks: callbacks of Keras for `fit`, called on every worker. An epoch is an interval of `iterations` steps,
+            and `logs` at its end is a row of `log.csv`, with `step`. If a callback sets `stop_training`, the run is
+            saved and the training ends. A resumed run calls new callbacks from the epoch of its checkpoint on:
+            checkpoints do not contain their state.
 
     Returns:
         `{split: result}`. The result of a language model is the mean nll of a token in nats. That of other models is
@@ -93,11 +98,12 @@ def train_run(
     if training.warm_start_path and not training.init_from and not folder.steps():
         check_exists(training.warm_start_path)
     trackers.check_tracker(training.tracker)
+    check_callbacks(callbacks)
     strategy, machine = open_machine(machine)
     chief = is_chief(strategy)
     final = final or (family.final and family.final())
     origin = Origin(folder, training.init_from) if training.init_from else None
-    run = family.run(folder, strategy, data, model, optimizer, training, machine, final, origin)
+    run = family.run(folder, strategy, data, model, optimizer, training, machine, final, origin, tuple(callbacks))
     if origin:
         origin.check(family, model, training.extend_vocab)
     run.prepare()
@@ -119,6 +125,15 @@ def train_run(
         return run.train(state)
 
 
+def check_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raises ParameterError unless these are a list or tuple of Keras's callbacks."""
+    if not isinstance(callbacks, (list, tuple)):
+        raise ParameterError("callbacks", callbacks, "a list of keras.callbacks.Callback")
+    for i, callback in enumerate(callbacks):
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ParameterError(f"callbacks[{i}]", callback, "a keras.callbacks.Callback")
+
+
 @dataclasses.dataclass
 class Run:
     """One training. The subclass of a task says how data are read and batched, and how the model is evaluated.
@@ -133,13 +148,12 @@ class Run:
     Attributes:
         corpus: the data, from `read` on.
         model: the model, from `make_model` on.
-        checkpoints, board, tracker: where checkpoints, curves and texts are written to.
+        checkpoints, board: where checkpoints, curves and texts are written to.
+        own_callbacks: callbacks of the tracker and of the user.
         kind: what messages call the models.
         remedy: end of the message about data with another vocabulary than that of the run.
         metric: unit in which the loss is logged besides nats, "ppl" or "bpc".
         strategies: values of `strategy` with which the models can be trained.
-        samples: whether `sample` is called after every validation.
-        validated: names of the metrics of the validation alone.
     """
 
     folder: RunFolder
@@ -151,20 +165,18 @@ class Run:
     machine: MachineConfig
     final: Any = None
     origin: Origin | None = None
+    own_callbacks: tuple[keras.callbacks.Callback, ...] = ()
 
     corpus: Any = dataclasses.field(init=False)
     fingerprints: dict[str, str] = dataclasses.field(init=False)
     model: Any = dataclasses.field(init=False)
     checkpoints: RunCheckpoints = dataclasses.field(init=False)
     board: callbacks.StepTensorBoard = dataclasses.field(init=False)
-    tracker: Any = dataclasses.field(init=False)
 
     kind = "language models"
     remedy = ""
     metric = "ppl"
     strategies: ClassVar[Sequence[str]] = STRATEGIES
-    samples: ClassVar[Any] = False
-    validated: ClassVar[Any] = ()
 
     # --------------------------------------------------------------------------------------- what subclasses define
 
@@ -202,7 +214,7 @@ class Run:
         return {}, {}
 
     @property
-    def anew(self) -> tuple[str, ...]:
+    def new_weights(self) -> tuple[str, ...]:
         """Beginnings of the names of weights that are not taken from the run that this one starts from."""
         return ()
 
@@ -211,6 +223,16 @@ class Run:
 
     def log_model(self) -> None:
         """Logs the sizes of the model and of the data."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether `sample` is called after every validation."""
+        return False
+
+    @property
+    def validated(self) -> Sequence[str]:
+        """Names of the metrics of the validation alone."""
+        return ()
 
     @property
     def metrics(self) -> Sequence[str]:
@@ -305,7 +327,7 @@ class Run:
         if self.checkpoints.write:  # an earlier run, whose checkpoints are gone, may have left some
             self.checkpoints.remove_best()
         if self.origin:
-            self.origin.load(self.model, self.model_config, self.training, self.final, self.anew)
+            self.origin.load(self.model, self.model_config, self.training, self.final, self.new_weights)
         elif self.training.warm_start_path:
             logger.info("starting from the weights of %s", self.training.warm_start_path)
             load_weights(self.model, self.training.warm_start_path)
@@ -313,23 +335,21 @@ class Run:
         return None, None
 
     def train(self, state: tuple) -> dict:
-        """Calls `fit` and `finish`, both followed by the tracker, and returns the results of `finish`."""
-        with trackers.make_tracker(self.training, self.checkpoints, step_of(self.model)) as self.tracker:
+        """Calls `fit` and `finish`, and returns the results of `finish`. The tracker gets the numbers of both."""
+        with trackers.tracked(self.training, self.checkpoints, step_of(self.model)) as tracked:
+            self.own_callbacks = (*tracked.callbacks, *self.own_callbacks)
             self.fit(state)
             self.save_average()
             results = self.finish()
             folder = self.folder
             logger.info("the run is in %s: log.csv, checkpoints, curves (tensorboard --logdir=%s)", folder, folder)
-            self.tracker.log_results(trackers.final(results))
+            tracked.log_results(trackers.final(results))
         return results
 
     def show_text(self, name: str, text: str) -> None:
-        """Shows a text in TensorBoard and in the tracker at the current step, if this worker is the chief."""
-        if not self.checkpoints.write:
-            return
-        step = step_of(self.model)
-        self.board.log_text(name, text, step)
-        self.tracker.log_text(name, text, step)
+        """Shows a text in TensorBoard at the current step, if this worker is the chief."""
+        if self.checkpoints.write:
+            self.board.log_text(name, text, step_of(self.model))
 
     def sample_if_validated(self, epoch: int, logs: dict) -> None:
         """Called at the end of every interval of steps."""
@@ -373,8 +393,10 @@ class Run:
             if self.samples:
                 followers.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
             csv_logger = callbacks.StepCSVLogger(log_file, metrics, checkpoints, validated)
-            followers += [self.board, csv_logger, self.tracker]
+            followers += [self.board, csv_logger]
+        followers += self.own_callbacks  # when the logs of an epoch are complete
         run_state = callbacks.RunState(checkpoints, state, training, followers)
+        first = keras.callbacks.LambdaCallback(on_epoch_end=run_state.before_epoch_end)
         stopped = False
         with stop:
             try:
@@ -385,7 +407,7 @@ class Run:
                     steps_per_epoch=training.iterations,
                     shuffle=False,
                     verbose=0,
-                    callbacks=[*followers, run_state],
+                    callbacks=[first, *followers, run_state],
                 )
             except Stopped:
                 run_state.save(mid_interval=True)
@@ -407,16 +429,12 @@ class Run:
         self.checkpoints.check_validation(found["loss"])
         logs = {f"val_{name}": value for name, value in found.items()}
         self.show(logs, "val_")
-        missing = False
-        step = step_of(self.model)
         if self.checkpoints.write:
             with self.checkpoints.naming_last():
-                missing = callbacks.complete_log(self.folder.log_file, step, logs)
+                missing = callbacks.complete_log(self.folder.log_file, step_of(self.model), logs)
             if missing:
                 self.board.on_epoch_end(None, logs)
         self.checkpoints.save_best(logs[self.folder.family.monitor])
-        if missing:  # comes last, because it fails if the server of the tracker is gone
-            self.tracker.log_validation(logs, step)
 
     def save_average(self) -> None:
         """Writes the moving average of the weights, if there is one. At the end of `fit`, the weights are set to it."""

@@ -248,8 +248,8 @@ def reading_checkpoint(path: str) -> Iterator[None]:
         yield
     except (tf.errors.OpError, OSError, IndexError, RuntimeError) as error:
         check_exists(path)
-        allowed, message = "a checkpoint that can be read", f"{path} cannot be read: {error}"
-        raise UnreadableCheckpoint("checkpoint", path, allowed, message) from error
+        message = f"{path} cannot be read: {error}"
+        raise UnreadableCheckpoint("checkpoint", path, "a checkpoint that can be read", message) from error
 
 
 def check_whole(path: str, finite: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Which signatures serve the models of a family: its record names them, see `Family.signatures`.
+"""The register of signatures. The record of a family names those that serve its models, see `Family.signatures`.
 
 The modules that define signatures register them here when they are imported.
 """

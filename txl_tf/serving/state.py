@@ -9,6 +9,7 @@ Shapes:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -76,7 +77,7 @@ class ServedMemory:
         return self._read(weights, tf.ensure_shape(tokens, [None, 1]), state, 1)
 
     def _read(
-        self, weights: list[Any], tokens: tf.Tensor, state: tf.Tensor, length: Any
+        self, weights: Sequence[Any], tokens: tf.Tensor, state: tf.Tensor, length: Any
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """`read` with the weights of `precompute`."""
         hidden, cached = cached_forward(self.network, weights, tokens, self._unpack(state, length), model=self.model)

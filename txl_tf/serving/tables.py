@@ -240,7 +240,7 @@ def words_of(text: tf.Tensor) -> Tokens:
     flat = chars.flat_values
     starts = starts.flat_values
     inside = tf.logical_not(tf.strings.regex_full_match(flat, WHITE_SPACE))
-    begins = inside & ((starts == 0) | ~tf.pad(inside[:-1], [[1, 0]]))
+    begins = inside & ((starts == 0) | tf.logical_not(tf.pad(inside[:-1], [[1, 0]])))
     kept = tf.where(inside)[:, 0]
     first = tf.where(begins)[:, 0]
     number = tf.gather(tf.cumsum(tf.cast(begins, tf.int32)), kept) - 1  # of the word of every character

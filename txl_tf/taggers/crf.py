@@ -1,11 +1,11 @@
-"""Linear-chain conditional random field: the score of a path of tags, the best path, and how probable tags are.
+"""The linear-chain conditional random field: scores of paths of tags, the best path, and probabilities of tags.
 
     score(y) = start[y_0] + sum_t emissions[t, y_t] + sum_t transitions[y_{t-1}, y_t] + end[y_last]
     p(y) = exp(score(y)) / sum over all paths
 
-Everything is in one graph, under XLA too; sums over paths are loops over time. The functions compute in float64 if an
-argument is float64, else in float32. They take rows that end where `mask` does, the layer takes padding anywhere. A row
-without any element has one path, the empty one, of score 0.
+Sums over paths are loops over time. All functions also work in graphs and under XLA. They compute in float64 if an
+argument is float64, else in float32. The functions need rows that begin with their elements; the layer allows padding
+anywhere. A row without elements has one path, the empty path, with the score 0.
 
 Shapes:
     B: batch      T: time, at least 1      K: tags
@@ -27,34 +27,40 @@ from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, check_widt
 from txl_tf.nn.masks import as_bool, mask_of_call
 from txl_tf.nn.settings import remember_graph
 
-FORBIDDEN = -10000.0  # what a forbidden transition costs, as in fastNLP
+FORBIDDEN = -10000.0  # the score of a forbidden transition, as in fastNLP
 
 
-def crf_nll(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
-    """Negative log-likelihood of paths of tags (fastNLP's `ConditionalRandomField.forward`).
+def crf_nll(
+    emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
+) -> Tensor:
+    """The negative log-likelihood of paths of tags (fastNLP's `ConditionalRandomField.forward`).
 
     Args:
-        emissions: `[B, T, K]`, scores of the tags by themselves.
-        tags: int `[B, T]`; any at padding.
-        mask: bool, or integers 0 and 1, `[B, T]`, true at elements, which come first in every row; `None`: all are.
-        transitions: `[K, K]`, from a tag to the next.
-        start, end: `[K]`, scores of the first and of the last tag; `None` for none.
+        emissions: `[B, T, K]`, scores of single tags.
+        tags: int `[B, T]`. Tags at padding are ignored.
+        mask: bool, or integers 0 and 1, `[B, T]`, true at elements, which come first in every row; `None` without
+            padding.
+        transitions: `[K, K]`, scores of a tag (row) before another (column).
+        start, end: `[K]`, scores of the first and of the last tag; `None` without such scores.
 
     Returns:
-        `[B]`, nats of whole rows.
+        `[B]` in nats, for whole rows.
     """
     mask = _elements(emissions, mask)
     emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
     return log_norm(emissions, transitions, mask) - tf.reduce_sum(_path_terms(emissions, tags, mask, transitions), 1)
 
 
-def _elements(emissions: Tensor, mask: Tensor):
-    """The mask of a function's call, bool `[B, T]`."""
+def _elements(emissions: Tensor, mask: Tensor) -> Tensor:
+    """The mask of a call as bool `[B, T]`."""
     return tf.fill(tf.shape(emissions)[:2], True) if mask is None else as_bool("mask", mask)
 
 
-def checked_tags(tags: Tensor, mask: Tensor, n_tag: int):
-    """`tags` as int32, those at padding 0. Fails where an element has none from 0 to `n_tag - 1`; not under XLA."""
+def checked_tags(tags: Tensor, mask: Tensor, n_tag: int) -> Tensor:
+    """`tags` as int32, with 0 at padding. It is an error if the tag of an element is not from 0 to `n_tag - 1`.
+
+    Under XLA, nothing is checked.
+    """
     tags = tf.where(mask, as_ids("tags", tags), 0)
     extremes = [tf.reduce_min(tags), tf.reduce_max(tags)]
     valid = (extremes[0] >= 0) & (extremes[1] < n_tag)
@@ -68,24 +74,26 @@ def checked_tags(tags: Tensor, mask: Tensor, n_tag: int):
         return tf.identity(tags)
 
 
-def _path_scores(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
+def _path_scores(
+    emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
+) -> tuple[Tensor, Tensor]:
     """`(emissions, transitions)` in the dtype of the computation. Args: see `crf_nll`.
 
-    The emissions include the scores of starts and ends, at first and last elements, where they count the same. At
-    padding they are 0: large ones would overflow in the gradients, and infinity times 0 is no number.
+    The scores of starts and ends are added to the emissions of the first and last elements. Emissions at padding are 0:
+    large ones would overflow in the gradients, and infinity times 0 is NaN.
     """
     dtype = wide_dtype(emissions, transitions, start, end)
     emissions = tf.where(mask[..., None], tf.cast(emissions, dtype), tf.zeros([], dtype))
     if start is not None:
         emissions = tf.concat([emissions[:, :1] + tf.cast(start, dtype), emissions[:, 1:]], 1)
     if end is not None:
-        last = mask & ~tf.pad(mask[:, 1:], [[0, 0], [0, 1]])
+        last = mask & tf.logical_not(tf.pad(mask[:, 1:], [[0, 0], [0, 1]]))
         emissions += tf.cast(last, dtype)[..., None] * tf.cast(end, dtype)
     return emissions, tf.cast(transitions, dtype)
 
 
-def _path_terms(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor):
-    """The term that each element adds to the score of a path: `[B, T]`."""
+def _path_terms(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor) -> Tensor:
+    """The contribution of each element to the score of a path: `[B, T]`."""
     tags = tf.where(mask, tf.cast(tags, tf.int32), 0)
     own = tf.gather(emissions, tags, batch_dims=2)
     steps = tf.gather_nd(transitions, tf.stack([tags[:, :-1], tags[:, 1:]], -1))
@@ -93,11 +101,11 @@ def _path_terms(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tens
 
 
 @custom_gradient
-def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor):
-    """Logarithm of the sum over all paths of `exp(score)`: `[B]`. Arguments are those that `_path_scores` returns.
+def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
+    """The logarithm of the sum over all paths of `exp(score)`: `[B]`. The arguments are results of `_path_scores`.
 
-    The gradients are probabilities: of a tag, and of a tag after another. One loop computes them, where TensorFlow
-    would go back through the loop of the forward pass with every array that it made.
+    The gradients are probabilities of tags and of pairs of tags. One loop computes them. TensorFlow's own gradient
+    would keep all arrays of the forward loop, and run it backwards.
     """
     alphas = _alphas(emissions, transitions, mask)
     log_z = _log_norm(alphas, mask)
@@ -113,17 +121,17 @@ def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor):
     return log_z, grad
 
 
-def _logsumexp(x: Tensor, axis: Any):
+def _logsumexp(x: Tensor, axis: Any) -> Tensor:
     most = tf.reduce_max(x, axis, keepdims=True)
     return tf.squeeze(most, axis) + tf.math.log(tf.reduce_sum(tf.exp(x - most), axis))
 
 
-def _log_norm(alphas: Any, mask: Tensor):
+def _log_norm(alphas: Any, mask: Tensor) -> Tensor:
     return tf.where(mask[:, 0], _logsumexp(alphas[:, -1], 1), 0.0)
 
 
-def _alphas(emissions: Tensor, transitions: Tensor, mask: Tensor):
-    """`[B, T, K]`: log of the sum over all beginnings that end in a tag; after the last element as at it."""
+def _alphas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
+    """`[B, T, K]`: the log of the sum over all partial paths that end with a tag. Padding repeats the last element."""
 
     def step(alpha, element):
         emission, visible = element
@@ -133,8 +141,8 @@ def _alphas(emissions: Tensor, transitions: Tensor, mask: Tensor):
     return _scan(step, emissions[:, 0], (emissions, later))
 
 
-def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor):
-    """`[B, T, K]`: log of the sum over all ends that follow a tag; 0 at the last element and after it."""
+def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
+    """`[B, T, K]`: the log of the sum over all partial paths after a tag; 0 at the last element and at padding."""
 
     def step(beta, element):
         emission, visible = element
@@ -144,22 +152,25 @@ def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor):
     return _scan(step, tf.zeros_like(emissions[:, 0]), following, reverse=True)
 
 
-def _scan(step: Any, first: Any, elements: Any, reverse: bool = False):
-    """`[B, T, ...]`: what `step(previous, element)` makes of `first` and of each of `elements`, `[B, T, ...]` each.
+def _scan(step: Any, first: Any, elements: Any, reverse: bool = False) -> Any:
+    """The results of `step(previous, element)` for all times, `[B, T, ...]`, from `first` on.
 
-    There is an element for `first` itself, which leaves it as it is: TensorFlow cannot scan no elements at all.
+    The elements are `[B, T, ...]`. One of them belongs to `first` and does not change it, because TensorFlow cannot
+    scan an empty sequence.
     """
     by_time = tf.nest.map_structure(_swapped, elements)
     return tf.nest.map_structure(_swapped, tf.scan(step, by_time, first, reverse=reverse))
 
 
-def _swapped(x: Tensor):
-    """`[B, T, ...]` as `[T, B, ...]`, and back."""
+def _swapped(x: Tensor) -> Tensor:
+    """Swaps the first two axes: `[B, T, ...]` to `[T, B, ...]`, or back."""
     return tf.transpose(x, [1, 0, *range(2, len(x.shape))])
 
 
-def crf_decode(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
-    """The best path of every row (Viterbi), and its score.
+def crf_decode(
+    emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
+) -> tuple[Tensor, Tensor]:
+    """The best path of every row, found with the Viterbi algorithm, and its score.
 
     Args: see `crf_nll`.
 
@@ -171,12 +182,14 @@ def crf_decode(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any 
     stay = tf.range(emissions.shape[-1])
 
     def step(state, element):
-        (score, _), (emission, visible) = state, element
+        score, _ = state
+        emission, visible = element
         ways = score[:, :, None] + transitions
-        best, come_from = tf.reduce_max(ways, 1) + emission, tf.argmax(ways, 1, output_type=tf.int32)
+        best = tf.reduce_max(ways, 1) + emission
+        come_from = tf.argmax(ways, 1, output_type=tf.int32)
         return tf.where(visible[:, None], best, score), tf.where(visible[:, None], come_from, stay)
 
-    first = emissions[:, 0], tf.zeros_like(emissions[:, 0], tf.int32)
+    first = (emissions[:, 0], tf.zeros_like(emissions[:, 0], tf.int32))
     later = tf.pad(mask[:, 1:], [[0, 0], [1, 0]])
     scores, come_from = _scan(step, first, (emissions, later))  # [B, T, K] each
     last = scores[:, -1]
@@ -186,8 +199,8 @@ def crf_decode(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any 
     return tf.where(mask, tags, 0), tf.where(mask[:, 0], tf.reduce_max(last, 1), 0.0)
 
 
-def crf_marginals(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None):
-    """The probability of every tag at every place: float `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
+def crf_marginals(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None) -> Tensor:
+    """The probability of every tag at every position: float `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
     mask = _elements(emissions, mask)
     emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
     alphas = _alphas(emissions, transitions, mask)
@@ -197,13 +210,16 @@ def crf_marginals(emissions: Tensor, mask: Tensor, transitions: Tensor, start: A
 
 def crf_piece_log_probs(
     emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
-):
-    """Log-probabilities of pieces of a path: that all tags from place s to place e are those of the path.
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of pieces of a path.
+
+    The probability of a piece is that of all paths with the same tags from position s to position e.
 
     Args: see `crf_nll`.
 
     Returns:
-        `(begins, ends)`, `[B, T]` each: the piece from s to e, e included, has `begins[s] + ends[e]`.
+        `(begins, ends)`, `[B, T]` each. The piece from s to e, inclusive, has the log-probability
+        `begins[s] + ends[e]`.
     """
     emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
     tags = tf.cast(tags, tf.int32)
@@ -216,7 +232,7 @@ def crf_piece_log_probs(
 
 @keras.saving.register_keras_serializable("txl_tf")
 class CRF(Layer):
-    """A linear-chain CRF: transitions between tags, and how paths start and end.
+    """A linear-chain CRF: a layer with the scores of transitions, and of the first and the last tag.
 
     ```python
     crf = txl_tf.layers.CRF(n_tag=3)
@@ -231,26 +247,27 @@ class CRF(Layer):
     Args:
         n_tag: number of tags.
         start_end: whether there are scores for the first and the last tag.
-        allowed: bool `[n_tag + 2, n_tag + 2]`, which tag may follow which; row `n_tag` is the start, column `n_tag + 1`
-            the end; see `txl_tf.allowed_transitions`. A forbidden one costs 10,000 in `decode` and `piece_log_probs`;
-            `nll` counts all paths, as fastNLP's. `None`: all are allowed.
+        allowed: bool `[n_tag + 2, n_tag + 2]`, whether a tag (row) may come before another (column). Row `n_tag` is the
+            start, and column `n_tag + 1` the end; see `txl_tf.allowed_transitions`. A forbidden transition costs 10,000
+            in `decode` and `piece_log_probs`. `nll` counts all paths, as in fastNLP. With `None`, all transitions are
+            allowed.
 
     Call arguments:
         emissions: `[batch, time, n_tag]`.
-        mask: bool, or numbers 0 and 1, `[batch, time]`, true at elements, wherever they are; without one, that which
-            Keras passed on with `emissions`, or else all are elements.
+        mask: bool, or numbers 0 and 1, `[batch, time]`, true at elements, which may be anywhere in a row. By default,
+            the mask that Keras passes on with `emissions`; without any, there is no padding.
 
     Returns:
         int32 `[batch, time]`, the best paths.
 
     Raises:
-        ValueError: `allowed`, a tensor or the mask has another shape; the message names it.
+        ParameterError: `allowed`, a tensor or the mask has another shape.
 
     Reference:
         Lafferty et al. 2001; fastNLP 0.5.5, `ConditionalRandomField`.
     """
 
-    free_settings = {"allowed": lambda name, value: None}  # `check_setting` looks
+    free_settings = {"allowed": lambda name, value: None}  # `check_setting` checks it
 
     @stored
     def __init__(self, n_tag: int, start_end: bool = True, allowed: Any = None, **kwargs: Unpack[LayerOptions]) -> None:
@@ -279,8 +296,8 @@ class CRF(Layer):
     def call(self, emissions: Tensor, mask: Tensor | None = None) -> Any:
         return self.decode(emissions, mask)[0]
 
-    def elements(self, emissions: Tensor, mask: Tensor, tags: Tensor | None = None):
-        """The mask of a call, bool `[B, T]`. Raises ValueError where shapes do not fit, or without weights."""
+    def elements(self, emissions: Tensor, mask: Tensor, tags: Tensor | None = None) -> Tensor:
+        """Checks the arguments of a call. Returns the mask as bool `[B, T]`."""
         if not self.built:
             self.build()
         mask = mask_of_call(emissions, mask)
@@ -293,42 +310,47 @@ class CRF(Layer):
             )
         return _elements(emissions, mask)
 
-    def nll(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None):
-        """`crf_nll` with the weights of the layer. `mask`: see the call.
+    def nll(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`crf_nll` with the weights of the layer. For `mask`, see the call.
 
         Raises:
-            ValueError, or of a graph InvalidArgumentError: an element has a tag below 0 or above `n_tag - 1`.
+            ParameterError: an element has a tag below 0 or above `n_tag - 1`. In a graph, it is an
+                `InvalidArgumentError` instead.
         """
         mask = self.elements(emissions, mask, tags)
         tags = checked_tags(tags, mask, self.n_tag)
         mask, emissions, tags = pack(mask, emissions, tags)
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 
-    def decode(self, emissions: Tensor, mask: Tensor | None = None):
-        """`crf_decode`: `(tags, score)` of the best allowed paths; the score holds no cost unless none is allowed."""
+    def decode(self, emissions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`crf_decode` with the weights of the layer: `(tags, score)` of the best allowed paths.
+
+        The score contains the costs of forbidden transitions only if no path is allowed.
+        """
         mask = self.elements(emissions, mask)
         packed, emissions = pack(mask, emissions)
         tags, score = crf_decode(emissions, packed, *self.constrained())
         return unpack(mask, tags), score
 
-    def piece_log_probs(self, emissions: Tensor, tags: Tensor, mask: Tensor):
-        """`crf_piece_log_probs` among the allowed paths. `mask`: elements first."""
+    def piece_log_probs(self, emissions: Tensor, tags: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """`crf_piece_log_probs` among the allowed paths. `mask` must begin with elements."""
         return crf_piece_log_probs(emissions, tags, mask, *self.constrained())
 
     @property
-    def output_dtype(self):
+    def output_dtype(self) -> str:
         return "int32"
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return tuple(self.named_shapes(shapes, named)["emissions"][:-1])
 
-    def constrained(self):
-        """`(transitions, start, end)`, with the cost of what is forbidden."""
-        if not tf.executing_eagerly():  # `decode` is no Keras call
+    def constrained(self) -> tuple[Tensor, Any, Any]:
+        """`(transitions, start, end)`, with the costs of forbidden transitions."""
+        if not tf.executing_eagerly():  # because `decode` does not use Keras's call
             remember_graph(self)
         if self.allowed is None:
             return self.transitions, self.start_scores, self.end_scores
-        n, transitions = self.n_tag, at_least_float32(self.transitions)
+        n = self.n_tag
+        transitions = at_least_float32(self.transitions)
         cost = tf.constant(np.where(self.allowed, 0.0, FORBIDDEN), transitions.dtype)
         start, end = (0.0 if x is None else at_least_float32(x) for x in (self.start_scores, self.end_scores))
         return transitions + cost[:n, :n], start + cost[n, :n], end + cost[:n, n + 1]

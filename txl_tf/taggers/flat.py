@@ -20,7 +20,6 @@ from txl_tf.nn.arguments import LayerOptions, takes
 from txl_tf.nn.base import check_layer
 from txl_tf.nn.ops import Linear
 from txl_tf.taggers.flat_layers import FlatLayer
-from txl_tf.taggers.flat_variants import LatticeProcess, check_sequence
 from txl_tf.taggers.lattice import PositionFusion, distance_table, distinct_pairs
 from txl_tf.taggers.tener import SentenceNetwork
 
@@ -53,8 +52,8 @@ class Flat(SentenceNetwork):
         fusion_shared: whether all layers share one fusion.
         rel_pos_init: with 1, distances are used as they are; with 0, `max_seq_len` is added to each, as in the
             original program.
-        scale, q_proj, k_proj, v_proj, r_proj, attn_ff: see `LatticeAttn`. The original program does not project keys.
-        pre, post, residual, activation: see `FlatLayer`.
+        scale, k_proj: see `LatticeAttn`. The original program does not project keys.
+        residual: see `FlatLayer`.
         dropout, dropatt: dropout rates in the feed-forward nets and of the attention probabilities.
         embed_dropout: dropout rate of the embeddings of characters and words.
         token_dropout: probability with which training replaces an id by the unknown id.
@@ -97,13 +96,10 @@ class Flat(SentenceNetwork):
         self, *, n_token: int, d_model: int, n_layer: int, n_head: int, d_inner: int, n_bigram: int = 0,
         d_embed: int = 50, d_bigram: int = 50, max_seq_len: int = 512, token_dropout: float = 0.0, scale: bool = False,
         dropout: float = 0.0, dropatt: float = 0.0, embed_dropout: float = 0.0, fusion: str = "ff",
-        fusion_shared: bool = True, rel_pos_init: int = 1, q_proj: bool = True, k_proj: bool = True,
-        v_proj: bool = True, r_proj: bool = True, attn_ff: bool = False, pre: str = "", post: str = "an",
-        residual: str = "input", activation: str = "relu", seed: int | None = None, **kwargs: Unpack[LayerOptions],
+        fusion_shared: bool = True, rel_pos_init: int = 1, k_proj: bool = True, residual: str = "input",
+        seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(seed, **kwargs)
-        check_sequence("pre", self.pre)
-        check_sequence("post", self.post)
         options: dict[str, Any] = {"dtype": self.dtype_policy}
         self.char_proj = Linear(self.d_model, **options, name="char_proj")
         self.lex_proj = Linear(self.d_model, **options, name="lex_proj")
@@ -111,31 +107,26 @@ class Flat(SentenceNetwork):
         self.fusions = [
             PositionFusion(self.d_model, self.fusion, **options, name=f"fusion{i}") for i in range(n_fusion)
         ]
-        attention = {
-            "scale": self.scale,
-            "q_proj": self.q_proj,
-            "k_proj": self.k_proj,
-            "v_proj": self.v_proj,
-            "r_proj": self.r_proj,
-            "attn_ff": self.attn_ff,
-            "dropatt": self.dropatt,
-        }
+        attention = {"scale": self.scale, "k_proj": self.k_proj, "dropatt": self.dropatt}
         seed: Any = self.draw_key
         self.stacked = [
             FlatLayer(
-                self.d_model, self.n_head, self.d_inner, self.pre, self.post, self.residual, self.activation,
-                self.dropout, attention, seed, **options, name=f"layer{i}",
+                self.d_model, self.n_head, self.d_inner, residual=self.residual, dropout=self.dropout,
+                attention=attention, seed=seed, **options, name=f"layer{i}",
             )
             for i in range(self.n_layer)
         ]  # fmt: skip
-        self.last = LatticeProcess(self.pre.replace("a", ""), **options, name="last")
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]):
+        return cls(**FlatConfig.without_removed(config))
 
     def build(self, inputs_shape: Any = None, **_: Any) -> None:
         self.build_tables()
         width = (None, None, self.d_model)
         self.char_proj.build((None, None, self.token_width))
         self.lex_proj.build((None, None, self.d_embed))
-        for layer in [*self.fusions, *self.stacked, self.last]:
+        for layer in [*self.fusions, *self.stacked]:
             layer.build(width)
 
     def mask_of(self, inputs: dict[str, Tensor]) -> Tensor:
@@ -160,7 +151,7 @@ class Flat(SentenceNetwork):
             of_chars = tf.concat([of_chars, bigrams], -1)
         of_chars = self.char_proj(dropout(of_chars, self.embed_dropout, drop_char))
         of_chars *= tf.cast(chars, of_chars.dtype)[..., None]
-        words = items & ~tf.pad(chars, [[0, 0], [0, n_items - length]])
+        words = items & tf.logical_not(tf.pad(chars, [[0, 0], [0, n_items - length]]))
         of_words = self.lex_proj(dropout(found, self.embed_dropout, drop_word))
         of_words *= tf.cast(words, of_words.dtype)[..., None]
         return of_words + tf.pad(of_chars, [[0, 0], [0, n_items - length], [0, 0]])
@@ -186,7 +177,6 @@ class Flat(SentenceNetwork):
         for i, (layer, key) in enumerate(zip(self.stacked, keys[4:], strict=True)):
             x = layer(x, fused[i % len(fused)], index, items, dropout_key=key)
         x = x[:, : shape_of(inputs["bigrams"])[1]]
-        x = self.last(x, x)
         x._keras_mask = self.mask_of(inputs)
         return x
 
@@ -203,5 +193,4 @@ class Flat(SentenceNetwork):
         fused, index = self.positions(inputs)
         for i in range(layer):
             x = self.stacked[i](x, fused[i % len(fused)], index, items)
-        attended = self.stacked[layer]
-        return attended.attn.attention_probs(attended.preprocess(x, x), fused[layer % len(fused)], index, items)
+        return self.stacked[layer].attn.attention_probs(x, fused[layer % len(fused)], index, items)

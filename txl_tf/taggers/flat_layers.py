@@ -4,7 +4,8 @@
     x = LayerNorm(x + attention(x))                             `FlatLayer`
     x = LayerNorm(x + feed_forward(x))
 
-Other options of the original program are in `flat_variants.py`.
+Of the program's other options, those of its published results are here: two distances (`lattice.py`), keys that are not
+projected, and layers without a residual connection.
 
 Shapes:
     B: batch      T: items      H: n_head      D: d_head, E / H      E: d_model      U: different pairs
@@ -17,22 +18,24 @@ from typing import Any, Unpack
 import keras
 import tensorflow as tf
 
-from txl_tf.config import ACTIVATIONS, RESIDUALS, one_of
+from txl_tf.config import RESIDUALS, FlatConfig, one_of
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import attend, attention_probs, join_heads, pairwise_scores
 from txl_tf.kernels.dropout import dropout, split
-from txl_tf.kernels.shapes import Tensor
+from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_heads, check_sizes, check_tensors
 from txl_tf.nn.feed_forward import feed_forward
 from txl_tf.nn.masks import mask_of_call
-from txl_tf.nn.ops import Linear
+from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
-from txl_tf.taggers.flat_variants import ACTIVATION, LatticeProcess, heads_of_some
 from txl_tf.taggers.tener_layers import visible_keys
+from txl_tf.vanilla.multi_head_attention import heads_of
+
+EPSILON = 1e-5  # of the layer norms, PyTorch's
 
 
-def items(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int):
+def items(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
     """Checks the arguments of a call. Returns the mask, bool `[B, T]`, true at items, or `None` without padding."""
     mask = mask_of_call(x, mask)
     sizes = {"d_model": d_model}
@@ -58,8 +61,7 @@ class LatticeAttn(Layer):
     Args:
         d_model, n_head: width, and number of heads.
         scale: whether to divide the scores by `sqrt(d_head)`.
-        q_proj, k_proj, v_proj, r_proj: whether queries, keys, values and positions are projected.
-        attn_ff: whether the output is projected.
+        k_proj: whether keys are projected, as in the paper. In the original program, they are the hidden states.
         dropatt: dropout rate of the attention probabilities.
         seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
@@ -83,34 +85,29 @@ class LatticeAttn(Layer):
 
     free_settings = {"dropatt": FREE_RATE, "seed": FREE_SEED}
 
-    w_q: Any  # this projection and the others: a `Linear`, or `None` without projection
-    w_k: Any
-    w_v: Any
-    w_r: Any
+    w_k: Any  # `Linear`, or `None` without projection
 
     @stored
     def __init__(
-        self, d_model: int, n_head: int, scale: bool = False, q_proj: bool = True, k_proj: bool = True,
-        v_proj: bool = True, r_proj: bool = True, attn_ff: bool = False, dropatt: float = 0.0, seed: int | None = None,
-        **kwargs: Unpack[LayerOptions],
+        self, d_model: int, n_head: int, scale: bool = False, *, k_proj: bool = True, dropatt: float = 0.0,
+        seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_heads("d_model", d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
         self.score_scale = (d_model // n_head) ** -0.5 if scale else 1.0
+        options: dict[str, Any] = {"dtype": self.dtype_policy}
+        self.w_q = Linear(d_model, **options, name="w_q")
+        self.w_k = Linear(d_model, **options, name="w_k") if k_proj else None
+        self.w_v = Linear(d_model, **options, name="w_v")
+        self.w_r = Linear(d_model, **options, name="w_r")
 
-        def linear(wanted, name):
-            return Linear(d_model, dtype=self.dtype_policy, name=name) if wanted else None
-
-        self.w_q = linear(q_proj, "w_q")
-        self.w_k = linear(k_proj, "w_k")
-        self.w_v = linear(v_proj, "w_v")
-        self.w_r = linear(r_proj, "w_r")
-        self.ff_final = linear(attn_ff, "ff_final")
+    @classmethod
+    def from_config(cls, config: dict[str, Any]):
+        return cls(**FlatConfig.without_removed(config))
 
     def build(self, x_shape: Any = None, **_: Any) -> None:
-        linears = self.w_q, self.w_k, self.w_v, self.w_r, self.ff_final
-        self.build_parts(x_shape, *(linear for linear in linears if linear is not None))
+        self.build_parts(x_shape, *(w for w in (self.w_q, self.w_k, self.w_v, self.w_r) if w is not None))
         for name in ("u", "v"):
             self.add_table(name, (self.n_head, self.d_model // self.n_head), "glorot_uniform")
 
@@ -124,24 +121,59 @@ class LatticeAttn(Layer):
         dropout_key: Tensor | None = None,
     ) -> Any:
         visible = visible_keys(items(x, r, index, mask, self.d_model))
-        q, k, v, position_scores = self.parts(*self.computed(x, r), index)
+        x, r = self.computed(x, r)
+        q, k, v, position_scores = self.parts(x, r, index)
         dropout_key = self.key_of_call(x, training, dropout_key)
-        vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
-        return vectors if self.ff_final is None else self.ff_final(vectors)
+        return join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
 
-    def parts(self, x: Tensor, r: Tensor, index: Tensor):
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values: `[H, B, T, D]` each."""
+        linears = [linear for linear in (self.w_q, self.w_k, self.w_v) if linear is not None]
+        kernels = [tf.cast(linear.kernel, x.dtype) for linear in linears]
+        biases = [tf.cast(linear.bias, x.dtype) for linear in linears]
+        q, *k, v = heads_of(x, kernels, biases, self.n_head)
+        return q, k[0] if k else split_heads(x, self.n_head), v
+
+    def positions(self, r: Tensor) -> Tensor:
+        """The heads of the pairs' positions: `[U, H, D]`."""
+        return tf.reshape(self.w_r(r), [-1, self.n_head, self.d_model // self.n_head])
+
+    def parts(self, x: Tensor, r: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`(q + u, k, v, position_scores)`, the arguments of `attend`."""
-        q, k, v = heads_of_some(x, (self.w_q, self.w_k, self.w_v), self.n_head)
+        q, k, v = self.heads(x)
         u_bias, v_bias = (tf.cast(bias, q.dtype)[:, None, None] for bias in (self.u, self.v))
-        r = r if self.w_r is None else self.w_r(r)
-        r = tf.reshape(r, [-1, self.n_head, self.d_model // self.n_head])
+        r = self.positions(r)
         return q + u_bias, k, v, pairwise_scores(q + v_bias, r, tf.cast(index, tf.int32))
 
-    def attention_probs(self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None):
+    def attention_probs(self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         """The probabilities of the call, without dropout: `[n_head, batch, items, items]`."""
         visible = visible_keys(items(x, r, index, mask, self.d_model))
-        q, k, _, position_scores = self.parts(*self.computed(x, r), index)
+        x, r = self.computed(x, r)
+        q, k, _, position_scores = self.parts(x, r, index)
         return attention_probs(q, k, position_scores, visible, self.score_scale)
+
+
+def split_heads(x: Tensor, n_head: int) -> Tensor:
+    """`[B, T, E]` to `[H, B, T, D]`."""
+    batch, length, _ = shape_of(x)
+    return tf.transpose(tf.reshape(x, [batch, length, n_head, -1]), [2, 0, 1, 3])
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class AddAndNorm(Layer):
+    """`LayerNorm(y + added)`. A layer of its own because files of earlier versions have its weights in one."""
+
+    free_settings = {}
+
+    def __init__(self, **kwargs: Unpack[LayerOptions]) -> None:
+        super().__init__(**kwargs)
+        self.layer_norm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layer_norm")
+
+    def build(self, y_shape: Any, **_: Any) -> None:
+        self.layer_norm.build(y_shape)
+
+    def call(self, y: Tensor, added: Tensor) -> Any:
+        return self.layer_norm(y + added)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -161,11 +193,9 @@ class FlatLayer(Layer):
 
     Args:
         d_model, n_head, d_inner: width, number of heads, width inside the feed-forward net.
-        pre, post: operations of the `LatticeProcess` before and after each sublayer: "a" adds, "n" normalises. The
-            paper has "" and "an".
-        residual: the tensor that "a" of `post` adds. "input" is the input of the sublayer, as in the paper. "own" is
-            its output again, as in the original program, whose layers have no residual connection: "an" is `LN(y + y)`.
-        activation: "relu", as in the paper, or "leaky".
+        residual: the tensor that is added to the output of a sublayer. "input" is the input of the sublayer, as in the
+            paper. "own" is its output again, as in the original program, whose layers have no residual connection:
+            `LN(y + y)`.
         dropout: dropout rate after the activation and at the end of the feed-forward net.
         attention: dictionary of arguments of `LatticeAttn`.
         seed: int from which dropout derives, unless the call gets a key. `None` draws one.
@@ -180,14 +210,12 @@ class FlatLayer(Layer):
 
     @stored
     def __init__(
-        self, d_model: int, n_head: int, d_inner: int, pre: str = "", post: str = "an", residual: str = "input",
-        activation: str = "relu", dropout: float = 0.0, attention: dict[str, Any] | None = None,
-        seed: int | None = None, **kwargs: Unpack[LayerOptions],
+        self, d_model: int, n_head: int, d_inner: int, *, residual: str = "input", dropout: float = 0.0,
+        attention: dict[str, Any] | None = None, seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_inner=d_inner)
         one_of(RESIDUALS)("residual", residual)
-        one_of(ACTIVATIONS)("activation", activation)
         if not isinstance(attention, dict | types.MappingProxyType | None):
             raise ParameterError("attention", attention, "a dictionary of arguments of LatticeAttn")
         self.attention = types.MappingProxyType(dict(attention or {}))
@@ -197,10 +225,9 @@ class FlatLayer(Layer):
         self.attn = LatticeAttn(d_model, n_head, **of_attention, **options, name="attn")
         self.ff_0 = Linear(d_inner, **options, name="ff_0")
         self.ff_1 = Linear(d_model, **options, name="ff_1")
-        self.preprocess = LatticeProcess(pre, **options, name="preprocess")
-        self.postprocess = LatticeProcess(post, **options, name="postprocess")
+        self.postprocess = AddAndNorm(**options, name="postprocess")
 
-    def rates(self):
+    def rates(self) -> list[float]:
         return [self.dropout, self.attn.dropatt]
 
     def settings_changed(self, names: Iterable[str]) -> None:
@@ -211,8 +238,15 @@ class FlatLayer(Layer):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "attention": dict(self.attention)}
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]):
+        config = FlatConfig.without_removed(config)
+        if config.get("attention"):
+            config["attention"] = FlatConfig.without_removed(config["attention"])
+        return cls(**config)
+
     def build(self, x_shape: Any = None, *_: Any, **__: Any) -> None:
-        self.build_parts(x_shape, self.attn, self.ff_0, self.preprocess, self.postprocess)
+        self.build_parts(x_shape, self.attn, self.ff_0, self.postprocess)
         self.ff_1.build((None, None, self.d_inner))
 
     def call(
@@ -230,13 +264,13 @@ class FlatLayer(Layer):
         x = self._sublayer(x, lambda y: self.attn(y, r, index, mask, dropout_key=attention_key))
         return self._sublayer(x, lambda y: self.feed_forward(y, inner_key, output_key))
 
-    def _sublayer(self, x: Tensor, function: Any):
+    def _sublayer(self, x: Tensor, function: Any) -> Tensor:
         """Computes `LayerNorm(x + function(x))` in the paper's configuration."""
-        y = function(self.preprocess(x, x))
+        y = function(x)
         return self.postprocess(y, x if self.residual == "input" else y)
 
-    def feed_forward(self, x: Tensor, inner_key: Tensor | None = None, output_key: Tensor | None = None):
+    def feed_forward(self, x: Tensor, inner_key: Tensor | None = None, output_key: Tensor | None = None) -> Tensor:
         """The feed-forward net without residual connection and layer norm."""
-        x, *weights = self.computed(x, *self.ff_0.weights, *self.ff_1.weights)
-        output = feed_forward(x, *weights, ACTIVATION[self.activation], self.dropout, inner_key)
+        x, kernel_1, bias_1, kernel_2, bias_2 = self.computed(x, *self.ff_0.weights, *self.ff_1.weights)
+        output = feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, tf.nn.relu, self.dropout, inner_key)
         return dropout(output, self.dropout, output_key)

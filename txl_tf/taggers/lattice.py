@@ -30,7 +30,6 @@ from txl_tf.nn.base import Layer, check_sizes, check_tensors, shown
 from txl_tf.nn.masks import as_bool
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
-from txl_tf.taggers import flat_variants
 
 DISTANCES = ("ss", "se", "es", "ee")
 
@@ -50,7 +49,7 @@ class Pairs(NamedTuple):
     places: Tensor
 
 
-def span_distances(pos_s: Tensor, pos_e: Tensor):
+def span_distances(pos_s: Tensor, pos_e: Tensor) -> dict[str, Tensor]:
     """The four distances of every pair of items: the position of the query minus the position of the key.
 
     ```python
@@ -71,7 +70,7 @@ def span_distances(pos_s: Tensor, pos_e: Tensor):
     return {name: places[name[0]][:, :, None] - places[name[1]][:, None] for name in DISTANCES}
 
 
-def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, names: Any = DISTANCES):
+def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, names: Any = DISTANCES) -> Any:
     """Numbers the pairs of items in a batch: pairs with the same distances have the same number.
 
     The arguments may also be symbolic inputs of Keras.
@@ -115,7 +114,7 @@ class _DistinctPairs(Layer):
         return distinct_pairs(pos_s, pos_e, mask, self.names)
 
 
-def distance_table(places: Tensor, d_model: int, shift: int = 0, dtype: str = "float32"):
+def distance_table(places: Tensor, d_model: int, shift: int = 0, dtype: str = "float32") -> Any:
     """The sinusoids of all distances that occur in sentences, `-(places - 1) ... places - 1`.
 
     Args:
@@ -146,7 +145,7 @@ class _DistanceTable(Layer):
         return distance_table(places, self.d_model, self.shift)
 
 
-def fused_sum(pairs: Any, table: Tensor, kernel: Tensor):
+def fused_sum(pairs: Any, table: Tensor, kernel: Tensor) -> Tensor:
     """The product `[p_ss, p_se, ...] kernel` for every different pair: `[U, any]`.
 
     Each distance has its own part of the kernel. So the table of all distances is multiplied by each part once, and the
@@ -162,7 +161,7 @@ def fused_sum(pairs: Any, table: Tensor, kernel: Tensor):
     return tf.add_n([tf.gather(matmul(table, part), row) for part, row in zip(parts, rows, strict=True)])
 
 
-def checked_pairs(pairs: Any, names: Any):
+def checked_pairs(pairs: Any, names: Any) -> Pairs:
     """Checks the `Pairs` of a call, which are a list if the model was loaded from a Keras file."""
     if isinstance(pairs, (tuple, list)) and len(pairs) == 3 and isinstance(pairs[0], (tuple, list)):
         pairs = Pairs(*pairs)
@@ -186,8 +185,8 @@ class PositionFusion(Layer):
 
     Args:
         d_model: width of the sinusoids and of the vectors.
-        fusion: "ff" is the paper's `relu(W_r [p_hh, p_ht, p_th, p_tt])` with a bias, as in the original program. The
-            others are "ff_two" (only hh and tt), "ff_linear", "attn" and "gate", see `flat_variants.py`.
+        fusion: "ff" is the paper's `relu(W_r [p_hh, p_ht, p_th, p_tt])` with a bias, as in the original program.
+            "ff_two" is the same with only hh and tt, the original program's default.
 
     Call arguments:
         pairs: `Pairs` of the distances in `names`, from `distinct_pairs`.
@@ -207,7 +206,6 @@ class PositionFusion(Layer):
     """
 
     free_settings = {}
-    forward: Linear  # of "ff"
 
     @stored
     def __init__(self, d_model: int, fusion: str = "ff", **kwargs: Unpack[LayerOptions]) -> None:
@@ -215,22 +213,20 @@ class PositionFusion(Layer):
         check_sizes(d_model=d_model)
         one_of(FUSIONS)("fusion", fusion)
         self.names = ("ss", "ee") if fusion == "ff_two" else DISTANCES
-        for name, (_, units) in flat_variants.products_of(fusion, d_model).items():  # "ff" has only `forward`
-            setattr(self, name, Linear(units, dtype=self.dtype_policy, name=name))
+        self.forward = Linear(d_model, dtype=self.dtype_policy, name="forward")
 
     def build(self, *_: Any, **__: Any) -> None:
-        for name, (width, _) in flat_variants.products_of(self.fusion, self.d_model).items():
-            getattr(self, name).build((None, width))
+        self.forward.build((None, len(self.names) * self.d_model))
 
     def call(self, pairs: Any, table: Tensor) -> Any:
         check_tensors({"d_model": self.d_model}, table=(table, "float distances d_model"))
-        pairs = checked_pairs(pairs, self.names)
-        table = tf.cast(table, self.compute_dtype)
-        if self.fusion != "ff":
-            return flat_variants.fuse(self, pairs, table)
+        return self.fuse(checked_pairs(pairs, self.names), tf.cast(table, self.compute_dtype))
+
+    def fuse(self, pairs, table):
+        """The call, with arguments that are checked: `[U, E]`."""
         return tf.nn.relu(self.linear_of(self.forward, pairs, table))
 
-    def linear_of(self, linear: Any, pairs: Any, table: Tensor):
+    def linear_of(self, linear: Any, pairs: Any, table: Tensor) -> Tensor:
         """Applies a linear layer to the concatenated sinusoids of each pair: `[U, any]`."""
         kernel, bias = self.computed(linear.kernel, linear.bias)
         return add_bias(fused_sum(pairs, table, kernel), bias)

@@ -48,7 +48,7 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
         single: whether every element is an entity. Then the metric is the accuracy, which equals F1.
     """
 
-    def __init__(self, single: bool = False, name: str = "spans", **kwargs: Any):
+    def __init__(self, single: bool = False, name: str = "spans", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
         self.single = single
         names = ("right", "found", "expected")
@@ -58,7 +58,7 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
         for variable, count in zip(self.counts, tf.unstack(counts), strict=True):
             variable.assign_add(count)
 
-    def result(self):
+    def result(self) -> dict[str, Tensor]:
         right, found, expected = (tf.convert_to_tensor(count) for count in self.counts)
         precision = tf.math.divide_no_nan(right, found)
         recall = tf.math.divide_no_nan(right, expected)
@@ -145,12 +145,12 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         if self._knows_mask:
             self.build_at_once(getattr(self.network, "input_shapes", None))
 
-    def _allowed(self):
+    def _allowed(self) -> Any:
         if not self.constraints:
             return None
         return allowed_transitions(self.labels, self.scheme)
 
-    def _check_labels(self):
+    def _check_labels(self) -> None:
         """Raises ParameterError if no allowed path contains one of the labels."""
         unused = unused_labels(self.labels, self.scheme)
         if unused:
@@ -172,22 +172,22 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             self.crf.store("allowed", self.crf.check_setting("allowed", self._allowed()))
 
     @property
-    def reads_sentences(self):
+    def reads_sentences(self) -> bool:
         """Whether the network is a `SentenceNetwork`, which reads sentences by the ids of their tokens."""
         return isinstance(self.network, SentenceNetwork)
 
     @property
-    def reads_lattice(self):
-        """Whether the network reads the words of a lexicon besides the characters, as `Flat` does."""
+    def reads_lattice(self) -> bool:
+        """Whether the network reads words of a lexicon in addition to the characters, as `Flat` does."""
         return self.reads_sentences and self.network.reads_lattice
 
     @property
-    def _knows_mask(self):
+    def _knows_mask(self) -> bool:
         """Whether the network computes the mask of its inputs and knows their shapes, as `Tener` and `Flat` do."""
         return hasattr(self.network, "mask_of")
 
     @property
-    def _width(self):
+    def _width(self) -> int | None:
         """Width of the network's output; `None` if it is known only after a call."""
         if self._knows_mask:
             return self.network.d_model
@@ -214,17 +214,17 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             raise ParameterError("load_weights", filepath, "called after the tagger was called on a batch", message)
         super().load_weights(filepath, skip_mismatch, **kwargs)
 
-    def get_build_config(self):
+    def get_build_config(self) -> dict[str, Any] | None:
         if not self.out_fc.built:
             return None
         return {"width": self.out_fc.kernel.shape[0], "called_with": self._called_with}
 
-    def build_from_config(self, config: Any):
+    def build_from_config(self, config: Any) -> None:
         self._called_with = config.get("called_with")  # files of older versions do not have it
         self._build_rest(config["width"])  # Keras loads weights only into layers that are built
         self.built = True
 
-    def _build_rest(self, width: int):
+    def _build_rest(self, width: int) -> None:
         if not self.out_fc.built:
             self.out_fc.build((None, None, width))
             self.crf.build((None, None, len(self.labels)))
@@ -243,7 +243,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return at_least_float32(self.out_fc(tf.cast(hidden, self.compute_dtype)))
 
     @property
-    def output_dtype(self):
+    def output_dtype(self) -> str:
         return keras.backend.result_type(self.compute_dtype, "float32")
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
@@ -254,12 +254,14 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             batch, time, *_ = inputs_shape["mask"] if isinstance(inputs_shape, dict) else inputs_shape
         return batch, time, len(self.labels)
 
-    def emissions(self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None):
+    def emissions(
+        self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`(emissions, mask)`: `[B, T, K]` as the call returns them, and bool `[B, T]`, true at elements."""
         # Keras's call passes `training` on to all layers of the network.
         return self(inputs, training=training, dropout_key=dropout_key), self._mask_of(inputs)
 
-    def _mask_of(self, inputs: Any):
+    def _mask_of(self, inputs: Any) -> Tensor:
         if self._knows_mask:
             return self.network.mask_of(self.network.checked(inputs))
         if isinstance(inputs, dict):
@@ -269,7 +271,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             return tf.cast(inputs["mask"], tf.bool)
         return tf.not_equal(inputs, 0)
 
-    def _hidden(self, inputs: Any, training: bool, dropout_key: Tensor):
+    def _hidden(self, inputs: Any, training: bool | None, dropout_key: Tensor | None) -> Tensor:
         takes = self._network_arguments
         options = {"training": training} if "training" in takes else {}
         if "dropout_key" in takes:
@@ -288,11 +290,11 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return hidden[0] if isinstance(hidden, (tuple, list)) else hidden
 
     @functools.cached_property
-    def _network_arguments(self):
+    def _network_arguments(self) -> Any:
         return inspect.signature(self.network.call).parameters
 
     @known_names
-    def nll(self, inputs: Any, tags: Tensor, training: bool | None = None, dropout_key: Tensor | None = None):
+    def nll(self, inputs: Any, tags: Tensor, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:
         """The negative log-likelihood of sentences.
 
         Args:
@@ -306,7 +308,9 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         emissions, mask, tags, _ = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
         return self.crf.nll(emissions, tags, mask)
 
-    def _elements(self, inputs: Any, tags: Tensor, sample_weight: Any = None, **options: Any):
+    def _elements(
+        self, inputs: Any, tags: Tensor, sample_weight: Any = None, **options: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Any]:
         """`(emissions, mask, tags, weights)`, where the weights of the rows are `[B]` or `None`."""
         emissions, mask = self.emissions(inputs, **options)
         if sample_weight is not None:
@@ -315,11 +319,11 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
         return emissions, mask, tags, sample_weight
 
-    def decode(self, inputs: Any):
+    def decode(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """The best paths: `(tags, score)`, int32 `[B, T]` with 0 at padding, and `[B]`."""
         return self.crf.decode(*self.emissions(inputs))
 
-    def entities(self, inputs: Any):
+    def entities(self, inputs: Any) -> dict[str, Tensor]:
         """The entities of the best paths, at the positions of their last elements.
 
         Returns:
@@ -334,7 +338,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         found["starts"] = tf.gather(places, found["starts"], batch_dims=1)
         return {name: unpack(mask, x) for name, x in found.items()}
 
-    def entities_of(self, emissions: Tensor, mask: Tensor):
+    def entities_of(self, emissions: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """`entities` from emissions, `[B, T, K]`, and a mask that begins with elements, bool `[B, T]`."""
         tags, _ = self.crf.decode(emissions, mask)
         ends, starts = self.span_ends(tags, mask)
@@ -346,20 +350,20 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     # ------------------------------------------------------------------------------------------------------ entities
 
     @functools.cached_property
-    def _entity(self):
+    def _entity(self) -> Any:
         return entity_table(self.labels, self.scheme)
 
     @functools.cached_property
-    def _continues(self):
+    def _continues(self) -> Any:
         return continues_table(self.labels, self.scheme)
 
     @functools.cached_property
-    def _kind_of(self):
+    def _kind_of(self) -> np.ndarray:
         """int32 `[K]`: the index in `self.kinds` of the entity type of each label; 0 for "O"."""
         kinds = {kind: i for i, kind in enumerate(self.kinds)}
         return np.array([kinds.get(kind_of(label, self.scheme), 0) for label in self.labels], np.int32)
 
-    def span_ends(self, tags: Tensor, mask: Tensor):
+    def span_ends(self, tags: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The ends of entities, and where these entities begin.
 
         Args:
@@ -372,13 +376,13 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         pairs = tags[:, :-1] * len(self.labels) + tags[:, 1:]
         joined = tf.gather(tf.constant(self._continues.ravel()), pairs) & mask[:, 1:]  # a GPU has no gather_nd of bool
         inside = tf.gather(tf.constant(self._entity), tags) & mask
-        begins = inside & ~tf.pad(joined, [[0, 0], [1, 0]])
-        ends = inside & ~tf.pad(joined, [[0, 0], [0, 1]])
+        begins = inside & tf.logical_not(tf.pad(joined, [[0, 0], [1, 0]]))
+        ends = inside & tf.logical_not(tf.pad(joined, [[0, 0], [0, 1]]))
         # The number of the entity, from 1 on. The entity begins at the first element with this number.
         number = tf.cumsum(tf.cast(begins, tf.int32), 1)
         return ends, tf.searchsorted(number, number)
 
-    def count_spans(self, tags: Tensor, expected: Tensor, mask: Tensor):
+    def count_spans(self, tags: Tensor, expected: Tensor, mask: Tensor) -> Tensor:
         """The numbers of entities that are right, found and expected: float `[3]`."""
         kind_of = tf.constant(self._kind_of)
         expected = self._in_range(expected)
@@ -406,21 +410,21 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     def n_classes(self) -> int:
         return len(self.labels)
 
-    def training_logs(self):
+    def training_logs(self) -> dict[str, float]:
         logs = super().training_logs()
         return {name: logs[name] for name in logs if name not in self.spans.result()}
 
-    def _in_range(self, tags: Tensor):
+    def _in_range(self, tags: Tensor) -> Tensor:
         """Clips `tags` to the ids of labels, because those at padding may have any value. `CRF.nll` checks the rest."""
         return tf.clip_by_value(as_ids("tags", tags), 0, len(self.labels) - 1)
 
-    def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any):
+    def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         self._warn_of_forbidden(x, y)
         return super().fit(x, y, *args, **kwargs)
 
     fit.__doc__ = Resumable.fit.__doc__
 
-    def _warn_of_forbidden(self, x: Tensor, y: Tensor | None = None):
+    def _warn_of_forbidden(self, x: Tensor, y: Tensor | None = None) -> None:
         """Warns if many tags in `x` and `y` of `fit` are on paths that decoding does not allow.
 
         It reads some of the sentences, and only if this does not affect the training.
@@ -440,7 +444,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
                 "labels, so decoding cannot find them. Convert the tags, or set constraints=False"
             )
 
-    def _count_forbidden(self, mask: Tensor, tags: Tensor):
+    def _count_forbidden(self, mask: Tensor, tags: Tensor) -> np.ndarray:
         """`[forbidden steps, entities]` of the tags, `[B, T]`, where `mask` is true."""
         rows = np.nonzero(mask)[0]
         tags = tags[mask]
@@ -453,7 +457,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         forbidden = np.sum(~allowed[before, tags]) + np.sum(~allowed[tags[last], n + 1])
         return np.array([forbidden, np.sum(np.array(self._entity)[tags] & ~continued)])
 
-    def train_step(self, data: Any):
+    def train_step(self, data: Any) -> dict[str, Any]:
         inputs, tags, weights = self.unpacked(data)
         key = self.step_key(tf.shape(tags)[0])
         elements = self.weights_in_training(self._in_range(tags), weights)
@@ -469,7 +473,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         logs = {**self._log_loss(nll, rows, own_loss), **of_update, **self._measure(emissions, mask, tags, elements)}
         return self.reported(logs, inputs, tags, emissions, elements, training=True)
 
-    def test_step(self, data: Any):
+    def test_step(self, data: Any) -> dict[str, Any]:
         inputs, tags, weights = self.unpacked(data)
         emissions, mask, tags, of_rows = self._elements(inputs, tags, weights)
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
@@ -481,29 +485,29 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         logs = {**self._log_loss(nll, rows, own_loss), **self.spans.result(), **measured}
         return self.reported(logs, inputs, tags, emissions, weights, training=False)
 
-    def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any):
+    def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
         mask = self._mask_of(x)
         of_rows = None if sample_weight is None else weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
         nll, rows = self._nll_and_rows(y_pred, mask, as_ids("tags", y), of_rows)
         return tf.math.divide_no_nan(nll, self.over_replicas(rows))
 
-    def _measure(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any):
+    def _measure(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any) -> dict[str, Any]:
         """Logs of the metrics that `compile` was given, for the tags of elements."""
         elements = tf.cast(mask, tf.float32)
         return self.measure(self._in_range(tags), emissions, elements, weights_of_labels(sample_weight, elements))
 
-    def predict_step(self, data: Any):
+    def predict_step(self, data: Any) -> Tensor:
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self.decode(inputs)[0]
 
-    def _nll_and_rows(self, emissions: Tensor, mask: Tensor, tags: Tensor, weights: Any):
+    def _nll_and_rows(self, emissions: Tensor, mask: Tensor, tags: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
         """Sums over the sentences of this replica: of their nll, and of their weights, which are 1 by default."""
         nll = self.crf.nll(emissions, tags, mask)
         if weights is None:
             return tf.reduce_sum(nll), tf.reduce_sum(tf.cast(tf.reduce_any(mask, 1), nll.dtype))  # with elements
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
-    def _log_loss(self, nll: Tensor, rows: int, own_loss: Any = None):
+    def _log_loss(self, nll: Tensor, rows: int, own_loss: Any = None) -> dict[str, Any]:
         if own_loss is not None:
             nll = own_loss * self.over_replicas(rows)
         nll, rows = tf.unstack(self.over_replicas(tf.stack([nll, rows])))
@@ -512,7 +516,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     # --------------------------------------------------------------------------------------------- export and saving
 
-    def input_signature(self):
+    def input_signature(self) -> Any:
         if self._knows_mask:
             dims = {**self.network.input_dims}
             if not self.network.needs_bigrams:
@@ -529,7 +533,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return _signature([*inputs, ("mask", [None, None], "bool")])
 
     @property
-    def has_all_weights(self):
+    def has_all_weights(self) -> bool:
         return self.out_fc.built
 
     def get_config(self) -> dict[str, Any]:
@@ -546,14 +550,14 @@ class _SavedLabels(list):
     """Labels of a saved model. They are not checked, because earlier versions did not check them."""
 
 
-def _described(inputs: Any):
+def _described(inputs: Any) -> tuple:
     """`(name, shape, dtype)` of every input. A single input that is not in a dictionary has no name."""
     named = inputs if isinstance(inputs, dict) else {None: inputs}
     dtypes = {name: keras.backend.standardize_dtype(x.dtype) for name, x in named.items()}
     return tuple((name, tuple(x.shape), dtypes[name]) for name, x in named.items())
 
 
-def _signature(described: Any):
+def _signature(described: Any) -> Any:
     """A `keras.InputSpec` of each described input, for batches of any size and length. Ids are int32."""
     specs = {}
     for name, shape, dtype in described:

@@ -51,7 +51,7 @@ class SentenceNetwork(Layer):
 
     @property
     def reads_lattice(self) -> bool:
-        """Whether the network reads the words of a lexicon besides the characters."""
+        """Whether the network reads words of a lexicon in addition to the characters."""
         return "lattice" in self.input_dims
 
     @property
@@ -183,11 +183,11 @@ class Tener(SentenceNetwork):
     ) -> None:  # fmt: skip
         super().__init__(seed, **kwargs)
         self.in_fc = Linear(self.d_model, dtype=self.dtype_policy, name="in_fc")
-        seed: Any = self.draw_key
+        source: Any = self.draw_key  # of the seeds of the layers
         self.stacked = [
             TenerLayer(
                 self.d_model, self.n_head, self.d_inner, self.after_norm, self.dropout, self.attn_type, self.scale,
-                self.key_position_term, self.dropatt, seed, dtype=self.dtype_policy, name=f"layer{i}",
+                self.key_position_term, self.dropatt, source, dtype=self.dtype_policy, name=f"layer{i}",
             )
             for i in range(self.n_layer)
         ]  # fmt: skip

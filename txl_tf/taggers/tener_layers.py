@@ -51,7 +51,7 @@ def two_way_positions(length: Size, d_head: int, dtype: Any = "float32") -> Tens
     return positional_embedding(tf.range(-length, length), tensor2tensor_frequencies(d_head, dtype))[0]
 
 
-def two_way_scores(q: Tensor, r: Tensor):
+def two_way_scores(q: Tensor, r: Tensor) -> Tensor:
     """The products of every query i with the vector of its distance to every key j, `q_i . r_{j-i}`.
 
     Args:
@@ -66,7 +66,7 @@ def two_way_scores(q: Tensor, r: Tensor):
     return scores[..., :length]
 
 
-def tener_position_scores(q: Tensor, k: Tensor, v_bias: Tensor, key_position_term: bool = True):
+def tener_position_scores(q: Tensor, k: Tensor, v_bias: Tensor, key_position_term: bool = True) -> Tensor:
     """The terms of TENER's scores that depend on positions: `(q_i + v) . R_{j-i} + k_j . R_{i-j}`.
 
     ```python
@@ -89,14 +89,14 @@ def tener_position_scores(q: Tensor, k: Tensor, v_bias: Tensor, key_position_ter
     return scores + tf.linalg.matrix_transpose(two_way_scores(k, r)) if key_position_term else scores
 
 
-def elements(x: Tensor, mask: Tensor, d_model: int):
+def elements(x: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
     """Checks the arguments of a call. Returns the mask, bool `[B, T]`, true at elements, or `None` without padding."""
     mask = mask_of_call(x, mask)
     check_tensors({"d_model": d_model}, x=(x, "float batch length d_model"), mask=(mask, "bool? batch length"))
     return mask
 
 
-def visible_keys(mask: Tensor):
+def visible_keys(mask: Tensor) -> Tensor | None:
     """Adds the axes to the mask of a call, `[B, T]`, that `attend` needs."""
     return None if mask is None else mask[None, :, None]
 
@@ -172,7 +172,7 @@ class TenerAttn(Layer):
         vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
         return vectors if self.fc is None else self.fc(vectors)
 
-    def parts(self, x: Tensor):
+    def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """`(q + u, k, v, position_scores)`, the arguments of `attend`."""
         q, k, v = project_heads(x, tf.cast(self.qkv_kernel, x.dtype), 3, self.n_head)
         if self.attn_type == "transformer":
@@ -181,7 +181,7 @@ class TenerAttn(Layer):
         v_bias = tf.cast(self.r_w_bias, q.dtype)
         return q + u_bias[:, None, None], k, v, tener_position_scores(q, k, v_bias, self.key_position_term)
 
-    def attention_probs(self, x: Tensor, mask: Tensor | None = None):
+    def attention_probs(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The probabilities of the call, without dropout: `[n_head, batch, length, length]`."""
         visible = visible_keys(elements(x, mask, self.d_model))
         q, k, _, position_scores = self.parts(*self.computed(x))
@@ -244,5 +244,5 @@ class TenerLayer(Layer):
         x = self._residual(x, self.norm1, lambda y: self.self_attn(y, mask=mask, dropout_key=attention_key))
         return self._residual(x, self.norm2, feed_forward)
 
-    def _residual(self, x: Tensor, norm: Any, sublayer: Any):
+    def _residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
         return norm(x + sublayer(x)) if self.after_norm else x + sublayer(norm(x))

@@ -1,7 +1,7 @@
-"""Lines of text to tags: named entities, parts of speech.
+"""Tags lines of text: named entities, parts of speech.
 
 Shapes:
-    B: batch      n: tokens of a sentence      L: most tokens that the network takes      K: labels
+    B: batch      n: tokens of a sentence      L: most tokens that the network can read      K: labels
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,15 +25,19 @@ from txl_tf.taggers.tagger import Tagger
 
 
 class Entity(NamedTuple):
+    """An entity of a text."""
+
     kind: str
     start: int
     end: int  # exclusive
-    prob: float  # that its tokens have exactly these tags
+    prob: float  # the probability that its tokens have exactly these tags
 
 
 class TaggedText(NamedTuple):
+    """The tags and entities of a text."""
+
     tags: list[str]
-    entities: list[Entity]  # of the scheme "none", every token; their kinds are the tags
+    entities: list[Entity]  # with the scheme "none", every token is an entity whose kind is its tag
 
 
 class Item(NamedTuple):
@@ -45,11 +49,11 @@ class Item(NamedTuple):
 
 
 class SentenceAttention(NamedTuple):
-    """Where a network looks in a sentence.
+    """The attention of a network in a sentence.
 
     Attributes:
         items: the tokens, then the words of the lattice.
-        probs: float `[n_layer, n_head, items, items]`, from queries to keys; they sum to 1 over the keys.
+        probs: float `[n_layer, n_head, queries, keys]`, which sum to 1 over the keys.
     """
 
     items: list[Item]
@@ -57,17 +61,17 @@ class SentenceAttention(NamedTuple):
 
 
 class TextTagger:
-    """Sentences to tags and entities.
+    """Finds the tags and entities of sentences.
 
-    The network reads a sentence of more than `window` tokens in overlapping windows. Each token has the emissions
-    of the window in whose middle it stands most nearly, and the CRF tags the sentence as a whole.
+    The network reads a sentence of more than `window` tokens in overlapping windows. Each token has the emissions of
+    the window whose middle is closest to it, and the CRF tags the whole sentence.
 
     Args:
-        tagger: `Tagger` of a `SentenceNetwork`. Its `token_level` says what a token is.
+        tagger: `Tagger` with a `SentenceNetwork`. Its `token_level` defines the tokens.
         encoder: `SentenceEncoder` of its run, see `encoder_of`.
-        batch_size: sentences to tag at a time; those of like lengths are together.
-        window: most tokens that the network reads at a time; `None`: its `max_seq_len`, which is the limit.
-        sizes: how long the lines are that the tagger was trained on, see `pieces`.
+        batch_size: number of sentences to tag together. Sentences of similar length come into the same batch.
+        window: most tokens that the network reads at a time; by default its `max_seq_len`, which is the limit.
+        sizes: the lengths of the lines on which the tagger was trained, see `pieces`.
     """
 
     def __init__(
@@ -77,22 +81,25 @@ class TextTagger:
         batch_size: int = 64,
         window: int | None = None,
         sizes: LineSizes | None = None,
-    ):
+    ) -> None:
         at_least(1)("batch_size", batch_size)
         if window is not None:
             at_least(1, tagger.network.max_seq_len)("window", window)
-        self.tagger, self.batch_size, self.window, self.sizes = tagger, batch_size, window, sizes
+        self.tagger = tagger
+        self.batch_size = batch_size
+        self.window = window
+        self.sizes = sizes
         self.encoder = dataclasses.replace(encoder, level=tagger.token_level)
         self.lattice = tagger.reads_lattice
         self.drop_graphs()
         add_user(tagger, self)
         add_user(tagger.network, self)
 
-    def drop_graphs(self):
-        """Compiles again: called after a setting of the tagger or of its network has changed, too."""
-        functions = self.tagger.entities, self.tagger.emissions, self.tagger.entities_of
-        graphs = [tf.function(function, reduce_retracing=True, autograph=False) for function in functions]
-        self._entities, self._emissions, self._entities_of = graphs
+    def drop_graphs(self) -> None:
+        """Makes new graphs. It is also called after a setting of the tagger or of its network has changed."""
+        self._entities: Any = tf.function(self.tagger.entities, reduce_retracing=True, autograph=False)
+        self._emissions: Any = tf.function(self.tagger.emissions, reduce_retracing=True, autograph=False)
+        self._entities_of: Any = tf.function(self.tagger.entities_of, reduce_retracing=True, autograph=False)
 
     @property
     def most(self) -> int:
@@ -100,7 +107,7 @@ class TextTagger:
         return self.window or self.tagger.network.max_seq_len
 
     def split(self, line: str) -> list[str]:
-        """The tokens of a line of text, as `tag` takes them: its characters, or words between white space."""
+        """The tokens of a line of text for `tag`: its characters, or the words between white space."""
         return line.split() if self.tagger.token_level == "word" else list(line)
 
     def sentences(self, tokens: Sequence[str]) -> list[Sequence[str]]:
@@ -108,18 +115,19 @@ class TextTagger:
         return split_at_ends(tokens, self.tagger.token_level == "word")
 
     def pieces(self, tokens: Sequence[str], split: bool | None = None) -> list[Sequence[str]]:
-        """The parts of a line of text that are tagged by themselves.
+        """The parts of a line of text that are tagged separately.
 
         Args:
-            tokens: of the line.
-            split: `True` for its sentences, `False` for the line as a whole. By default, a line that has more sentences
-                than lines of the training (`LineSizes.most`) is cut into parts of as many as these have in the mean.
+            tokens: the tokens of the line.
+            split: `True` splits the line into sentences, `False` does not split it. By default, a line with more
+                sentences than the lines of the training (`LineSizes.most`) is cut into parts with the mean number of
+                sentences of these lines.
         """
-        most = self.sizes.most if self.sizes else None
+        most = None if self.sizes is None else self.sizes.most
         if split is False or (split is None and most is None):
             return [tokens]
         found = self.sentences(tokens)
-        if split:
+        if split or self.sizes is None or most is None:
             return found
         if len(found) <= most:
             return [tokens]
@@ -128,31 +136,36 @@ class TextTagger:
         return [tokens[begin:end] for begin, end in itertools.pairwise(cuts)]
 
     def describe(self, line: str, found: TaggedText, tokens: Sequence[str] | None = None) -> dict:
-        """What `tag` found in a line, for JSON: its text, and its entities by kind, start, end, text and prob.
+        """The result of `tag` for a line as a dictionary for JSON.
+
+        It contains the text of the line and its entities, with their kind, start, end, text and prob.
 
         Args:
             line: text.
-            found: of the tokens. Its entities count them; here `start` and `end` count characters of the line.
-            tokens: those of the line, in their order; by default `split(line)`.
+            found: the result for its tokens. `start` and `end` count tokens there, and characters in the dictionary.
+            tokens: the tokens of the line in order; by default `split(line)`.
         """
-        places, rows, end = [], [], 0
+        spans = []
+        end = 0
         for token in self.split(line) if tokens is None else tokens:
             start = line.index(token, end)
             end = start + len(token)
-            places.append((start, end))
-        for kind, first, end, prob in found.entities:
-            start, end = places[first][0], places[end - 1][1]
+            spans.append((start, end))
+        rows = []
+        for kind, first, after, prob in found.entities:
+            start, _ = spans[first]
+            _, end = spans[after - 1]
             rows.append({"kind": kind, "start": start, "end": end, "text": line[start:end], "prob": round(prob, 4)})
         return {"text": line, "entities": rows}
 
     def encode(self, sentences: Sequence[Sequence[str]], left_out: Collection[str] = ()) -> list[Encoded]:
-        """Ids of sentences, see `tag`."""
+        """The ids of sentences, see `tag`."""
         return [self.encoder.encode(tokens, left_out) for tokens in sentences]
 
     def tag_in_sentences(
         self, texts: Sequence[Sequence[str]], left_out: Collection[str] = (), split: bool | None = True
     ) -> list[TaggedText]:
-        """`tag` of lines of text that are cut at the ends of sentences as `pieces` says; by default, all are."""
+        """`tag` for lines of text that are split into `pieces`; by default, into their sentences."""
         pieces = [self.pieces(tokens, split) for tokens in texts]
         found = iter(self.tag([piece for text in pieces for piece in text], left_out))
         return [joined([next(found) for _ in text]) for text in pieces]
@@ -161,18 +174,19 @@ class TextTagger:
         """The best tags of every sentence and the entities that they mark.
 
         Args:
-            sentences: of tokens, see `split`; of characters, strings will do. One without any has no tags.
-            left_out: words to take out of the lexicon, for FLAT.
+            sentences: sequences of tokens, see `split`. If the tokens are characters, strings are possible. An empty
+                sentence has no tags.
+            left_out: words of the lexicon that are ignored, for FLAT.
         """
         encoded = self.encode(sentences, left_out)
         lengths = np.array([len(sentence.ids) for sentence in encoded], int)
         return in_order(self._tag, encoded, by_length(lengths, self.batch_size))
 
     def attention(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> SentenceAttention:
-        """Where every layer and head looks in one sentence. Arguments: see `tag`.
+        """The attention of every layer and head in one sentence. Arguments: see `tag`.
 
         Raises:
-            ValueError: the network has no attention; the sentence is empty, or longer than it takes at a time.
+            ParameterError: the network has no attention, or the sentence is empty or too long for the network.
         """
         network = self.tagger.network
         if not hasattr(network, "attention_probs"):
@@ -205,7 +219,9 @@ class TextTagger:
         return self._read([sentence.n for sentence in encoded], found)
 
     def _tag_long(self, sentence: Encoded) -> TaggedText:
-        n, most, rows = sentence.n, self.most, []
+        n = sentence.n
+        most = self.most
+        rows = []
         begins = window_begins(n, most)
         windows = [sentence.window(begin, begin + most) for begin in begins]
         for i in range(0, len(windows), self.batch_size):
@@ -217,8 +233,9 @@ class TextTagger:
         return self._read([n], self._entities_of(emissions[None], np.ones([1, n], bool)))[0]
 
     def _read(self, lengths: list[int], found: dict[str, tf.Tensor]) -> list[TaggedText]:
-        labels, kinds = self.tagger.labels, self.tagger.kinds
-        names = "tags", "ends", "starts", "kinds", "probs"
+        labels = self.tagger.labels
+        kinds = self.tagger.kinds
+        names = ("tags", "ends", "starts", "kinds", "probs")
         texts = []
         for n, tags, ends, starts, kind, probs in zip(lengths, *(found[name].numpy() for name in names), strict=True):
             places = np.flatnonzero(ends)
@@ -228,8 +245,9 @@ class TextTagger:
 
 
 def joined(pieces: Sequence[TaggedText]) -> TaggedText:
-    """What was found in a text, from what was found in its pieces."""
-    tags, entities = [], []
+    """Joins the results for the pieces of a text."""
+    tags = []
+    entities = []
     for piece in pieces:
         entities += [e._replace(start=e.start + len(tags), end=e.end + len(tags)) for e in piece.entities]
         tags += piece.tags
@@ -237,6 +255,6 @@ def joined(pieces: Sequence[TaggedText]) -> TaggedText:
 
 
 def window_begins(n: int, most: int) -> list[int]:
-    """Where windows of `most` tokens begin in a sentence of `n`, more than that: each shares half with the next."""
+    """The positions where overlapping windows of `most` tokens begin in a longer sentence of `n` tokens."""
     steps = -(-(n - most) // max(1, most // 2))
     return [i * (n - most) // steps for i in range(steps + 1)]

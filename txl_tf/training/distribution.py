@@ -108,7 +108,8 @@ def interruptible(wait: Callable[[], Any]) -> Any:
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None):  # None: a handler in C
         return wait()
-    results, errors = [], []
+    results = []
+    errors = []
 
     def run():
         try:
@@ -168,8 +169,10 @@ def _workers(required: bool) -> list[str]:
         return []
     try:
         config = json.loads(text)
-        cluster, task = config["cluster"], config["task"]
-        kind, index = task["type"], int(task["index"])
+        cluster = config["cluster"]
+        task = config["task"]
+        kind = task["type"]
+        index = int(task["index"])
         workers = [*cluster.get("chief", []), *cluster.get("worker", [])]
         usable = kind in ("chief", "worker") and 0 <= index < len(cluster.get(kind, []))
         usable = usable and len(cluster.get("chief", [])) <= 1
@@ -272,7 +275,7 @@ def sum_over_replicas(tensors: Any) -> Any:
     return tf.nest.pack_sequence_as(tensors, sums)
 
 
-def _of_strategy(make: Any):
+def _of_strategy(make: Any) -> Callable:
     """Decorator: computes `make(strategy)` once for each strategy, and keeps the result as long as the strategy."""
 
     @functools.wraps(make)
@@ -286,18 +289,18 @@ def _of_strategy(make: Any):
 
 
 @_of_strategy
-def _gather_function(strategy: Any):
+def _gather_function(strategy: Any) -> Callable:
     return tf.function(lambda tensors: [strategy.gather(tensor, 0) for tensor in tensors])
 
 
-def _sum_over_workers(strategy: Any, number: int):
+def _sum_over_workers(strategy: Any, number: int) -> int:
     if num_workers(strategy) == 1:
         return number
     return interruptible(lambda: int(_sum_function(strategy)(tf.constant(number, tf.int64))))
 
 
 @_of_strategy
-def _sum_function(strategy: Any):
+def _sum_function(strategy: Any) -> Callable:
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
     def share(number):  # the number on one replica of each worker, 0 on the others
@@ -341,7 +344,7 @@ def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.d
     return dataset.map(lambda *batch: tf.nest.map_structure(own, batch))
 
 
-def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy):
+def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     """Distributes a dataset of this worker's rows. Each replica gets a contiguous share of every batch.
 
     `experimental_distribute_dataset` would give worker w the shares w, w + workers, ... of whole batches instead.

@@ -157,7 +157,7 @@ class MeanOfFunction(keras.metrics.Mean):
         name: name of the metric.
     """
 
-    def __init__(self, function: Callable, name: str, **kwargs: Any):
+    def __init__(self, function: Callable, name: str, **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
         self.function = function
 
@@ -190,7 +190,7 @@ class CompiledMetrics:
 
     def __init__(
         self, metrics: Any = None, weighted_metrics: Any = None, own: Any = (), same: Any = (), n_classes: int = 1
-    ):
+    ) -> None:
         self.given = {"metrics": metrics, "weighted_metrics": weighted_metrics}
         self._plain, self._weighted = (_metrics_of(name, given, same) for name, given in self.given.items())
         self.metrics = [*self._plain, *self._weighted]
@@ -264,7 +264,8 @@ def _make_variables(metric: keras.metrics.Metric, n_classes: int) -> None:
     """Creates the variables of a metric that creates them in its first update. Checks that every replica has them."""
     strategy = tf.distribute.get_strategy()
     if not metric.variables:
-        labels, outputs = tf.zeros([1, 1], tf.int32), tf.zeros([1, 1, n_classes])
+        labels = tf.zeros([1, 1], tf.int32)
+        outputs = tf.zeros([1, 1, n_classes])
         strategy.run(lambda: metric.update_state(labels, outputs, sample_weight=tf.ones([1, 1])))
         metric.reset_state()
     for variable in metric.variables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -148,20 +149,19 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         # Otherwise a resumed run would round differently from a run without a break.
         tgt_len = state.batches.tgt_len if model.static_shapes or model.steps_per_execution == 1 else None
         for n in state.batches.calls(iterator, model.steps_per_execution):
-            found = rows
             if n > 1:
-                run, arguments = several_steps, (tf.constant(n), (rows, tgt_len), iterator)
+                found = rows
+                run = functools.partial(several_steps, tf.constant(n), (rows, tgt_len), iterator)
             else:
                 data = next(iterator, None)
                 if data is None:
                     break
                 found, length, data = described(strategy, data)
                 known_rows = found if model.static_shapes or found == rows else None
-                run, arguments = one_step, ((known_rows, tgt_len if length == tgt_len else None), data)
+                run = functools.partial(one_step, (known_rows, tgt_len if length == tgt_len else None), data)
             with model.stepping:
-                results = run(*arguments, state.mems_of(found * replicas), state.totals)
-            logs = results[0]
-            state.after_step(logs, found * replicas, *results[1:])
+                logs, mems, totals = run(state.mems_of(found * replicas), state.totals)
+            state.after_step(logs, found * replicas, mems, totals)
         if logs is None:
             raise StopIteration
         model.stop_agreed = stop

@@ -9,6 +9,7 @@ the rows in order: replica r of R has the rows `[r * B / R, (r + 1) * B / R)` of
 import contextlib
 import functools
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -70,7 +71,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     _metric_names: tuple[str, ...] = ()
     _validation_batches: Batches | None = None
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._fitted = LoopState()
         self._running = threading.local()  # its `loop` is the state of the method that this thread runs
@@ -81,15 +82,15 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         self.reset_memory()
 
     @property
-    def loop(self):
+    def loop(self) -> LoopState:
         return getattr(self._running, "loop", None) or self._fitted
 
     @loop.setter
-    def loop(self, state: Any):
+    def loop(self, state: LoopState) -> None:
         self._fitted = state
 
     @contextlib.contextmanager
-    def running(self, state: Any):
+    def running(self, state: Any) -> Iterator[None]:
         """In this block, `state` is the `loop` of this thread."""
         before = getattr(self._running, "loop", None)
         self._running.loop = state
@@ -104,7 +105,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         weighted_metrics: Any = None, run_eagerly: bool = False, steps_per_execution: int = 1,
         jit_compile: bool = False, auto_scale_loss: bool = True, *, gradient_accumulation_steps: int = 1,
         static_shapes: bool = False, bin_capacities: Any = None,
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         """Configures `fit` and `evaluate`. The loss is the model's own.
 
         Args:
@@ -142,15 +143,16 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, run_eagerly=run_eagerly,
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
-        self._metric_names, self.auto_scale_loss = metrics, auto_scale_loss
-        own = gradient_accumulation_steps, bool(static_shapes), bin_capacities
+        self._metric_names = metrics
+        self.auto_scale_loss = auto_scale_loss
+        own = (gradient_accumulation_steps, bool(static_shapes), bin_capacities)
         self.__dict__.update(zip(OF_COMPILE, own, strict=True))  # only `compile` can set these attributes
 
-    def compile_arguments(self):
+    def compile_arguments(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in OF_COMPILE}
         return {**super().compile_arguments(), **own, "metrics": list(self._metric_names)}
 
-    def _check_hooks(self):
+    def _check_hooks(self) -> None:
         """Raises ParameterError if the model overrides a hook of Keras that it does not use."""
         unused = dict(HOOKS_OF_MEMORY_MODEL)
         if is_own(self, "predict") and is_own(self, "predict_on_batch"):
@@ -158,7 +160,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         refuse_hooks(self, unused)
         check_steps_take(self, "train_step", "test_step")
 
-    def fit(self, x: Tensor | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any):
+    def fit(self, x: Tensor | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any) -> Any:
         """Trains on batches of consecutive segments, and carries the memory from batch to batch.
 
         Row r of a batch continues row r of the previous batch. The memory starts from zeros. As in the original, it is
@@ -203,12 +205,13 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
                 kwargs["steps_per_epoch"] = kwargs["steps_per_epoch"] or batches.count
             if kwargs.get("validation_data") is not None:
                 validation = self._prepare(kwargs["validation_data"], True, "validation_data", allow_shuffled)
-                self._validation_batches, kwargs["validation_data"] = validation, validation.dataset
+                self._validation_batches = validation
+                kwargs["validation_data"] = validation.dataset
                 if validation.repeated:
                     kwargs["validation_steps"] = kwargs.get("validation_steps") or validation.count
             return super().fit(batches.dataset, **{**kwargs, "shuffle": False})
 
-    def evaluate(self, x: Tensor | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any):
+    def evaluate(self, x: Tensor | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any) -> Any:
         """The mean nll of a text in nats per token. The memory starts from zeros and is carried from batch to batch.
 
         Several threads may call it at the same time, also during `fit`. Each step uses the current weights.
@@ -241,7 +244,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             logs = super().evaluate(batches.dataset, return_dict=True, **kwargs)
         return self._result(logs, return_dict)
 
-    def _start_evaluation(self, batches: Any):
+    def _start_evaluation(self, batches: Any) -> Callable[[int], Any]:
         """A function of a number of rows that returns the first memory of an evaluation.
 
         If a user has overridden a method of training but not `evaluation_nll`, it is the memory of training.
@@ -252,7 +255,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         return lambda rows: self._on_replicas(self.start_evaluation, rows, batches.tgt_len)
 
     @contextlib.contextmanager
-    def _run(self, method: str):
+    def _run(self, method: str) -> Iterator[None]:
         self._methods.append(method)
         try:
             yield
@@ -260,11 +263,11 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             self._methods.remove(method)
 
     @property
-    def running_method(self):
+    def running_method(self) -> str | None:
         """ "fit" or "evaluate" while one of them runs in any thread, else `None`."""
         return self._methods[0] if self._methods else None
 
-    def _result(self, logs: Any, return_dict: bool):
+    def _result(self, logs: Any, return_dict: bool) -> Any:
         """Logs in Keras's form: a dictionary; or a list of loss, metrics and other values; or the loss alone."""
         logs = {name: logs[name] for name in (*self.metrics_names, *sorted(logs.keys() - {*self.metrics_names}))}
         if return_dict:
@@ -274,35 +277,35 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
     # ------------------------------------------------------------------------------------- what Keras calls, and when
 
-    def make_train_function(self, force: bool = False):
+    def make_train_function(self, force: bool = False) -> None:
         force = self.hooks_changed("train_function", "train_step", "segment_nll", "call") or force
         if self.train_function is None or force:
             jitted = tf.function(self._loss_and_gradients, jit_compile=True) if self.jit_compile else None
             self._compiled_gradients = jitted
             self.train_function = make_loop(self, "train_step", self._log_names())
 
-    def make_test_function(self, force: bool = False):
+    def make_test_function(self, force: bool = False) -> None:
         force = self.hooks_changed("test_function", "test_step", "segment_nll", "evaluation_nll", "call") or force
         if self.test_function is None or force:
             self.test_function = make_loop(self, "test_step", tuple(self.metrics_names))
 
-    def _log_names(self):
+    def _log_names(self) -> tuple[str, ...]:
         names = (*self.metrics_names, "grad_norm")
         return (*names, "overflow") if self.static_shapes else names
 
     @property
-    def metrics_names(self):
+    def metrics_names(self) -> list[str]:
         """Names of the results of `evaluate`, in order."""
         return ["loss", *self._metric_names]
 
     @property
-    def own_metrics(self):
+    def own_metrics(self) -> list[keras.metrics.Metric]:
         """The user's metrics: attributes of the model and of its layers, or the result of an overridden `metrics`."""
         if is_own(self, "metrics"):
             return self.metrics
         return [metric for metric in self.metrics if metric.name not in self._log_names()]  # Keras has a "loss"
 
-    def results_of_own_metrics(self):
+    def results_of_own_metrics(self) -> dict[str, Any]:
         """`{name: result}` of `own_metrics`."""
         return results_of(self.own_metrics)
 
@@ -311,15 +314,15 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             metric.reset_state()
         self.loop.begin()
 
-    def get_metrics_result(self):
+    def get_metrics_result(self) -> dict[str, Any]:
         return {**self.loop.logs(), **self.results_of_own_metrics()}
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None):
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Disabled, because the model is built. Keras's version consumes a batch and fails with several workers."""
 
     # ---------------------------------------------------------------------------------------- before the first step
 
-    def _ready_to_train(self, method: str):
+    def _ready_to_train(self, method: str) -> None:
         """Builds the optimizer. Raises ParameterError if `method` cannot train with the arguments of `compile`."""
         if self.optimizer is None:
             message = f"{method} needs an optimizer, got None: compile with txl_tf.make_optimizer(...)"
@@ -328,7 +331,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         self.check_weights()
         self.build_optimizer()
 
-    def _check_rows(self, rows: int, parts: int):
+    def _check_rows(self, rows: int, parts: int) -> None:
         replicas = self.distribute_strategy.num_replicas_in_sync
         if rows % (replicas * parts):
             got = f"{rows} rows on {replicas} replicas"
@@ -337,7 +340,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             message = f"the batch must divide by the number of replicas, got {got}"
             raise ParameterError("batch", rows, f"a multiple of {replicas * parts} rows", message)
 
-    def _prepare(self, x: Tensor, evaluation: bool = False, name: str = "x", allow_shuffled: bool = False):
+    def _prepare(self, x: Tensor, evaluation: bool = False, name: str = "x", allow_shuffled: bool = False) -> Batches:
         """The checked dataset as `Batches`. With several workers, it has only the rows of this worker."""
         if not isinstance(allow_shuffled, bool):
             raise ParameterError("allow_shuffled", allow_shuffled, [True, False])
@@ -372,7 +375,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         mine = divided(mine.repeat(), strategy)
         return Batches(mine, rows, batches.tgt_len, batches.count, batches.count > 0, batches.any_rows)
 
-    def _on_replicas(self, function: Any, rows: int, *args: Any):
+    def _on_replicas(self, function: Any, rows: int, *args: Any) -> Any:
         """Calls `function(share, *args)` on every replica, where `share` is its number of the `rows`."""
         strategy = self.distribute_strategy
         share = rows // strategy.num_replicas_in_sync
@@ -384,15 +387,15 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     # --------------------------------------------------------------------------------------------- what is resumed
 
     @property
-    def metric_totals(self):
+    def metric_totals(self) -> np.ndarray:
         """float64 array: the sums from which the logs of this epoch are computed."""
         return self.loop.totals.numpy()
 
-    def set_metric_totals(self, array: Any):
+    def set_metric_totals(self, array: Any) -> None:
         """Restores sums from `metric_totals`. A callback calls it after an epoch has begun."""
         self.loop.totals = tf.constant(array, tf.float64)
 
-    def carried_arrays(self):
+    def carried_arrays(self) -> dict[str, np.ndarray]:
         """`{"mems": ...}`: the memory of all replicas, `[n_layer, batch, mem_len, d_model]`.
 
         It is float32, or float64 if the model is float64.
@@ -400,7 +403,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         mems = all_rows(self.distribute_strategy, self.loop.mems)
         return {"mems": np.stack([at_least_float32(mem) for mem in mems])}
 
-    def set_carried_arrays(self, arrays: Any):
+    def set_carried_arrays(self, arrays: Any) -> None:
         mems = arrays["mems"]
         shape = self.carried_arrays()["mems"].shape
         if mems.shape != shape:
@@ -410,7 +413,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         layers = range(len(mems))
         self.loop.mems = [self._to_replicas([share[i] for share in shares], self.compute_dtype) for i in layers]
 
-    def _to_replicas(self, arrays: Any, dtype: str):
+    def _to_replicas(self, arrays: Any, dtype: str) -> Any:
         """A value that is `arrays[r]` on replica r, on the device of the replica."""
         return self.distribute_strategy.experimental_distribute_values_from_function(
             lambda context: tf.cast(arrays[context.replica_id_in_sync_group], dtype)

@@ -100,7 +100,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
             for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
                 average.assign(variable)
 
-    def _backend_apply_gradients(self, grads, trainable_variables):
+    def _backend_apply_gradients(self, grads, trainable_variables) -> None:
         if self.batches_per_update == 1:
             super()._backend_apply_gradients(grads, trainable_variables)
             return
@@ -122,7 +122,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
         else:
             tf.distribute.get_replica_context().merge_call(keep_or_update, args=(sums,))
 
-    def _update_with_sums(self, variables, totals, sums):
+    def _update_with_sums(self, variables, totals, sums) -> None:
         """Updates the weights once with the mean gradient. `sums` are sums over replicas and batches."""
         self.gradient_accumulation_steps = None  # so that Keras updates the weights in this call
         try:
@@ -131,7 +131,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
             self.gradient_accumulation_steps = self.batches_per_update
         _assign_all(totals, [tf.zeros_like(total) for total in sums])
 
-    def _all_reduce_sum_gradients(self, grads_and_vars):
+    def _all_reduce_sum_gradients(self, grads_and_vars) -> list[tuple[Any, Any]]:
         grads, variables = zip(*grads_and_vars, strict=True)
         if self.batches_per_update == 1 and not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
@@ -151,12 +151,12 @@ class ClipAfterAverage(MixedIntoOptimizer):
         return {**super().get_config(), "clip": self.clip, "clip_value": self.clip_value}
 
 
-def _is_together():
+def _is_together() -> bool:
     """Whether this context can change the variables of all replicas without a merge call."""
     return tf.distribute.in_cross_replica_context() or tf.__internal__.distribute.strategy_supports_no_merge_call()
 
 
-def _assign_all(variables, values):
+def _assign_all(variables, values) -> None:
     """Assigns values, which are the same on every replica, to the variables of all replicas."""
 
     def assign(strategy, values):
@@ -173,7 +173,7 @@ def _assign_all(variables, values):
 class Adam(ClipAfterAverage, keras.optimizers.Adam):
     """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`. One operation updates a variable."""
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient, variable, learning_rate) -> None:
         """Keras's update as one operation. Keras itself uses 15 operations and takes three times as long."""
         if self.amsgrad:
             return super().update_step(gradient, variable, learning_rate)
@@ -212,12 +212,12 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
     earlier steps. The two forms differ when the rate changes.
     """
 
-    def __init__(self, *args, nesterov=False, **kwargs):
+    def __init__(self, *args, nesterov=False, **kwargs) -> None:
         if nesterov:
             raise ParameterError("nesterov", nesterov, "False, because PyTorch's form of momentum is without it here")
         super().__init__(*args, nesterov=nesterov, **kwargs)
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient, variable, learning_rate) -> None:
         if not self.momentum:
             super().update_step(gradient, variable, learning_rate)
             return

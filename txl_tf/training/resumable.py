@@ -83,7 +83,7 @@ class Resumable(AmongWorkers):
     _was_reset: bool = False  # whether the metrics were reset since the method that runs began
     _uncounted: tuple[str, ...] = ()  # names of metrics that the last step did not update
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._turns = Turns()
 
@@ -99,7 +99,7 @@ class Resumable(AmongWorkers):
         self, optimizer: Any = None, loss: Tensor | None = None, loss_weights: Any = None, metrics: Any = None,
         weighted_metrics: Any = None, run_eagerly: bool = False, steps_per_execution: int = 1,
         jit_compile: bool = False, auto_scale_loss: bool = True,
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         """Configures `fit` and `evaluate`, as `keras.Model.compile` does. The loss is the model's own.
 
         Args:
@@ -131,10 +131,10 @@ class Resumable(AmongWorkers):
             steps_per_execution=steps_per_execution, auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
 
-    def compile_arguments(self):
+    def compile_arguments(self) -> dict[str, Any]:
         return {**super().compile_arguments(), **self._extra_metrics.given}
 
-    def measure(self, labels: Tensor, outputs: Tensor, kept: Tensor, weights: Any):
+    def measure(self, labels: Tensor, outputs: Tensor, kept: Tensor, weights: Any) -> dict[str, Any]:
         """Updates the metrics that `compile` was given. Returns their results over all replicas, as logs.
 
         Args:
@@ -145,7 +145,7 @@ class Resumable(AmongWorkers):
         """
         return self._extra_metrics.update(labels, outputs, kept, weights)
 
-    def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any):
+    def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains, as `keras.Model.fit` does. The docstring of the model describes `x`, `y` and weights.
 
         Args:
@@ -170,7 +170,7 @@ class Resumable(AmongWorkers):
         with self._turn("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
             return super().fit(**kwargs)
 
-    def evaluate(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any):
+    def evaluate(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Loss and metrics, as `keras.Model.evaluate` returns them. See `fit` for `x` and `y`.
 
         It waits while another thread evaluates. It raises an error while another thread runs `fit`.
@@ -189,13 +189,15 @@ class Resumable(AmongWorkers):
         sample_weight: Any = None,
         class_weight: Any = None,
         return_dict: bool = False,
-    ):
+    ) -> Any:
         """One step of training. See `fit` for arguments and errors, and Keras for the result."""
         self.build_optimizer()
         with self._turn("train_on_batch"), self._weighing_classes(class_weight):
             return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
-    def test_on_batch(self, x: Tensor, y: Tensor | None = None, sample_weight: Any = None, return_dict: bool = False):
+    def test_on_batch(
+        self, x: Tensor, y: Tensor | None = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
         """Loss and metrics of one batch, as `keras.Model.test_on_batch` returns them."""
         with self._turn("test_on_batch"):
             return super().test_on_batch(x, y, sample_weight, return_dict)
@@ -217,7 +219,7 @@ class Resumable(AmongWorkers):
         finally:
             self._class_weights = None
 
-    def make_train_function(self, force: bool = False):
+    def make_train_function(self, force: bool = False) -> None:
         changed = self._class_weights != self._class_weights_traced  # the weights are constants of the graph
         self._class_weights_traced = self._class_weights
         self.check_weights()
@@ -228,7 +230,7 @@ class Resumable(AmongWorkers):
         if self.train_function is not made:
             self.train_function = self._watched(self.train_function)
 
-    def make_test_function(self, force: bool = False):
+    def make_test_function(self, force: bool = False) -> None:
         made = self.test_function
         super().make_test_function(self.hooks_changed("test_function", *_HOOKS) or force)
         if self.test_function is not made:
@@ -250,7 +252,7 @@ class Resumable(AmongWorkers):
 
         return watched
 
-    def first_row(self, rows: int):
+    def first_row(self, rows: int) -> Any:
         """The index of this replica's first row in the batch. Keras may divide the last batch into unequal shares."""
         context = tf.distribute.get_replica_context()
         number = context.num_replicas_in_sync
@@ -260,7 +262,7 @@ class Resumable(AmongWorkers):
         shares = self.over_replicas(tf.one_hot(replica, number) * tf.cast(rows, tf.float32))
         return tf.cast(tf.reduce_sum(tf.where(tf.range(number) < replica, shares, 0.0)), tf.int32)
 
-    def unpacked(self, data: Any):
+    def unpacked(self, data: Any) -> tuple[Any, Any, Any]:
         """`(x, y, sample_weight)` of a batch with labels."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if y is None:
@@ -268,7 +270,7 @@ class Resumable(AmongWorkers):
             raise ParameterError("y", None, f"given with x, {self.takes}, or in a dataset of such pairs", message)
         return x, y, sample_weight
 
-    def weights_in_training(self, labels: Tensor, sample_weight: Any):
+    def weights_in_training(self, labels: Tensor, sample_weight: Any) -> Any:
         """The weights of a batch, or those of the classes of its labels; `None` without weights."""
         self._class_weights_used = True
         if self._class_weights is None:
@@ -280,7 +282,7 @@ class Resumable(AmongWorkers):
         return tf.gather(tf.constant(self._class_weights, self.loss_dtype), tf.cast(labels, tf.int32))
 
     @property
-    def metrics(self):
+    def metrics(self) -> list[keras.metrics.Metric]:
         """The model's own metrics, those of `compile`, and then those that are attributes of the model."""
         has_norm = hasattr(self.inner_optimizer, "gradient_norm")
         of_library = [*self.own_metrics, *([self.grad_norm] if has_norm else []), *self._extra_metrics.metrics]
@@ -302,7 +304,7 @@ class Resumable(AmongWorkers):
         """The metrics of `own_metrics` that training does not update."""
         return []
 
-    def get_metrics_result(self):
+    def get_metrics_result(self) -> dict[str, Any]:
         return results_of(metric for metric in self.metrics if metric.name not in self._uncounted)
 
     def reset_metrics(self) -> None:
@@ -323,7 +325,7 @@ class Resumable(AmongWorkers):
         y_pred: Tensor | None = None,
         sample_weight: Any = None,
         training: bool = True,
-    ):
+    ) -> Any:
         """The loss that a training step minimises. A subclass may override it, as in Keras.
 
         The loss of a batch is the mean of the results of all replicas. If a subclass overrides it, the logs report its
@@ -345,7 +347,7 @@ class Resumable(AmongWorkers):
         """Whether a user has overridden a method that needs `y_pred`."""
         return is_own(self, "compute_loss") or is_own(self, "compute_metrics")
 
-    def own_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool):
+    def own_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool) -> Any:
         """This replica's share of the loss that an overridden `compute_loss` returns; `None` without one."""
         if not is_own(self, "compute_loss"):
             return None
@@ -353,7 +355,9 @@ class Resumable(AmongWorkers):
         loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)
         return tf.cast(loss, tf.float32) / self.distribute_strategy.num_replicas_in_sync
 
-    def reported(self, logs: Any, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool):
+    def reported(
+        self, logs: Any, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool
+    ) -> dict[str, Any]:
         """The result of a step: `logs` and the user's metrics, or the result of methods that a user has overridden."""
         if not any(is_own(self, name) for name in ("compute_metrics", "get_metrics_result", "metrics")):
             names = {metric.name for metric in (*self.own_metrics, self.grad_norm)}
@@ -365,7 +369,7 @@ class Resumable(AmongWorkers):
         finally:
             self._uncounted = ()
 
-    def apply_gradients_of(self, loss: Tensor, tape: Any):
+    def apply_gradients_of(self, loss: Tensor, tape: Any) -> dict[str, Any]:
         """Updates the weights. Returns logs of the update."""
         variables = self.trainable_variables
         self.check_weights()  # again, because the first step may have created the weights
@@ -377,7 +381,7 @@ class Resumable(AmongWorkers):
         return {"grad_norm": self.grad_norm.result()}
 
     @staticmethod
-    def over_replicas(x: Tensor):
+    def over_replicas(x: Tensor) -> Any:
         """The sum over all replicas.
 
         Keras takes the unweighted mean of the replicas' results. So every replica updates its metrics with these sums.
@@ -386,7 +390,7 @@ class Resumable(AmongWorkers):
 
     # --------------------------------------------------------------------------------------------------------- export
 
-    def input_signature(self):
+    def input_signature(self) -> Any:
         """The inputs of the call for `export`: a structure of `keras.InputSpec`."""
         raise NotImplementedError
 
@@ -397,7 +401,7 @@ class Resumable(AmongWorkers):
         verbose: Any = None,
         input_signature: Any = None,
         **kwargs: Any,
-    ):
+    ) -> None:
         """Writes the call as a SavedModel, as `keras.Model.export` does. It works without this library.
 
         Args:
@@ -413,7 +417,7 @@ class Resumable(AmongWorkers):
             input_signature = [self.build_for_export()]
         super().export(filepath, format, verbose, input_signature=input_signature, **kwargs)
 
-    def build_for_export(self):
+    def build_for_export(self) -> Any:
         """Creates the weights if necessary. Returns `input_signature`."""
         signature = self.input_signature()
         if not self.has_all_weights:
@@ -421,14 +425,14 @@ class Resumable(AmongWorkers):
         return signature
 
     @property
-    def _default_save_signature(self):
+    def _default_save_signature(self) -> Any:
         """The function that `tf.saved_model.save(model, folder)` writes: the call, as in `export`."""
         specs = keras.tree.map_structure(
             lambda spec: tf.TensorSpec(spec.shape, spec.dtype, spec.name), self.input_signature()
         )
         return tf.function(lambda inputs: self(inputs), autograph=False, input_signature=[specs])
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any):
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         if save_type == "savedmodel":
             self.build_for_export()  # raises a clear error, unlike TensorFlow's call of the signature
         return super()._trackable_children(save_type, **kwargs)
@@ -454,6 +458,6 @@ class Resumable(AmongWorkers):
         return [variable for metric in self.metrics for variable in metric.variables]
 
 
-def _ones(spec: Any):
+def _ones(spec: Any) -> Any:
     """The smallest tensor that a `keras.InputSpec` allows."""
     return tf.ones([1 if size is None else size for size in spec.shape], spec.dtype)

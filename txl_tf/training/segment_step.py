@@ -57,7 +57,7 @@ class SegmentStep(TrainedModel):
         raise NotImplementedError
 
     @any_signature
-    def train_step(self, data: Any, mems: Any = None):
+    def train_step(self, data: Any, mems: Any = None) -> Any:
         """One step of training on one replica's share of a batch: `((tokens, labels), mems)` -> `(logs, new_mems)`.
 
         Args:
@@ -87,7 +87,7 @@ class SegmentStep(TrainedModel):
         return {**logs, "grad_norm": self._update(gradients)}, new_mems
 
     @any_signature
-    def test_step(self, data: Any, carried: Any = None):
+    def test_step(self, data: Any, carried: Any = None) -> Any:
         """One step of evaluation: `((tokens, labels), carried)` -> `(logs, carried)`, see `evaluation_nll`.
 
         The logs are `loss` and `tokens`. `data` and a `carried` of `None` are as in `train_step`.
@@ -103,7 +103,7 @@ class SegmentStep(TrainedModel):
 
     # ---------------------------------------------------------------------------------- steps with Keras's signature
 
-    def step_with_memory(self, name: str):
+    def step_with_memory(self, name: str) -> Callable[..., Any]:
         """A step as a function `(data, mems) -> (logs, new_mems)`, whichever of the two signatures it has."""
         step = getattr(self, name)
         if not is_own(self, name):
@@ -114,9 +114,11 @@ class SegmentStep(TrainedModel):
             if not by_keras:
                 logs, new_mems = step(data, mems)
             else:
-                self._carried.before, self._carried.after = mems, None
+                self._carried.before = mems
+                self._carried.after = None
                 try:
-                    logs, new_mems = step(data), self._carried.after
+                    logs = step(data)
+                    new_mems = self._carried.after
                 finally:
                     self._carried.before = None
                 if new_mems is None and self.network.mem_len:
@@ -129,7 +131,7 @@ class SegmentStep(TrainedModel):
 
         return own_step
 
-    def _with_carried(self, step: Any, data: Any):
+    def _with_carried(self, step: Any, data: Any) -> dict[str, Any]:
         """Calls a step of this class with the memory of the loop in this thread, and returns its logs."""
         mems = getattr(self._carried, "before", None)
         if mems is None:
@@ -140,20 +142,20 @@ class SegmentStep(TrainedModel):
 
     # ------------------------------------------------------------------------------------------------ loss and update
 
-    def _labels_that_count(self, tokens: Tensor, labels: Tensor, weights: Any = None):
+    def _labels_that_count(self, tokens: Tensor, labels: Tensor, weights: Any = None) -> tuple[Any, Any, Any]:
         """`(tokens, labels, weights)`, where labels with the weight 0 are 0 or, with static shapes, -1."""
         if weights is not None:
             labels = tf.where(weights > 0, labels, -1 if self.static_shapes else 0)
         return tokens, labels, weights
 
     @property
-    def _may_leave_out(self):
+    def _may_leave_out(self) -> bool:
         """Whether `segment_nll` may leave out labels, so that their number is known only after it."""
         return self.static_shapes or is_own(self, "segment_nll")
 
     def _loss_and_gradients(
         self, tokens: Tensor, labels: Tensor, weights: Any, total: Any, mems: Any, dropout_key: Tensor
-    ):
+    ) -> tuple[Any, list[Any], Any]:
         """The sums of this replica's rows, the gradients of their share of the mean loss, and new memory.
 
         Args:
@@ -195,18 +197,18 @@ class SegmentStep(TrainedModel):
         variables = self.trainable_variables
         return part_by_part(part, parts, variables, no_sums, tokens, labels, weights, mems, dropout_key)
 
-    def _num_tokens(self, tokens: Tensor, labels: Tensor, weights: Any = None):
+    def _num_tokens(self, tokens: Tensor, labels: Tensor, weights: Any = None) -> Any:
         """The sum of the weights of a batch or, without weights, the number of labels that count."""
         if weights is None and not self.static_shapes:
             return self._num_labels(labels)
         weights = labels >= 0 if weights is None else weights
         return sum_over_replicas(tf.reduce_sum(tf.cast(weights, self.loss_dtype)))
 
-    def _num_labels(self, labels: Tensor):
+    def _num_labels(self, labels: Tensor) -> Any:
         """The number of labels of a batch on all replicas."""
         return tf.cast(tf.size(labels) * self.distribute_strategy.num_replicas_in_sync, self.loss_dtype)
 
-    def _update(self, gradients: Any):
+    def _update(self, gradients: Any) -> Any:
         """Applies this replica's share of the gradients. Returns the global norm of their sum over replicas."""
         if not gradients:  # all weights are frozen
             return tf.zeros([], self.loss_dtype)
@@ -219,7 +221,7 @@ class SegmentStep(TrainedModel):
         return tf.convert_to_tensor(optimizer.gradient_norm) if norm is None else norm
 
 
-def weighted_sum(nll: Tensor, kept: Tensor, weights: Any = None):
+def weighted_sum(nll: Tensor, kept: Tensor, weights: Any = None) -> tuple[Any, Any]:
     """`(sum of weight * nll, sum of the weights)` of a segment, in the dtype of `nll`.
 
     Args:
@@ -245,7 +247,7 @@ def part_by_part(
     weights: Any,
     mems: Any,
     dropout_key: Tensor,
-):
+) -> tuple[Any, Any, Any]:
     """Calls `step` for parts of the rows, one after the other, which needs only the memory of one part.
 
     Args:

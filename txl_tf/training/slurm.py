@@ -34,7 +34,7 @@ def tf_config() -> str:
     index from the name of its node and its local id. Each task uses the GPUs that Slurm makes visible to it.
 
     Raises:
-        ValueError: Slurm's variables are missing, malformed, or contradict each other.
+        ParameterError: Slurm's variables are missing, malformed, or contradict each other.
     """
     try:
         step = int(os.environ["SLURM_JOB_ID"]) + int(os.environ["SLURM_STEP_ID"])

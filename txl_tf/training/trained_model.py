@@ -47,8 +47,9 @@ class Turns:
                     message = f"{method} cannot run: fit of the same model runs in another thread"
                     raise ParameterError(method, "fit", "called when no other thread runs fit", message)
                 self._changed.wait()
-            before = self._thread, self._method
-            self._thread, self._method = thread, self._method or method
+            before = (self._thread, self._method)
+            self._thread = thread
+            self._method = self._method or method
         try:
             yield
         finally:
@@ -70,7 +71,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
         carried_names: keys of `carried_arrays`.
     """
 
-    seed: int
+    seed: Any
     optimizer: Any
     smaller = 'txl_tf.export_saved_model(model, directory, weights="bfloat16") writes a model of half the size'
     stop_requested = False
@@ -98,7 +99,8 @@ class TrainedModel(Unquantized, MixedIntoModel):
         if not self.compiled:
             return None
         frozen = [i for i, layer in enumerate(self._flatten_layers()) if not layer.trainable]
-        return {**keras.saving.serialize_keras_object(self.compile_arguments()), "frozen": frozen}
+        arguments: Any = keras.saving.serialize_keras_object(self.compile_arguments())
+        return {**arguments, "frozen": frozen}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         layers: list[Any] = list(self._flatten_layers())

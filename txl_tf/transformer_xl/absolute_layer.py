@@ -1,8 +1,8 @@
-"""The layer of Transformer-XL without the table of distances: attention, then a feed-forward net.
+"""The layer of Transformer-XL without a table of distances: attention, then a feed-forward net.
 
-It knows of positions what is in its input (absolute positions, as in the vanilla language model), or what a scheme
-without a table of distances tells its attention (ALiBi, rotary). So networks with different positions differ in nothing
-else (paper, sections 3.1 and 4.2).
+Positions come from its input, if they are absolute, as in the vanilla language model; or from a scheme that needs no
+table of distances, such as ALiBi and rotary. So networks with different positions are the same in everything else
+(paper, sections 3.1 and 4.2).
 """
 
 from typing import Any, Unpack
@@ -12,6 +12,7 @@ import keras
 from txl_tf.equations import Attention, Places, attention, attention_block
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import Drop, split
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.ops import norm_of
 from txl_tf.nn.position_schemes import scheme_of
@@ -21,9 +22,13 @@ from txl_tf.transformer_xl.memory import HiddenStates, Memory
 
 
 def multihead_attn(
-    w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0, dropout_key=None, positions=None, content_mask=None
-):  # fmt: skip
-    """Attention `softmax(q.k / sqrt(d_head))` with its projections; residual and layer norm are `MultiHeadAttn`'s.
+    w: Tensor, attn_mask: Tensor | None, mems: Tensor | None, qkv_kernel: Tensor, o_kernel: Tensor, n_head: int,
+    dropatt: float = 0.0, dropout_key: Tensor | None = None, positions: Any = None,
+    content_mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention `softmax(q.k / sqrt(d_head))` with its projections.
+
+    `MultiHeadAttn` adds the residual connection and layer norm.
 
     Args: as in `rel_multihead_attn`, without the arguments of distances, and
         n_head: the number of heads.
@@ -37,8 +42,15 @@ def multihead_attn(
     return attention(w, memory, weights, Drop(dropatt, dropout_key))
 
 
-def attention_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme, content_mask=None):
-    """`(memory, weights)` of `txl_tf.equations.attention`, of the arguments of `multihead_attn` and a `Positions`."""
+def attention_parts(
+    w: Tensor, attn_mask: Tensor | None, mems: Tensor | None, qkv_kernel: Tensor, o_kernel: Tensor, n_head: int,
+    scheme: Any, content_mask: Tensor | None = None,
+) -> tuple[HiddenStates, Attention]:  # fmt: skip
+    """The arguments `memory` and `w` of `txl_tf.equations.attention`.
+
+    Args: as in `multihead_attn`, and
+        scheme: a `Positions`.
+    """
     places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), special=zeros_of(content_mask, w))
     scale = (o_kernel.shape[0] // n_head) ** -0.5
     return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme)
@@ -46,7 +58,7 @@ def attention_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme, co
 
 @keras.saving.register_keras_serializable("txl_tf")
 class MultiHeadAttn(SegmentAttention):
-    """`RelMultiHeadAttn` without relative positions: no `r_kernel`, and calls without `r`, `r_w_bias`, `r_r_bias`.
+    """`RelMultiHeadAttn` without relative positions: it has no `r_kernel`, and its call has no `r` and no biases.
 
     ```python
     w, mems = tf.random.normal([2, 5, 32]), tf.random.normal([2, 3, 32])  # a segment of 5, a memory of 3
@@ -58,9 +70,9 @@ class MultiHeadAttn(SegmentAttention):
     ```
 
     Args: as in `RelMultiHeadAttn`, and
-        positions: "alibi", "rotary" or the name of another scheme that needs attention alone; `None` for none.
+        positions: "alibi", "rotary" or the name of another scheme that a layer can use without a network; or `None`.
 
-    Call arguments: those of `RelMultiHeadAttn`, without `r`, `r_w_bias` and `r_r_bias`.
+    Call arguments: as in `RelMultiHeadAttn`, without `r`, `r_w_bias` and `r_r_bias`.
 
     Returns:
         `[batch, tgt_len, d_model]`.
@@ -69,6 +81,7 @@ class MultiHeadAttn(SegmentAttention):
         Vaswani et al. 2017, section 3.2; `MultiHeadAttn` of the original's PyTorch program.
     """
 
+    positions: Any
     relative = False
 
     @stored
@@ -83,25 +96,32 @@ class MultiHeadAttn(SegmentAttention):
         self.scheme = scheme_of_attention(positions, type(self).__name__)
         self.scheme.check(self)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "positions": self.scheme.known_as}
 
-    def build(self, w_shape=None, **_):
+    def build(self, w_shape: Any = None, **_: Any) -> None:
         super().build(w_shape)
-        if self.positions is not None:  # else it is a network's scheme, whose weights the network makes
+        if self.positions is not None:  # a network makes the weights of its own scheme
             self.scheme.make_weights(self)
 
-    def call(self, w, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None):
+    def call(
+        self, w: Tensor, attn_mask: Any = None, mems: Any = None, content_mask: Tensor | None = None,
+        training: bool | None = None, dropout_key: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
         if isinstance(mems, Memory):
             mems.check(self, w, attn_mask)
-            memory, weights = mems, mems.weights_of_attention()
+            memory = mems
+            weights = mems.weights_of_attention()
         else:
             visible, mems = self.segment_of(w, attn_mask, mems)
-            w, mems, *kernels = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
-            memory, weights = attention_parts(w, visible, mems, *kernels, self.n_head, self.scheme, content_mask)
-        drops = Drop(self.dropatt, dropatt_key), Drop(self.dropout, output_key)
-        return attention_block(w, memory, weights, norm_of(self.layer_norm), *drops)
+            w, mems, qkv_kernel, o_kernel = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
+            memory, weights = attention_parts(
+                w, visible, mems, qkv_kernel, o_kernel, self.n_head, self.scheme, content_mask
+            )
+        drop_probs = Drop(self.dropatt, dropatt_key)
+        drop_output = Drop(self.dropout, output_key)
+        return attention_block(w, memory, weights, norm_of(self.layer_norm), drop_probs, drop_output)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -113,8 +133,15 @@ class TransformerLMLayer(TransformerXLLayer):
     output = layer(tf.random.normal([2, 5, 32]))  # [2, 5, 32]
     ```
 
-    Args: as in the two layers. Call arguments and returns: as in `MultiHeadAttn`.
+    Args: as in the two layers.
+
+    Call arguments: as in `MultiHeadAttn`.
+
+    Returns:
+        `[batch, tgt_len, d_model]`.
     """
+
+    positions: Any
 
     attention_class = MultiHeadAttn
 
@@ -128,23 +155,29 @@ class TransformerLMLayer(TransformerXLLayer):
             d_model, n_head, d_head, d_inner, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, **kwargs
         )
 
-    def options_of_attention(self):
+    def options_of_attention(self) -> dict[str, Any]:
         return {} if self.positions is None else {"positions": self.positions}
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         scheme = getattr(self.rel_attn, "scheme", None)
         return {**super().get_config(), "positions": None if scheme is None else scheme.known_as}
 
-    def call(self, w, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None):
+    def call(  # pyright: ignore[reportIncompatibleMethodOverride]  # without the arguments about distances
+        self, w: Tensor, attn_mask: Any = None, mems: Any = None, content_mask: Tensor | None = None,
+        training: bool | None = None, dropout_key: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
-        output = self.rel_attn(
-            w=w, attn_mask=attn_mask, mems=mems, content_mask=content_mask, dropout_key=attn_key
-        )  # fmt: skip
+        output = self.rel_attn(w=w, attn_mask=attn_mask, mems=mems, content_mask=content_mask, dropout_key=attn_key)
         return self.ff(output, dropout_key=ff_key)
 
 
-def scheme_of_attention(positions, owner):
-    """The scheme of the argument `positions` of an attention. Raises ParameterError for one that needs a network."""
+def scheme_of_attention(positions: Any, owner: str) -> Any:
+    """The scheme for the argument `positions` of an attention. Raises ParameterError if it needs a network.
+
+    Args:
+        positions: the argument.
+        owner: name of the attention's class, for the error.
+    """
     scheme = scheme_of(positions)
     if scheme.overrides("enter"):
         raise ParameterError("positions", positions, f"a scheme that {owner} can use without a network")

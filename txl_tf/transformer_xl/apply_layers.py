@@ -1,40 +1,50 @@
-"""One layer after the other, in one of three ways with the same numbers.
+"""Calls the layers one after the other, in one of three ways with the same results.
 
-A compiled program and its memory differ:
+They differ in the size of the compiled program and in memory:
 
-    plainly         a call for every layer
-    as a loop       one layer over stacked weights. XLA writes out what it is given, 22 MB of a TPU's program for
-                    a layer of enwik8's base model; as a loop, twelve of them are not much more than one
-    recomputed      gradient checkpointing: the forward pass keeps what each layer was given, the backward pass computes
-                    the rest again
+    plain           one call for every layer
+    as a loop       a loop over one layer with stacked weights. XLA writes out every call: a layer of enwik8's base
+                    model takes 22 MB of a TPU program. In a loop, twelve layers take little more than one
+    recomputed      gradient checkpointing: the forward pass keeps only the input of each layer, and the backward pass
+                    computes the rest again
 """
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from txl_tf.kernels import gradients
+from txl_tf.kernels.shapes import Tensor
 
 
-def apply_layers(layers, hidden, arguments, dropout_keys=None, as_loop=False, recompute=False):
+def apply_layers(
+    layers: Sequence[Any],
+    hidden: Tensor,
+    arguments: Sequence[tuple[Tensor, ...]],
+    dropout_keys: Sequence[Any] | None = None,
+    as_loop: bool = False,
+    recompute: bool | None = False,
+) -> tuple[Any, Any]:
     """`hidden = layer(hidden, *arguments[i], dropout_key=dropout_keys[i])` for one layer after the other.
 
     Args:
-        layers: Keras layers, every one of which returns the like of its first argument.
-        hidden: tensor, what enters the first layer.
-        arguments: for every layer a tuple of tensors. Gradients flow to them.
-        dropout_keys: for every layer a key, or `None`.
-        as_loop: the layers differ in their weights alone, and are computed as a loop.
-        recompute: keep only what each layer was given, and compute the rest again in the backward pass.
+        layers: Keras layers. The output of each has the shape and dtype of its first argument.
+        hidden: tensor, the input of the first layer.
+        arguments: a tuple of tensors for every layer. Gradients flow to them.
+        dropout_keys: a key for every layer, or `None`.
+        as_loop: whether to compute the layers in a loop. They may differ only in their weights.
+        recompute: whether to keep only the input of each layer, and compute the rest again in the backward pass.
 
     Returns:
-        `(hidden, inputs)`: what the last layer gives, and a list of what each layer was given.
+        `(hidden, inputs)`: the output of the last layer, and a list with the input of each layer.
     """
     dropout_keys = dropout_keys or [None] * len(layers)
     if as_loop:
         return _run_in_loop(layers, hidden, arguments, dropout_keys, recompute)
-    inputs = []
+    inputs: list[Tensor] = []
     for layer, of_layer, key in zip(layers, arguments, dropout_keys, strict=True):
         inputs.append(hidden)
         call = _recomputed(layer, key) if recompute else functools.partial(layer, dropout_key=key)
@@ -42,24 +52,32 @@ def apply_layers(layers, hidden, arguments, dropout_keys=None, as_loop=False, re
     return hidden, inputs
 
 
-def _run_in_loop(layers, hidden, arguments, dropout_keys, recompute):
-    n_layer, first = len(layers), layers[0]
-    variables = first.weights  # frozen ones, too: the first layer's stand for those of each
+def _run_in_loop(
+    layers: Sequence[Any],
+    hidden: Tensor,
+    arguments: Sequence[tuple[Tensor, ...]],
+    dropout_keys: Sequence[Any],
+    recompute: bool | None,
+) -> tuple[Any, Any]:
+    """`apply_layers` as a loop, in which the first layer is called with the weights of each layer."""
+    n_layer = len(layers)
+    first = layers[0]
+    variables = first.weights  # also the frozen ones
     columns = [*zip(*(layer.weights for layer in layers), strict=True), *zip(*arguments, strict=True)]
     tensors_of = [_stacked(column) for column in columns]
     key_of = _stacked(dropout_keys)
 
-    def call(dropout_key, hidden, *tensors):
-        weights, tensors = tensors[: len(variables)], tensors[len(variables) :]
+    def call(dropout_key: Any, hidden: Tensor, *tensors: Tensor) -> Any:
+        weights = tensors[: len(variables)]
         with keras.StatelessScope(list(zip(variables, weights, strict=True))):
-            return first(hidden, *tensors, dropout_key=dropout_key)
+            return first(hidden, *tensors[len(variables) :], dropout_key=dropout_key)
 
-    def body(i, hidden, inputs):
-        decode = functools.partial(call, key_of(i))
-        decode = gradients.recompute(decode) if recompute else decode
-        return i + 1, decode(hidden, *(tensor(i) for tensor in tensors_of)), inputs.write(i, hidden)
+    def body(i: Any, hidden: Tensor, inputs: Any) -> tuple[Any, Any, Any]:
+        layer = functools.partial(call, key_of(i))
+        layer = gradients.recompute(layer) if recompute else layer
+        return i + 1, layer(hidden, *(tensor(i) for tensor in tensors_of)), inputs.write(i, hidden)
 
-    inputs = tf.TensorArray(hidden.dtype, n_layer, element_shape=hidden.shape)
+    inputs: Any = tf.TensorArray(hidden.dtype, n_layer, element_shape=hidden.shape)
     _, hidden, inputs = tf.while_loop(
         lambda i, *_: i < n_layer,
         body,
@@ -70,24 +88,30 @@ def _run_in_loop(layers, hidden, arguments, dropout_keys, recompute):
     return hidden, tf.unstack(inputs.stack())
 
 
-def _stacked(column):
-    """A function of the layer's number that returns the layer's tensor of `column`, a list of one of every layer."""
+def _stacked(column: Sequence[Any]) -> Callable[[Any], Any]:
+    """A function of a layer's number that returns the layer's tensor.
+
+    Args:
+        column: a list with one tensor for every layer. If all are the same object, nothing is stacked.
+    """
     if all(tensor is column[0] for tensor in column):
         return lambda i: column[0]
-    stack = tf.stack([tf.convert_to_tensor(tensor) for tensor in column])
+    stack: Any = tf.stack([tf.convert_to_tensor(tensor) for tensor in column])
     return lambda i: stack[i]
 
 
-def _recomputed(layer, dropout_key):
-    """`layer` with a dropout key, of which the forward pass keeps only the arguments."""
+def _recomputed(layer: Any, dropout_key: Any) -> Callable[..., Any]:
+    """A function of the layer's arguments that calls it with gradient checkpointing."""
     variables = layer.weights
 
-    def call(zero, *args):
-        weights, (w, *args) = args[: len(variables)], args[len(variables) :]
-        # Masks depend on the key alone: TensorFlow would draw those of all layers at the start and keep them.
+    def call(zero: Tensor, *args: Tensor) -> Any:
+        weights = args[: len(variables)]
+        w, *others = args[len(variables) :]
+        # Dropout masks depend only on the key. Without this dependency on w, TensorFlow would draw the masks of all
+        # layers at the start, and keep them in memory.
         with tf.control_dependencies([w]):
             layer_key = dropout_key + tf.cast(zero, dropout_key.dtype)
         with keras.StatelessScope(list(zip(variables, weights, strict=True))):
-            return layer(w, *args, dropout_key=layer_key)
+            return layer(w, *others, dropout_key=layer_key)
 
     return functools.partial(gradients.recompute(call), tf.zeros([]), *map(tf.convert_to_tensor, variables))

@@ -1,7 +1,7 @@
-"""Transformer-XL's attention as layers: over memory and segment, by content and by distance (paper, section 3.3).
+"""Transformer-XL's attention as layers: from a segment to memory and segment (paper, section 3.3).
 
-The equation is `attention` in `txl_tf/equations.py`. u is `r_w_bias` and v is `r_r_bias`, the original's names. W_q,
-W_(k,E) and W_v are `qkv_kernel`, W_(k,R) is `r_kernel`.
+The equation is `attention` in `txl_tf/equations.py`. u is called `r_w_bias` and v is called `r_r_bias`, as in the
+original. W_q, W_(k,E) and W_v are side by side in `qkv_kernel`; W_(k,R) is `r_kernel`.
 
 Shapes:
     B: batch        T: qlen, the queries        M: mlen, the memory        K: klen, the keys, M + T
@@ -16,6 +16,7 @@ import tensorflow as tf
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.equations import Attention, Places, attention, attention_block, causal, project_distances
 from txl_tf.kernels.dropout import Drop, split
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.watching import watching
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_length, check_sizes, check_tensors
@@ -26,11 +27,11 @@ from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.transformer_xl.memory import HiddenStates, Memory
 
 
-def create_mask(qlen, mlen, same_length=False, first=0):
-    """Which keys a query must not see: 1 where masked, 0 where seen (`_create_mask` of the original).
+def create_mask(qlen: Size, mlen: Size, same_length: bool = False, first: Size = 0) -> Any:
+    """The causal mask: 1 where a key is masked, 0 where a query sees it (`_create_mask` of the original).
 
-    The arguments are the original's. Query i sees the keys `0 ... mlen + i`, and with `same_length` only the last
-    `mlen + 1` of them, `i ... mlen + i`. With qlen 3, mlen 2, without and with `same_length`:
+    Query i sees the keys `0 ... mlen + i`; with `same_length`, only the last `mlen + 1` of them, `i ... mlen + i`. With
+    qlen 3 and mlen 2, without and with `same_length`:
 
         0 0 0 1 1        0 0 0 1 1
         0 0 0 0 1        1 0 0 0 1
@@ -39,14 +40,14 @@ def create_mask(qlen, mlen, same_length=False, first=0):
     Args:
         qlen, mlen: ints or int scalar tensors, the lengths of segment and memory.
         same_length: every query sees the same number of keys (the original's evaluation settings).
-        first: number of the first query and of the first key, which the mask does not depend on. A value that is known
-            only at run time keeps the mask, megabytes of it, out of the compiled program.
+        first: number of the first query and of the first key. The mask does not depend on it. But a value that is known
+            only at run time keeps the mask, which may have megabytes, out of the compiled program.
 
     Returns:
         float32 `[qlen, mlen + qlen]`.
 
     Raises:
-        ParameterError: a length is below 0 or no integer.
+        ParameterError: a length is negative or not an integer.
     """
     check_length("qlen", qlen)
     check_length("mlen", mlen)
@@ -54,68 +55,84 @@ def create_mask(qlen, mlen, same_length=False, first=0):
 
 
 def rel_multihead_attn(
-    w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, dropatt=0.0, dropout_key=None,
-    content_mask=None,
-):  # fmt: skip
-    """Relative attention with its projections; residual and layer norm are `RelMultiHeadAttn`'s.
+    w: Tensor, r: Tensor, r_w_bias: Tensor, r_r_bias: Tensor, attn_mask: Tensor | None, mems: Tensor | None,
+    qkv_kernel: Tensor, r_kernel: Tensor, o_kernel: Tensor, dropatt: float = 0.0, dropout_key: Tensor | None = None,
+    content_mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Relative attention with its projections. `RelMultiHeadAttn` adds the residual connection and layer norm.
 
-    Batch first: the original's `w` and `mems` are `[T, B, E]` and `[M, B, E]`, its `r` is `[K, 1, E]`. Queries are
-    projected for the segment alone; the original projects the memory's too and throws them away.
+    The batch is the first axis. In the original, `w` and `mems` are `[T, B, E]` and `[M, B, E]`, and `r` is
+    `[K, 1, E]`. Queries are computed only for the segment. The original also computes them for the memory, and then
+    ignores them.
 
-    Args: as in the call of `RelMultiHeadAttn`. `attn_mask`, `mems` and `content_mask` may be `None`. The tensors
-        have one dtype. A mask that Keras passed on with `w` reaches the layer alone: give it in `attn_mask`. And
-        qkv_kernel: `[E, 3 * H * D]`, queries, then keys, then values.
+    Args: as in the call of `RelMultiHeadAttn`. `attn_mask`, `mems` and `content_mask` may be `None`. All tensors have
+        the same dtype. Only the layer uses a mask that Keras passed on with `w`: give it here in `attn_mask`. And
+        qkv_kernel: `[E, 3 * H * D]`, the kernels of queries, keys and values, side by side.
         r_kernel, o_kernel: `[E, H * D]` and `[H * D, E]`.
         dropatt, dropout_key: of the attention probabilities, see `attend`.
 
     Returns:
         `[B, T, E]`.
     """
-    kernels = qkv_kernel, r_kernel, o_kernel
-    memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, Relative(), content_mask)
+    memory, weights = relative_parts(
+        w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, Relative(), content_mask
+    )
     return attention(w, memory, weights, Drop(dropatt, dropout_key))
 
 
 def relative_parts(
-    w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, scheme, content_mask=None
-):  # fmt: skip
-    """`(memory, weights)` of `txl_tf.equations.attention`, of arguments of `rel_multihead_attn` and a `Relative`."""
+    w: Tensor, r: Tensor, r_w_bias: Tensor, r_r_bias: Tensor, attn_mask: Tensor | None, mems: Tensor | None,
+    qkv_kernel: Tensor, r_kernel: Tensor, o_kernel: Tensor, scheme: Any, content_mask: Tensor | None = None,
+) -> tuple[HiddenStates, Attention]:  # fmt: skip
+    """The arguments `memory` and `w` of `txl_tf.equations.attention`.
+
+    Args: as in `rel_multihead_attn`, and
+        scheme: a `Relative`.
+    """
     n_head, d_head = r_w_bias.shape
-    # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
+    # `rel_shift` needs a column of zeros. It comes from a key of zeros, so that the scores need not be copied for it.
     r_k = tf.pad(project_distances(r, r_kernel, n_head), [[0, 0], [1, 0], [0, 0]])
-    places = Places(
-        keys_of(w, mems), visible_keys(attn_mask, w, mems), r_k, keras.ops.shape(w)[1], zeros_of(content_mask, w)
-    )
-    u, v = (bias[:, None, None] for bias in (r_w_bias, r_r_bias))
+    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), r_k, shape_of(w)[1], zeros_of(content_mask, w))
+    u = r_w_bias[:, None, None]
+    v = r_r_bias[:, None, None]
     return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, scheme, u, v)
 
 
-def keys_of(w, mems):
-    """How many keys a segment `[B, T, E]` sees with a memory `[B, M, E]`, which may be `None`."""
-    return keras.ops.shape(w)[1] + (0 if mems is None else keras.ops.shape(mems)[1])
+def keys_of(w: Tensor, mems: Tensor | None) -> Any:
+    """The number of keys for a segment `[B, T, E]` and a memory `[B, M, E]`, which may be `None`."""
+    return shape_of(w)[1] + (0 if mems is None else shape_of(mems)[1])
 
 
-def zeros_of(content_mask, w):
-    """The `special` of `Places` for a `content_mask`, which may be `None`, in the dtype of the segment."""
+def zeros_of(content_mask: Tensor | None, w: Tensor) -> dict[str, Any]:
+    """The `special` of `Places` for a `content_mask`, which may be `None`, in the dtype of the segment `w`."""
     return {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
 
 
-def visible_keys(attn_mask, w, mems):
-    """bool, true where a query sees a key, of an `attn_mask` in any form that the call of a layer takes."""
+def visible_keys(attn_mask: Tensor | None, w: Tensor, mems: Tensor | None) -> Any:
+    """An `attn_mask`, in any form that the call of a layer takes, as bool that is true where a query sees a key."""
     if attn_mask is None:
-        return causal(keras.ops.shape(w)[1], 0 if mems is None else keras.ops.shape(mems)[1])
+        return causal(shape_of(w)[1], 0 if mems is None else shape_of(mems)[1])
     visible = seen(attn_mask)
     return tf.transpose(visible, HEADS_FIRST) if len(visible.shape) == 4 else visible
 
 
 class SegmentAttention(Layer):
-    """Attention over memory and segment with its residual and layer norm, with relative positions or without.
+    """Base class of attention to memory and segment, with its residual connection and layer norm.
 
-    A subclass has the call, and says by `relative` whether there is an `r_kernel`.
+    A subclass defines the call.
+
+    Attributes:
+        relative: whether there is an `r_kernel`. A subclass sets it.
+        scheme: the scheme of positions.
     """
 
-    relative = True
-    scheme = Relative()
+    d_model: int
+    n_head: int
+    d_head: int
+    dropout: float
+    dropatt: float
+    relative: bool = True
+    scheme: Any = Relative()
     free_settings = {
         "dropout": FREE_RATE, "dropatt": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED,
     }  # fmt: skip
@@ -135,8 +152,8 @@ class SegmentAttention(Layer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
 
-    def build(self, w_shape=None, **_):
-        def kernel(name, shape):
+    def build(self, w_shape: Any = None, **_: Any) -> None:
+        def kernel(name: str, shape: tuple[int, int]) -> Any:
             return self.add_weight(name=name, shape=shape, initializer=own_initializer(self.kernel_initializer))
 
         width = self.n_head * self.d_head
@@ -145,7 +162,7 @@ class SegmentAttention(Layer):
         self.o_kernel = kernel("o_kernel", (width, self.d_model))
         self.build_parts(w_shape, self.layer_norm)
 
-    def attention_probs(self, *args, **kwargs):
+    def attention_probs(self, *args: Any, **kwargs: Any) -> Any:
         """The probabilities of a call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.
 
         Args: those of the call.
@@ -154,37 +171,44 @@ class SegmentAttention(Layer):
             self(*args, **kwargs)
         return watched.probs[0]
 
-    def segment_of(self, w, attn_mask=None, mems=None, **positions):
-        """`(visible, mems)` of a call, checked: bool, true where a query sees a key, and `[batch, mem_len, d_model]`.
+    def segment_of(
+        self, w: Tensor, attn_mask: Tensor | None = None, mems: Tensor | None = None, **positions: Tensor
+    ) -> tuple[Any, Any]:
+        """Checks the arguments of a call.
 
         Args:
+            w, attn_mask, mems: of the call.
             **positions: `r`, `r_w_bias` and `r_r_bias` of the call.
 
+        Returns:
+            `(visible, mems)`: bool, true where a query sees a key; and `[batch, mem_len, d_model]`.
+
         Raises:
-            ValueError: a tensor or a mask has another shape; the message names it.
+            ParameterError: a tensor or a mask has another shape.
         """
-        sizes = {"d_model": self.d_model, "n_head": self.n_head, "d_head": self.d_head, "1": 1}
+        sizes: dict[str, Any] = {"d_model": self.d_model, "n_head": self.n_head, "d_head": self.d_head, "1": 1}
         check_tensors(sizes, w=(w, "float batch tgt_len d_model"), mems=(mems, "float? batch mem_len d_model"))
         mems = w[:, :0] if mems is None else mems
-        qlen, mlen = keras.ops.shape(w)[1], keras.ops.shape(mems)[1]
+        qlen = shape_of(w)[1]
+        mlen = shape_of(mems)[1]
         sizes["keys"] = mlen + qlen if isinstance(mlen + qlen, int) else None
         shapes = {"r": "float 1 keys d_model", "r_w_bias": "float n_head d_head", "r_r_bias": "float n_head d_head"}
         check_tensors(sizes, **{name: (x, shapes[name]) for name, x in positions.items()})
         if attn_mask is None:
             visible = causal(qlen, mlen)
         else:
-            attn_mask = tf.convert_to_tensor(attn_mask)
-            heads = ["n_head"] if attn_mask.shape.rank == 4 else []
-            visible = seen_by_article("attn_mask", attn_mask, sizes, ["batch", *heads, "tgt_len", "keys"])
+            mask: Any = tf.convert_to_tensor(attn_mask)
+            heads = ["n_head"] if mask.shape.rank == 4 else []
+            visible = seen_by_article("attn_mask", mask, sizes, ["batch", *heads, "tgt_len", "keys"])
         if mask_of(w) is not None:
-            elements = tf.pad(as_bool("mask", mask_of(w)), [[0, 0], [mlen, 0]], constant_values=True)
+            elements: Any = tf.pad(as_bool("mask", mask_of(w)), [[0, 0], [mlen, 0]], constant_values=True)
             visible &= elements[:, None, None] if visible.shape.rank == 4 else elements[:, None]
         return visible, mems
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class RelMultiHeadAttn(SegmentAttention):
-    """Relative multi-head attention with its residual and layer norm: `LayerNorm(w + dropout(attention))`.
+    """Relative multi-head attention with its residual connection: `LayerNorm(w + dropout(attention))`.
 
     ```python
     w, mems = tf.random.normal([2, 5, 32]), tf.random.normal([2, 3, 32])  # a segment of 5, a memory of 3
@@ -198,48 +222,51 @@ class RelMultiHeadAttn(SegmentAttention):
     Args:
         d_model: width of the hidden states.
         n_head, d_head: number of heads and the width of each.
-        dropout: rate on the attention's output.
-        dropatt: rate on the attention probabilities.
+        dropout: dropout rate of the attention's output.
+        dropatt: dropout rate of the attention probabilities.
         kernel_initializer: of the three projections.
         layer_norm_epsilon: added to the variance in layer norm.
-        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+        seed: int from which dropout keys derive, for calls without a key. `None` draws one.
 
     Call arguments:
-        w: `[batch, tgt_len, d_model]`, the segment. Where Keras handed a mask on with it, that hides keys, too.
+        w: `[batch, tgt_len, d_model]`, the segment. A mask that Keras passed on with it also hides keys.
         r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first: see `positional_embedding`
             and `relative_positions`.
-        r_w_bias, r_r_bias: `[n_head, d_head]`, u and v; given by the caller, since layers share them unless `untie_r`.
-        attn_mask: `[tgt_len, mem_len + tgt_len]`, with a batch in front, or with batch and heads, `[batch, n_head,
-            tgt_len, mem_len + tgt_len]`: numbers, 1 where masked, see `create_mask`; or bool, true where a key is seen.
-            `None`: the mask of `create_mask`.
-        mems: `[batch, mem_len, d_model]`; `mem_len` may be 0, and `None` is no memory.
-        content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where what is at a key counts as zeros, see
-            `document_mask`; `None` for none.
+        r_w_bias, r_r_bias: `[n_head, d_head]`, u and v. They are arguments because layers share them unless `untie_r`.
+        attn_mask: `[tgt_len, mem_len + tgt_len]`, or with a batch in front, or with batch and heads: `[batch, n_head,
+            tgt_len, mem_len + tgt_len]`. Numbers are 1 where a key is masked, see `create_mask`. Bool is true where a
+            query sees a key. `None`: the mask of `create_mask`.
+        mems: `[batch, mem_len, d_model]`; `mem_len` may be 0. `None`: there is no memory.
+        content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where the content of a key counts as zeros, see
+            `document_mask`; or `None`.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:
         `[batch, tgt_len, d_model]`.
 
     Raises:
-        ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
+        ParameterError: an argument is out of its range, or a tensor or a mask has another shape.
 
     Reference:
         Dai et al. 2019, section 3.3; `rel_multihead_attn` of the original.
     """
 
     def call(
-        self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None
-    ):
+        self, w: Tensor, r: Tensor, r_w_bias: Tensor, r_r_bias: Tensor, attn_mask: Any = None, mems: Any = None,
+        content_mask: Tensor | None = None, training: bool | None = None, dropout_key: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
         if isinstance(mems, Memory):
             mems.check(self, w, r, r_w_bias, r_r_bias, attn_mask)
-            memory, weights = mems, mems.weights_of_attention()
+            memory = mems
+            weights = mems.weights_of_attention()
         else:
             visible, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
-            w, r, r_w_bias, r_r_bias, mems, *kernels = self.computed(
-                w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel, self.o_kernel
+            w, r, r_w_bias, r_r_bias, mems = self.computed(w, r, r_w_bias, r_r_bias, mems)
+            qkv_kernel, r_kernel, o_kernel = self.computed(self.qkv_kernel, self.r_kernel, self.o_kernel)
+            memory, weights = relative_parts(
+                w, r, r_w_bias, r_r_bias, visible, mems, qkv_kernel, r_kernel, o_kernel, self.scheme, content_mask
             )
-            parts = visible, mems, *kernels, self.scheme, content_mask
-            memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, *parts)
-        drops = Drop(self.dropatt, dropatt_key), Drop(self.dropout, output_key)
-        return attention_block(w, memory, weights, norm_of(self.layer_norm), *drops)
+        drop_probs = Drop(self.dropatt, dropatt_key)
+        drop_output = Drop(self.dropout, output_key)
+        return attention_block(w, memory, weights, norm_of(self.layer_norm), drop_probs, drop_output)

@@ -1,47 +1,55 @@
-"""What inference reads from the weights once, before a loop, and how a model reads a segment with it.
+"""Inference: weights that are read and projected once, before a loop, and how a model reads a segment with them.
 
 Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head      E: d_model
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from txl_tf.equations import project_distances
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.base import NotCacheable
 from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
 from txl_tf.transformer_xl.attention import SegmentAttention
 
-# Rows of a batch whose attention is written out one by one. More of them, or an unknown number, go through a loop.
+# Attention is written out in the graph for each row of a batch up to this size. Larger or unknown batches use a loop.
 MAX_UNROLLED_ROWS = 16
 
 
 class LayerWeights(NamedTuple):
-    """Weights of a layer in the type they are used in."""
+    """Weights of a layer in the dtype in which they are used."""
 
-    qkv: tf.Tensor  # [E, 3 * H * D], the queries' part times D**-0.5
-    o: tf.Tensor  # [H * D, E]
-    ff: tuple  # kernels and biases of the feed-forward net; nothing for a net of another class
-    # Of relative attention alone:
-    r_w_bias: tf.Tensor | None = None  # [H, D], u times D**-0.5
-    r_r_bias: tf.Tensor | None = None  # [H, D], v times D**-0.5
-    position_keys: tf.Tensor | None = None  # [H, any, D], projected sinusoids in the order that attention takes them in
+    qkv: Tensor  # [E, 3 * H * D], the kernel of the queries times D**-0.5
+    o: Tensor  # [H * D, E]
+    ff: tuple[Tensor, ...]  # kernels and biases of the feed-forward net; empty if the net is of another class
+    # Only relative attention has these:
+    r_w_bias: Tensor | None = None  # [H, D], u times D**-0.5
+    r_r_bias: Tensor | None = None  # [H, D], v times D**-0.5
+    position_keys: Tensor | None = None  # [H, any, D], projected sinusoids in the order in which attention takes them
 
 
-def layer_weights(layer, dtype, *position_weights):
-    """`LayerWeights` of a layer, the last three given where attention is relative.
+def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor) -> LayerWeights:
+    """`LayerWeights` of a layer.
+
+    Args:
+        layer: the layer.
+        dtype: of the weights.
+        *position_weights: the last three fields, if attention is relative.
 
     Raises:
-        NotCacheable: the layer's attention is not one whose keys and values are products of the hidden states.
+        NotCacheable: the keys and values of the layer's attention are not products of the hidden states.
     """
-    attn, ff = getattr(layer, "rel_attn", None), getattr(layer, "ff", None)
+    attn = getattr(layer, "rel_attn", None)
+    ff = getattr(layer, "ff", None)
     if not isinstance(attn, SegmentAttention):
-        raise NotCacheable(f"{layer.name} has no rel_attn of the kind of RelMultiHeadAttn")
+        raise NotCacheable(f"{layer.name} has no rel_attn like RelMultiHeadAttn")
     width = attn.n_head * attn.d_head
-    q_kernel, kv_kernel = tf.split(tf.convert_to_tensor(attn.qkv_kernel), [width, 2 * width], 1)
+    kernels: Any = tf.split(tf.convert_to_tensor(attn.qkv_kernel), [width, 2 * width], 1)
+    q_kernel, kv_kernel = kernels
     of_ff = ff.computed_weights() if isinstance(ff, PositionwiseFF) else ()
     return LayerWeights(
         tf.cast(tf.concat([q_kernel * attn.d_head**-0.5, kv_kernel], 1), dtype),
@@ -51,15 +59,16 @@ def layer_weights(layer, dtype, *position_weights):
     )
 
 
-def weights_with(network, position_keys):
+def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWeights, ...]:
     """`LayerWeights` of all layers of a `TransformerXL`.
 
     Args:
-        position_keys: one for every layer; nothing where the positions are not relative.
+        network: `TransformerXL`.
+        position_keys: one for every layer; empty if the positions are not relative.
     """
     dtype = network.compute_dtype
 
-    def of_layer(i, layer):
+    def of_layer(i: int, layer: Any) -> LayerWeights:
         if network.r_w_bias is None:
             return layer_weights(layer, dtype)
         r_w_bias, r_r_bias = (tf.cast(bias * network.d_head**-0.5, dtype) for bias in network.biases(i))
@@ -68,53 +77,64 @@ def weights_with(network, position_keys):
     return tuple(of_layer(i, layer) for i, layer in enumerate(network.decoder_layers))
 
 
-def projected_positions(network, klen):
+def projected_positions(network: Any, klen: Size) -> list[Any]:
     """The keys of the distances `klen - 1, ..., 0` in every layer: a list of `[H, klen, D]`.
 
-    The list is empty where the positions are not relative.
+    The list is empty if the positions are not relative.
     """
     if network.r_w_bias is None:
         return []
-    pos_emb = tf.cast(network.position_table(klen), network.compute_dtype)
+    pos_emb: Any = tf.cast(network.position_table(klen), network.compute_dtype)
 
-    def of_layer(layer):
-        attn = getattr(layer, "rel_attn", None)
+    def of_layer(layer: Any) -> Tensor:
+        attn: Any = getattr(layer, "rel_attn", None)
         if getattr(attn, "r_kernel", None) is None:
-            raise NotCacheable(f"{layer.name} has no rel_attn of the kind of RelMultiHeadAttn")
+            raise NotCacheable(f"{layer.name} has no rel_attn like RelMultiHeadAttn")
         return project_distances(pos_emb, tf.cast(attn.r_kernel, pos_emb.dtype), attn.n_head)
 
     return [of_layer(layer) for layer in network.decoder_layers]
 
 
-def read(model, tokens, memory, static_shapes=False):
-    """What a model gives for a segment, and the state after it.
+def read(model: Any, tokens: Tensor, memory: Any, static_shapes: bool = False) -> Any:
+    """Calls a model with a segment and a cached memory.
 
     Args:
         model: `TransformerXL`, or a function like its call, see `LanguageModel.outputs`.
         tokens: int `[B, T]`.
         memory: `NetworkMemory`.
         static_shapes: as in the call.
+
+    Returns:
+        `(output, state)`: the output of the model, and the state after the segment.
     """
     parts = [(view.layer.ff, view.weights.ff) for view in memory.layers if view.weights.ff]
     with bound(parts):
         return model(tokens, memory, static_shapes=static_shapes)
 
 
-def row_by_row(attend_row, q):
-    """`attend_row(b)`, `[H, T, D]`, of all rows of the queries `[B, H, T, D]`: a row at a time fits the CPU's cache."""
+def row_by_row(attend_row: Callable[[Any], Tensor], q: Tensor) -> Any:
+    """Calls `attend_row(b)` for every row b of a batch, because one row at a time fits in the CPU's cache.
+
+    Args:
+        attend_row: function of the number of a row that returns `[H, T, D]`.
+        q: `[B, H, T, D]`, the queries.
+
+    Returns:
+        `[B, H, T, D]`.
+    """
     batch = q.shape[0]
     if batch is not None and batch <= MAX_UNROLLED_ROWS:
         return tf.stack([attend_row(b) for b in range(batch)])
-    rows, spec = tf.range(keras.ops.shape(q)[0]), tf.TensorSpec(q.shape[1:], q.dtype)
-    return tf.map_fn(attend_row, rows, fn_output_signature=spec, parallel_iterations=1)
+    spec = tf.TensorSpec(q.shape[1:], q.dtype)
+    return tf.map_fn(attend_row, tf.range(shape_of(q)[0]), fn_output_signature=spec, parallel_iterations=1)
 
 
-def zero_keys(network, batch_size, klen):
-    """Zeros as the keys, or the values, of all layers: a tuple of `n_layer` tensors `[batch_size, H, klen, D]`."""
+def zero_keys(network: Any, batch_size: Size, klen: Size) -> tuple[Any, ...]:
+    """Zeros for the keys or values of all layers: a tuple of `n_layer` tensors `[batch_size, H, klen, D]`."""
     shape = [batch_size, network.n_head, klen, network.d_head]
     return tuple(tf.zeros(shape, network.compute_dtype) for _ in range(network.n_layer))
 
 
-def writable_copy(state):
-    """A copy that nothing else refers to, not even a constant of the graph, so that it may be written in place."""
+def writable_copy(state: Any) -> Any:
+    """A copy that can be written in place, because nothing else refers to it, not even a constant of the graph."""
     return tf.nest.map_structure(lambda tensor: tf.raw_ops.DeepCopy(x=tensor), state)

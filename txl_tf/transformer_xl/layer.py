@@ -5,6 +5,7 @@ from typing import Any, Unpack
 import keras
 
 from txl_tf.kernels.dropout import split
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer
 from txl_tf.nn.feed_forward import PositionwiseFF
@@ -26,16 +27,24 @@ class TransformerXLLayer(Layer):
     output = layer(w, r, u, v, mems=mems)  # [2, 5, 32]
     mems = tf.stop_gradient(tf.concat([mems, w], 1)[:, -3:])  # [2, 3, 32]
 
-    # The token 0 does not see what stands before it, nor do those after it; the next memory forgets it, too.
+    # Token 0 and the tokens after it do not see the text before token 0. The next memory does not contain it either.
     mask = txl_tf.layers.document_mask(txl_tf.layers.create_mask(5, 3), tokens, reset_token=0)
     output = layer(w, r, u, v, mask.attn_mask, mems, mask.content)  # [2, 5, 32]
     (mems,) = mask.forget([tf.concat([mems, w], 1)[:, -3:]])  # [2, 3, 32]
     ```
 
-    Args: as in the two layers. Call arguments and returns: as in `RelMultiHeadAttn`.
+    Args: as in the two layers.
+
+    Call arguments: as in `RelMultiHeadAttn`.
+
+    Returns:
+        `[batch, tgt_len, d_model]`.
+
+    Reference:
+        Dai et al. 2019, section 3.3.
     """
 
-    attention_class = RelMultiHeadAttn
+    attention_class: Any = RelMultiHeadAttn
     restores_parts = True
     free_settings = {
         "dropout": FREE_RATE, "dropatt": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED,
@@ -67,25 +76,26 @@ class TransformerXLLayer(Layer):
         self.rel_attn = attention_class(d_model, n_head, d_head, dropout, dropatt, name="rel_attn", **shared, **options)
         self.ff = PositionwiseFF(d_model, d_inner, dropout, name="ff", **shared)
 
-    def options_of_attention(self):
-        """Arguments of the attention's constructor besides those of every attention."""
+    def options_of_attention(self) -> dict[str, Any]:
+        """Arguments of the attention's constructor that not every attention has."""
         return {}
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = {**super().get_config(), **registered_classes(attention_class=self.rel_attn)}
         return checked_config(self, config)
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Any:
         with choosing(config) as others:
             return super().from_config(others)
 
-    def build(self, w_shape=None, **_):
+    def build(self, w_shape: Any = None, **_: Any) -> None:
         self.build_parts(w_shape, self.rel_attn, self.ff)
 
     def call(
-        self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None
-    ):
+        self, w: Tensor, r: Tensor, r_w_bias: Tensor, r_r_bias: Tensor, attn_mask: Any = None, mems: Any = None,
+        content_mask: Tensor | None = None, training: bool | None = None, dropout_key: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
         output = self.rel_attn(
             w=w, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias, attn_mask=attn_mask, mems=mems, content_mask=content_mask,

@@ -1,7 +1,7 @@
 """The network: tokens and memory in, hidden states and new memory out (paper, sections 3.2 and 3.3).
 
-`TransformerXL.forward` is the paper's model. Padding is around it (`kernels/packing.py`); loops for XLA and
-recomputation are in `apply_layers.py`, documents that reset the memory in the mask (`transformer_xl/documents.py`).
+`TransformerXL.forward` is the paper's model. `call` handles padding before and after it (`kernels/packing.py`). Loops
+for XLA and recomputation are in `apply_layers.py`. Documents that reset the memory change the mask (`documents.py`).
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,10 @@ import tensorflow as tf
 from txl_tf.config import NetworkConfig, at_least
 from txl_tf.config.checks import keras_initializer
 from txl_tf.equations import in_turn, new_memory
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, UnsupportedError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.packing import pack, unpack, unpack_pairs
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.watching import watching
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import (
@@ -45,19 +46,19 @@ from txl_tf.transformer_xl.layer import TransformerXLLayer
 from txl_tf.transformer_xl.memory import NetworkMemory
 from txl_tf.transformer_xl.score_terms import terms_of
 
-# How the initial weights are drawn, which counts when a network is made and never again.
+# Arguments that only decide how the initial weights are drawn. They have no effect after the network is made.
 DRAWN_ONCE = ("init", "init_std", "proj_init_std", "init_range")
 
 
-def cache_mems(hidden, mems, mem_len, lengths=None):
-    """The memory for the next segment: the last `mem_len` of memory and segment, without gradient.
+def cache_mems(hidden: Tensor, mems: Tensor, mem_len: int, lengths: Tensor | None = None) -> Any:
+    """The memory for the next segment: the last `mem_len` positions of memory and segment, without gradient.
 
     Args:
-        hidden: `[batch, tgt_len, d_model]`, what the layer was given for this segment.
-        mems: `[batch, any, d_model]`, what it was given as memory.
-        mem_len: positions to keep; 0 keeps none.
-        lengths: int `[batch]`, how many positions of each row's `hidden` count, where what follows is padding; `mems`
-            must then hold `mem_len` positions or more. `None`: all.
+        hidden: `[batch, tgt_len, d_model]`, the input of a layer for this segment.
+        mems: `[batch, any, d_model]`, the memory of the layer for this segment.
+        mem_len: the number of positions to keep; 0 keeps none.
+        lengths: int `[batch]`, the number of positions in each row of `hidden` that count; padding follows them. With
+            it, `mems` must have `mem_len` positions or more. `None`: all positions count.
 
     Returns:
         `[batch, min(any + tgt_len, mem_len), d_model]`.
@@ -65,27 +66,27 @@ def cache_mems(hidden, mems, mem_len, lengths=None):
     if mem_len == 0:
         return hidden[:, :0]
     if lengths is not None:
-        first = keras.ops.shape(mems)[1] + lengths - mem_len
+        first = shape_of(mems)[1] + lengths - mem_len
         kept = first[:, None] + tf.range(mem_len)
         return tf.stop_gradient(tf.gather(tf.concat([mems, hidden], 1), kept, batch_dims=1))
     is_enough = hidden.shape[1] is not None and hidden.shape[1] >= mem_len
     new_mems = new_memory(None if is_enough else mems, hidden, mem_len)
     if (mems.shape[1] or 0) >= mem_len:
-        new_mems.set_shape([None, mem_len, None])  # known, even where tgt_len is not
+        new_mems.set_shape([None, mem_len, None])  # known even if tgt_len is not
     return new_mems
 
 
-def unknown_zero(tokens, static_shapes):
-    """With static shapes a zero, int32, that XLA cannot fold into constants; else 0.
+def unknown_zero(tokens: Tensor, static_shapes: bool) -> Any:
+    """With static shapes, an int32 zero whose value XLA does not know when it compiles; else 0.
 
-    A mask or a table of positions is megabytes, which XLA would write out wherever it is used.
+    If XLA knew the mask and the table of positions, it would write these megabytes into its program at every use.
     """
     return tf.where(tokens[0, 0] < 0, 1, 0) if static_shapes else 0
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
-    """Transformer-XL without its softmax, for language models and for reuse in other Keras models.
+    """Transformer-XL without its softmax, for language models and for other Keras models.
 
     ```python
     network = txl_tf.TransformerXL(
@@ -99,61 +100,85 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         n_token: size of the vocabulary.
         n_layer: number of decoder layers.
         d_model: width of the hidden states, even.
-        d_embed: width of the embeddings (of their first bin).
+        d_embed: width of the embeddings in the first cluster.
         n_head, d_head: number of attention heads and the width of each.
-        d_inner: width inside the feed-forward layers.
-        dropout: rate on embeddings, position embedding, attention output, in the feed-forward layers and on the
-            final hidden states.
-        dropatt: rate on the attention probabilities.
-        mem_len: positions of memory carried from segment to segment; 0 for none.
-        positions: what the network knows of positions: "relative", the paper's; "sinusoids" or "learned" places in
-            the segment; "alibi" or "rotary"; or a name given to `txl_tf.layers.register_positions`. See
-            `txl_tf/nn/position_schemes.py`.
-        context_len: with learned positions, the most tokens of a segment. `generate` has as many in view, also with
-            sinusoids. Other positions do not have it.
-        same_length: every token attends to `mem_len + 1` positions, rather than to all of memory and segment so far.
-        clamp_len: distances beyond it are treated as `clamp_len`; no limit unless positive.
-        untie_r: every layer has its own u and v, rather than all the same.
-        reset_token: id of a token before which the memory is reset: it and what follows it get what they would get at
-            the beginning of a text, see `transformer_xl/documents.py`. `None` for none.
-        layer_norm_epsilon: added to the variance in layer norm; the original's 1e-12, or PyTorch's 1e-5.
-        cutoffs, div_val, proj_same_dim: bins of the embedding, see `AdaptiveEmbedding`.
+        d_inner: width inside the feed-forward nets.
+        dropout: dropout rate of embeddings, position embeddings, attention output, feed-forward nets and final hidden
+            states.
+        dropatt: dropout rate of the attention probabilities.
+        mem_len: number of positions in the memory from earlier segments; 0 for no memory.
+        positions: the scheme of positions: "relative", as in the paper; "sinusoids" or "learned", which are absolute
+            positions in the segment; "alibi" or "rotary"; or a name that was given to
+            `txl_tf.layers.register_positions`. See `txl_tf/nn/position_schemes.py`.
+        context_len: with learned positions, the maximum number of tokens in a segment. With learned positions and
+            sinusoids, `generate` sees as many tokens. It has no effect on other positions.
+        same_length: whether every token attends to `mem_len + 1` positions, instead of to the whole memory and segment.
+        clamp_len: greater distances are replaced by `clamp_len`. No limit unless it is positive.
+        untie_r: whether every layer has its own u and v. If not, all layers share them.
+        reset_token: id of the first token of a document. The memory is reset before it: the document gets the results
+            that it would get at the beginning of a text, see `transformer_xl/documents.py`. `None`: no resets.
+        layer_norm_epsilon: added to the variance in layer norm. The original uses 1e-12, PyTorch 1e-5.
+        cutoffs, div_val, proj_same_dim: clusters of the embedding, see `AdaptiveEmbedding`.
         init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
             softmax), or "uniform" in `[-init_range, init_range]`. Or a Keras initializer for all these weights, as an
-            object, its name (such as "he_normal") or its configuration. Each weight draws its own numbers; with a
+            object, its name (such as "he_normal") or its configuration. Each weight draws its own numbers: with a
             seed s, the weights have the seeds s, s + 1, ... in the order in which they are made.
-        recompute: in training, keep only every layer's input and compute the rest of it again in the backward pass:
-            less memory for about a third more time, the same gradients.
-        seed: int that dropout derives from; drawn where it is `None`.
+        recompute: whether training keeps only every layer's input, and computes the rest again in the backward pass.
+            It takes less memory and about a third more time, and gives the same gradients.
+        seed: int from which dropout keys derive. `None` draws one.
 
     Call arguments:
-        tokens: int `[batch, tgt_len]`, any `tgt_len`; whole numbers of another type are taken for what they are.
-        mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned; or one
-            tensor of them, `[n_layer, batch, any, d_model]`. `None` starts from `initial_mems`.
-        padding_mask: bool or numbers 0 and 1, `[batch, tgt_len]`, true at tokens, wherever padding lies; `mems` must
-            then hold `mem_len` positions or more, as `initial_mems` does. Every row gets what its tokens alone would
-            get: their hidden states and the memory after them, which holds no padding. Ids at padding do not count, and
-            hidden states there are zeros. It goes on with the hidden states as Keras's mask.
-        training: whether to drop; without it, `dropout_key` says so, see `txl_tf.nn.base`.
+        tokens: int `[batch, tgt_len]`, any `tgt_len`. Float tensors with whole numbers are accepted.
+        mems: list of `n_layer` tensors `[batch, any, d_model]`, usually those that the call for the previous segment
+            returned; or one tensor, `[n_layer, batch, any, d_model]`. `None`: `initial_mems`.
+        padding_mask: bool or numbers 0 and 1, `[batch, tgt_len]`, true at tokens. Padding may be anywhere. `mems` must
+            then have `mem_len` positions or more, as `initial_mems` has. Every row gets the hidden states, and the
+            memory, that its tokens alone would get. Ids at padding have no effect, and the hidden states there are
+            zeros. The returned hidden states carry the mask as their Keras mask.
+        training: whether to use dropout. `None`: dropout is used if there is a `dropout_key`, see `txl_tf.nn.base`.
         dropout_key: int `[3]` that decides the dropout masks: two words of key, and the number of the first row of
-            `tokens` in the global batch (0 if left out). Parts of a batch with one key, each with the number of its
-            first row, get the masks of the whole batch. `None` in training: the network draws a key itself.
-        static_shapes: passed on to `AdaptiveEmbedding`.
+            `tokens` in the global batch (0 if left out). Parts of a batch with the same key, each with the number of
+            its first row, get the masks of the whole batch. `None` in training: the network draws a key.
+        static_shapes: see `AdaptiveEmbedding`.
 
     Returns:
         `(hidden, new_mems)`: `[batch, tgt_len, d_model]`, and the memory for the next segment.
 
     Raises:
-        ValueError: an argument is out of its range; the message names it.
+        ParameterError: an argument is outside its range, or a tensor has another shape.
 
     Reference:
         Dai et al. 2019; `transformer` of the original.
     """
 
-    layer_class = TransformerXLLayer  # with other than relative positions, `TransformerLMLayer` by default
+    # The stored arguments, for type checkers.
+    n_token: int
+    n_layer: int
+    d_model: int
+    n_head: int
+    d_head: int
+    d_inner: int
+    dropout: float
+    dropatt: float
+    mem_len: int
+    same_length: bool
+    clamp_len: int
+    untie_r: bool
+    reset_token: int | None
+    cutoffs: Sequence[int]
+    init: Any
+    init_std: float
+    proj_init_std: float
+    init_range: float
+    context_len: int
+    recompute: bool
+    scheme: Any
+
+    layer_class: Any = TransformerXLLayer  # by default, `TransformerLMLayer` if positions are not relative
     restores_parts = True
-    r_w_bias = r_r_bias = None  # of relative positions alone
-    pos_table = None  # of learned positions alone
+    r_w_bias: Any = None  # only with relative positions
+    r_r_bias: Any = None  # the same
+    pos_table: Any = None  # only with learned positions
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
     fixed_settings = {"layer_class": OF_CLASS, **dict.fromkeys(DRAWN_ONCE, "")}
     copied_settings = {
@@ -173,7 +198,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         super().__init__(**kwargs)
         self.scheme = checked_scheme(self.positions, self)
         self.supports_masking = True
-        self.autocast = False  # half precision does not hold ids
+        self.autocast = False  # float16 and bfloat16 cannot represent all ids exactly
         self.cutoffs = tuple(self.cutoffs)
         if self.reset_token is not None:
             self.check_setting("reset_token", self.reset_token)
@@ -182,11 +207,12 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             self.init = keras_initializer(self.init)
         self.initializer = make_initializer(self.init, self.init_std, self.init_range)
         self.embedding = AdaptiveEmbedding(
-            **values_of(self, "n_token d_embed cutoffs div_val proj_same_dim"), d_proj=self.d_model,
+            **values_of(self, ("n_token", "d_embed", "cutoffs", "div_val", "proj_same_dim")), d_proj=self.d_model,
             initializer=self.initializer,
             proj_initializer=self.projection_initializer(), dtype=self.dtype_policy, name="adaptive_embed",
         )  # fmt: skip
-        of_layers = values_of(self, "d_model n_head d_head d_inner dropout dropatt layer_norm_epsilon")
+        names = ("d_model", "n_head", "d_head", "d_inner", "dropout", "dropatt", "layer_norm_epsilon")
+        of_layers = values_of(self, names)
         of_layers |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
         default = self.layer_class
         if self.layer_class is TransformerXLLayer and not isinstance(self.scheme, Relative):
@@ -195,64 +221,71 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         self.decoder_layers = [layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
         for layer in self.decoder_layers:
             self.scheme.join(layer)
-        self.start_keys(seed, always=True)  # behind the layers: initial weights hang on the order of draws
+        # Start the keys after the layers are made. The order of draws decides the initial weights for a given seed.
+        self.start_keys(seed, always=True)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         layer = self.decoder_layers[0]
         classes = registered_classes(layer_class=layer, attention_class=getattr(layer, "rel_attn", None))
         return checked_config(self, {**super().get_config(), **classes})
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Any:
         with choosing(config) as others:
             return super().from_config(others)
 
-    def check_setting(self, name, value):
+    def check_setting(self, name: str, value: Any) -> Any:
         self.scheme.check_refused(name, value)
         if name == "reset_token" and value is not None:
             at_least(0, self.n_token - 1)(name, value)
         return super().check_setting(name, value)
 
-    def build(self, tokens_shape=None, **_):
+    def build(self, tokens_shape: Any = None, **_: Any) -> None:
         self.scheme.make_weights(self)
         self.embedding.build((None, None))
         for layer in self.decoder_layers:
             layer.build((None, None, self.d_model))
 
-    def build_at_once(self):
-        """Makes the weights where there are none, as the first call does."""
+    def build_at_once(self) -> None:
+        """Makes the weights, as the first call does, if they do not exist yet."""
         if not self.built:
             self.build((None, None))
 
-    def summary(self, *args, **kwargs):
-        """`keras.Model.summary`, of a network that has its weights then."""
+    def summary(self, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.summary`, after the weights are made."""
         self.build_at_once()
         return super().summary(*args, **kwargs)
 
-    def projection_initializer(self):
+    def projection_initializer(self) -> Any:
         """The initializer for the projections of an embedding or of a softmax."""
         if self.init in ("normal", "uniform"):
             return make_initializer(self.init, self.proj_init_std, self.init_range)
         return self.initializer
 
-    def build_biases(self):
+    def build_biases(self) -> list[Any]:
         """Adds the weights `(r_w_bias, r_r_bias)`."""
-        shape = (self.n_head, self.d_head)
+        shape = [self.n_head, self.d_head]
         if self.untie_r:
-            shape = (self.n_layer, *shape)
+            shape = [self.n_layer, *shape]
         return [self.add_table(name, shape, own_initializer(self.initializer)) for name in ("r_w_bias", "r_r_bias")]
 
-    def initial_mems(self, batch_size):
-        """The memory before the first segment: `n_layer` zeros `[batch_size, mem_len, d_model]`, attended to."""
+    def initial_mems(self, batch_size: Size) -> list[Any]:
+        """The memory before the first segment: `n_layer` tensors of zeros, `[batch_size, mem_len, d_model]`.
+
+        Tokens attend to these zeros, as in the original.
+        """
         check_length("batch_size", batch_size)
         shape = [batch_size, self.mem_len, self.d_model]
         return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = memories_by_name(self, args, kwargs)
         return super().__call__(*args, **kwargs)
 
-    def call(self, tokens, mems=None, padding_mask=None, training=None, dropout_key=None, static_shapes=False):
+    def call(
+        self, tokens: Tensor, mems: Any = None, padding_mask: Tensor | None = None, training: bool | None = None,
+        dropout_key: Tensor | None = None, static_shapes: bool = False,
+    ) -> Any:  # fmt: skip
         if isinstance(mems, NetworkMemory):
             return self.forward(as_ids("tokens", tokens), mems, static_shapes=static_shapes)
         tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
@@ -264,24 +297,28 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             hidden._keras_mask = padding_mask
         return hidden, new_mems
 
-    def packed(self, tokens, mems, padding_mask):
-        """The arguments of a call, checked, with the padding of every row behind its tokens.
+    def packed(self, tokens: Tensor, mems: Any, padding_mask: Tensor | None) -> tuple[Any, Any, Any, Any]:
+        """Checks the arguments of a call, and moves the padding of every row after its tokens.
 
         Returns:
             `(tokens, mems, padding_mask, lengths)`: int32 `[batch, tgt_len]`; the list of memories; the mask of the
-            call, bool `[batch, tgt_len]`, and int32 `[batch]`, how many tokens each row has, or `None` for both.
+            call, bool `[batch, tgt_len]`; and int32 `[batch]`, the number of tokens in each row. The last two are
+            `None` without a mask.
         """
         tokens = as_ids("tokens", tokens)
         check_tensors({}, tokens=(tokens, "int batch tgt_len"))
         mems = self.memory_of_call(tokens, mems)
         if padding_mask is None:
             return tokens, mems, None, None
-        padding_mask = self.check_padding(padding_mask, tokens, mems[0])
-        packed, tokens = pack(padding_mask, tf.where(padding_mask, tokens, 0))
-        return tokens, mems, padding_mask, tf.reduce_sum(tf.cast(packed, tf.int32), 1)
+        mask = self.check_padding(padding_mask, tokens, mems[0])
+        packed, tokens = pack(mask, tf.where(mask, tokens, 0))
+        return tokens, mems, mask, tf.reduce_sum(tf.cast(packed, tf.int32), 1)
 
-    def forward(self, tokens, mems, dropout_key=None, lengths=None, static_shapes=False, recompute=False):
-        """The paper's model, of checked tokens and memory:
+    def forward(
+        self, tokens: Tensor, mems: Any, dropout_key: Tensor | None = None, lengths: Tensor | None = None,
+        static_shapes: bool = False, recompute: bool | None = False,
+    ) -> Any:  # fmt: skip
+        """The paper's model, for tokens and memory that are checked:
 
             h = drop(E[x])    R = drop(sinusoids of the distances)
             h' = layer(h, R, u, v, mask, mem)    for every layer
@@ -289,13 +326,13 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
         Args:
             tokens: int `[B, T]`.
-            mems: list of `n_layer` tensors `[B, M, E]`; or a `NetworkMemory`, of cached keys and values.
+            mems: list of `n_layer` tensors `[B, M, E]`; or a `NetworkMemory` with cached keys and values.
             dropout_key, static_shapes: as in the call.
-            lengths: int32 `[B]`, how many tokens of each row count, where what follows is padding; `None`: all.
+            lengths: int32 `[B]`, the number of tokens in each row; padding follows them. `None`: T.
             recompute: see `apply_layers`.
 
         Returns:
-            `(hidden, new_mems)`, as the call; of a `NetworkMemory`, its state after the segment.
+            `(hidden, new_mems)`, as the call; for a `NetworkMemory`, `(hidden, state)` after the segment.
         """
         embed_key, pos_key, out_key, *layer_keys = split(dropout_key, 3 + self.n_layer)
         hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes)
@@ -307,31 +344,42 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         new_mems = [cache_mems(h, mem, self.mem_len, lengths) for h, mem in zip(inputs, mems, strict=True)]
         return dropout(hidden, self.dropout, out_key), mask.forget(new_mems, lengths)
 
-    def enter(self, tokens, mems, dropout_keys=(None, None), lengths=None, static_shapes=False):
-        """What enters the layers.
+    def enter(
+        self, tokens: Tensor, mems: Any, dropout_keys: Any = (None, None), lengths: Tensor | None = None,
+        static_shapes: bool = False,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
+        """The inputs of the layers.
 
         Returns:
-            `(hidden, arguments, mask)`: `[B, T, E]`; for every layer the tuple of what its call takes besides; `Mask`.
-            Of a `NetworkMemory`, the arguments are its views, and there is no mask.
+            `(hidden, arguments, mask)`: `[B, T, E]`; a tuple with the other arguments of the call for every layer; and
+            the `Mask`. For a `NetworkMemory`, `arguments` is its `layers`, and `mask` is `None`.
         """
         if isinstance(mems, NetworkMemory):
             hidden, positions = self.embed(tokens, mems, dropout_keys, static_shapes, 0)
             if positions not in (mems, None):
                 raise NotCacheable(f"embed of {type(self).__name__} returns positions of its own")
             return hidden, mems.layers, None
-        mlen, zero = keras.ops.shape(mems[0])[1], unknown_zero(tokens, static_shapes)
+        mlen = shape_of(mems[0])[1]
+        zero = unknown_zero(tokens, static_shapes)
         hidden, pos_emb = self.embed(tokens, mlen, dropout_keys, static_shapes, zero)
-        mask = Mask(create_mask(keras.ops.shape(tokens)[1], mlen, self.same_length, zero))
+        mask = Mask(create_mask(shape_of(tokens)[1], mlen, self.same_length, zero))
         if self.reset_token is not None:
             mask = document_mask(mask.attn_mask, tokens, self.reset_token, self.same_length, lengths)
         positions = [self.scheme.of_layer(self, i, pos_emb) for i in range(self.n_layer)]
-        return hidden, [(*of_layer, *mask.around(mem)) for of_layer, mem in zip(positions, mems, strict=True)], mask
+        arguments = [(*of_layer, *mask.around(mem)) for of_layer, mem in zip(positions, mems, strict=True)]
+        return hidden, arguments, mask
 
-    def embed(self, tokens, mlen, dropout_keys, static_shapes, zero):
-        """The embeddings `[B, T, E]`, and what all layers know of positions, see `Positions.enter`.
+    def embed(self, tokens: Tensor, mlen: Any, dropout_keys: Any, static_shapes: bool, zero: Size) -> tuple[Any, Any]:
+        """The embeddings of the tokens, with absolute positions and dropout.
 
         Args:
-            mlen: M; or a `NetworkMemory`, which has the positions already and is returned in their place.
+            tokens: int `[B, T]`.
+            mlen: M; or a `NetworkMemory`, which contains the positions already.
+            dropout_keys, zero: see `Positions.enter`.
+            static_shapes: as in the call.
+
+        Returns:
+            `(hidden, shared)`, see `Positions.enter`. For a `NetworkMemory`, `shared` is the memory.
         """
         embeddings = self.embedding(tokens, static_shapes=static_shapes)
         if isinstance(mlen, NetworkMemory):
@@ -341,33 +389,33 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             return embeddings if added is None else embeddings + added, mlen
         return self.scheme.enter(self, embeddings, mlen, dropout_keys, zero)
 
-    def positions(self, length, zero=0):
-        """What `position_table` returns. A subclass may override it.
+    def positions(self, length: Size, zero: Size = 0) -> Any:
+        """Computes the result of `position_table`. A subclass may override it.
 
-        The attribute of this name is the name of the scheme, so it is called on the class.
+        Call it on the class: the attribute `positions` of an instance is the name of its scheme.
         """
         return self.scheme.table(self, length, zero)
 
-    def position_table(self, length, zero=0):
-        """The table of the scheme: rows for `length` distances, farthest first, or for as many places in a segment.
+    def position_table(self, length: Size, zero: Size = 0) -> Any:
+        """The table of the scheme: rows for `length` distances, farthest first, or for `length` positions in a segment.
 
         Returns:
             `[1, length, d_model]`, float32, or float64 if the network computes in it.
         """
         return type(self).positions(self, length, zero)
 
-    def biases(self, i):
+    def biases(self, i: int) -> tuple[Any, ...]:
         """`(r_w_bias, r_r_bias)` of layer i, the paper's u and v: `[n_head, d_head]` each."""
-        # As tensors: `gradients.recompute` takes no variables.
+        # Convert them to tensors, because `gradients.recompute` does not accept variables.
         return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
 
-    def memory_of_call(self, tokens, mems):
-        """`check_mems` of the argument of a call, or the first memory where it is `None`."""
-        return self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
+    def memory_of_call(self, tokens: Tensor, mems: Any) -> Any:
+        """The memory of a call: its argument, checked, or `initial_mems` if it is `None`."""
+        return self.initial_mems(shape_of(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
 
-    def check_mems(self, tokens, mems):
+    def check_mems(self, tokens: Tensor, mems: Any) -> list[Any]:
         """`mems` as a list in the dtype of the network. Raises ParameterError unless it is a memory of its layers."""
-        given = mems
+        given: Any = mems
         if not isinstance(mems, (list, tuple)) and tf.TensorShape(getattr(mems, "shape", [])).rank == 4:
             is_whole = tf.TensorShape(mems.shape)[0] in (None, self.n_layer)
             given = tf.unstack(tf.convert_to_tensor(mems), self.n_layer) if is_whole else []
@@ -378,62 +426,65 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             allowed = f"a list of n_layer={self.n_layer} tensors, or one tensor {one}"
             message = f"mems must be a list of n_layer={self.n_layer} tensors, got {got}; or one tensor {one}"
             raise ParameterError("mems", mems, allowed, message)
-        sizes = {"batch": tokens.shape[0], "d_model": self.d_model}
+        sizes: dict[str, Any] = {"batch": tokens.shape[0], "d_model": self.d_model}
         for i, mem in enumerate(given):
             check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})
         return [tf.cast(mem, self.compute_dtype) for mem in given]
 
-    def check_padding(self, padding_mask, tokens, mem):
-        """`padding_mask` as bool. Raises ParameterError where it does not fit tokens and memory."""
+    def check_padding(self, padding_mask: Any, tokens: Tensor, mem: Tensor) -> Any:
+        """`padding_mask` as bool. Raises ParameterError if it does not fit tokens and memory."""
         padding_mask = as_bool("padding_mask", padding_mask)
         if not padding_mask.shape.is_compatible_with(tokens.shape):
             raise tensor_error("padding_mask", padding_mask, f"bool and of the shape of tokens, {list(tokens.shape)}")
         if mem.shape[1] is not None and mem.shape[1] < self.mem_len:
-            raise ValueError(
-                f"with a padding_mask, mems must hold mem_len={self.mem_len} positions or more, as initial_mems does, "
-                f"got {mem.shape[1]}"
-            )
+            allowed = f"memories of mem_len={self.mem_len} positions or more, as initial_mems makes them"
+            message = f"with a padding_mask, mems must be {allowed}, got {shown(mem)}"
+            raise ParameterError("mems", mem, allowed, message)
         return padding_mask
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         given = self.named_shapes(shapes, named)
         batch, length = given["tokens"]
-        kept = self.mem_len if given["mems"] is None else self._kept(given["mems"][0][1], length)
+        kept = self.mem_len if given["mems"] is None else self._new_mem_len(given["mems"][0][1], length)
         return (batch, length, self.d_model), [(batch, kept, self.d_model)] * self.n_layer
 
-    def _kept(self, mlen, length):
-        """The length of the new memory, `None` where it is not known: as `cache_mems` cuts it."""
+    def _new_mem_len(self, mlen: int | None, length: int | None) -> int | None:
+        """The length of the memory that `cache_mems` returns; `None` if it is not known."""
         if self.mem_len <= max(mlen or 0, length or 0):
             return self.mem_len
         return None if mlen is None or length is None else min(mlen + length, self.mem_len)
 
-    def attention_probs(self, tokens, mems=None, layer=0, padding_mask=None):
-        """The attention of one layer, without dropout.
+    def attention_probs(
+        self, tokens: Tensor, mems: Any = None, layer: int = 0, padding_mask: Tensor | None = None
+    ) -> Any:
+        """The attention probabilities of one layer, without dropout.
 
         Args:
             tokens, mems, padding_mask: as in the call.
-            layer: number of the layer, from 0 on; a negative one counts from the last layer.
+            layer: number of the layer, from 0 on. A negative one counts from the last layer.
 
         Returns:
-            `[n_head, batch, tgt_len, mem_len + tgt_len]`; the keys are the positions of `mems`, then those of the
-            segment. Every query sums to 1 over the keys. With a `padding_mask`, every row of the batch gets what its
-            tokens alone would get; there are zeros where query or key is padding.
+            `[n_head, batch, tgt_len, mem_len + tgt_len]`. The keys are the positions of `mems`, then those of the
+            segment. For every query, the sum over the keys is 1. With a `padding_mask`, every row of the batch gets the
+            probabilities that its tokens alone would get. They are zeros where the query or the key is padding.
         """
         self.build_at_once()
         number = check_layer(layer, self.n_layer)
         watched, padding_mask, _ = self._watch(tokens, mems, padding_mask)
         return unpack_pairs(padding_mask, watched.probs[number])
 
-    def attention_terms(self, tokens, mems=None, layer=0, padding_mask=None):
-        """The four terms of the scores that `attention_probs` is the softmax of, see `txl_tf.layers.score_terms`.
+    def attention_terms(
+        self, tokens: Tensor, mems: Any = None, layer: int = 0, padding_mask: Tensor | None = None
+    ) -> tuple[Any, ...]:
+        """The four terms of the attention scores of one layer, see `txl_tf.layers.score_terms`.
 
         Args: as in `attention_probs`.
 
         Returns:
-            `(a, b, c, d)`, each shaped as the probabilities.
+            `(a, b, c, d)`, each with the shape of the probabilities.
 
         Raises:
-            ParameterError: the positions are not relative: the scores have other terms.
+            ParameterError: the positions are not relative, so the scores have other terms.
         """
         self.build_at_once()
         if self.r_w_bias is None:
@@ -443,10 +494,10 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             raise ParameterError("positions", self.scheme.known_as, ["relative"], message)
         number = check_layer(layer, self.n_layer)
         watched, padding_mask, _ = self._watch(tokens, mems, padding_mask)
-        biases = [tf.cast(bias, self.compute_dtype) for bias in self.biases(number)]
-        return tuple(unpack_pairs(padding_mask, term) for term in terms_of(watched, *biases, number))
+        u, v = (tf.cast(bias, self.compute_dtype) for bias in self.biases(number))
+        return tuple(unpack_pairs(padding_mask, term) for term in terms_of(watched, u, v, number))
 
-    def attention(self, tokens, mems=None, padding_mask=None):
+    def attention(self, tokens: Tensor, mems: Any = None, padding_mask: Tensor | None = None) -> tuple[Any, Any]:
         """`attention_probs` of all layers in one pass, and the memory for the next segment.
 
         Args: as in the call.
@@ -458,12 +509,19 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         watched, padding_mask, new_mems = self._watch(tokens, mems, padding_mask)
         return unpack_pairs(padding_mask, tf.stack(watched.probs)), new_mems
 
-    def _watch(self, tokens, mems, padding_mask):
-        """`(watched, padding_mask, new_mems)` of a call: what its attentions computed, rows packed."""
+    def _watch(self, tokens: Tensor, mems: Any, padding_mask: Tensor | None) -> tuple[Any, Any, Any]:
+        """Calls the network and records what its attentions compute.
+
+        Returns:
+            `(watched, padding_mask, new_mems)`: a `Seen` whose rows are packed, the mask as bool or `None`, and the
+            memory for the next segment.
+        """
+        options = {}
         if padding_mask is not None:
-            padding_mask = self.packed(tokens, mems, padding_mask)[2]
+            _, _, padding_mask, _ = self.packed(tokens, mems, padding_mask)
+            options["padding_mask"] = padding_mask
         with watching() as watched:
-            _, new_mems = self(tokens, mems, **({} if padding_mask is None else {"padding_mask": padding_mask}))
+            _, new_mems = self(tokens, mems, **options)
         if len(watched.probs) != self.n_layer:
             attentions = {type(getattr(layer, "rel_attn", layer)).__name__ for layer in self.decoder_layers}
             message = (
@@ -474,20 +532,29 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         return watched, padding_mask, new_mems
 
     @property
-    def _default_save_signature(self):
-        """What `tf.saved_model.save(network, folder)` serves: `hidden` states of texts, from their beginning on."""
+    def _default_save_signature(self) -> Any:
+        """The signature for `tf.saved_model.save(network, folder)`: `hidden` states of texts from the beginning."""
         tokens = tf.TensorSpec([None, None], tf.int32, "tokens")
         return tf.function(lambda tokens: {"hidden": self(tokens)[0]}, autograph=False, input_signature=[tokens])
 
-    def export(self, *args, **kwargs):
-        raise NotImplementedError(
-            "export takes models without memory, use instead, with tokens = keras.Input([None], dtype='int32'): "
-            "keras.Model(tokens, network(tokens)[0]).export(path)"
+    def export(self, *args: Any, **kwargs: Any) -> None:
+        """Raises UnsupportedError, which says what to do instead."""
+        instead = "keras.Model(tokens, network(tokens)[0]).export(path)"
+        message = (
+            "export is not supported for a network with memory. Use instead, with tokens = keras.Input([None], "
+            f"dtype='int32'): {instead}"
         )
+        raise UnsupportedError("export", self, instead, message)
 
 
-def make_initializer(init, init_std, init_range):
-    """The original's `--init`: normal with standard deviation `init_std`, or uniform in ±`init_range`; or Keras's."""
+def make_initializer(init: Any, init_std: float, init_range: float) -> Any:
+    """The initializer for the argument `init` of a network.
+
+    Args:
+        init: "normal", with standard deviation `init_std`; "uniform", in `[-init_range, init_range]`; or a Keras
+            initializer.
+        init_std, init_range: see `init`.
+    """
     if init == "uniform":
         return keras.initializers.RandomUniform(-init_range, init_range)
     if init == "normal":

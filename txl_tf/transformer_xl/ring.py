@@ -1,42 +1,44 @@
-"""The decoding cache of a layer: a ring of keys, and one of values, `[B, H, K, D]` of K = mem_len + max_segment slots.
+"""The decoding cache of a layer: a ring of keys and one of values, `[B, H, K, D]` with K = mem_len + max_segment.
 
-Token number n of the text stands in slot n mod K. With mem_len 2 and max_segment 2, so K 4, segments of two tokens go
-into the ring like this:
+Token number n of the text is in slot n mod K. With mem_len 2 and max_segment 2, so K 4, segments of two tokens are
+written to the ring like this:
 
     slot           0   1   2   3
     tokens 0 1     t0  t1  0   0      the memory before the text is zeros
     tokens 2 3     t0  t1  t2  t3     queries t2 and t3; the memory is t0 t1
     tokens 4 5     t4  t5  t2  t3     t0 and t1 are overwritten; the memory is t2 t3
 
-Keys and values never move. What moves are the position keys: seen from a query, the distances of the slots are those
-of the row before it, moved by one. They repeat with period K, so that a rotated table of them is a slice of a longer
-one.
+Keys and values never move. The position keys move instead: from each query to the next, the distances of the slots
+shift by one slot. They repeat with period K, so a rotated table of position keys is a slice of a longer table.
 
 Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head      K: slots
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from txl_tf.equations import shifted_scores
 from txl_tf.kernels import products_of_heads
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.transformer_xl.inference import row_by_row
 
-# Queries that attend at a time: bounds the memory that a long prompt takes, and changes no result.
+# The number of queries that attend at a time. It limits the memory for a long prompt, and does not change the results.
 QUERY_BLOCK = 256
 
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def write(ring, slots, new, in_place=False):
-    """`ring` `[B, H, K, D]` with `new` `[B, H, T, D]` in the `slots`, `[T]` or `[B * H, T]`."""
-    batch, n_head, klen, d_head = keras.ops.shape(ring)
-    rows = tf.reshape(tf.range(batch * n_head)[:, None] * klen + slots, [-1])
-    flat, new = tf.reshape(ring, [-1, d_head]), tf.reshape(new, [-1, d_head])
+def write(ring: Tensor, slots: Tensor, new: Tensor, in_place: bool = False) -> Any:
+    """The `ring` `[B, H, K, D]` with `new` `[B, H, T, D]` in the `slots`, `[T]` or `[B * H, T]`."""
+    batch, n_head, klen, d_head = shape_of(ring)
+    first_rows: Any = tf.range(batch * n_head)
+    rows: Any = tf.reshape(first_rows[:, None] * klen + slots, [-1])
+    flat: Any = tf.reshape(ring, [-1, d_head])
+    new = tf.reshape(new, [-1, d_head])
     if in_place:
         flat = tf.raw_ops.InplaceUpdate(x=flat, i=rows, v=new)
     else:
@@ -44,29 +46,34 @@ def write(ring, slots, new, in_place=False):
     return tf.reshape(flat, [batch, n_head, klen, d_head])
 
 
-def write_slice(ring, slots, new):
-    """`write` into `slots` `[T]` that follow each other, as one operation of XLA."""
+def write_slice(ring: Tensor, slots: Tensor, new: Tensor) -> Any:
+    """`write` to consecutive `slots` `[T]`, as one operation of XLA."""
     return xla.dynamic_update_slice(ring, new, tf.stack([0, 0, slots[0], 0]))
 
 
-def eraser(starts, slots, klen, n_head, in_place=False):
-    """A function of a ring that overwrites what is older than a row's last document with zeros.
+def eraser(starts: Tensor, slots: Tensor, klen: Size, n_head: int, in_place: bool = False) -> Callable[[Tensor], Any]:
+    """A function of a ring that sets all slots before a row's last document to zeros.
 
     Args:
-        starts: int32 `[B, T]`, where in the segment the document of each token begins, see `document_starts`.
-        slots: int32 `[T]`, of the segment.
+        starts: int32 `[B, T]`, the index in the segment at which the document of each token begins, see
+            `document_starts`.
+        slots: int32 `[T]`, the slots of the segment.
+        klen: K.
+        n_head: H.
+        in_place: whether to write into the ring itself.
     """
-    oldest = keras.ops.shape(starts)[1] - 1 - starts[:, -1:]  # distance from the last token to its document's first
+    oldest = shape_of(starts)[1] - 1 - starts[:, -1:]  # distance from the last token to the first of its document
     kept = (slots[-1] - tf.range(klen)) % klen <= oldest  # [B, K]
     if not in_place:
         return lambda ring: tf.where(kept[:, None, :, None], ring, tf.zeros([], ring.dtype))
-    row, slot = tf.unstack(tf.cast(tf.where(~kept), tf.int32), axis=1)  # none, as a rule
-    erased = tf.reshape((row[:, None] * n_head + tf.range(n_head)) * klen + slot[:, None], [-1])
+    indices: Any = tf.cast(tf.where(~kept), tf.int32)  # [n, 2]; usually empty
+    row, slot = tf.unstack(indices, axis=1)
+    erased: Any = tf.reshape((row[:, None] * n_head + tf.range(n_head)) * klen + slot[:, None], [-1])
 
-    def erase(ring):
+    def erase(ring: Tensor) -> Any:
         zeros = tf.zeros([tf.size(erased), ring.shape[3]], ring.dtype)
         flat = tf.raw_ops.InplaceUpdate(x=tf.reshape(ring, [-1, ring.shape[3]]), i=erased, v=zeros)
-        return tf.reshape(flat, keras.ops.shape(ring))
+        return tf.reshape(flat, shape_of(ring))
 
     return erase
 
@@ -75,85 +82,137 @@ def eraser(starts, slots, klen, n_head, in_place=False):
 
 
 class RingPlaces(NamedTuple):
-    """`Places` of the keys in a ring, seen from a block of queries."""
+    """`Places` of the keys in a ring, for a block of queries."""
 
-    klen: tf.Tensor | int  # K
-    visible: tf.Tensor | None
-    r: tf.Tensor | list | None  # [H, K + T, D], see `_rotated`; of one query a list of H [K, D]
-    first_slot: tf.Tensor  # int32 scalar, of the first query
-    special: dict
+    klen: Size  # K
+    visible: Tensor | None
+    r: Any  # [H, K + T, D], see `_rotated`; for a single query a list of H tensors [K, D]
+    first_slot: Tensor  # int32 scalar, the slot of the first query
+    special: dict[str, Any]
 
-    def distances(self, q):
-        """See `Places`. None is below 0: what lies in the future of a query counts as the oldest."""
-        return (self.first_slot + tf.range(keras.ops.shape(q)[-2])[:, None] - tf.range(self.klen)) % self.klen
+    def distances(self, q: Tensor) -> Any:
+        """See `Places`. Distances are never negative: the keys in a query's future count as the oldest keys."""
+        query: Any = tf.range(shape_of(q)[-2])
+        return (self.first_slot + query[:, None] - tf.range(self.klen)) % self.klen
 
-    def scores_by_distance(self, q):
-        """See `Places`; of one query a list of the heads."""
+    def scores_by_distance(self, q: Tensor) -> Any:
+        """See `Places`. For a single query, the result is a list with one tensor for each head."""
         if isinstance(self.r, list):
             scores = products_of_heads(q, self.r, transpose_b=True)
             return scores if not self.special else tf.stack(scores)
-        tgt_len = keras.ops.shape(q)[-2]
-        klen = keras.ops.shape(self.r)[1] - tgt_len
+        tgt_len = shape_of(q)[-2]
+        klen = shape_of(self.r)[1] - tgt_len
         return shifted_scores(q, self.r, first=tgt_len - 1)[..., :klen]
 
 
-def attend_ring(block, content_q, position_q, keys, values, r, first_slot, reach, since=None, static_shapes=False):
-    """Attention over the ring, for a part of the queries and a row of the batch at a time, which fits the CPU's cache.
+def attend_ring(
+    block: Callable[..., Tensor],
+    content_q: Tensor,
+    position_q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    r: Tensor | None,
+    first_slot: Tensor,
+    max_distance: Tensor | None,
+    zero_beyond: Tensor | None = None,
+    static_shapes: bool = False,
+) -> Any:
+    """Attends from the queries of one segment to a ring of cached keys and values.
+
+    It takes one block of queries and one row of the batch at a time, so that scores stay in the CPU's cache.
 
     Args:
         block: `block(content_q, position_q, k, v, places)` of `txl_tf.equations.attention`.
-        content_q, position_q: `[B, H, T, D]`, queries, of which the first stands in `first_slot`, an int scalar tensor.
+        content_q, position_q: `[B, H, T, D]`, queries.
         keys, values: `[B, H, K, D]`.
-        r: `ring_positions`, or `None` where the scheme of positions has no table.
-        reach: int `[T]` or `[B, T]`, distance to the farthest key that is seen; `None` if all are.
-        since: int `[B, T]`, distance beyond which keys and values count as zeros; `None` for none.
-        static_shapes: all rows at once.
+        r: `ring_positions`, or `None` if the scheme of positions has no table.
+        first_slot: int scalar tensor, the slot of the first query.
+        max_distance: int `[T]` or `[B, T]`. A query sees keys up to this distance. `None`: it sees all keys.
+        zero_beyond: int `[B, T]`. Keys and values at a greater distance count as zeros, because they belong to an
+            earlier document. `None`: no keys count as zeros.
+        static_shapes: whether to compute all rows at once, for XLA.
+
+    Returns:
+        `[B, H, T, D]`.
     """
-    queries = content_q, position_q
-    batch, n_head, tgt_len, d_head = keras.ops.shape(content_q)
+    batch, n_head, tgt_len, d_head = shape_of(content_q)
     known = content_q.shape[2]
     if (known or tf.int32.max) <= QUERY_BLOCK:
-        return _attend_part(block, *queries, keys, values, r, first_slot, reach, since, static_shapes)
+        return _attend_block(
+            block, content_q, position_q, keys, values, r, first_slot, max_distance, zero_beyond, static_shapes
+        )
 
-    size = QUERY_BLOCK if known else tf.minimum(tgt_len, QUERY_BLOCK)
-    padding = -tgt_len % size
+    size: Any = QUERY_BLOCK if known else tf.minimum(tgt_len, QUERY_BLOCK)
+    padding = -tgt_len % size  # so that the queries are whole blocks
 
-    queries = [tf.pad(x, [[0, 0], [0, 0], [0, padding], [0, 0]]) for x in queries]
-    reach, since = (
-        x if x is None else tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[0, padding]]) for x in (reach, since)
-    )
+    def padded(limit: Tensor) -> Any:
+        return tf.pad(limit, [[0, 0]] * (len(limit.shape) - 1) + [[0, padding]])
 
-    def attend_part(start):
-        slot = (first_slot + start) % keras.ops.shape(keys)[2]
-        of_part = [tf.slice(x, [0, 0, start, 0], [-1, -1, size, -1]) for x in queries]
-        for x in of_part:
-            x.set_shape([content_q.shape[0], n_head, size if known else None, d_head])
-        limits = [x if x is None else tf.gather(x, start + tf.range(size), axis=-1) for x in (reach, since)]
-        return _attend_part(block, *of_part, keys, values, r, slot, *limits, static_shapes)
+    shape = [content_q.shape[0], n_head, size if known else None, d_head]
+    content_q, position_q = (tf.pad(x, [[0, 0], [0, 0], [0, padding], [0, 0]]) for x in (content_q, position_q))
+    max_distance, zero_beyond = (x if x is None else padded(x) for x in (max_distance, zero_beyond))
 
-    spec = tf.TensorSpec([content_q.shape[0], n_head, size if known else None, d_head], content_q.dtype)
-    parts = tf.map_fn(attend_part, tf.range(0, tgt_len, size), fn_output_signature=spec, parallel_iterations=1)
-    attn_vec = tf.transpose(parts, [1, 2, 0, 3, 4])  # [B, H, parts, size, D]
-    return tf.reshape(attn_vec, [batch, n_head, tgt_len + padding, d_head])[:, :, :tgt_len]
+    def attend_from(start: Tensor) -> Any:
+        def queries(q: Tensor) -> Any:
+            part: Any = tf.slice(q, [0, 0, start, 0], [-1, -1, size, -1])
+            part.set_shape(shape)
+            return part
+
+        def limits(limit: Tensor | None) -> Any:
+            return None if limit is None else tf.gather(limit, start + tf.range(size), axis=-1)
+
+        return _attend_block(
+            block,
+            queries(content_q),
+            queries(position_q),
+            keys,
+            values,
+            r,
+            (first_slot + start) % shape_of(keys)[2],
+            limits(max_distance),
+            limits(zero_beyond),
+            static_shapes,
+        )
+
+    spec = tf.TensorSpec(shape, content_q.dtype)
+    blocks = tf.map_fn(attend_from, tf.range(0, tgt_len, size), fn_output_signature=spec, parallel_iterations=1)
+    attn_vec = tf.transpose(blocks, [1, 2, 0, 3, 4])  # [B, H, blocks, size, D]
+    whole: Any = tf.reshape(attn_vec, [batch, n_head, tgt_len + padding, d_head])
+    return whole[:, :, :tgt_len]
 
 
-def _attend_part(block, content_q, position_q, keys, values, r, first_slot, reach, since, static_shapes):
-    """`attend_ring` for as many queries as attend at a time."""
-    tgt_len, klen = keras.ops.shape(content_q)[2], keras.ops.shape(keys)[2]
+def _attend_block(
+    block: Callable[..., Tensor],
+    content_q: Tensor,
+    position_q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    r: Any,
+    first_slot: Tensor,
+    max_distance: Tensor | None,
+    zero_beyond: Tensor | None,
+    static_shapes: bool,
+) -> Any:
+    """`attend_ring` for one block of queries."""
+    tgt_len = shape_of(content_q)[2]
+    klen = shape_of(keys)[2]
     if r is not None:
         r = _rotated(r, first_slot, tgt_len, klen, by_head=content_q.shape[2] == 1 and not static_shapes)
-    visible, content = None, None
-    if reach is not None:
-        distance = (first_slot + tf.range(tgt_len)[:, None] - tf.range(klen)) % klen  # [T, K]
-        visible = distance <= reach[..., None]  # [T, K] or [B, T, K]
-        content = None if since is None else tf.cast(distance <= since[..., None], content_q.dtype)  # [B, T, K]
+    visible: Any = None
+    content: Any = None
+    if max_distance is not None:
+        query: Any = tf.range(tgt_len)
+        distance = (first_slot + query[:, None] - tf.range(klen)) % klen  # [T, K]
+        visible = distance <= max_distance[..., None]  # [T, K] or [B, T, K]
+        if zero_beyond is not None:
+            content = tf.cast(distance <= zero_beyond[..., None], content_q.dtype)  # [B, T, K]
 
     if static_shapes:
         heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, keys, values)]
         places = RingPlaces(klen, visible, r, first_slot, _special(content))
         return tf.transpose(block(*heads_first, places), [1, 0, 2, 3])
 
-    def attend_row(b):
+    def attend_row(b: Any) -> Tensor:
         of_row = visible if visible is None or len(visible.shape) == 2 else visible[b]
         places = RingPlaces(klen, of_row, r, first_slot, _special(None if content is None else content[b]))
         return block(content_q[b], position_q[b], keys[b], values[b], places)
@@ -161,23 +220,31 @@ def _attend_part(block, content_q, position_q, keys, values, r, first_slot, reac
     return row_by_row(attend_row, content_q)
 
 
-def _special(content):
+def _special(content: Tensor | None) -> dict[str, Any]:
+    """The `special` of `Places` for a `content` of `attend`."""
     return {} if content is None else {"content": content}
 
 
-def ring_positions(r_k, max_segment):
-    """The table of distances that a ring takes: `[H, 2 * K + max_segment, D]` of `r_k`, `[H, K, D]`, farthest first.
+def ring_positions(r_k: Tensor, max_segment: Size) -> Any:
+    """The table of distances for a ring, `[H, 2 * K + max_segment, D]`, in which every rotated table is a slice.
 
-    Row x is that of the distance `(K - 1 - x) mod K`.
+    Row x belongs to the distance `(K - 1 - x) mod K`.
+
+    Args:
+        r_k: `[H, K, D]`, the keys of the distances, farthest first.
+        max_segment: the maximum number of tokens in a segment.
     """
     return tf.concat([r_k, r_k, r_k[:, :max_segment]], 1)
 
 
-def _rotated(position_keys, first_slot, tgt_len, klen, by_head):
-    """The position keys in the order of the slots: `[H, K + T, D]`, or `by_head`, for one query, a list of H `[K, D]`.
+def _rotated(position_keys: Tensor, first_slot: Tensor, tgt_len: Size, klen: Size, by_head: bool) -> Any:
+    """The position keys in the order of the slots.
 
-    Slot s has the distance `(first_slot + i - s) mod K` from query i. Row c of what is returned is that of the distance
-    `(first_slot + T - 1 - c) mod K`, so that query i finds slot s in row `s + T - 1 - i`.
+    Slot s has the distance `(first_slot + i - s) mod K` from query i. Row c of the result belongs to the distance
+    `(first_slot + T - 1 - c) mod K`. So query i finds slot s in row `s + T - 1 - i`.
+
+    Returns:
+        `[H, K + T, D]`; or if `by_head`, for a single query, a list of H tensors `[K, D]`.
     """
     start = (klen - tgt_len - first_slot) % klen
     if by_head:

@@ -169,9 +169,10 @@ class PositionalEncoding(Layer):
         found = None
         allowed = "a positive integer, given once"
         if len(args) > 1 and ("max_len" in kwargs or (is_number(args[1]) and 0 <= args[1] < 1)):
-            found = "max_len", args[1]
+            found = ("max_len", args[1])
         elif "dropout" in kwargs:
-            found, allowed = ("dropout", kwargs["dropout"]), "given as rate="
+            found = ("dropout", kwargs["dropout"])
+            allowed = "given as rate="
         if found is not None:
             name, rate = found
             width = args[0] if args else kwargs.get("d_model")

@@ -65,7 +65,7 @@ class _TransformerLayer(Layer):
         norms = [getattr(self, name) for name in self._norms()]
         self.build_parts(x_shape, *attentions, self.ffn, *norms)
 
-    def _residual(self, x: Tensor, norm: Any, sublayer: Any, dropout_key: Tensor | None = None):
+    def _residual(self, x: Tensor, norm: Any, sublayer: Any, dropout_key: Tensor | None = None) -> tuple[Tensor, Any]:
         """Applies a sublayer with its residual connection, dropout and layer norm.
 
         Args:
@@ -81,11 +81,15 @@ class _TransformerLayer(Layer):
         output = dropout(output, self.rate, dropout_key)
         return (x + output if self.norm_first else norm(x + output)), more
 
-    def _feed_forward(self, x: Tensor, norm: Any, inner_key: Tensor | None = None, output_key: Tensor | None = None):
+    def _feed_forward(
+        self, x: Tensor, norm: Any, inner_key: Tensor | None = None, output_key: Tensor | None = None
+    ) -> Tensor:
         return self._residual(x, norm, lambda y: (self.ffn(y, dropout_key=inner_key), None), output_key)[0]
 
 
-def attention_of(mha: Any, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
+def attention_of(
+    mha: Any, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Calls `MultiHeadAttention.attention`, or the call of an attention whose call a user has overridden."""
     if is_library(mha, MultiHeadAttention):
         return mha.attention(v, k, q, visible, dropout_key)
@@ -153,7 +157,7 @@ class EncoderLayer(_TransformerLayer):
         x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
         return (x, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else x
 
-    def encode(self, x: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
+    def encode(self, x: Tensor, visible: Any = None, dropout_key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`(output, weights)`, where the weights are `[num_heads, batch, length, length]`. Arguments are not checked.
 
         `visible` is described in `multi_head_attention`.
@@ -237,7 +241,9 @@ class DecoderLayer(_TransformerLayer):
             return output
         return (output, *(tf.transpose(probs, [1, 0, 2, 3]) for probs in weights))
 
-    def decode(self, x: Tensor, enc_output: Any, own: Any = None, cross: Any = None, dropout_key: Tensor | None = None):
+    def decode(
+        self, x: Tensor, enc_output: Any, own: Any = None, cross: Any = None, dropout_key: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """`(output, weights, weights)`, where the weights are `[num_heads, batch, length, any]`.
 
         `own` and `cross` are the masks of self-attention and of attention to the source, see `visible` in
@@ -264,7 +270,7 @@ class DecoderLayer(_TransformerLayer):
         source = given["enc_output"][1] if given.get("enc_output") else None
         return given["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
 
-    def source_heads(self, enc_output: Any):
+    def source_heads(self, enc_output: Any) -> tuple[Tensor, ...]:
         """Keys and values of the encoder's output, which are computed once for all steps."""
         return tuple(self.mha2.project(enc_output, self.mha2.wk, self.mha2.wv))
 
@@ -283,17 +289,17 @@ class DecoderMemory(CachedMemory):
         seen: bool, true at keys of the source that are seen; see `visible` in `multi_head_attention`.
     """
 
-    def __init__(self, layer: Any, place: Tensor, cache: Any, source: Tensor, seen: Tensor):
+    def __init__(self, layer: Any, place: Tensor, cache: Any, source: Tensor, seen: Tensor) -> None:
         self.layer = layer
         self.own = OwnKeys(layer, place, cache)
         self.cross = SourceKeys(layer, source, seen)
 
-    def check(self, layer: Any, *masks: Any):
+    def check(self, layer: Any, *masks: Any) -> None:
         """A `layer` calls it. Raises NotCacheable unless the layer got this memory instead of each of its masks."""
         if layer is not self.layer or any(mask is not self for mask in masks):
             raise NotCacheable(f"{self.layer.name} gives its attention another mask or another encoder's output")
 
-    def after(self):
+    def after(self) -> tuple[Tensor, ...]:
         """The cache with the new element. Raises NotCacheable unless the layer attended once to target and source."""
         if self.own.used != 1 or self.cross.used != 1:
             raise NotCacheable(f"{self.layer.name} does not attend once to the target and once to the source")
@@ -303,13 +309,13 @@ class DecoderMemory(CachedMemory):
 class OwnKeys(CachedMemory):
     """Keys and values of the elements of a target that have been read."""
 
-    def __init__(self, layer: Any, place: Tensor, cache: Any):
+    def __init__(self, layer: Any, place: Tensor, cache: Any) -> None:
         self.layer = layer
         self.place = place
         self.cache = cache
         self.used = 0  # number of attentions to it
 
-    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor):
+    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """`MultiHeadAttention.attention` for the new element, which it adds to the cache."""
         if mha is not self.layer.mha1 or not q is k is v:
             raise NotCacheable(f"{self.layer.name} gives its self-attention other queries than keys")
@@ -324,13 +330,13 @@ class OwnKeys(CachedMemory):
 class SourceKeys(CachedMemory):
     """Keys and values of the encoder's output."""
 
-    def __init__(self, layer: Any, source: Tensor, seen: Tensor):
+    def __init__(self, layer: Any, source: Tensor, seen: Tensor) -> None:
         self.layer = layer
         self.source = source
         self.seen = seen
         self.used = 0  # number of attentions to it
 
-    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor):
+    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """`MultiHeadAttention.attention` to the source."""
         if mha is not self.layer.mha2:
             raise NotCacheable(f"{self.layer.name} attends to the source by {mha.name}, not by mha2")

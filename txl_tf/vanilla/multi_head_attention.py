@@ -89,7 +89,7 @@ def seen_of_masks(
     sizes: Any, mask: Tensor | None = None, attention_mask: Any = None, forbidden: Any = None,
     use_causal_mask: bool = False, names: Any = ("mask", "forbidden"), query_mask: Any = None, value_mask: Any = None,
     key_mask: Any = None,
-):  # fmt: skip
+) -> Tensor | None:  # fmt: skip
     """Combines all masks of a call of `MultiHeadAttention` into one for `attention_probs`.
 
     Args:
@@ -132,7 +132,7 @@ def multi_head_attention(
     o_bias: Any,
     rate: float = 0.0,
     dropout_key: Tensor | None = None,
-):
+) -> tuple[Tensor, Tensor]:
     """The attention of all heads, concatenated and projected.
 
     Args:
@@ -151,7 +151,7 @@ def multi_head_attention(
     return tf.reshape(output, [batch, length, o_kernel.shape[1]]), probs
 
 
-def heads_of(x: Tensor, kernels: Any, biases: Any, num_heads: int):
+def heads_of(x: Tensor, kernels: Any, biases: Any, num_heads: int) -> list[Tensor]:
     """Projects `x` `[B, any, E]` with each kernel `[E, H * D]` and bias, in one product.
 
     Returns:
@@ -166,11 +166,12 @@ def heads_of(x: Tensor, kernels: Any, biases: Any, num_heads: int):
     return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
 
 
-def _check_sizes(args, kwargs):
-    """Raises ParameterError where a constructor gets the arguments of Keras's layer, `(num_heads, key_dim)`."""
+def _check_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises ParameterError if a constructor gets the arguments of Keras's layer, `(num_heads, key_dim)`."""
     call = "MultiHeadAttention(d_model={}, num_heads={})"
     if "key_dim" in kwargs:
-        depth, heads = kwargs["key_dim"], kwargs.get("num_heads", args[0] if args else None)
+        depth = kwargs["key_dim"]
+        heads = kwargs.get("num_heads", args[0] if args else None)
         known = is_integer(heads) and is_integer(depth)
         allowed = "left out: d_model is the width of all heads together"
         working = call.format(heads * depth, heads) if known else call.format("num_heads * key_dim", "num_heads")
@@ -178,7 +179,8 @@ def _check_sizes(args, kwargs):
         raise ParameterError("key_dim", depth, allowed, message)
     if len(args) > 1 and all(map(is_integer, args[:2])) and 0 < args[0] < args[1]:
         heads, depth = args[:2]
-        allowed, working = f"a multiple of num_heads={depth}", call.format(heads * depth, heads)
+        allowed = f"a multiple of num_heads={depth}"
+        working = call.format(heads * depth, heads)
         message = (
             f"d_model must be {allowed}, got {heads}; Keras's (num_heads={heads}, key_dim={depth}) is {working} here"
         )
@@ -235,7 +237,7 @@ class MultiHeadAttention(Layer):
 
     free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
 
-    def __new__(cls, *args, **kwargs):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is MultiHeadAttention:  # a subclass may have other arguments
             _check_sizes(args, kwargs)
         return super().__new__(cls, *args, **kwargs)
@@ -257,7 +259,7 @@ class MultiHeadAttention(Layer):
     def build(self, v_shape: Any = None, k_shape: Any = None, q_shape: Any = None, **_: Any) -> None:
         self.build_parts(v_shape, self.wq, self.wk, self.wv, self.dense)
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = _by_article_names(args, kwargs)
         if len(args) > 2:
             _check_order(*args[:3])
@@ -286,7 +288,9 @@ class MultiHeadAttention(Layer):
             output._keras_mask = as_bool("query_mask", query_mask)
         return (output, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else output
 
-    def attention(self, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
+    def attention(
+        self, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`(output, weights)`, where the weights are `[num_heads, batch, queries, keys]`. Arguments are not checked.
 
         Args:
@@ -303,14 +307,16 @@ class MultiHeadAttention(Layer):
             k, v = self.project(k, self.wk, self.wv) if k is v else self.project(k, self.wk) + self.project(v, self.wv)
         return self.attend(q, k, v, visible, dropout_key)
 
-    def project(self, x: Tensor, *layers: Any):
+    def project(self, x: Tensor, *layers: Any) -> list[Tensor]:
         """The heads of `x` for some of `wq`, `wk` and `wv`: a list of `[num_heads, batch, any, depth]`."""
         (x,) = self.computed(x)
         kernels = self.computed(*(layer.kernel for layer in layers))
         biases = self.computed(*(layer.bias for layer in layers))
         return heads_of(x, kernels, biases, self.num_heads)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Any = None, dropout_key: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`(output, weights)` from the heads of queries, keys and values."""
         o_kernel, o_bias = self.computed(*self.dense.weights)
         return multi_head_attention(q, k, v, visible, o_kernel, o_bias, self.rate, dropout_key)
@@ -328,7 +334,7 @@ class MultiHeadAttention(Layer):
         return (q_shape, weights_shape) if given["return_attention_scores"] else q_shape
 
 
-def _by_article_names(args: Any, named: Any):
+def _by_article_names(args: Any, named: Any) -> dict[str, Any]:
     """The keyword arguments of a call, with `q`, `v` and `k` instead of Keras's names `query`, `value` and `key`."""
     query, value, key = (named.get(name) for name in ("query", "value", "key"))
     rest = {name: x for name, x in named.items() if name not in ("query", "value", "key")}
@@ -342,17 +348,18 @@ def _by_article_names(args: Any, named: Any):
     return {"return_attention_scores": False, **rest, **by_article}
 
 
-def _check_order(v: Tensor, k: Tensor, q: Tensor):
+def _check_order(v: Tensor, k: Tensor, q: Tensor) -> None:
     """Raises ParameterError if positional tensors may be in the order `(query, value, key)`."""
     if v is k:
         return
-    shapes: list[Any] = [tf.TensorShape(getattr(x, "shape", None)) for x in (v, k, q)]
+    given: list[Any] = [getattr(x, "shape", None) for x in (v, k, q)]
+    shapes: list[Any] = [tf.TensorShape(shape) for shape in given]
     same = [shape[1] if shape.rank == 3 else None for shape in shapes]
     if k is q or same[0] != same[1] or same[0] == same[2]:
         raise _order_error((v, k, q))
 
 
-def _order_error(by_position: Any):
+def _order_error(by_position: Any) -> ParameterError:
     allowed = "v and k of one tensor, or of one length that is not the length of q"
     message = (
         f"v, k and q by position must be {allowed}, got {', '.join(map(shown, by_position))}: name them, v=, k=, q= "

@@ -66,7 +66,7 @@ class _Stack(Layer):
         of_layers: Any,
         seed: Any,
         **kwargs: Any,
-    ):
+    ) -> None:
         super().__init__(**kwargs)
         self.start_keys(seed, rate=rate, dropatt=of_layers["dropatt"], dropact=of_layers["dropact"])
         self.d_model = of_layers["d_model"]
@@ -138,7 +138,7 @@ class Decoder(_Stack):
         weights = {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
             seen = (enc_output, look_ahead_mask, padding_mask)
-            if memory is not None:  # it takes the place of the encoder's output and of both masks
+            if memory is not None:  # instead of the encoder's output and both masks
                 seen = (memory.layers[i], memory.layers[i], memory.layers[i])
             x, block1, block2 = layer(x, *seen, dropout_key=key)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
@@ -164,7 +164,7 @@ class TargetSoFar(CachedMemory):
         caches, sources, seen: see `Transformer.start_decoding`.
     """
 
-    def __init__(self, decoder: Any, place: Tensor, caches: Any, sources: Tensor, seen: Tensor):
+    def __init__(self, decoder: Any, place: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> None:
         self.place = place
         parts = zip(decoder.stacked, caches, sources, strict=True)
         self.layers = [DecoderMemory(layer, place, cache, source, seen) for layer, cache, source in parts]
@@ -285,7 +285,9 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         hidden, _ = self._packed_forward(source, target, training, dropout_key)
         return self.logits(_after_elements(hidden, target != PADDING))
 
-    def forward(self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None):
+    def forward(
+        self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the call and the attention weights of all layers.
 
         Returns:
@@ -305,7 +307,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
 
     def _packed_forward(
         self, source: Tensor, target: Tensor, training: bool | None = None, dropout_key: Tensor | None = None
-    ):
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Hidden states `[B, T, E]` and attention weights of rows whose tokens are packed, see `kernels/packing.py`.
 
         So positions count only tokens, and the result does not depend on where the padding is.
@@ -320,7 +322,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
         return hidden, {**of_encoder, **weights}
 
-    def attention(self, source: Tensor, target: Tensor, which: str = "cross"):
+    def attention(self, source: Tensor, target: Tensor, which: str = "cross") -> Tensor:
         """The attention weights of all layers and heads, without dropout.
 
         Args:
@@ -354,7 +356,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         _, target_shape = self.named_shapes(shapes, named)["inputs"]
         return (*target_shape, self.target_vocab_size)
 
-    def logits(self, hidden: Tensor):
+    def logits(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states, `[..., E]` to `[..., V]`: float32, or float64 if the hidden states are float64."""
         if self.final_layer is None:
             return self.target_embedding.logits(hidden)
@@ -377,11 +379,11 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     def n_classes(self) -> int:
         return self.target_vocab_size
 
-    def loss_of(self, inputs: Any, labels: Tensor, sample_weight: Any = None, **options: Any):
+    def loss_of(self, inputs: Any, labels: Tensor, sample_weight: Any = None, **options: Any) -> tuple[Tensor, ...]:
         """`sums_of` for the logits of a call; `**options` are arguments of the call."""
         return self.sums_of(self(inputs, **options), labels, sample_weight)
 
-    def sums_of(self, logits: Tensor, labels: Tensor, sample_weight: Any = None):
+    def sums_of(self, logits: Tensor, labels: Tensor, sample_weight: Any = None) -> tuple[Tensor, ...]:
         """`(nll, smoothed, right, tokens)`: sums over the labels that are not padding, and their number.
 
         Args:
@@ -399,11 +401,11 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, nll.dtype)
         return tuple(tf.reduce_sum(x * weights) for x in (nll, smoothed, right)) + (tf.reduce_sum(weights),)
 
-    def _weights(self, labels: Tensor, sample_weight: Any):
+    def _weights(self, labels: Tensor, sample_weight: Any) -> Tensor:
         """The weights of labels, `[B, T]` in the dtype of the loss: 1, or `sample_weight`; 0 at padding."""
         return weights_of_labels(sample_weight, tf.cast(labels != PADDING, self.loss_dtype))
 
-    def _batch(self, data: Any):
+    def _batch(self, data: Any) -> tuple[tuple[Tensor, Tensor], Tensor, Any]:
         """`((source, target_in), target_out, sample_weight)` of a batch in either form.
 
         Padding comes at the end of targets. If `target_in` and `target_out` of a row are the same target, shifted, they
@@ -435,7 +437,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         target = tf.where(one_shifted, packed[:, :-1], target)
         return (source, target), packed[:, 1:], sample_weight
 
-    def train_step(self, data: Any):
+    def train_step(self, data: Any) -> dict[str, Any]:
         inputs, labels, weights = self._batch(data)
         weights = self.weights_in_training(labels, weights)
         key = self.step_key(tf.shape(inputs[0])[0])
@@ -450,7 +452,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         logs = {**self._logs(sums, own_loss), **of_update, **self._measure(labels, logits, weights)}
         return self.reported(logs, inputs, labels, logits, weights, training=True)
 
-    def test_step(self, data: Any):
+    def test_step(self, data: Any) -> dict[str, Any]:
         inputs, labels, weights = self._batch(data)
         logits = self(inputs)
         own_loss = self.own_loss(inputs, labels, logits, weights, training=False)
@@ -458,15 +460,15 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         logs |= self._measure(labels, logits, weights)
         return self.reported(logs, inputs, labels, logits, weights, training=False)
 
-    def _measure(self, labels: Tensor, logits: Tensor, weights: Any):
+    def _measure(self, labels: Tensor, logits: Tensor, weights: Any) -> dict[str, Any]:
         """Logs of the metrics that `compile` was given."""
         return self.measure(labels, logits, self._weights(labels, None), self._weights(labels, weights))
 
-    def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any):
+    def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
         _, smoothed, _, tokens = self.sums_of(y_pred, y, sample_weight)
         return tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
 
-    def _logs(self, sums: Tensor, own_loss: Any = None):
+    def _logs(self, sums: Tensor, own_loss: Any = None) -> dict[str, Any]:
         nll, _, right, tokens = sums
         if own_loss is not None:
             nll = own_loss * self.over_replicas(tokens)
@@ -475,7 +477,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             metric.update_state(tf.math.divide_no_nan(total, tokens), sample_weight=tokens)
         return {metric.name: metric.result() for metric in (self.loss_mean, self.accuracy)}
 
-    def input_signature(self):
+    def input_signature(self) -> Any:
         return tuple(keras.InputSpec(shape=(None, None), dtype="int32", name=name) for name in ("source", "target"))
 
     # -------------------------------------------------------------------------------------------------- generation
@@ -492,15 +494,17 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         beam_size: int,
         length_penalty: float,
         allowed: Any = None,
-    ):
+    ) -> Any:
         options = {"length_penalty": length_penalty, "allowed": allowed}
         return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, **options)
 
     @compiled_method(autograph=False, reduce_retracing=True)
-    def _sample(self, source: Tensor, start: Any, end: Any, max_new_tokens: int, sampling: Any, allowed: Any = None):
+    def _sample(
+        self, source: Tensor, start: Any, end: Any, max_new_tokens: int, sampling: Any, allowed: Any = None
+    ) -> Any:
         return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling, allowed=allowed)
 
-    def start_decoding(self, source: Tensor, rows_each: int, most: int):
+    def start_decoding(self, source: Tensor, rows_each: int, most: int) -> tuple[Any, Any, Any]:
         """The state before the first `decode_step`.
 
         Args:
@@ -517,7 +521,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             return tf.zeros([1, shape_of(source)[0], most], tf.int32), source, None
         return self._start_cached(source, rows_each, most)
 
-    def _start_cached(self, source: Tensor, rows_each: int, most: int):
+    def _start_cached(self, source: Tensor, rows_each: int, most: int) -> tuple[Any, Any, Any]:
         source = pack(source != PADDING, source)[1]
         padding_mask = create_padding_mask(source)
         enc_output = self.encoder(source, padding_mask)
@@ -529,7 +533,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])
         return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen
 
-    def decode_step(self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor):
+    def decode_step(self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> tuple[Tensor, Any]:
         """The log-probabilities of the next token after the `ids` `[B]` at position `place`.
 
         Returns:
@@ -541,13 +545,15 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             return tf.nn.log_softmax(tf.gather(logits, place, axis=1)), targets[None]
         return self._cached_step(ids, place, caches, sources, seen)
 
-    def _cached_step(self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor):
+    def _cached_step(
+        self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Any]:
         memory = TargetSoFar(self.decoder, place, caches, sources, seen)
         hidden, _ = self.decoder(ids[:, None], enc_output=memory)
         return tf.nn.log_softmax(self.logits(hidden)[:, 0]), memory.after()
 
-    def why_not_cached(self):
-        """The error of a part that cannot be computed from cached keys and values; `None` where there is none."""
+    def why_not_cached(self) -> Exception | None:
+        """The error of a part that cannot be computed from cached keys and values, or `None` if every part can."""
 
         def read():
             if not is_library(self, Transformer):
@@ -558,11 +564,11 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return why_not_cached(self, read)
 
 
-def _after_elements(hidden: Tensor, mask: Tensor):
-    """Packed states `[B, T, E]` at the places of the row as given, whose elements `mask` `[B, T]` says.
+def _after_elements(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Moves packed states, `[B, T, E]`, back to the positions of the elements, where `mask` `[B, T]` is true.
 
-    Where padding stands before an element, it gets the state of the last element before it: what follows that one is
-    what the padding is followed by. A row without such padding is packed already, and stays as it is.
+    Padding before an element gets the state of the last element before the padding, because the same token follows. A
+    row without such padding is packed already, and does not change.
     """
     has_gap = tf.reduce_any(mask[:, 1:] & ~mask[:, :-1], 1, keepdims=True)
     places = tf.maximum(tf.cumsum(tf.cast(mask, tf.int32), 1) - 1, 0)

@@ -1,4 +1,4 @@
-"""Dates as people write them, and as ISO 8601 does: pairs to learn from where there is no file at hand.
+"""Dates as people write them, and in ISO 8601: made-up pairs for training without a file.
 
 Sat the 21st of Nov 2026    2026-11-21
 11/21/26                    2026-11-21
@@ -9,7 +9,9 @@ from __future__ import annotations
 import datetime
 import random
 
-FIRST, LAST = datetime.date(1950, 1, 1), datetime.date(2049, 12, 31)  # so that two digits of a year are enough
+# A hundred years, so that two digits of a year are enough.
+FIRST = datetime.date(1950, 1, 1)
+LAST = datetime.date(2049, 12, 31)
 _FORMS = (
     "{weekday} the {ordinal} of {month} {year}", "{weekday}, {month} {ordinal}, {year}",
     "the {ordinal} of {month}, {year}", "{weekday}, {day}. {month} {year}", "{weekday} {day} {month} {year}",
@@ -20,9 +22,9 @@ _FORMS = (
 
 
 def write_date(date: datetime.date, rng: random.Random) -> str:
-    """A date as somebody might write it: one of 15 forms, names long or short, in any case, the year of 4 or 2 digits.
+    """Writes a date in one of 15 forms, with long or short names, in any case, and 4 or 2 digits of the year.
 
-    Numbers alone are month/day/year with slashes, day.month.year with dots.
+    With slashes, numbers are month/day/year; with dots, day.month.year.
     """
     names = {"weekday": date.strftime("%A"), "month": date.strftime("%B")}
     short = rng.random() < 0.5
@@ -37,9 +39,9 @@ def write_date(date: datetime.date, rng: random.Random) -> str:
 
 
 def make_dates(n_pairs: int, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
-    """Pairs `(written, ISO)` by split: `n_pairs` to train, and 1,000 each for `"valid"` and `"test"`.
+    """Makes pairs `(written, ISO)` by split: `n_pairs` for `"train"`, 1,000 each for `"valid"` and `"test"`.
 
-    No date of one split is in another.
+    No date is in two splits.
     """
     rng = random.Random(seed)
     days = list(range((LAST - FIRST).days + 1))

@@ -1,4 +1,4 @@
-"""Files of pairs to lines: columns of one file, or two files; lines that cannot be used are left out if asked.
+"""Reads files of pairs: columns of one file, or two files; optionally skips lines that cannot be used.
 
 reader = PairReader(PairFilesConfig(skip_bad_lines=True), levels=("char", "word"))
 source, target = reader.read("pairs.tsv")       # `SideText`s: lines, and their numbers in the file
@@ -19,14 +19,14 @@ from txl_tf.errors import ParameterError, shortened
 from txl_tf.schema import check_left_out
 
 SIDES = ("source", "target")
-RESERVED = ("<pad>", "<s>", "</s>")  # words that are no text at level "word"
+RESERVED = ("<pad>", "<s>", "</s>")  # special symbols, which a text must not contain at level "word"
 WAY_OUT = "skip_bad_lines leaves such lines out"
-_MOST_COLUMNS = 3  # of a file whose columns nobody names: source, target and what is said of them
+_MOST_COLUMNS = 3  # without source_column and target_column: source, target and a comment
 
 
 @dataclasses.dataclass
 class SideText:
-    """The lines of a side.
+    """The lines of one side, the sources or the targets.
 
     Attributes:
         lines: list of str, each with its newline.
@@ -41,7 +41,7 @@ class SideText:
     numbers: np.ndarray
 
     def take(self, chosen: np.ndarray) -> SideText:
-        """The lines where the bool array `[lines]` says so."""
+        """Returns the lines for which the bool array `chosen`, `[lines]`, is true."""
         lines = [line for line, taken in zip(self.lines, chosen, strict=True) if taken]
         return SideText(lines, self.name, self.side, self.numbers[chosen])
 
@@ -49,28 +49,31 @@ class SideText:
 def sides_of(
     pairs: Sequence[Sequence[str]], names: Sequence[str], numbers: Iterable[int] | None = None
 ) -> tuple[SideText, SideText]:
-    """Both sides of pairs `(source, target)` from the files `names`."""
-    numbers = np.arange(1, len(pairs) + 1) if numbers is None else np.array([*numbers], int)
-    lines = [[f"{pair[i]}\n" for pair in pairs] for i in range(2)]
-    return tuple(SideText(*side, numbers) for side in zip(lines, names, SIDES, strict=True))
+    """Returns both sides of pairs `(source, target)` from the files `names`."""
+    all_numbers = np.arange(1, len(pairs) + 1) if numbers is None else np.array([*numbers], int)
+    sources, targets = ([f"{pair[i]}\n" for pair in pairs] for i in range(2))
+    source_name, target_name = names
+    source = SideText(sources, source_name, "source", all_numbers)
+    return source, SideText(targets, target_name, "target", all_numbers)
 
 
 class Skipped:
-    """Counts the lines of a file that are left out, by the kind of what is wrong with them."""
+    """Counts the lines of a file that are left out, by the kind of mistake."""
 
     def __init__(self):
-        self.counts, self.first = collections.Counter(), None
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.first = (0, "")  # the number of the first line that is left out, and the reason
 
     def add(self, kind: str, number: int, reason: str) -> None:
+        if not self.counts or number < self.first[0]:
+            self.first = (number, reason)
         self.counts[kind] += 1
-        if self.first is None or number < self.first[0]:
-            self.first = number, reason
 
     def describe(self, name: str) -> str:
-        """A sentence about the lines of the file `name`."""
+        """Returns a sentence about the lines of the file `name` that are left out."""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
         number, reason = self.first
-        total = f"{sum(self.counts.values()):,}"
+        total = f"{self.counts.total():,}"
         return f"{name}: lines left out by skip_bad_lines: {total} ({kinds}); the first is line {number}: {reason}"
 
 
@@ -78,31 +81,34 @@ class PairReader:
     """Reads files of pairs.
 
     Args:
-        config: which columns, and whether to leave out lines that cannot be used.
-        levels: what a token is, of sources and of targets.
+        config: the columns, and whether to skip lines that cannot be used.
+        levels: of tokens in sources and in targets.
 
     Attributes:
-        said: sentences about what was read: columns that are not used, lines that are left out.
+        said: sentences about unused columns and skipped lines.
     """
 
     def __init__(self, config: PairFilesConfig | None = None, levels: Sequence[str] = ("char", "char")):
-        self.config, self.levels, self.said = config or PairFilesConfig(), levels, []
+        self.config = config or PairFilesConfig()
+        self.levels = levels
+        self.said: list[str] = []
 
     def read(self, path: str | Iterable[str]) -> tuple[SideText, SideText]:
-        """Sources and targets of one file of `source<TAB>target` lines, or of two files.
+        """Reads sources and targets from one file of `source<TAB>target` lines, or from two files.
 
         Args:
-            path: of the file; or two, as a list or separated by a comma.
+            path: of the file; or of two files, as a list or separated by a comma.
 
         Raises:
-            ValueError: files of different length, a line of other columns, ...: names file and line.
+            ParameterError: the files have different lengths, a line has other columns, ...: names file and line.
             FileNotFoundError: a file does not exist.
         """
-        paths, skipped = path.split(",") if isinstance(path, str) else list(map(str, path)), Skipped()
+        paths = path.split(",") if isinstance(path, str) else list(map(str, path))
+        skipped = Skipped()
         if len(paths) > 2:
-            raise ValueError(
-                f"pairs must be in one file, or in two of sources and targets, got {shortened(', '.join(paths), 300)}"
-            )
+            allowed = "in one file, or in two of sources and targets"
+            message = f"pairs must be {allowed}, got {shortened(', '.join(paths), 300)}"
+            raise ParameterError("path", paths, "one file, or two of sources and targets", message)
         texts = [without_ends(read_lines(path)) for path in paths]
         if len(texts) == 1:
             numbers, pairs = self._columns(paths[0], [line.split("\t") for line in texts[0]], skipped)
@@ -111,14 +117,15 @@ class PairReader:
             counts = list(map(len, texts))
             if counts[0] != counts[1]:
                 found = f"{paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}"
-                raise ValueError(f"{found}: they must be pairs")
-            numbers, pairs = range(1, counts[0] + 1), list(zip(*texts, strict=True))
+                raise ParameterError("path", paths, "files of equally many lines", f"{found}: they must be pairs")
+            numbers = range(1, counts[0] + 1)
+            pairs = list(zip(*texts, strict=True))
         if self.config.skip_bad_lines:
             numbers, pairs = self._without_bad(" and ".join(paths), numbers, pairs, skipped)
         return sides_of(pairs, paths * 2 if len(paths) == 1 else paths, numbers)
 
     def _without_bad(self, name: str, numbers: Iterable[int], pairs: list, skipped: Skipped) -> tuple[list, list]:
-        """Numbers and pairs that can be used, of the file or the files `name`."""
+        """Returns the numbers and the pairs that can be used; `name` is the file or the files."""
         kept = []
         for number, pair in zip(numbers, pairs, strict=True):
             wrong = self._why_bad(pair)
@@ -129,24 +136,26 @@ class PairReader:
         if skipped.counts:
             self.said.append(skipped.describe(name))
         if not kept:
-            raise ValueError(f"{name} has no pair left: skip_bad_lines leaves out all lines")
-        numbers, pairs = zip(*kept, strict=True)
-        return list(numbers), list(pairs)
+            message = f"{name} has no pair left: skip_bad_lines leaves out all lines"
+            raise ParameterError(name, None, "a file with a pair", message)
+        return [number for number, _ in kept], [pair for _, pair in kept]
 
     def _columns(self, name: str, rows: list[list[str]], skipped: Skipped) -> tuple[list[int], list[tuple[str, str]]]:
-        """Line numbers and pairs of the rows of a file."""
+        """Returns the line numbers and the pairs of the rows of a file."""
         columns = self.config.columns
-        source, target = columns["source_column"] or 1, columns["target_column"] or 2
+        source = columns["source_column"] or 1
+        target = columns["target_column"] or 2
         widths = collections.Counter(len(row) for row in rows if row != [""])
         usual = max(2, widths.most_common(1)[0][0]) if widths else 2
         chosen = any(columns.values())
         if not chosen and usual > _MOST_COLUMNS:
-            message = f"{name} has {usual} columns: source_column and target_column must name those of the pairs"
+            message = f"{name} has {usual} columns: source_column and target_column must select those of the pairs"
             raise ParameterError("source_column", None, f"1 to {usual}", message)
         if usual > 2:
             said = f"{name}: {usual} columns; the source is column {source}, the target is column {target}"
             self.said.append(said)
-        numbers, pairs = [], []
+        numbers = []
+        pairs = []
         for number, row in enumerate(rows, 1):
             if len(row) >= max(source, target) if chosen else len(row) == usual:
                 numbers.append(number)
@@ -155,13 +164,14 @@ class PairReader:
             tabs = f"got {len(row) - 1} tabs"
             must = f"must be source<TAB>target, {tabs}" if usual == 2 else f"must have {usual} columns, {tabs}"
             if not self.config.skip_bad_lines:
-                raise ValueError(f"{name}, line {number} {must}; {WAY_OUT}")
+                where = f"{name}, line {number}"
+                raise ParameterError(where, "\t".join(row), f"a line of {usual} columns", f"{where} {must}; {WAY_OUT}")
             kind, reason = ("empty", "it is empty") if row == [""] else ("of other columns", f"it {must}")
             skipped.add(kind, number, reason)
         return numbers, pairs
 
     def _why_bad(self, pair: tuple[str, str]) -> tuple[str, str] | None:
-        """What is wrong with a pair, its kind and a reason; `None` if it can be used."""
+        """Returns the kind of mistake of a pair, and a sentence about it; `None` if the pair can be used."""
         for line, side, level in zip(pair, SIDES, self.levels, strict=True):
             if not line.strip():
                 return "empty", f"the {side} is empty"
@@ -172,10 +182,10 @@ class PairReader:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a UTF-8 file, each with its newline; `\\r\\n` ends one too. A byte order mark is left out."""
+    """Reads the lines of a UTF-8 file, each with a newline; `\\r\\n` ends a line, too. Drops a byte order mark."""
     return [f"{line}\n" for _, line in numbered_lines(path)]
 
 
 def without_ends(lines: Iterable[str]) -> list[str]:
-    """Lines of `read_lines` without their newlines."""
+    """Returns the lines of `read_lines` without their newlines."""
     return [line.removesuffix("\n") for line in lines]

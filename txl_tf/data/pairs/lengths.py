@@ -1,7 +1,7 @@
-"""How long targets may become: the lengths that training has seen, by the lengths of the sources, and a margin.
+"""Limits of the lengths of targets: the lengths in the training pairs, by the lengths of the sources, and a margin.
 
-The sources of a training are in groups: the first has sources of up to 16 symbols, every further group sources of up to
-twice as many. `longest_targets` is what a run records, `target_limits` what a translation may take.
+The training sources are in groups: the first group has sources of up to 16 symbols, each further group sources of up to
+twice as many. A run stores `longest_targets`; `target_limits` limits translations.
 
     longest_targets(pairs)            [40, 82]          sources of up to 16 symbols, and of up to 32
     target_limits([40, 82], 1000)     [144, 144, 272, ...]
@@ -9,20 +9,22 @@ twice as many. `longest_targets` is what a run records, `target_limits` what a t
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from txl_tf.data.pairs.parallel import Pairs
 
-STEP = 16  # symbols: the lengths of sources and limits are rounded up to multiples of it
+STEP = 16  # symbols. Lengths of sources, and limits, are rounded up to multiples of it
 
 
-def rounded(length):
-    """A length, or an array or tensor of them, rounded up to a multiple of `STEP`."""
+def rounded(length: Any) -> Any:
+    """Rounds a length, or an array or tensor of lengths, up to a multiple of `STEP`."""
     return -(-length // STEP) * STEP
 
 
 def group_ends(longest_source: int) -> list[int]:
-    """Most symbols of a source in each group, up to the group that has `longest_source`."""
+    """Returns the most symbols of a source in each group, up to the group of `longest_source`."""
     ends = [STEP]
     while ends[-1] < longest_source:
         ends.append(2 * ends[-1])
@@ -30,9 +32,9 @@ def group_ends(longest_source: int) -> list[int]:
 
 
 def longest_targets(pairs: Pairs) -> list[int]:
-    """Symbols of the longest target whose source is in each group or in one before it, ends included.
+    """Returns the symbols, with ends, of the longest target whose source is in each group or in an earlier one.
 
-    Where the first groups have no source, they have the number of the first one that has.
+    The first groups may have no source. They get the number of the first group that has one.
     """
     sources, targets = pairs.sources.lengths, pairs.targets.lengths
     found = [int(targets[sources <= end].max(initial=0)) for end in group_ends(int(sources.max()))]
@@ -40,19 +42,19 @@ def longest_targets(pairs: Pairs) -> list[int]:
 
 
 def merged_lengths(one: list[int] | None, other: list[int]) -> list[int]:
-    """The `longest_targets` of two trainings as those of one training on both; `one` may be unknown."""
+    """Merges the `longest_targets` of two training runs, as if one run had both texts. `None`: `one` is unknown."""
     if one is None:
         return other
     n = max(len(one), len(other))
-    one, other = (np.pad(lengths, (0, n - len(lengths)), mode="edge") for lengths in (one, other))
-    return np.maximum(one, other).tolist()
+    padded = [np.pad(lengths, (0, n - len(lengths)), mode="edge") for lengths in (one, other)]
+    return np.maximum(*padded).tolist()
 
 
 def target_limits(longest: list[int], max_len: int) -> list[int]:
-    """Most symbols of a target for the sources of each group, ends included, where the model can read `max_len`.
+    """Returns the most symbols, with ends, of a target for the sources of each group, for a model with `max_len`.
 
-    A target may be half as long again as the longest one of the training, and 10 symbols more. The training's sources
-    that are up to twice as long count too. For sources longer than those of the training, targets grow as they do.
+    A target may have 1.5 times the symbols of the longest training target, plus 10. Training sources that are up to
+    twice as long count, too. For sources longer than all training sources, the limit grows with the source.
     """
     last = len(longest) - 1
     most = [longest[min(k + 1, last)] << max(0, k - last) for k in range(len(group_ends(max_len)))]

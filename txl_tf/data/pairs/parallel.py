@@ -1,8 +1,7 @@
 """Pairs of lines, sources and targets: from files to ids, and to the batches of an encoder-decoder.
 
-Every line ends with the end symbol, a target begins with the start symbol once it is in a batch. Ids 0, 1 and 2 are
-padding, start and end on both sides. At level "char" the end symbol is the newline, so that a file's text is what is
-encoded.
+Every line ends with the end symbol. In a batch, a target begins with the start symbol. Ids 0, 1 and 2 are padding,
+start and end on both sides. At level "char" the end symbol is the newline, so the text of a file is encoded as it is.
 
 Shapes:
     B: batch      S: source      T: target, its start symbol included
@@ -13,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +22,8 @@ from txl_tf.data.pairs.dates import make_dates
 from txl_tf.data.pairs.files import RESERVED, SIDES, WAY_OUT, PairReader, SideText, read_lines, sides_of, without_ends
 from txl_tf.data.subwords import SubwordVocab, train_line_subwords
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, UnknownSymbol, Vocab, escape
-from txl_tf.schema import brief, check_left_out
+from txl_tf.errors import ParameterError, brief
+from txl_tf.schema import check_left_out
 
 PADDING, START_ID, END_ID = 0, 1, 2
 _NAMES = {"word": [*RESERVED], "char": [*RESERVED[:2], "\n"]}
@@ -35,20 +35,20 @@ _NO_UNKNOWN = (
 
 
 class Lines(NamedTuple):
-    """Lines of ids, one after the other, each with its end symbol."""
+    """The ids of several lines in one array, each line with its end symbol."""
 
     ids: np.ndarray  # int32 [n]
-    ends: np.ndarray  # int64 [lines], where each ends in `ids`, exclusive
+    ends: np.ndarray  # int64 [lines], position after the last id of each line
 
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.ends, prepend=0)
 
-    def __getitem__(self, i: int) -> np.ndarray:
+    def __getitem__(self, i: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride] a line, not a field
         return self.ids[self.ends[i - 1] if i else 0 : self.ends[i]]
 
     def take(self, chosen: np.ndarray) -> Lines:
-        """The lines where the bool array `[lines]` says so."""
+        """Returns the lines for which the bool array `chosen`, `[lines]`, is true."""
         return Lines(self.ids[np.repeat(chosen, self.lengths)], np.cumsum(self.lengths[chosen]))
 
 
@@ -68,10 +68,10 @@ class ParallelCorpus:
 
     Attributes:
         splits: `"train"`, `"valid"` and perhaps `"test"` -> `Pairs`.
-        names: split -> what messages call it: its files.
-        numbers: split -> the line of every pair in its files, from 1.
-        texts: held-out split -> sources and targets as they were read, also what no vocabulary can spell.
-        said: sentences about how the files were read.
+        names: split -> its files, for messages.
+        numbers: split -> the line number of every pair in its files, from 1.
+        texts: held-out split -> sources and targets as text, with symbols that no vocabulary has.
+        said: sentences about unused columns and skipped lines.
         is_held_out: whether `"valid"` is a part of the file of `"train"`.
     """
 
@@ -89,16 +89,17 @@ class ParallelCorpus:
         return [self.source_vocab, self.target_vocab]
 
     def file_of(self, split: str) -> str:
-        """The name of the file that a split was read from."""
+        """Returns the name of the file that a split was read from."""
         return self.names["train" if split == "valid" and self.is_held_out else split]
 
     def unknown(self, split: str) -> list[int]:
-        """How many symbols the vocabularies do not have: of the sources of a split, and of its targets."""
-        sides = zip(self.vocabs, self.splits[split], strict=True)
-        return [int(np.count_nonzero(lines.ids == vocab.ids.get(vocab.unk, -1))) for vocab, lines in sides]
+        """Returns how many symbols in the sources of a split, and in its targets, are not in the vocabularies."""
+        unknown_ids = [-1 if vocab.unk is None else vocab.ids.get(vocab.unk, -1) for vocab in self.vocabs]
+        sides = zip(unknown_ids, self.splits[split], strict=True)
+        return [int(np.count_nonzero(lines.ids == unknown)) for unknown, lines in sides]
 
     def fingerprint(self, split: str) -> str:
-        """A SHA-256 that tells whether a split has changed."""
+        """Returns a SHA-256 that changes if the split changes."""
         digest = hashlib.sha256()
         for lines in self.splits[split]:
             digest.update(lines.ids.astype("<i4").tobytes())
@@ -120,13 +121,13 @@ def read_pairs(
     Args:
         config: what to read.
         vocabs: of sources and of targets, instead of new ones.
-        max_len: most symbols of a line, ends included, where `skip_bad_lines` leaves out the longer ones.
-        has_unknown: whether new vocabularies have `<unk>`, which stands for symbols that they do not have; those of
-            earlier versions do not. With `min_freq` and `max_size` they have it anyway.
-        extend_vocab: whether symbols that `vocabs` lack, chosen as those of new ones, get ids behind theirs.
+        max_len: most symbols of a line, with its end; `skip_bad_lines` skips longer lines.
+        has_unknown: whether new vocabularies have `<unk>` for unknown symbols; in earlier versions they had not. With
+            `min_freq` and `max_size` they always have it.
+        extend_vocab: whether symbols that `vocabs` lack get ids after theirs; `config` chooses these symbols.
 
     Raises:
-        ValueError: files of different length, an empty line, a symbol that the vocabulary does not have, ...: names
+        ParameterError: the files have different lengths, a line is empty, a symbol is not in the vocabulary, ...: names
             file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
@@ -137,13 +138,7 @@ def read_pairs(
     if vocabs:
         _check_vocabs(config, vocabs, extend_vocab)
     if not vocabs or extend_vocab:
-        train = sides["train"] if held_out is None else [text.take(~held_out) for text in sides["train"]]
-        others = [] if held_out is None else [text.take(held_out) for text in sides["train"]]
-        train, others = ([text.lines for text in texts] or [[], []] for texts in (train, others))
-        both, shared = (sum(lines, []) for lines in (train, others)), config.share_vocab
-        of_source = both if shared else (train[0], others[0])
-        new = [_make_vocab(config, "source", config.lower_case, *of_source, has_unknown)]
-        new += new if shared else [_make_vocab(config, "target", False, train[1], others[1], has_unknown)]
+        new = _new_vocabs(config, sides["train"], held_out, has_unknown)
         vocabs = list(map(_extended, vocabs, new)) if vocabs else new
     splits = {}
     for split, texts in sides.items():
@@ -152,30 +147,54 @@ def read_pairs(
             fits, reason = fitting(np.maximum(pairs.sources.lengths, pairs.targets.lengths), texts, max_len)
             pairs = Pairs(*(lines.take(fits) for lines in pairs))
             sides[split] = [text.take(fits) for text in texts]
-            said += [reason] * bool(reason)
+            if reason:
+                said.append(reason)
             held_out = held_out[fits] if held_out is not None and split == "train" else held_out
         splits[split] = pairs
-    if held_out is not None:  # after encoding, so that messages have the lines' own numbers
-        names["valid"], whole = f"{config.valid_fraction:.0%} of {names['train']}", (splits["train"], sides["train"])
+    if held_out is not None:  # after encoding, so that messages have the numbers of lines in the file
+        names["valid"] = f"{config.valid_fraction:.0%} of {names['train']}"
+        all_pairs = splits["train"]
+        all_texts = sides["train"]
         for split, chosen in (("train", ~held_out), ("valid", held_out)):
-            splits[split] = Pairs(*(lines.take(chosen) for lines in whole[0]))
-            sides[split] = [text.take(chosen) for text in whole[1]]
+            splits[split] = Pairs(*(lines.take(chosen) for lines in all_pairs))
+            sides[split] = [text.take(chosen) for text in all_texts]
     read = {split: [without_ends(text.lines) for text in texts] for split, texts in sides.items() if split != "train"}
     numbers = {split: texts[0].numbers for split, texts in sides.items()}
-    return ParallelCorpus(*vocabs, splits, names, numbers, read, said, held_out is not None)
+    source_vocab, target_vocab = vocabs
+    return ParallelCorpus(source_vocab, target_vocab, splits, names, numbers, read, said, held_out is not None)
 
 
-def _read_splits(config: PairsConfig) -> tuple[dict, dict, list]:
-    """`{split: (sources, targets)}`, a `SideText` each, `{split: name}`, and what there is to say of the files."""
+def _new_vocabs(
+    config: PairsConfig, train: Sequence[SideText], held_out: np.ndarray | None, has_unknown: bool
+) -> list[Vocab]:
+    """Makes the vocabularies of sources and of targets. Symbols that only held-out pairs have come last."""
+    if held_out is None:
+        sources, targets = (text.lines for text in train)
+        held_sources, held_targets = [], []
+    else:
+        sources, targets = (text.take(~held_out).lines for text in train)
+        held_sources, held_targets = (text.take(held_out).lines for text in train)
+    if config.share_vocab:
+        lines = sources + targets
+        held_lines = held_sources + held_targets
+        vocab = _make_vocab(config, "source", config.lower_case, lines, held_lines, has_unknown)
+        return [vocab, vocab]
+    source_vocab = _make_vocab(config, "source", config.lower_case, sources, held_sources, has_unknown)
+    target_vocab = _make_vocab(config, "target", False, targets, held_targets, has_unknown)
+    return [source_vocab, target_vocab]
+
+
+def _read_splits(config: PairsConfig) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Returns `{split: (sources, targets)}`, each a `SideText`; `{split: name}`; and sentences about the files."""
     if config.dataset == "dates":
-        given = [name for name in ("train_path", "valid_path", "test_path") if getattr(config, name)]
-        if given:
-            raise ValueError(f"{given[0]} must be left out for dataset=dates, which makes its pairs itself")
+        paths = {name: getattr(config, name) for name in ("train_path", "valid_path", "test_path")}
+        check_left_out(paths, "dataset=dates makes its pairs itself")
         made = make_dates(config.n_pairs)
         names = {split: f"dates, {split}" for split in made}
         return {split: sides_of(pairs, [names[split]] * 2) for split, pairs in made.items()}, names, []
     if not config.train_path:
-        raise ValueError("no pairs: give train_path, a file of source<TAB>target lines or two files, or dataset=dates")
+        message = "no pairs: give train_path, a file of source<TAB>target lines or two files, or dataset=dates"
+        raise ParameterError("train_path", config.train_path, "one file of pairs, or two files", message)
     paths = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
     reader = PairReader(config, (config.source_level, config.target_level))
     sides = {split: reader.read(path) for split, path in paths.items() if path}
@@ -184,36 +203,41 @@ def _read_splits(config: PairsConfig) -> tuple[dict, dict, list]:
 
 
 def read_sides(path: str | Iterable[str]) -> tuple[SideText, SideText]:
-    """Sources and targets of one file of `source<TAB>target` lines, or of two files: `PairReader.read`."""
+    """Reads sources and targets from one file of `source<TAB>target` lines, or two files: see `PairReader.read`."""
     return PairReader().read(path)
 
 
 def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tuple[np.ndarray, str | None]:
-    """Which pairs have at most `max_len` symbols on both sides, and what there is to say of the others.
+    """Returns which pairs have at most `max_len` symbols on both sides, and a sentence about the others.
 
     Args:
-        lengths: int `[pairs]`, symbols of the longer side, its end included.
+        lengths: int `[pairs]`, symbols of the longer side, with its end.
         texts: both sides.
+
+    Raises:
+        ParameterError: no pair is short enough.
     """
     fits = lengths <= max_len
     if fits.all():
         return fits, None
-    name, first = " and ".join(dict.fromkeys(text.name for text in texts)), int(np.argmin(fits))
+    name = " and ".join(dict.fromkeys(text.name for text in texts))
+    first = int(np.argmin(fits))
     if not fits.any():
-        raise ValueError(f"{name} has no pair left: all of them are longer than max_len={max_len}")
+        message = f"{name} has no pair left: all of them are longer than max_len={max_len}"
+        raise ParameterError(name, int(lengths.min()), f"pairs of at most max_len={max_len} symbols", message)
     found = f"{np.sum(~fits):,} (longer than max_len={max_len}); the first is line {texts[0].numbers[first]}"
     return fits, f"{name}: lines left out by skip_bad_lines: {found}, with {lengths[first]:,} symbols, its end included"
 
 
 def _extended(vocab: Vocab, new: Vocab) -> Vocab:
-    """A vocabulary with the symbols that only a new one has; with its unknown symbol, where the old one has none."""
+    """Returns a vocabulary extended by the symbols of a new one, and by its unknown symbol if it has none."""
     vocab = vocab.extended(new.symbols)
     vocab.unk = vocab.unk or new.unk
     return vocab
 
 
 def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = False) -> None:
-    """Raises ValueError where options choose other symbols, or are not those of the vocabularies to use."""
+    """Raises ParameterError if options choose symbols, or differ from those of the vocabularies."""
     chosen = ("min_freq", "max_size", "source_symbols", "target_symbols", "vocab_size")
     if not extends:
         check_left_out({name: getattr(config, name) for name in chosen}, KNOWN_SYMBOLS)
@@ -221,21 +245,22 @@ def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = Fals
     known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
     for name, value in known.items():
         if getattr(config, name) != value:
-            raise ValueError(
-                f"{name} must be {brief(value)}, as the vocabularies to use, got {brief(getattr(config, name))}"
-            )
+            found = getattr(config, name)
+            message = f"{name} must be {brief(value)}, as the vocabularies to use, got {brief(found)}"
+            raise ParameterError(name, found, [value], message)
 
 
 def _make_vocab(
     config: PairsConfig, side: str, lower_case: bool, lines: list[str], others: Sequence[str], has_unknown: bool
 ) -> Vocab:
-    """The vocabulary of a side: the symbols of `lines` by frequency, then what only `others` have."""
-    level, path = getattr(config, f"{side}_level"), getattr(config, f"{side}_symbols")
+    """Makes the vocabulary of a side: the symbols of `lines` by frequency, then those that only `others` have."""
+    level = getattr(config, f"{side}_level")
+    path = getattr(config, f"{side}_symbols")
     if level == "subword":
         return _make_subwords(config, path, lines)
     leaves_out = bool(config.min_freq or config.max_size)
     has_unknown = has_unknown or leaves_out
-    special = _NAMES[level] + [UNKNOWN] * has_unknown
+    special = [*_NAMES[level], UNKNOWN] if has_unknown else _NAMES[level]
     vocab = Vocab(
         level=level,
         lower_case=lower_case,
@@ -262,38 +287,44 @@ def _make_vocab(
 
 
 def _make_subwords(config: PairsConfig, path: str | None, lines: list[str]) -> SubwordVocab:
-    """The subwords of some lines, or those of a SentencePiece model at `path`, as another run has it."""
+    """Makes subwords from lines, or reads the SentencePiece model at `path`, such as the model of another run."""
     if not path:
         return train_line_subwords(lines, config.vocab_size, config.subword_type)
     check_left_out({"vocab_size": config.vocab_size}, KNOWN_SYMBOLS)
     vocab = SubwordVocab.load(path, eos="</s>", unk=UNKNOWN)
     if vocab.symbols[:3] != _NAMES["word"]:
         names = ", ".join(_NAMES["word"])
-        raise ValueError(f"{path} must begin with the pieces {names}, got {', '.join(map(brief, vocab.symbols[:3]))}")
+        message = f"{path} must begin with the pieces {names}, got {', '.join(map(brief, vocab.symbols[:3]))}"
+        raise ParameterError(path, vocab.symbols[:3], f"a model that begins with the pieces {names}", message)
     return vocab
 
 
 def encode_side(vocab: Vocab, text: SideText) -> Lines:
-    """`encode_lines` of a side of a file; messages have the numbers of the file."""
+    """Like `encode_lines`, for a side of a file; messages have the line numbers of the file."""
     return encode_lines(vocab, text.lines, text.name, text.side, text.numbers)
 
 
 def encode_lines(
-    vocab: Vocab, lines: list[str], name: str, side: str | None = None, numbers: Sequence[int] | None = None
+    vocab: Vocab,
+    lines: list[str],
+    name: str,
+    side: str | None = None,
+    numbers: Sequence[int] | np.ndarray | None = None,
 ) -> Lines:
-    """Ids of lines that end with a newline.
+    """Returns the ids of lines that end with a newline.
 
     Args:
-        name, side: what messages call the lines, and whether they are the "source" or the "target".
+        name: how messages call the lines.
+        side: "source" or "target", for messages.
         numbers: of the lines, for messages; by default they are counted from 1.
 
     Raises:
-        ValueError: a line is empty or holds a symbol that the vocabulary does not have or uses itself.
+        ParameterError: a line is empty, or has a symbol that is reserved or not in the vocabulary.
     """
-    numbers = range(1, len(lines) + 1) if numbers is None else numbers
+    numbers = list(range(1, len(lines) + 1)) if numbers is None else numbers
     try:
         ids = vocab.encode(lines, name=name)
-    except UnknownSymbol as error:  # again, line by line, where some lines of the file were left out
+    except UnknownSymbol as error:  # encodes line by line, because the numbers may have gaps
         for number, line in zip(numbers, lines, strict=True):
             try:
                 list(vocab.encode_stream([line], name, int(number)))
@@ -307,28 +338,33 @@ def encode_lines(
         number, line = next(
             (i, line) for i, line in zip(numbers, plain, strict=True) if not set(line.split()).isdisjoint(RESERVED)
         )
-        found = f"{name}, line {number} has one of {', '.join(RESERVED)}, which are no text: {brief(line)}"
-        raise ValueError(f"{found}; {WAY_OUT}" if side else found)
+        reserved = ", ".join(RESERVED)
+        found = f"{name}, line {number} has one of {reserved}, which are no text: {brief(line)}"
+        message = f"{found}; {WAY_OUT}" if side else found
+        raise ParameterError(f"{name}, line {number}", line, f"a text without {reserved}", message)
     encoded = Lines(ids, ends)
     if np.any(encoded.lengths == 1):
         number = numbers[int(np.argmin(encoded.lengths))]
-        raise ValueError(
-            f"{name}, line {number}: the {side} is empty; {WAY_OUT}" if side else f"{name}, line {number} is empty"
-        )
+        where = f"{name}, line {number}"
+        message = f"{where}: the {side} is empty; {WAY_OUT}" if side else f"{where} is empty"
+        raise ParameterError(where, "", "a text that is not empty", message)
     return encoded
 
 
 def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
-    """Raises ValueError where a line is longer than the position table."""
+    """Raises ParameterError if a line has more symbols than `max_len`."""
     for split, pairs in corpus.splits.items():
         for side, lines in zip(SIDES, pairs, strict=True):
             longest = int(np.argmax(lines.lengths))
-            found, number = lines.lengths[longest], corpus.numbers[split][longest]
+            found = lines.lengths[longest]
+            number = corpus.numbers[split][longest]
             if found > max_len:
-                raise ValueError(
-                    f"{corpus.file_of(split)}, line {number}: the {side} has {found:,} symbols, its end included; at "
-                    f"most max_len={max_len} are allowed; {WAY_OUT}"
+                where = f"{corpus.file_of(split)}, line {number}"
+                message = (
+                    f"{where}: the {side} has {found:,} symbols, its end included; at most max_len={max_len} are "
+                    f"allowed; {WAY_OUT}"
                 )
+                raise ParameterError(where, int(found), f"at most max_len={max_len} symbols", message)
 
 
 # ----------------------------------------------------------------------------------------------------------- batches
@@ -337,17 +373,17 @@ def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
 def pair_batches(
     pairs: Pairs, batch_size: int, batch_tokens: int | None = None, seed: int | None = None, multiple: int = 1
 ) -> EpochBatches:
-    """Batches of pairs of like lengths, `(source, target)`: int32 `[B, S]` and `[B, T]`, 0 at padding.
+    """Makes batches of pairs of similar length, `(source, target)`: int32 `[B, S]` and `[B, T]`, 0 at padding.
 
-    Pairs are sorted by the lengths of source and target, those of the same lengths in a new order every epoch, and cut
-    into batches, which come in a new order every epoch.
+    Pairs are sorted by the lengths of source and target, and cut into batches. Every epoch has a new order of the
+    batches, and of pairs of the same lengths.
 
     Args:
         pairs: `Pairs`.
         batch_size: most pairs of a batch.
-        batch_tokens: most tokens of a batch, `B * (S + T)`; `None` for no limit. A pair that is longer is alone.
+        batch_tokens: most tokens of a batch, `B * (S + T)`; `None` for no limit. A longer pair gets its own batch.
         seed: of the orders; `None` keeps the order by length.
-        multiple: every batch has a multiple of it in rows, filled up with padding: the number of replicas.
+        multiple: rows of padding are added to every batch until it has a multiple of this: the number of replicas.
     """
     sources, targets = pairs.sources.lengths, pairs.targets.lengths + 1
 

@@ -1,13 +1,13 @@
-"""Batches of tagged sentences: which ids a sentence becomes, and the batches of an epoch.
+"""Batches of tagged sentences: the ids of a sentence, and the batches of an epoch.
 
-The items of a sentence are its characters and then, with a lexicon, the words that it holds. Ids 0 and 1 are padding
-and unknown, in the vocabulary of characters and words and in that of bigrams.
+The items of a sentence are its characters and then, with a lexicon, the words in it. Ids 0 and 1 are padding and
+unknown, both in the vocabulary of characters and words and in the vocabulary of bigrams.
 
-Where the tokens are words, they stand in the place of the characters, and their forms in that of the bigrams: see
-`form_of`. There is no lexicon then.
+If the tokens are words, they replace the characters, and their forms replace the bigrams: see `form_of`. Then there is
+no lexicon.
 
-A space and a tab are the symbol "␣", which stands for them in tagged files. Other white space, such as U+3000, can
-stand in these files itself; no vocabulary has it, so it is unknown in files and in text.
+A space and a tab become the symbol "␣", as in tagged files. Other white space, such as U+3000, can be in these files;
+no vocabulary has it, so it is unknown in files and in text.
 
 Shapes:
     B: batch      n: characters of a sentence, w: its words      L: max n      T: max n + w
@@ -28,7 +28,8 @@ from txl_tf.data.tagged.columns import with_blanks
 from txl_tf.data.tagged.lexicon import Lexicon, Match
 from txl_tf.data.vocabulary import Vocab
 
-PADDING, UNKNOWN_ID = 0, 1
+PADDING = 0
+UNKNOWN_ID = 1
 SPECIAL = ["<pad>", "<unk>"]
 END = "<eos>"  # second half of a sentence's last bigram, as in TENER's program; in FLAT's it is "<end>"
 _POOL = 50  # batches whose sentences are sorted by length together
@@ -44,7 +45,7 @@ class Encoded(NamedTuple):
     n: int
 
     def window(self, begin: int, end: int) -> Encoded:
-        """Its characters from `begin` to `end`, excluded, and the words among them. Bigrams stay as they are."""
+        """Returns the characters from `begin` to `end`, exclusive, and the words among them. Bigrams do not change."""
         inside = (self.starts >= begin) & (self.ends < end)
         starts, ends = self.starts[inside] - begin, self.ends[inside] - begin
         return Encoded(self.ids[inside], self.bigrams[begin:end], starts, ends, end - begin)
@@ -52,13 +53,13 @@ class Encoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SentenceEncoder:
-    """Turns tokens into ids.
+    """Converts tokens to ids.
 
     Args:
-        vocab: of characters and words, "<pad>" and "<unk>" first.
-        bigram_vocab: of pairs of tokens, likewise; `None`: bigrams are 0.
-        lexicon: whose words are found in a sentence; `None`: it has no words.
-        level: what the tokens are, "char" or "word".
+        vocab: of characters and words; its first symbols are "<pad>" and "<unk>".
+        bigram_vocab: of pairs of tokens, with the same first symbols; `None`: the ids of bigrams are 0.
+        lexicon: its words are found in sentences; `None`: no words.
+        level: of the tokens, "char" or "word".
     """
 
     vocab: Vocab
@@ -67,18 +68,19 @@ class SentenceEncoder:
     level: str = "char"
 
     def matches(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> list[Match]:
-        """The words of the lexicon in a sentence, without those that are left out."""
+        """Returns the words of the lexicon in a sentence, without the words in `left_out`."""
         found = self.lexicon.matches(tokens) if self.lexicon else []
         return [match for match in found if match.word not in left_out]
 
     def encode(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> Encoded:
-        """The ids of a sentence of any length, even 0. What a vocabulary does not have is unknown.
+        """Returns the ids of a sentence of any length, even 0. Symbols that are not in a vocabulary are unknown.
 
-        Words that are left out are not found, as if the lexicon had not got them.
+        Words in `left_out` are ignored when matching.
         """
         tokens = with_blanks(tokens)
         matches = self.matches(tokens, left_out)
-        n, places = len(tokens), range(len(tokens))
+        n = len(tokens)
+        places = range(len(tokens))
         return Encoded(
             _look_up(self.vocab, [*tokens, *(match.word for match in matches)]),
             _look_up(self.bigram_vocab, BESIDES[self.level](tokens)) if self.bigram_vocab else np.zeros([n], np.int32),
@@ -89,14 +91,14 @@ class SentenceEncoder:
 
 
 def bigrams_of(tokens: Sequence[str]) -> list[str]:
-    """Each token joined with the next one, the last one with "<eos>"."""
+    """Returns each token joined with the next one, and the last one joined with "<eos>"."""
     return [first + second for first, second in itertools.pairwise([*tokens, END])]
 
 
 def form_of(word: str) -> str:
-    """What tells about a word that is unknown: whether it begins with a capital, and its last three characters.
+    """Returns a form for unknown words: "^" if the word begins with a capital, and its last three characters.
 
-    Digits are 0. So "Blackburn" is "^urn", "rejects" is "cts" and "1996-08-22" is "-00".
+    Digits become 0. So "Blackburn" is "^urn", "rejects" is "cts" and "1996-08-22" is "-00".
     """
     capital = "^" if word[:1].lower() != word[:1] else ""
     return capital + re.sub("[0-9]", "0", word[-3:])
@@ -106,26 +108,26 @@ def forms_of(tokens: Sequence[str]) -> list[str]:
     return list(map(form_of, tokens))
 
 
-BESIDES = {"char": bigrams_of, "word": forms_of}  # level of the tokens -> what their second ids are of
+BESIDES = {"char": bigrams_of, "word": forms_of}  # level of the tokens -> function that returns their second symbols
 
 
 def _look_up(vocab: Vocab, symbols: Sequence[str]) -> np.ndarray:
     ids = np.fromiter(map(vocab.ids.get, symbols, itertools.repeat(UNKNOWN_ID)), np.int32, len(symbols))
-    return np.maximum(ids, UNKNOWN_ID)  # "<pad>" in a text is no padding
+    return np.maximum(ids, UNKNOWN_ID)  # "<pad>" in a text is not padding
 
 
 def features(encoded: Sequence[Encoded], lattice: bool, multiple: int = 1) -> dict[str, np.ndarray]:
-    """The inputs of a model for some sentences, int32, 0 at padding.
+    """Returns the inputs of a model for some sentences, int32, 0 at padding.
 
     Args:
         encoded: the sentences.
-        lattice: whether the words count.
+        lattice: whether to include the words.
         multiple: rows of padding are added until B is a multiple of it: the number of replicas.
 
     Returns:
-        Without `lattice`: `chars` and `bigrams` [B, L]. With it: `lattice` [B, T], the characters of each sentence
-        and directly after them its words; `bigrams` [B, L]; `seq_len`, n, and `lex_num`, w, [B]; `pos_s` and `pos_e`
-        [B, T], first and last character of each item.
+        Without `lattice`: `chars` and `bigrams` [B, L]. With it: `lattice` [B, T], the characters of each sentence,
+        directly followed by its words; `bigrams` [B, L]; `seq_len`, n, and `lex_num`, w, [B]; `pos_s` and `pos_e`
+        [B, T], the first and the last character of each item.
     """
     if not lattice:
         chars = padded([sentence.ids[: sentence.n] for sentence in encoded], multiple)
@@ -155,17 +157,17 @@ class TaggedSplit(NamedTuple):
 def tagged_batches(
     split: TaggedSplit, lattice: bool, batch_size: int, seed: int | None = None, multiple: int = 1
 ) -> EpochBatches:
-    """Batches of sentences of like lengths, `(features, tags)`; the tags are int32 `[B, L]`, 0 at padding.
+    """Makes batches of sentences of similar length, `(features, tags)`; the tags are int32 `[B, L]`, 0 at padding.
 
     With a seed, the sentences of an epoch are shuffled and cut into pools of 50 batches. Each pool is sorted by length
     and cut into batches, and then the batches of all pools are shuffled. Without a seed, all are sorted by length.
 
     Args:
         split: `TaggedSplit`.
-        lattice: whether the words count, see `features`.
-        batch_size: sentences of a batch; the rest of an epoch is a smaller one.
+        lattice: whether to include the words, see `features`.
+        batch_size: sentences of a batch; the last batch of an epoch may be smaller.
         seed: of the orders; `None` keeps the order by length.
-        multiple: every batch has a multiple of it in rows, filled up with padding: the number of replicas.
+        multiple: rows of padding are added to every batch until it has a multiple of this: the number of replicas.
     """
     lengths = np.array([len(s.ids) if lattice else s.n for s in split.sentences])
 

@@ -1,15 +1,15 @@
-"""Lines of a tagged file to tokens and tags: which lines are tokens, which are comments, and what the columns are.
+"""From the lines of a tagged file to tokens and tags: finds the lines of tokens, the comments and the columns.
 
-What begins with "#" is hard to tell apart. All three lines are the first of a sentence:
+A line that begins with "#" may be a token or a comment. Each of these lines is the first one of a sentence:
 
     # O                       a token and its tag, where all lines have two columns
     # text = The cat sat      a comment, as in CoNLL-U
     # id 5239d808	domain=en   a comment, as in MultiCoNER
 
-A line is a comment if it begins with "#", stands before the first token of a sentence, and does not look like the
-lines of tokens: it has another number of columns, or no tag in the column of the tags; or it begins "# name =". In
-files whose first column numbers the tokens, every such line is a comment. `ColumnsConfig.comments` decides instead.
-Within a sentence, "#" begins a token, and "# name =" is an error.
+A line is a comment if it begins with "#", is before the first token of a sentence, and does not look like the lines of
+tokens: it has another number of columns, or no tag in the column of the tags; or it begins with "# name =". In files
+whose first column numbers the tokens, every such line is a comment. `ColumnsConfig.comments` overrides this. Inside a
+sentence, "#" begins a token, and "# name =" is an error.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from txl_tf.data.tagged.tags import NONE, kind_of
 from txl_tf.data.text_files import numbered_lines
 from txl_tf.errors import ParameterError, brief
 
-BLANK = "␣"  # stands for a space or a tab, which would end its column
+BLANK = "␣"  # replaces a space or a tab in a token, which would end its column
 BLANKS = str.maketrans(" \t", 2 * BLANK)
 OTHER_COLUMNS = "--token_column and --tag_column name other columns"
-_WAY_OUT = "an empty line must stand before it, or --nocomments takes it for a token"
+_ADVICE = "put an empty line before it, or --nocomments makes it a token"
 
 _NAMED = re.compile(r"#[ \t]+\S+[ \t]+=([ \t]|$)")  # "# text = ...", "# sent_id = ..."
 _OF_MULTICONER = re.compile(r"#[ \t]+id[ \t]+\S")
 _GAP = re.compile("[ \t]+")
-_NUMBER, _WORD_NUMBER = re.compile(r"\d+([-.]\d+)?"), re.compile(r"\d+")
+_NUMBER = re.compile(r"\d+([-.]\d+)?")
+_WORD_NUMBER = re.compile(r"\d+")
 
 logger = logging.getLogger("txl_tf")
 
@@ -45,11 +46,11 @@ class TaggedSentence(NamedTuple):
 
     tokens: list[str]
     tags: list[str]
-    line: int  # of the first token in its file; `TokenLines` where lines between the tokens are left out
+    line: int  # line number of the first token; `TokenLines` if lines between the tokens are left out
 
 
 class TokenLines(int):
-    """The line of the first token of a sentence. `each` has the lines of all its tokens."""
+    """The line number of the first token of a sentence. `each` has the line numbers of all its tokens."""
 
     each: list[int]
 
@@ -61,7 +62,7 @@ class TokenLines(int):
 
 
 def line_of(sentence: TaggedSentence, i: int) -> int:
-    """The line of the token number `i`."""
+    """Returns the line number of token `i`."""
     return sentence.line.each[i] if isinstance(sentence.line, TokenLines) else sentence.line + i
 
 
@@ -70,7 +71,7 @@ def tags_of(*texts: list[TaggedSentence]) -> set[str]:
 
 
 def numbered_tags(text: list[TaggedSentence]) -> Iterable[tuple[int, str]]:
-    """Every tag with its line."""
+    """Yields the line number of every tag, and the tag."""
     for sentence in text:
         first = sentence.line
         lines = first.each if isinstance(first, TokenLines) else range(first, first + len(sentence.tags))
@@ -78,7 +79,7 @@ def numbered_tags(text: list[TaggedSentence]) -> Iterable[tuple[int, str]]:
 
 
 def with_blanks(tokens: Sequence[str]) -> Sequence[str]:
-    """Tokens as a tagged file can hold them: "␣" stands for a space or a tab."""
+    """Returns tokens in the form of a tagged file: "␣" replaces a space or a tab."""
     text = "".join(tokens)
     return [token.translate(BLANKS) for token in tokens] if " " in text or "\t" in text else tokens
 
@@ -86,37 +87,41 @@ def with_blanks(tokens: Sequence[str]) -> Sequence[str]:
 def read_sentences(
     path: str, columns: ColumnsConfig, scheme: str | None = None, labels: Iterable[str] = ()
 ) -> list[TaggedSentence]:
-    """The sentences of a file.
+    """Reads the sentences of a file.
 
     Args:
         path: of a UTF-8 file. An empty line ends a sentence.
-        columns: which columns hold the tokens and the tags.
-        scheme: "none" takes any text as a tag.
+        columns: the columns of the tokens and of the tags.
+        scheme: with "none", any text is a tag.
         labels: tags that are known to be tags, for the scheme "none".
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: a line has no token or no tag, the columns are ambiguous, ...: names file and line.
+        ParameterError: a line has no token or no tag, the columns are ambiguous, ...: names file and line.
     """
     blocks = _blocks(path)
     heads = [_head_of(block) if columns.comments is not False else 0 for block in blocks]
     lines = [line for block, head in zip(blocks, heads, strict=True) for line in block[head:]]
-    if not lines and not columns.comments:  # such as a file of the token "#" alone
-        heads, lines = [0] * len(blocks), sum(blocks, [])
+    if not lines and not columns.comments:  # for example, all tokens are "#"
+        heads = [0] * len(blocks)
+        lines = sum(blocks, [])
     if not lines:
         return []
     _check_first_line(path, lines[0])
     for number, line in lines if columns.comments is not False else ():
         if _NAMED.match(line):
-            raise ValueError(f"{path}, line {number} is a comment within a sentence: {_WAY_OUT}, got {brief(line)}")
+            where = f"{path}, line {number}"
+            message = f"{where} is a comment within a sentence: {_ADVICE}, got {brief(line)}"
+            raise ParameterError(where, line, "a token and a tag", message)
     table = _Table(path, lines, columns, scheme)
     table.tags |= {*labels}
-    sentences, comments = [], []
+    sentences = []
+    comments = []
     for block, head in zip(blocks, heads, strict=True):
         found = [line for line in block[:head] if columns.comments or table.is_comment(line)]
         tokens = [line for line in block[:head] if line not in found] + block[head:]
         if found and tokens and tokens[0] < found[-1]:
-            raise table.error(found[-1], f"is a comment within a sentence: {_WAY_OUT}")
+            raise table.error(found[-1], f"is a comment within a sentence: {_ADVICE}")
         comments += found
         sentences.append(table.sentence(tokens))
     if comments:
@@ -127,9 +132,9 @@ def read_sentences(
 
 
 def columns_in(path: str, columns: ColumnsConfig) -> ColumnsConfig:
-    """`columns`; or the defaults where they name others than the two that all lines of a file have.
+    """Returns `columns`; or the defaults if all lines of a file have two columns, and `columns` needs others.
 
-    So files that tools/tag.py writes are read whatever the columns are of those that a model was trained on.
+    So the files of tools/tag.py can be read, whatever columns the training files of the model have.
     """
     token, tag = places_in(2, columns)
     if None not in (token, tag) and token != tag:
@@ -139,13 +144,13 @@ def columns_in(path: str, columns: ColumnsConfig) -> ColumnsConfig:
 
 
 def places_in(width: int, columns: ColumnsConfig) -> tuple[int | None, int | None]:
-    """The indices of token and tag in rows of so many columns, `None` for one that lies outside."""
+    """Returns the indices of token and tag in rows of `width` columns; `None` for a column that does not exist."""
     return place_of(range(width), columns.token_column or 1), place_of(range(width), columns.tag_column or -1)
 
 
 def _blocks(path: str) -> list[list[Line]]:
-    """The lines between empty ones and lines of -DOCSTART-."""
-    blocks = [[]]
+    """Returns the groups of lines that are separated by empty lines and lines of -DOCSTART-."""
+    blocks: list[list[Line]] = [[]]
     for number, line in numbered_lines(path):
         is_empty = not line.strip(" \t")
         if is_empty or (not blocks[-1] and _by_spaces(line)[0] == "-DOCSTART-"):
@@ -156,12 +161,12 @@ def _blocks(path: str) -> list[list[Line]]:
 
 
 def _head_of(block: list[Line]) -> int:
-    """How many lines at the start of a block begin with "#"."""
+    """Returns how many lines at the start of a block begin with "#"."""
     return next((i for i, (_, line) in enumerate(block) if not line.startswith("#")), len(block))
 
 
 def _check_first_line(path: str, line: Line) -> None:
-    """Raises ValueError where a file has JSON."""
+    """Raises ParameterError if the first line of a file is JSON."""
     number, text = line
     if text.lstrip(" \t")[:1] not in ("{", "["):
         return
@@ -169,7 +174,9 @@ def _check_first_line(path: str, line: Line) -> None:
         json.loads(text)
     except ValueError:
         return
-    raise ValueError(f"{path}, line {number} is JSON: a tagged file has a token and a tag a line, got {brief(text)}")
+    where = f"{path}, line {number}"
+    message = f"{where} is JSON: a tagged file has a token and a tag a line, got {brief(text)}"
+    raise ParameterError(where, text, "a token and a tag", message)
 
 
 def _by_spaces(line: str) -> list[str]:
@@ -181,7 +188,10 @@ def _by_tabs(line: str) -> list[str]:
 
 
 def _splitter(lines: list[Line]) -> tuple[Callable[[str], list[str]], list[list[str]]]:
-    """What splits lines so that all have equally many columns, at spaces and tabs or at each tab; and their columns."""
+    """Returns the function that splits all lines into equally many columns, and the columns.
+
+    It splits at spaces and tabs, or else at each tab.
+    """
     by_spaces = [_by_spaces(line) for _, line in lines]
     if len({len(row) for row in by_spaces}) == 1:
         return _by_spaces, by_spaces
@@ -191,23 +201,26 @@ def _splitter(lines: list[Line]) -> tuple[Callable[[str], list[str]], list[list[
 
 
 class _Table:
-    """The columns of a file: how lines are split, and where tokens and tags stand.
+    """The columns of a file: how to split lines, and the positions of tokens and tags.
 
     Args:
         path: of the file, for messages.
-        lines: those that are tokens for certain.
+        lines: the lines that are certainly tokens.
         columns, scheme: see `read_sentences`.
     """
 
     def __init__(self, path: str, lines: list[Line], columns: ColumnsConfig, scheme: str | None):
-        self.path, self.columns, self.scheme = path, columns, scheme
+        self.path = path
+        self.columns = columns
+        self.scheme = scheme
         self.split, rows = _splitter(lines)
-        self.rows, self.widths = {}, {}
+        self.rows = {}
+        self.widths = {}
         for row, line in zip(rows, lines, strict=True):
             self.rows[line[0]] = row
             self.widths.setdefault(len(row), line)
         numbers = sum(_NUMBER.fullmatch(row[0]) is not None for row in rows) if min(self.widths) > 2 else 0
-        self.numbered = columns.token_column != 1 and numbers > 0.9 * len(rows)  # as the lines of CoNLL-U are
+        self.numbered = columns.token_column != 1 and numbers > 0.9 * len(rows)  # as in CoNLL-U
         self.token_column = columns.token_column or (2 if self.numbered else 1)
         self.tag_column = columns.tag_column or -1
         if self.numbered and not columns.tag_column:
@@ -220,15 +233,17 @@ class _Table:
             (width, (first, _)), (other, line), *_ = self.widths.items()
             raise self.error(line, f"has {other} columns, and line {first} has {width}: {OTHER_COLUMNS}")
         places = {width: place_of(range(width), self.tag_column) for width in self.widths}
-        self.tags = {row[places[len(row)]] for row in rows if places[len(row)] is not None}
-        self.known = set()  # tags that are tags, or any of the scheme "none"
-        self.places = {}  # number of columns -> indices of token and tag
+        tag_places = ((row, places[len(row)]) for row in rows)
+        self.tags = {row[place] for row, place in tag_places if place is not None}
+        self.known: set[str] = set()  # tags that have been checked
+        self.places: dict[int, tuple[int, int]] = {}  # number of columns -> indices of token and tag
 
-    def error(self, line: Line, what: str) -> ValueError:
-        return ValueError(f"{self.path}, line {line[0]} {what}, got {brief(line[1])}")
+    def error(self, line: Line, what: str) -> ParameterError:
+        where = f"{self.path}, line {line[0]}"
+        return ParameterError(where, line[1], "a token and a tag", f"{where} {what}, got {brief(line[1])}")
 
     def is_comment(self, line: Line) -> bool:
-        """Whether a line that begins with "#", before the first token of a sentence, is a comment."""
+        """Whether a line that begins with "#" and is before the first token of a sentence is a comment."""
         row = self.split(line[1])
         place = place_of(row, self.tag_column)
         if _NAMED.match(line[1]) or self.numbered or len(row) not in self.widths or place is None:
@@ -246,8 +261,10 @@ class _Table:
         return False
 
     def sentence(self, lines: list[Line]) -> TaggedSentence:
-        """The tokens of lines. CoNLL-U has others between them: 3-4, a token of two words, and 5.1, an empty node."""
-        tokens, tags, numbers = [], [], []
+        """Returns the tokens of lines, without the lines 3-4 (token of two words) and 5.1 (empty node) of CoNLL-U."""
+        tokens = []
+        tags = []
+        numbers = []
         for line in lines:
             number, text = line
             row = self.rows.get(number) or self.split(text)
@@ -267,13 +284,14 @@ class _Table:
     def _check_tag(self, tag: str, row: list[str], number: int) -> None:
         try:
             kind_of(tag, self.scheme)
-        except ValueError as error:
+        except ParameterError as error:
             others = f"; {OTHER_COLUMNS}" if len(row) > 2 else ""
-            raise ValueError(f"{self.path}, line {number}: {error}{others}") from error
+            message = f"{self.path}, line {number}: {error}{others}"
+            raise ParameterError("tag", tag, error.allowed, message) from error
         self.known.add(tag)
 
     def _places_in(self, row: list[str], line: Line) -> tuple[int, int]:
-        """The indices of token and tag in a row. Raises ParameterError where there are none, or both are the same."""
+        """Returns the indices of token and tag in a row. Raises ParameterError if one is missing, or both are equal."""
         if len(row) < 2:
             must = "a token and a tag, separated by a space or a tab"
             message = f"{self.path}, line {line[0]} must have {must}, got {brief(line[1])}"
@@ -292,7 +310,7 @@ class _Table:
         return self.places[len(row)]
 
     def check_first_column(self, sentences: Iterable[TaggedSentence]) -> None:
-        """Raises ParameterError where the first column, by default that of the tokens, names documents or the like."""
+        """Raises ParameterError if the default token column, the first one, seems to have names of documents."""
         if self.columns.token_column or self.numbered or min(self.widths) < 3:
             return
         several = [{*sentence.tokens} for sentence in sentences if len(sentence.tokens) > 1]
@@ -302,6 +320,6 @@ class _Table:
 
 
 def place_of(row: Sequence, column: int) -> int | None:
-    """The index of a column that is counted from 1, or, if negative, from the end; `None` where a row has no such."""
+    """Returns the index of a column that is counted from 1, or from the end if negative; `None` if it is missing."""
     place = column - 1 if column > 0 else len(row) + column
     return place if 0 <= place < len(row) else None

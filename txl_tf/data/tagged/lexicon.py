@@ -1,4 +1,4 @@
-"""A lexicon: which words a sentence of characters holds, overlapping ones too."""
+"""A lexicon, which finds its words in a sentence of characters. The words may overlap."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from txl_tf.data.tagged import towns
 from txl_tf.data.tagged.columns import BLANK, BLANKS
 from txl_tf.data.tagged.lexicon_files import words_of
 from txl_tf.environment import is_installed
-from txl_tf.schema import brief
+from txl_tf.errors import ParameterError, brief
 
-JIEBA, TOWNS = "jieba", "towns"
+JIEBA = "jieba"
+TOWNS = "towns"
 _WHITE = re.compile(r"\s")
 
 
@@ -31,22 +32,23 @@ class Lexicon:
     """Words of two characters or more.
 
     Args:
-        words: the words; the second of two equal ones is left out. White space in a word is `BLANK`, ␣, and so are
-            spaces and tabs in sentences.
+        words: the words; duplicates are left out. White space in a word becomes `BLANK`, ␣, and so do spaces and tabs
+            in sentences.
 
     Attributes:
-        words: list of str, in their order, with `BLANK` for white space.
+        words: list of str, in order, with `BLANK` for white space.
 
     Raises:
-        ValueError: a word of one character or none.
+        ParameterError: a word has fewer than two characters.
     """
 
     def __init__(self, words: Iterable[str]):
         self.words = list(dict.fromkeys(_WHITE.sub(BLANK, word) for word in words))
         short = next((word for word in self.words if len(word) < 2), None)
         if short is not None:
-            raise ValueError(f"words of a lexicon must have two characters or more, got {brief(short)}")
-        self._is_word = {}  # of words and their beginnings
+            message = f"words of a lexicon must have two characters or more, got {brief(short)}"
+            raise ParameterError("words", short, "words of two characters or more", message)
+        self._is_word: dict[str, bool] = {}  # has the words and all their beginnings
         for word in self.words:
             for end in range(2, len(word)):
                 self._is_word[word[:end]] = False
@@ -56,15 +58,16 @@ class Lexicon:
         return len(self.words)
 
     def matches(self, tokens: str | Sequence[str]) -> list[Match]:
-        """Every word from every place, by start, then by end.
+        """Returns all words in a sentence, ordered by start, then by end.
 
         Args:
-            tokens: characters. A token of several characters is one place: a word begins and ends between tokens, and
-                has two of them or more.
+            tokens: characters, or tokens of several characters. A word begins and ends between tokens, and has at least
+                two tokens.
         """
         text = "".join(tokens).translate(BLANKS)
         cuts = [0, *itertools.accumulate(map(len, tokens))]
-        found, is_word = [], self._is_word
+        found = []
+        is_word = self._is_word
         for start in range(len(tokens)):
             begin = cuts[start]
             for end in range(start + 1, len(tokens)):
@@ -80,17 +83,17 @@ class Lexicon:
     def load(cls, path: str, skip_short: bool = False) -> Lexicon:
         """Reads the words of a file: a list of words, jieba's dict.txt, vectors in word2vec's text format, ...
 
-        `words_of` says where a word ends.
+        See `words_of` for where a word ends.
 
         Args:
-            path: of a UTF-8 file; or "jieba", the words of the installed package jieba of two characters or more; or
-                "towns", those of the made-up sentences.
-            skip_short: leave out words of one character.
+            path: of a UTF-8 file; or "jieba", for the words of the installed package jieba that have two characters or
+                more; or "towns", for the words of the made-up sentences.
+            skip_short: skip words of one character.
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ValueError: a word of one character, no words, lines of CSV, no UTF-8 text, or jieba is not installed. Names
-                the file.
+            ParameterError: the file has a word of one character, no words, lines of CSV, or is not UTF-8 text; or jieba
+                is not installed. Names the file.
         """
         if path == JIEBA:
             return cls.load(_jieba_words(), skip_short=True)
@@ -101,17 +104,22 @@ class Lexicon:
             if len(word) > 1:
                 words.append(word)
             elif not skip_short:
-                raise ValueError(
-                    f"{path}, line {number}: a word must have two characters or more, got {brief(word)}; "
+                where = f"{path}, line {number}"
+                message = (
+                    f"{where}: a word must have two characters or more, got {brief(word)}; "
                     "--skip_short_words leaves out shorter ones"
                 )
+                raise ParameterError(where, word, "a word of two characters or more", message)
         if not words:
-            raise ValueError(f"{path} has no words of two characters or more")
+            allowed = "a file with words of two characters or more"
+            raise ParameterError("lexicon", path, allowed, f"{path} has no words of two characters or more")
         return cls(words)
 
 
 def _jieba_words() -> str:
-    """The file of the words of the package jieba, which is not imported."""
-    if not is_installed(JIEBA):
-        raise ValueError("lexicon=jieba needs the package jieba: pip install jieba")
-    return os.path.join(os.path.dirname(importlib.util.find_spec(JIEBA).origin), "dict.txt")
+    """Returns the file of the words of the package jieba, without importing it."""
+    spec = importlib.util.find_spec(JIEBA) if is_installed(JIEBA) else None
+    if spec is None or spec.origin is None:
+        message = "lexicon=jieba needs the package jieba: pip install jieba"
+        raise ParameterError("lexicon", JIEBA, "another lexicon without jieba", message)
+    return os.path.join(os.path.dirname(spec.origin), "dict.txt")

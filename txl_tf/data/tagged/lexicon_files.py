@@ -1,10 +1,10 @@
-"""Files of a lexicon's words: lists of words, with or without columns behind them.
+"""Files of a lexicon's words: lists of words, with or without further columns.
 
 ```python
 list(words_of("words.txt"))     # [(1, "长江"), (2, "New␣York"), ...]: the number of the line and the word
 ```
 
-What separates the word from the rest of its line is decided from the file as a whole:
+The file as a whole decides where the word of each line ends:
 
 | lines | the word |
 |---|---|
@@ -26,27 +26,25 @@ from collections.abc import Callable, Iterator
 from txl_tf.data.tagged.columns import BLANK
 from txl_tf.data.tagged.vector_files import is_header, is_number
 from txl_tf.data.text_files import numbered_lines
-from txl_tf.errors import ParameterError
-from txl_tf.schema import brief
+from txl_tf.errors import ParameterError, brief
 
-_SAMPLE = 10_000  # lines that tell how a file is made
+_SAMPLE = 10_000  # lines that decide the format of a file
 _WHITE_WORD = re.compile(r"[ \t]*([^\S \t])[ \t]")  # white space that is a word, in vectors of characters
-_TAG = re.compile(r"[a-z]{1,4}[0-9]?")  # a part of speech, as of jieba
+_TAG = re.compile(r"[a-z]{1,4}[0-9]?")  # a part of speech, as in jieba
 # A separator that is neither between digits nor before text of another script than that of tags and numbers.
 _CSV = re.compile(r"[^\s,;|，；]+(?: [^\s,;|，；]+)*\s*(?:(?<![0-9])[,;|，；]|[,;|，；](?![0-9]))\s*[\"!-~]")
 _SLASH = re.compile(r"[^\s!-~]\S*/[a-z]{1,4}")
 
 
 def words_of(path: str) -> Iterator[tuple[int, str]]:
-    """The words of a file, with the numbers of their lines. A space in a word is `BLANK`.
+    """Yields the line number and the word of each line of a file. A space in a word becomes `BLANK`.
 
-    White space around columns, full-width spaces too, is no part of them. Empty lines and word2vec's header are left
-    out. White space that is followed by a column, such as U+3000 in vectors of characters, is a word of one character.
+    White space around columns, even full-width spaces, is not part of them. Empty lines and word2vec's header are
+    skipped. White space before a column, such as U+3000 in vectors of characters, is a word of one character.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ParameterError: most lines are of CSV, or have a tag behind a slash.
-        ValueError: it is empty or is not UTF-8 text.
+        ParameterError: most lines are CSV, or have a tag after a slash; or the file is empty or not UTF-8 text.
     """
     lines = ((number, line) for number, line in numbered_lines(path) if line.strip(" \t"))
     lines = ((number, line) for number, line in lines if number > 1 or not is_header(line.strip(" \t")))
@@ -61,12 +59,12 @@ def words_of(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _check_no_csv(path: str, lines: list[tuple[int, str]]) -> None:
-    """Raises ParameterError where most lines have a separator that is no white space."""
+    """Raises ParameterError if most lines have a separator that is not white space."""
     found = [(number, line) for number, line in lines if _CSV.match(line[:200]) or _SLASH.fullmatch(line.strip())]
     if 2 * len(found) <= len(lines):
         return
     number, line = found[0]
-    mark = re.search("[,;|，；/]", line)[0]
+    mark = next(character for character in line if character in ",;|，；/")
     message = (
         f"{path}, line {number}: a word ends at white space, which {brief(line)} does not have, but {mark!r}: "
         f"sed 's/ *[{mark}].*//' {shlex.quote(path)} > NEW_FILE leaves the words"
@@ -75,7 +73,7 @@ def _check_no_csv(path: str, lines: list[tuple[int, str]]) -> None:
 
 
 def _choose_cut(lines: list[str]) -> Callable[[str], str]:
-    """What cuts a line after its word."""
+    """Returns the function that cuts a line after its word."""
     rows = [row for row in map(str.split, lines) if len(row) > 1]
     if 2 * sum("\t" in line.strip() for line in lines) > len(rows):
         return lambda line: line.strip(" \t").partition("\t")[0]
@@ -90,20 +88,21 @@ def _choose_cut(lines: list[str]) -> Callable[[str], str]:
 
 
 def _count_numbers(row: list[str]) -> int:
-    """How many numbers a row has before a tag at its end, the first field not counted."""
+    """Returns how many numbers a row has before a tag at its end; the first field does not count."""
     row = row[:-1] if len(row) > 2 and not is_number(row[-1]) else row
     return sum(1 for _ in itertools.takewhile(is_number, reversed(row[1:])))
 
 
 def _before_numbers(row: list[str], most: int) -> list[str]:
-    """A row without the numbers at its end, `most` of them, and a tag behind them."""
+    """Returns a row without at most `most` numbers at its end, and without a tag after them."""
     end = len(row)
     if end > 2 and not is_number(row[-1]) and is_number(row[-2]):
         end -= 1
     elif end > 1 and not is_number(row[-1]):
         return _before_tag(row)
-    for _ in range(most):
-        end -= end > 1 and is_number(row[end - 1])
+    first = max(end - most, 1)
+    while end > first and is_number(row[end - 1]):
+        end -= 1
     return row[:end]
 
 

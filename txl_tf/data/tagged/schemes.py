@@ -1,4 +1,4 @@
-"""Files of tags in other schemes than BIO, BIOES and BMES: which one a file follows, told by all of its entities.
+"""Other schemes of tags than BIO, BIOES and BMES. All entities of a file together show which scheme it has.
 
     scheme                an entity of one token    of several    directly after one of the same kind
     BIO                   B                         B I I         the same
@@ -9,8 +9,8 @@
     IOE2                  E                         I I E         the same
     IOE1                  I                         I I I         of the two, the first one ends with E
 
-`spans_of` reads all of them. But a decoder of BIO or BIOES cannot find what breaks its scheme. So a file that breaks it
-as a rule is converted, and one with a few mistakes is left as it is.
+`spans_of` reads all of them. But a decoder of BIO or BIOES cannot find tags that break its scheme. So a file in which
+most entities break it is converted, and a file with a few mistakes is not.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import NamedTuple
 
 from txl_tf.data.tagged.columns import TaggedSentence, line_of, numbered_tags, tags_of
 from txl_tf.data.tagged.tags import NONE, SCHEMES, broken_at, convert_tags, detect_scheme, is_bilou, spans_of, split_tag
-from txl_tf.schema import brief
+from txl_tf.errors import ParameterError, brief
 
-MIXED, SEVERAL = "mixed", "several schemes"  # names of no scheme; the second one of files with both I and M
-FEW = 0.05  # share of the entities that may break a scheme by mistake
-CERTAIN = 10  # fewer entities that break a scheme may be mistakes, whatever their share
+MIXED = "mixed"  # in place of a scheme: too many entities break each scheme
+SEVERAL = "several schemes"  # in place of a scheme: a file with both I and M
+FEW = 0.05  # fraction of the entities that may break a scheme by mistake
+CERTAIN = 10  # fewer entities that break a scheme are always taken for mistakes
 
 logger = logging.getLogger("txl_tf")
 
@@ -81,16 +82,16 @@ _STANDARD = {"bio": _bio, "bioes": _bioes, "bmes": _bioes}
 
 
 def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bool) -> str | None:
-    """The name of what the tags of a file are written in, if they break `scheme` as a rule; else `None`.
+    """Returns the scheme of a file whose tags break `scheme` too often; otherwise `None`.
 
     Args:
-        sentences: tags of each.
-        scheme: "bio", "bioes" or "bmes", as their prefixes say.
-        has_single: whether this file or one beside it has an S or a U.
+        sentences: the tags of each sentence.
+        scheme: "bio", "bioes" or "bmes", by the prefixes of the tags.
+        has_single: whether this file or another file of the corpus has an S or a U.
 
     Returns:
-        Such as "IOB1": no more than 5% of the entities break this scheme, and more of them break `scheme`. `MIXED`:
-        the file follows no scheme, but 5% of the entities, or of those of one kind, and at least 10 break `scheme`.
+        A name such as "IOB1": at most 5% of the entities break this scheme, and more of them break `scheme`. `MIXED`:
+        no scheme fits, but at least 10 entities, and more than 5% of them or of those of one kind, break `scheme`.
     """
     entities = [entity for tags in sentences for entity in _entities_of(tags)]
     total = Counter(entity.kind for entity in entities)
@@ -102,7 +103,7 @@ def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bo
         if not has_single:
             rules = {f"{'BME' if scheme == 'bmes' else 'BIE'} without S": _without_s, **rules}
     exceptions = {name: sum(not rule(entity) for entity in entities) for name, rule in rules.items()}
-    best = min(exceptions, key=exceptions.get)
+    best = min(exceptions, key=exceptions.__getitem__)
     if exceptions[best] < broken.total() and exceptions[best] <= FEW * len(entities):
         return best
     counts = [(broken.total(), len(entities)), *((broken[kind], total[kind]) for kind in broken)]
@@ -112,22 +113,27 @@ def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bo
 # ------------------------------------------------------------------------------------------------------------- files
 
 
-def in_one_scheme(texts: dict, names: dict, wanted: str | None, as_before: bool = False) -> tuple[dict, str]:
-    """`texts` in the scheme `wanted`, or all in that of the training sentences; and the scheme.
+def in_one_scheme(
+    texts: dict[str, list[TaggedSentence]], names: dict[str, str], wanted: str | None, as_before: bool = False
+) -> tuple[dict, str]:
+    """Returns `texts` in the scheme `wanted`, or in the scheme of the training sentences; and the scheme.
 
-    Files that break their scheme as a rule, such as those in IOB1, are converted; of a few mistakes there is a warning.
+    Files that break their scheme too often, such as files in IOB1, are converted; for a few mistakes it logs a warning.
 
     Raises:
-        ValueError: without `wanted`, a file mixes schemes or has another one than the training sentences.
+        ParameterError: without `wanted`, a file mixes schemes or has another scheme than the training sentences.
     """
     if wanted == NONE:
         return texts, NONE
     schemes = {split: _scheme_of(text, names[split], bool(wanted)) for split, text in texts.items()}
     target = wanted or schemes["train"]
     if target == "bmes" and not wanted and "bioes" in schemes.values() and "M" not in _prefixes(texts["train"]):
-        target = "bioes"  # an entity of three tokens is in another file alone
+        target = "bioes"  # only another file has an entity of three tokens
     has_single = any("S" in _prefixes(text) for text in texts.values())
-    converted, habits = {}, {}
+    converted = {}
+    habits = {}
+    if target is None:  # only a file of `wanted` tags may have none
+        raise ParameterError("tag_scheme", wanted, list(SCHEMES))
     for split, text in texts.items():
         if not wanted:
             _check_prefixes(text, names, split, target)
@@ -156,7 +162,7 @@ def _prefixes(text: list[TaggedSentence]) -> set[str]:
 
 
 def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | None:
-    """`detect_scheme` of a file's tags, whose error names the lines; `None` for a mixture that is allowed."""
+    """Like `detect_scheme`, for the tags of a file; the error names the lines. `None` for a mixture, if `may_mix`."""
     lines = {}
     for number, tag in numbered_tags(text):
         lines.setdefault(tag, number)
@@ -167,39 +173,40 @@ def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | No
             return None
         inside = min(number for tag, number in lines.items() if is_bilou(tag) or split_tag(tag)[0] == "I")
         other = min(number for tag, number in lines.items() if split_tag(tag)[0] == "M")
-        raise ValueError(
-            f"{name}, lines {inside} and {other}: {error}; tag_scheme=bio, or another one, converts them"
-        ) from error
+        message = f"{name}, lines {inside} and {other}: {error}; tag_scheme=bio, or another one, converts them"
+        raise ParameterError(name, list(lines), "tags of one scheme", message) from error
 
 
-def _check_prefixes(text: list[TaggedSentence], names: dict, split: str, scheme: str) -> None:
+def _check_prefixes(text: list[TaggedSentence], names: dict[str, str], split: str, scheme: str) -> None:
     for number, tag in numbered_tags(text):
         if split_tag(tag)[0] not in f"O{SCHEMES[scheme]}":
-            raise ValueError(
-                f"{names[split]}, line {number}: {brief(tag)} is not of the scheme {scheme}, as {names['train']} is; "
+            where = f"{names[split]}, line {number}"
+            message = (
+                f"{where}: {brief(tag)} is not of the scheme {scheme}, as {names['train']} is; "
                 f"tag_scheme={scheme} converts all files to one scheme"
             )
+            raise ParameterError(where, tag, f"a tag of the scheme {scheme}", message)
 
 
 def _say_what_is_broken(
-    text: list[TaggedSentence], name: str, broken: list, scheme: str, habit: str | None, target: str | None
+    text: list[TaggedSentence], name: str, broken: list, scheme: str | None, habit: str | None, target: str | None
 ) -> None:
-    """Says how tags are read that are in another scheme than BIO, BIOES or BMES, and warns of those that break these.
+    """Logs how tags of another scheme than BIO, BIOES or BMES are read, or a warning about tags that break these.
 
     Args:
-        broken: `(sentence, place)` of the tags that break `scheme`.
-        habit: the other scheme.
+        broken: `(sentence, position)` of the tags that break `scheme`.
+        habit: the other scheme, or `None`.
         target: the scheme that the tags are converted to, or `None`.
     """
     if habit and habit != MIXED:
         tags = [tag for sentence in text for tag in sentence.tags]
         numbers = {SEVERAL: sum(tag != "O" for tag in tags), "BILOU": sum(map(is_bilou, tags))}
-        logger.info(f"{name}: {habit}: {numbers.get(habit, len(broken)):,} tags read as {target.upper()}")
+        logger.info(f"{name}: {habit}: {numbers.get(habit, len(broken)):,} tags read as {str(target).upper()}")
     elif broken:
         sentence, i = broken[0]
         done = "all tags are rewritten" if target else "they are kept, and one that continues no entity begins one"
         if habit == MIXED:
-            done = f"too many for mistakes: all tags are read as {target.upper()}"
+            done = f"too many for mistakes: all tags are read as {str(target).upper()}"
         logger.warning(
             f"{name}: {len(broken):,} tags break the scheme {scheme}, the first on line {line_of(sentence, i)} "
             f"({brief(sentence.tags[i])}); {done}"

@@ -1,4 +1,4 @@
-"""Where sentences end in the tokens of a text.
+"""Splits the tokens of a text into sentences.
 
 ```python
 split_at_ends("他来了。“好！”她说。")     # ["他来了。", "“好！”", "她说。"]
@@ -10,19 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-_ENDS = frozenset("。！？；…!?;｡．‼⁇⁈⁉")  # wherever they stand
-_CLOSING = frozenset(["''", *"”’」』）】》〉〗〕］｝)]}"])  # they belong to the sentence before them
-_QUOTES = frozenset("\"'")  # they open and close by turns
-_ABBREVIATIONS = frozenset("Mr Mrs Ms Dr Prof St Mt No vs Inc Ltd Co Corp Jr Sr Gen Col Lt Sgt Rep Sen Gov".split())
+_ENDS = frozenset("。！？；…!?;｡．‼⁇⁈⁉")  # always end a sentence
+_CLOSING = frozenset(["''", *"”’」』）】》〉〗〕］｝)]}"])  # are part of the sentence before them
+_QUOTES = frozenset("\"'")  # open and close in turn
+_ABBREVIATIONS = frozenset((
+    "Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Mt", "No", "vs", "Inc", "Ltd", "Co", "Corp", "Jr", "Sr", "Gen", "Col", "Lt",
+    "Sgt", "Rep", "Sen", "Gov",
+))  # fmt: skip
 
 
 class LineSizes(NamedTuple):
-    """How long the lines of a text are, such as those that a model was trained on.
+    """Lengths of the lines of a text, such as the training text of a model.
 
     Attributes:
         longest: tokens of the longest line.
-        usual: sentences of a line, in the mean and rounded.
-        most: sentences that 99% of the lines do not exceed; `None` where that is not known.
+        usual: mean number of sentences of a line, rounded.
+        most: number of sentences that 99% of the lines do not exceed; `None` if it is unknown.
     """
 
     longest: int
@@ -31,26 +34,29 @@ class LineSizes(NamedTuple):
 
     @classmethod
     def of(cls, lines: Iterable[Sequence[str]], by_words: bool = False) -> LineSizes:
-        """The sizes of lines of tokens, one or more."""
+        """Measures at least one line of tokens."""
         sizes = [(len(tokens), len(split_at_ends(tokens, by_words))) for tokens in lines]
         counts = sorted(count for _, count in sizes)
-        usual, most = round(sum(counts) / len(counts)), counts[-1 - len(counts) // 100]
+        usual = round(sum(counts) / len(counts))
+        most = counts[-1 - len(counts) // 100]
         return cls(max(n for n, _ in sizes), max(usual, 1), max(most, 1))
 
 
 def split_at_ends(tokens: Sequence[str], by_words: bool = False) -> list[Sequence[str]]:
-    """Cuts tokens into sentences. Joined, they are the tokens.
+    """Cuts tokens into sentences, which have all tokens in their order.
 
-    A sentence ends with 。！？；… or ! ? ; and with what closes quotes and brackets directly after them. White space
-    after it belongs to it. Among characters, a full stop `.` ends a sentence unless an ASCII letter or digit follows
-    directly, or an initial or a common abbreviation stands before it. Words end a sentence where they are nothing but
-    such ends: in "the offer ." the last one, in "U.S. troops" none.
+    A sentence ends with 。！？；… or ! ? ; and with closing quotes and brackets directly after them. White space after
+    it is part of it. Among characters, a full stop `.` ends a sentence, unless an ASCII letter or digit follows
+    directly, or an initial or a common abbreviation is before it. A word ends a sentence if it consists of such ends:
+    in "the offer ." the last word, in "U.S. troops" none.
 
     Args:
         tokens: characters, as a string or a list; or words.
-        by_words: whether they are words.
+        by_words: whether the tokens are words.
     """
-    pieces, begin, n = [], 0, len(tokens)
+    pieces = []
+    begin = 0
+    n = len(tokens)
     for i in range(n):
         if i < begin or not (_is_last_word(tokens[i]) if by_words else _is_end(tokens, i)):
             continue
@@ -82,7 +88,7 @@ def _is_end(characters: Sequence[str], i: int) -> bool:
 
 
 def _goes_with_end(tokens: Sequence[str], begin: int, place: int) -> bool:
-    """Whether a token after the end of a sentence, which starts at `begin`, is a further end, or closes a quote."""
+    """Whether a token after the end of the sentence that starts at `begin` is a further end, or closes a quote."""
     token = tokens[place]
     if token in _QUOTES:
         return sum(found == token for found in tokens[begin:place]) % 2 == 1

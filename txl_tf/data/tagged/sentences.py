@@ -1,4 +1,4 @@
-"""Sentences of tagged tokens, from CoNLL files to ids: vocabularies, labels and initial embeddings."""
+"""Tagged sentences, from CoNLL files to ids: vocabularies, labels and initial embeddings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,10 @@ from txl_tf.data.tagged.symbols import extend_vocabs, make_vocabs
 from txl_tf.data.tagged.tags import NONE, all_labels, detect_scheme, kind_of, split_tag
 from txl_tf.data.tagged.towns import make_sentences
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
-from txl_tf.errors import ParameterError, shortened
-from txl_tf.schema import brief, check_left_out
+from txl_tf.errors import ParameterError, brief, shortened
+from txl_tf.schema import check_left_out
 
-VECTORS = ("char_vectors", "bigram_vectors", "word_vectors")  # settings that name files of vectors
+VECTORS = ("char_vectors", "bigram_vectors", "word_vectors")  # options for files of vectors
 
 logger = logging.getLogger("txl_tf")
 
@@ -47,28 +48,28 @@ def read_tagged(
     columns: ColumnsConfig | None = None,
     labels: Iterable[str] = (),
 ) -> list[TaggedSentence]:
-    """Reads a file with a token and a tag a line, in two of its columns, and blank lines between sentences.
+    """Reads a file that has a token and a tag per line, in two of its columns, and blank lines between sentences.
 
-    Columns are separated by spaces or tabs; other white space can be a token. A line whose first column is -DOCSTART-
-    is left out where a sentence would begin, and so are comments, see columns.py. A space or a tab within a token
+    Columns are separated by spaces or tabs; other white space can be a token. A line with -DOCSTART- in the first
+    column is skipped at the beginning of a sentence, and so are comments, see columns.py. A space or a tab in a token
     becomes "␣".
 
     Args:
         path: of a UTF-8 file.
-        segment_digits: each token ends with a digit that is no part of it, as in Weibo's "科0".
-        scheme: "none" takes any text as a tag.
-        columns: of tokens and tags. By default, the first and the last one; in CoNLL-U, the second one is that of the
-            tokens, and that of the tags must be given.
+        segment_digits: whether each token ends with a digit that is not part of it, as in Weibo's "科0".
+        scheme: with "none", any text is a tag.
+        columns: of tokens and tags. By default the first and the last one; in CoNLL-U, the second one has the tokens,
+            and the column of the tags must be given.
         labels: see `read_sentences`.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: a line without a tag or with a malformed one, a token without its digit, a file without sentences
-            or that is not UTF-8, ambiguous columns. Names file and line.
+        ParameterError: a line has no tag or a malformed one, a token has no digit, the file has no sentences or is not
+            UTF-8, or the columns are ambiguous. Names file and line.
     """
     sentences = read_sentences(path, columns or ColumnsConfig(), scheme, labels)
     if not sentences:
-        raise ValueError(f"{path} has no sentences")
+        raise ParameterError(path, None, "a file of sentences", f"{path} has no sentences")
     return _without_digits(sentences, path) if segment_digits else sentences
 
 
@@ -79,13 +80,13 @@ def read_tagged_as(
     scheme: str | None = None,
     columns: ColumnsConfig | None = None,
 ) -> list[TaggedSentence]:
-    """`read_tagged`, in the scheme of a model's labels.
+    """Like `read_tagged`, in the scheme of a model's labels.
 
-    So that what tools/tag.py writes is read: a file of single characters has no digits of segmentation, and where all
-    lines have two columns and `columns` name others, these are token and tag.
+    It reads the output of tools/tag.py, too: a file of single characters has no digits of segmentation; if all lines
+    have two columns, and `columns` needs others, the two are token and tag.
 
     Raises:
-        ValueError: as there; or an entity type is not among the labels. Names file and line.
+        ParameterError: as `read_tagged`; or an entity type is not among the labels. Names file and line.
     """
     columns = columns_in(path, columns or ColumnsConfig())
     text = read_tagged(path, False, scheme, columns, labels)
@@ -97,15 +98,16 @@ def read_tagged_as(
     for number, tag in numbered_tags(text):
         if tag not in labels and kind_of(tag, scheme) not in kinds:
             known = ", ".join(sorted(kinds - {""}))
-            raise ValueError(
-                f"{path}, line {number}: {brief(tag)} is of a kind that the model does not have; it has {known}"
-            )
+            where = f"{path}, line {number}"
+            message = f"{where}: {brief(tag)} is of a kind that the model does not have; it has {known}"
+            raise ParameterError(where, tag, sorted(kinds - {""}), message)
     return text
 
 
 def _warn_of_unseen(text: list[TaggedSentence], name: str, level: str) -> None:
-    """Warns of tokens that a line of text never has: it is read character by character, or split at white space."""
-    n, unseen = sum(len(sentence.tokens) for sentence in text), []
+    """Logs a warning about tokens that never occur in text, which is split into characters or at white space."""
+    n = sum(len(sentence.tokens) for sentence in text)
+    unseen = []
     for sentence in text:
         for i, token in enumerate(sentence.tokens):
             if (len(token) > 1) if level == "char" else (BLANK in token):
@@ -113,7 +115,8 @@ def _warn_of_unseen(text: list[TaggedSentence], name: str, level: str) -> None:
     if not unseen:
         return
     token, sentence, i = unseen[0]
-    number, share = line_of(sentence, i), f"as have {len(unseen):,} of {n:,} tokens"
+    number = line_of(sentence, i)
+    share = f"as have {len(unseen):,} of {n:,} tokens"
     if level == "char":
         has = f"{len(token)} characters, {share}: text is tagged character by character, where none of these occurs"
         ways = (
@@ -130,9 +133,9 @@ def _without_digits(text: list[TaggedSentence], path: str) -> list[TaggedSentenc
         for i, token in enumerate(sentence.tokens):
             if len(token) < 2 or token[-1] not in "0123456789":
                 where = f"{path}, line {line_of(sentence, i)}"
-                raise ValueError(
-                    f"{where}: with segment_digits a token must be text and one digit, as 科0, got {brief(token)}"
-                )
+                allowed = "text and one digit, as 科0"
+                message = f"{where}: with segment_digits a token must be {allowed}, got {brief(token)}"
+                raise ParameterError(where, token, allowed, message)
     return [sentence._replace(tokens=[token[:-1] for token in sentence.tokens]) for sentence in text]
 
 
@@ -144,18 +147,18 @@ class TaggedCorpus:
     """Vocabularies, labels and encoded sentences.
 
     Attributes:
-        vocab: of characters and of the lexicon's words; or of words that are the tokens.
+        vocab: of characters and of the lexicon's words; or of words, if the tokens are words.
         bigram_vocab: of bigrams; or of the forms of words, see `form_of`.
         labels: the tags in the order of their ids.
-        lexicon: or `None`.
+        lexicon: the lexicon, or `None`.
         splits: `"train"`, `"valid"` and perhaps `"test"` -> `TaggedSplit`.
         names: split -> its file.
         scheme: of the labels: "bio", "bioes", "bmes" or "none".
         level: of the tokens: "char" or "word".
         lines: split -> line of the first token of each sentence.
-        sizes: how long the training sentences are.
-        embeddings: `"vocab"` and `"bigram_vocab"` -> initial embeddings, float32 `[symbols, dim]`, where there are
-            vectors. Where the vocabularies are extended, only the rows of new symbols count.
+        sizes: lengths of the training sentences.
+        embeddings: `"vocab"` and `"bigram_vocab"` -> initial embeddings, float32 `[symbols, dim]`, if there are
+            vectors. If the vocabularies are extended, only the rows of new symbols are used.
     """
 
     vocab: Vocab
@@ -172,7 +175,7 @@ class TaggedCorpus:
 
     @property
     def vocabs(self) -> list[Vocab]:
-        """Vocabularies of items and of bigrams and, with a lexicon, that of its words."""
+        """The vocabularies of items and of bigrams and, with a lexicon, the vocabulary of its words."""
         return [self.vocab, self.bigram_vocab, *([lexicon_vocab(self.lexicon)] if self.lexicon else [])]
 
     @property
@@ -180,7 +183,7 @@ class TaggedCorpus:
         return SentenceEncoder(self.vocab, self.bigram_vocab, self.lexicon, self.level)
 
     def fingerprint(self, split: str) -> str:
-        """A SHA-256 that tells whether a split has changed."""
+        """Returns a SHA-256 that changes if the split changes."""
         digest = hashlib.sha256()
         for sentence, tags in zip(*self.splits[split], strict=True):
             for ids in ([sentence.n, len(sentence.ids)], sentence.ids, tags):
@@ -189,14 +192,14 @@ class TaggedCorpus:
 
 
 def lexicon_vocab(lexicon: Lexicon) -> Vocab:
-    """The words of a lexicon as a vocabulary, whose file a run keeps."""
+    """Returns the words of a lexicon as a vocabulary, which a run stores in a file."""
     vocab = Vocab()
     vocab.set_lines(lexicon.words, "lexicon")
     return vocab
 
 
 def encoder_of(vocab: Vocab, bigram_vocab: Vocab, lexicon: Vocab | None = None, level: str = "char") -> SentenceEncoder:
-    """The encoder of a run's vocabularies, see `TaggedCorpus.vocabs`; `level` is its tagger's `token_level`."""
+    """Returns the encoder for the vocabularies of a run; `level` is the tagger's `token_level`."""
     return SentenceEncoder(vocab, bigram_vocab, Lexicon(lexicon.symbols) if lexicon else None, level)
 
 
@@ -209,19 +212,19 @@ def read_corpus(
 ) -> TaggedCorpus:
     """Reads and encodes tagged sentences. Symbols and entity types come from the training sentences.
 
-    What only the other files have gets an id if it has a vector; without one it is unknown.
+    A symbol that only the other files have gets an id if it has a vector; otherwise it is unknown.
 
     Args:
         config: what to read.
-        vocabs: see `TaggedCorpus.vocabs`, instead of new ones. The words of `config.lexicon`, if it is given, count
-            more than those of a vocabulary; what no vocabulary has is the unknown symbol.
-        extend_vocab: whether symbols of the training sentences that `vocabs` lack get ids behind theirs.
-        labels: those of a model. They are kept, and with them their scheme, where they have all types of entities.
-        as_before: keep tags that break their scheme as a rule, as earlier versions did: for their runs to go on.
+        vocabs: see `TaggedCorpus.vocabs`, instead of new ones. Words of `config.lexicon`, if given, replace those of
+            the vocabulary. Symbols that are in no vocabulary are unknown.
+        labels: of a model. If they have all types of entities, they are kept, together with their scheme.
+        extend_vocab: whether symbols of the training sentences that `vocabs` lack get ids after theirs.
+        as_before: whether tags that often break their scheme are kept, as in earlier versions, to resume their runs.
 
     Raises:
-        ValueError: a file is missing, an entity type that the training sentences do not have, vectors of different
-            widths, ...: names file and line, what was found and what is allowed.
+        ParameterError: an entity type is not in the training sentences, vectors have different widths, ...: names file
+            and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
     texts, names = _read_splits(config)
@@ -242,14 +245,15 @@ def read_corpus(
 
 
 def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
-    """`{split: sentences}` and `{split: name}`."""
+    """Returns `{split: sentences}` and `{split: name}`."""
     paths = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
     if config.dataset == TOWNS:
         made = make_sentences(config.n_sentences)
         texts = {split: [TaggedSentence(*row, i) for i, row in enumerate(rows, 1)] for split, rows in made.items()}
         return texts, {split: f"towns, {split}" for split in made}
     if not paths["train"]:
-        raise ValueError("train_path must be given: a file with a token and a tag a line; or dataset=towns")
+        message = "train_path must be given: a file with a token and a tag a line; or dataset=towns"
+        raise ParameterError("train_path", None, "a file with a token and a tag a line", message)
     names = {split: path for split, path in paths.items() if path}
     texts = {
         split: read_tagged(path, config.segment_digits, config.tag_scheme, config) for split, path in names.items()
@@ -258,16 +262,17 @@ def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
 
 
 def line_sizes_in(config: TaggedConfig) -> LineSizes:
-    """How long the training sentences are. Raises: as `read_corpus`."""
+    """Returns the lengths of the training sentences. Raises ParameterError as `read_corpus`."""
     texts, _ = _read_splits(dataclasses.replace(config, valid_path=config.train_path, test_path=None))
     return LineSizes.of((sentence.tokens for sentence in texts["train"]), config.token_level == "word")
 
 
-def _with_validation(config: TaggedConfig, texts: dict) -> dict:
-    """`texts` with sentences to validate on: without any, a share of those to train on."""
+def _with_validation(config: TaggedConfig, texts: dict[str, list[TaggedSentence]]) -> dict[str, Any]:
+    """Returns `texts` with sentences for validation; without any, a fraction of the training sentences."""
     if "valid" in texts:
         return texts
-    train, rest = texts["train"], {split: text for split, text in texts.items() if split != "train"}
+    train = texts["train"]
+    rest = {split: text for split, text in texts.items() if split != "train"}
     chosen = hold_out(["\n".join(sentence.tokens) for sentence in train], config.valid_fraction, "sentences")
     parts = {"train": itertools.compress(train, ~chosen), "valid": itertools.compress(train, chosen)}
     return {split: list(part) for split, part in parts.items()} | rest
@@ -275,14 +280,14 @@ def _with_validation(config: TaggedConfig, texts: dict) -> dict:
 
 def _read_with(
     config: TaggedConfig,
-    texts: dict,
-    names: dict,
+    texts: dict[str, list[TaggedSentence]],
+    names: dict[str, str],
     vocabs: list[Vocab],
     known: list[str],
     extends: bool,
     as_before: bool,
 ) -> TaggedCorpus:
-    """The corpus in vocabularies that are there already."""
+    """Returns the corpus in the existing vocabularies `vocabs`."""
     if not extends:
         vectors = {name: getattr(config, name) for name in VECTORS}
         check_left_out(vectors, f"{KNOWN_SYMBOLS}; with extend_vocab, new symbols start from vectors")
@@ -308,8 +313,13 @@ def _read_with(
 
 
 def _say_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence], vocab: Vocab | None = None) -> None:
-    """Logs how many words of a lexicon are in the training sentences and, given a vocabulary, how many of these are not
-    in that. Raises ParameterError where no sentence has one of the file `path`; `None` stands for the run's lexicon.
+    """Logs how many words of a lexicon are in the training sentences and how many of these are not in `vocab`.
+
+    Args:
+        path: of the lexicon; `None` for the lexicon of the run.
+
+    Raises:
+        ParameterError: no sentence has a word of the file `path`.
     """
     name = path or "of the run"
     found = {match.word for sentence in text for match in lexicon.matches(sentence.tokens)}
@@ -317,11 +327,12 @@ def _say_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence],
         such = ", ".join(brief(word) for word in lexicon.words[:3])
         message = f"lexicon {name}: none of its {len(lexicon):,} words, such as {such}, is in the training sentences"
         if not path:
-            logger.warning(f"{message}; lexicon gives other words")
+            logger.warning(f"{message}; give other words with lexicon")
             return
         raise ParameterError("lexicon", path, "a file of words of which the training sentences have some", message)
-    unknown = sum(word not in vocab.ids for word in found) if vocab else 0
-    rest = f"; {unknown:,} of these have no row in the vocabulary and become {vocab.unk}" if unknown else ""
+    rest = ""
+    if vocab and (unknown := sum(word not in vocab.ids for word in found)):
+        rest = f"; {unknown:,} of these have no row in the vocabulary and become {vocab.unk}"
     logger.info(f"lexicon {name}: {len(lexicon):,} words, {len(found):,} of them in the training sentences{rest}")
 
 
@@ -329,9 +340,10 @@ def _kinds(tags: Iterable[str]) -> set[str]:
     return {split_tag(tag)[1] for tag in tags}
 
 
-def _encoded(corpus: TaggedCorpus, texts: dict) -> TaggedCorpus:
+def _encoded(corpus: TaggedCorpus, texts: dict[str, list[TaggedSentence]]) -> TaggedCorpus:
     """A corpus with its sentences."""
-    encoder, ids = corpus.encoder, {label: i for i, label in enumerate(corpus.labels)}
+    encoder = corpus.encoder
+    ids = {label: i for i, label in enumerate(corpus.labels)}
     corpus.sizes = LineSizes.of((sentence.tokens for sentence in texts["train"]), corpus.level == "word")
     corpus.lines |= {split: [sentence.line for sentence in text] for split, text in texts.items()}
     for split, text in texts.items():
@@ -341,8 +353,12 @@ def _encoded(corpus: TaggedCorpus, texts: dict) -> TaggedCorpus:
     return corpus
 
 
-def _make_labels(texts: dict, names: dict, scheme: str) -> list[str]:
-    """The labels of the training sentences, entity types in alphabetical order. Other files may have no other type."""
+def _make_labels(texts: dict[str, list[TaggedSentence]], names: dict[str, str], scheme: str) -> list[str]:
+    """Returns the labels of the training sentences, ordered by entity type.
+
+    Raises:
+        ParameterError: another file has another entity type. Names file and line.
+    """
     tags = {split: tags_of(text) for split, text in texts.items()}
     kinds = sorted(tags["train"]) if scheme == NONE else sorted({split_tag(tag)[1] for tag in tags["train"] - {"O"}})
     has_outside = any("O" in found for found in tags.values())
@@ -351,8 +367,10 @@ def _make_labels(texts: dict, names: dict, scheme: str) -> list[str]:
         unknown = tags[split].difference(labels)
         for number, tag in numbered_tags(text) if unknown else ():
             if tag in unknown:
-                raise ValueError(
-                    f"{names[split]}, line {number}: {brief(tag)} is of a kind that {names['train']} does not have; "
+                where = f"{names[split]}, line {number}"
+                message = (
+                    f"{where}: {brief(tag)} is of a kind that {names['train']} does not have; "
                     f"it has {shortened(', '.join(kinds), 200) or 'none'}"
                 )
+                raise ParameterError(where, tag, kinds, message)
     return labels

@@ -5,87 +5,106 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl_tf.config import TaggedConfig
 from txl_tf.data.tagged.batches import BESIDES, SPECIAL
-from txl_tf.data.tagged.columns import BLANK
+from txl_tf.data.tagged.columns import BLANK, TaggedSentence
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.word_vectors import embedding_matrix, read_vectors
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import ParameterError
-from txl_tf.schema import brief
+from txl_tf.errors import ParameterError, brief
 
 logger = logging.getLogger("txl_tf")
+
+Texts = dict[str, list[TaggedSentence]]  # split -> its sentences
 
 _CALLED = {"char_vectors": "characters", "bigram_vectors": "bigrams", "word_vectors": "words"}
 
 
 class _Symbols(NamedTuple):
-    """Symbols that get an id, the vectors of some, and the width of the vectors, `None` without a file of them."""
+    """Symbols that get an id, the vectors of some of them, and the width of the vectors; `None` without vectors."""
 
     symbols: list[str]
     vectors: dict[str, np.ndarray]
     dim: int | None
 
 
-def make_vocabs(config: TaggedConfig, texts: dict, lexicon: Lexicon | None) -> tuple[Vocab, Vocab, dict]:
-    """`(vocab, bigram_vocab, embeddings)`, as `TaggedCorpus` has them, of the sentences of each split."""
+def make_vocabs(config: TaggedConfig, texts: Texts, lexicon: Lexicon | None) -> tuple[Vocab, Vocab, dict]:
+    """Returns `(vocab, bigram_vocab, embeddings)`, see `TaggedCorpus`, for the sentences of each split.
+
+    Raises:
+        ParameterError: vectors of characters and of a lexicon's words have different widths.
+    """
     own = "word_vectors" if config.token_level == "word" else "char_vectors"
-    chars = _choose(config, texts, list, config.min_freq, own)
-    bigrams = _choose(config, texts, BESIDES[config.token_level], config.min_freq, "bigram_vectors")
+    min_freq = config.min_freq or 0
+    chars = _choose(config, texts, list, min_freq, own)
+    bigrams = _choose(config, texts, BESIDES[config.token_level], min_freq, "bigram_vectors")
     words = _Symbols([], {}, None)
     if lexicon:
         words = _choose(config, texts, lambda tokens: [m.word for m in lexicon.matches(tokens)], 0, "word_vectors")
     if chars.dim and words.dim and chars.dim != words.dim:
-        raise ValueError(
+        message = (
             f"char_vectors {config.char_vectors} have {chars.dim} numbers and word_vectors {config.word_vectors} have "
             f"{words.dim}: with a lexicon both are in one table and must have the same width"
         )
+        raise ParameterError("word_vectors", words.dim, f"vectors of {chars.dim} numbers, as char_vectors", message)
     items = list(dict.fromkeys(chars.symbols + words.symbols))  # a token of several characters may be a word, too
     both = _Symbols(items, words.vectors | chars.vectors, chars.dim or words.dim)
-    vocabs, embeddings = [], {}
+    vocabs = {}
+    embeddings = {}
     for name, table in (("vocab", both), ("bigram_vocab", bigrams)):
-        vocab = Vocab(special=SPECIAL, unk=SPECIAL[1], min_freq=config.min_freq)
-        vocab.set_lines([*SPECIAL, *table.symbols], config.train_path or config.dataset)
+        vocab = Vocab(special=SPECIAL, unk=SPECIAL[1], min_freq=min_freq)
+        vocab.set_lines([*SPECIAL, *table.symbols], str(config.train_path or config.dataset))
         if table.dim:
             rng = np.random.default_rng(0)
             embeddings[name] = embedding_matrix(vocab.symbols, table.vectors, table.dim, rng)
-        vocabs.append(vocab)
-    return *vocabs, embeddings
+        vocabs[name] = vocab
+    return vocabs["vocab"], vocabs["bigram_vocab"], embeddings
 
 
 def extend_vocabs(
-    config: TaggedConfig, texts: dict, lexicon: Lexicon | None, vocab: Vocab, bigram_vocab: Vocab
+    config: TaggedConfig,
+    texts: Texts,
+    lexicon: Lexicon | None,
+    vocab: Vocab,
+    bigram_vocab: Vocab,
 ) -> tuple[Vocab, Vocab, dict]:
-    """`vocab` and `bigram_vocab` with what the training sentences have besides, characters before words.
+    """Extends `vocab` and `bigram_vocab` by further symbols of the training sentences, characters before words.
 
     Returns:
-        `(vocab, bigram_vocab, embeddings)`, as `make_vocabs`. Of the embeddings, only the rows of new symbols count.
+        `(vocab, bigram_vocab, embeddings)`, as `make_vocabs`. Only the rows of new symbols in `embeddings` are used.
     """
     new, new_bigrams, tables = make_vocabs(config, texts, lexicon)
     chosen = {"vocab": new, "bigram_vocab": new_bigrams}
     longer = {"vocab": vocab.extended(new.symbols), "bigram_vocab": bigram_vocab.extended(new_bigrams.symbols)}
     for name, table in tables.items():
         tables[name] = table[[chosen[name].ids.get(symbol, 0) for symbol in longer[name].symbols]]
-    return *longer.values(), tables
+    return longer["vocab"], longer["bigram_vocab"], tables
 
 
-def _choose(config: TaggedConfig, texts: dict, symbols_of: Callable, min_freq: int, option: str) -> _Symbols:
-    """The symbols of the training sentences by frequency, then those that only other files have and with a vector.
+def _choose(
+    config: TaggedConfig,
+    texts: Texts,
+    symbols_of: Callable[..., Any],
+    min_freq: int,
+    option: str,
+) -> _Symbols:
+    """Chooses the symbols of the training sentences, by frequency, then symbols with a vector from the other files.
 
     Args:
         texts: split -> sentences.
         symbols_of: tokens of a sentence -> symbols.
-        min_freq: symbols of the training sentences that are rarer are left out, but for words with a vector.
-        option: name of the setting that names the file of vectors, if there is one.
+        min_freq: symbols of the training sentences that occur less often are left out, except words with a vector.
+        option: name of the option for the file of vectors.
     """
-    counts, path = {}, getattr(config, option)
+    counts = {}
+    path = getattr(config, option)
     for split, text in texts.items():
         counter = Counter(symbol for sentence in text for symbol in symbols_of(sentence.tokens))
-        # A vocabulary's file has words without white space; a token such as U+3000 is unknown.
+        # The file of a vocabulary has words without white space. So a token such as U+3000 is unknown.
         counts[split] = {s: n for s, n in counter.most_common() if s.split() == [s] and s not in SPECIAL}
     train = counts.pop("train")
     others = {symbol: None for counter in counts.values() for symbol in counter if symbol not in train}
@@ -104,14 +123,21 @@ def _choose(config: TaggedConfig, texts: dict, symbols_of: Callable, min_freq: i
 
 
 def _say_found(
-    option: str, path: str, wanted: list[str], symbols: list[str], exact: dict, lower: dict, takes_lower: bool
+    option: str,
+    path: str,
+    wanted: list[str],
+    symbols: list[str],
+    exact: dict[str, np.ndarray],
+    lower: dict[str, np.ndarray],
+    takes_lower: bool,
 ) -> None:
-    """Logs how many of the `symbols` that get an id have a vector. Raises ParameterError where none has one.
+    """Logs how many of the `symbols` that get an id have a vector. Raises ParameterError if none has one.
 
     Args:
         wanted: all symbols of the files.
-        exact, lower: the vectors of symbols, and those of their lower-case forms alone.
-        takes_lower: whether these count.
+        exact: the vectors of symbols.
+        lower: the vectors of lower-case forms, for symbols that have no vector themselves.
+        takes_lower: whether the vectors of lower-case forms are used.
     """
     n_lower = sum(symbol in lower for symbol in (symbols if takes_lower else wanted))
     hint = ": lowercase_vectors takes these" if n_lower and not takes_lower else ""

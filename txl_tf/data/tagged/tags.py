@@ -1,13 +1,14 @@
 """Tags of tokens and the entities that they mark: the schemes BIO, BIOES, BMES and BILOU, or none.
 
-A tag is "O", outside every entity, or a prefix and a kind, as "B-PER"; tags of segmentation have no kind, as "B". A tag
-continues the entity of the tag before it if both have the same kind, the earlier one is B, I or M and the later one is
-I, M or E. Every other tag but "O" begins an entity. So every sequence marks entities, a malformed one too, and they are
-those of fastNLP's `SpanFPreRecMetric`. (That one lower-cases kinds; here "per" and "PER" differ.) L and U, the names of
-BILOU, are other names of E and S. IOB1, IO and other schemes, in which I may begin an entity: see schemes.py.
+A tag is "O", outside of all entities, or a prefix and a kind, such as "B-PER"; tags of segmentation have no kind, such
+as "B". A tag continues the entity of the tag before it if both have the same kind, the earlier prefix is B, I or M and
+the later one is I, M or E. Every other tag except "O" begins an entity. So every sequence marks entities, even a
+malformed one. They are the entities of fastNLP's `SpanFPreRecMetric` (which converts kinds to lower case; here "per"
+and "PER" differ). L and U, the prefixes of BILOU, are other names of E and S. For IOB1, IO and other schemes, in which
+I may begin an entity, see schemes.py.
 
-Of the scheme "none", any text is a tag, such as NOUN: each token is marked by itself, its kind is the tag. What counts
-entities counts tokens then, and precision, recall and F1 are all the share of right tags.
+In the scheme "none", any text is a tag, such as NOUN. Each token counts as an entity whose kind is the tag. Then
+precision, recall and F1 are all the accuracy of the tags.
 
 Shapes:
     K: labels
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from txl_tf.schema import brief
+from txl_tf.errors import ParameterError, brief
 
 SCHEMES = {"bio": "BI", "bioes": "BIES", "bmes": "BMES"}  # scheme -> its prefixes, without O
 NONE = "none"
@@ -43,23 +44,22 @@ class Span(NamedTuple):
 
 @functools.lru_cache(4096)
 def split_tag(tag: str) -> tuple[str, str]:
-    """`(prefix, kind)`; the kind of "O", and of a tag without one, is "". L is E, and U is S.
+    """Returns `(prefix, kind)`. The kind of "O", and of a tag without a kind, is "". L becomes E, and U becomes S.
 
     Raises:
-        ValueError: it is no tag.
+        ParameterError: the text is not a tag.
     """
     prefix, dash, kind = tag.partition("-")
     prefix = _OF_BILOU.get(prefix, prefix)
     if prefix not in _PREFIXES or bool(dash) != bool(kind) or (prefix == "O" and kind):
-        raise ValueError(
-            "a tag must be O, or one of B, I, M, E, S with a kind or alone, or L or U of BILOU, as B-PER, got "
-            f"{brief(tag)}; other tags, such as parts of speech, are of the scheme none"
-        )
+        allowed = "O, or one of B, I, M, E, S with a kind or alone, or L or U of BILOU, as B-PER"
+        way_out = "other tags, such as parts of speech, are of the scheme none"
+        raise ParameterError("tag", tag, allowed, f"a tag must be {allowed}, got {brief(tag)}; {way_out}")
     return prefix, kind
 
 
 def kind_of(tag: str, scheme: str | None = None) -> str:
-    """The kind of a tag, see `split_tag`; of the scheme "none", the tag itself."""
+    """Returns the kind of a tag, see `split_tag`; in the scheme "none", the tag itself."""
     return tag if scheme == NONE else split_tag(tag)[1]
 
 
@@ -69,16 +69,18 @@ def is_bilou(tag: str) -> bool:
 
 
 def detect_scheme(tags: Iterable[str]) -> str:
-    """The scheme that a collection of tags is written in: "bio", "bioes" or "bmes". BILOU is "bioes".
+    """Returns the scheme of a collection of tags: "bio", "bioes" or "bmes". BILOU is "bioes".
 
     Raises:
-        ValueError: names a tag that no scheme has, or two that no scheme has together.
+        ParameterError: names a tag that no scheme has, or two tags that no scheme has together.
     """
     tags = list(tags)
     by_prefix = {split_tag(tag)[0]: tag for tag in tags}
     inside = by_prefix.get("I") or next(filter(is_bilou, tags), None)
     if "M" in by_prefix and inside:
-        raise ValueError(f"no scheme has both {brief(inside)} and {brief(by_prefix['M'])}")
+        both = [inside, by_prefix["M"]]
+        message = f"no scheme has both {brief(inside)} and {brief(by_prefix['M'])}"
+        raise ParameterError("tags", both, "tags of one scheme", message)
     if "M" in by_prefix:
         return "bmes"
     if "E" in by_prefix or "S" in by_prefix:
@@ -87,8 +89,9 @@ def detect_scheme(tags: Iterable[str]) -> str:
 
 
 def all_labels(kinds: Iterable[str], scheme: str, outside: bool = True) -> list[str]:
-    """ "O" if `outside`, then the tags of each kind, in the order of the scheme's prefixes."""
-    return ["O"] * outside + [_join(prefix, kind) for kind in kinds for prefix in SCHEMES[scheme]]
+    """Returns "O" if `outside`, then the tags of each kind, in the order of the scheme's prefixes."""
+    labels = [_join(prefix, kind) for kind in kinds for prefix in SCHEMES[scheme]]
+    return ["O", *labels] if outside else labels
 
 
 def _join(prefix: str, kind: str) -> str:
@@ -116,10 +119,15 @@ def entity_table(labels: Sequence[str], scheme: str | None = None) -> np.ndarray
 
 
 def spans_of(tags: Iterable[str], scheme: str | None = None) -> list[Span]:
-    """The entities that tags of any scheme mark, in order; of the scheme "none", which must be said, every token."""
+    """Returns the entities that tags of any scheme mark, in order.
+
+    Args:
+        scheme: "none" makes each token an entity; this scheme is never detected. Otherwise it has no effect.
+    """
     if scheme == NONE:
         return [Span(tag, i, i + 1) for i, tag in enumerate(tags)]
-    spans, previous = [], _OUTSIDE
+    spans = []
+    previous = _OUTSIDE
     for i, tag in enumerate(tags):
         current = split_tag(tag)
         if _continues(previous, current):
@@ -131,7 +139,7 @@ def spans_of(tags: Iterable[str], scheme: str | None = None) -> list[Span]:
 
 
 def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
-    """The tags of `scheme` that mark the same entities."""
+    """Returns the tags of `scheme` that mark the same entities."""
     converted = ["O"] * len(tags)
     for kind, start, end in spans_of(tags):
         prefixes = ["B", *_INSIDE[scheme] * (end - start - 1)]
@@ -142,7 +150,7 @@ def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
 
 
 def prf(right: int, found: int, expected: int) -> tuple[float, float, float]:
-    """Precision, recall and F1 of `right` entities among `found` and `expected` ones; 0 where there are none."""
+    """Returns precision, recall and F1 of `right` entities among the `found` and `expected` ones; 0 without any."""
     precision = right / found if found else 0.0
     recall = right / expected if expected else 0.0
     return precision, recall, 2 * right / (found + expected) if right else 0.0
@@ -152,7 +160,7 @@ def prf(right: int, found: int, expected: int) -> tuple[float, float, float]:
 
 
 def _may_follow(previous: tuple[str, str], current: tuple[str, str], scheme: str) -> bool:
-    """Whether the scheme allows two tags side by side. The start and the end of a sentence are as "O"."""
+    """Whether the scheme allows `current` after `previous`. The start and the end of a sentence are like "O"."""
     ends = scheme == "bio" or previous[0] in _ENDING
     return _continues(previous, current) or (ends and current[0] in _BEGINNING)
 
@@ -164,7 +172,8 @@ def allowed_transitions(labels: Sequence[str], scheme: str | None = None) -> np.
     """
     if scheme == NONE:
         return None
-    scheme, n = detect_scheme(labels), len(labels)
+    scheme = detect_scheme(labels)
+    n = len(labels)
     parts = [*map(split_tag, labels), _OUTSIDE]
     table = np.zeros([n + 2, n + 2], bool)
     inner = [[_may_follow(previous, current, scheme) for current in parts] for previous in parts]
@@ -174,7 +183,7 @@ def allowed_transitions(labels: Sequence[str], scheme: str | None = None) -> np.
 
 
 def broken_at(tags: Sequence[str], scheme: str | None = None) -> list[int]:
-    """Places of the tags that break their scheme: those that continue no entity, and those that leave one unfinished.
+    """Returns the positions of tags that break their scheme: they continue no entity, or do not finish theirs.
 
     Args:
         scheme: what the tags should follow; `None` for `detect_scheme(tags)`.
@@ -186,8 +195,9 @@ def broken_at(tags: Sequence[str], scheme: str | None = None) -> list[int]:
 
 
 def unused_labels(labels: Sequence[str], scheme: str | None = None) -> list[str]:
-    """The labels that no allowed path contains: as ["O", "I-A"] has no B-A, no path comes to I-A."""
-    allowed, n = allowed_transitions(labels, scheme), len(labels)
+    """Returns the labels that no allowed path contains: without B-A, as in ["O", "I-A"], no path reaches I-A."""
+    allowed = allowed_transitions(labels, scheme)
+    n = len(labels)
     if allowed is None:
         return []
     steps = allowed[:n, :n].astype(int)

@@ -1,12 +1,12 @@
-"""Sentences of people and places in which direction and words decide: to learn from where there is no file at hand.
+"""Made-up sentences about people and places, for training without a file. Direction and words decide the tags.
 
-    高山昨天在听说白石住。       高山 is a person and 白石 a place: of two names, the one after 在 is the place
-    在银星高山散步的其实是明月。 银星 is a place, 高山 no name: the word next to 在 is one; 明月, after 是, is a person
+    高山昨天在听说白石住。       高山 is a person and 白石 a place: the name after 在 is the place
+    在银星高山散步的其实是明月。 银星, next to 在, is a place, 高山 is not a name; 明月, after 是, is a person
     金龙市长江大桥通车了。       a town, 金龙市, and a bridge, 长江大桥
     金龙市长江大桥生病了。       a town, 金龙, its mayor (市长), and a person, 江大桥
 
-Any word may be a person, a place or no name, and words are made of few characters. So what a word is, only its side of
-在 and 是 tells, across what stands between; and where it ends, only a list of words.
+Any word may be a person, a place or no name, and words consist of few characters. So only the side of 在 and 是 on
+which a word is decides its kind, even across other text; and only a list of words shows where it ends.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ import random
 from collections.abc import Sequence
 
 CHARACTERS = "山水林木云雨风月星花草石玉金银龙凤马春夏秋冬东西南北安高明白黄青红"
-SURNAMES, GIVEN = "江河沙城海湖", ("大桥", "大海", "平原", "高原", "天路", "宽街")  # 长江, 长城, ...: places, too
+SURNAMES = "江河沙城海湖"  # after 长, they are places: 长江, 长城, ...
+GIVEN = ("大桥", "大海", "平原", "高原", "天路", "宽街")
 BETWEEN = ("", "", "昨天", "也许", "听说", "其实", "好像又", "不一会儿")
 VERBS = ("住", "散步", "唱歌", "睡觉", "看书", "画画")
-OF_THINGS, OF_PEOPLE = ("通车了", "很宽", "修好了", "没有灯"), ("说话了", "很忙", "生病了", "没有钱")
-N_WORDS, N_SEEN = 600, 400
+OF_THINGS = ("通车了", "很宽", "修好了", "没有灯")
+OF_PEOPLE = ("说话了", "很忙", "生病了", "没有钱")
+N_WORDS = 600
+N_SEEN = 400  # words in the training sentences
 
-Piece = tuple[str, str]  # a text and the kind of entity that it is, "" for none
+Piece = tuple[str, str]  # a text and the kind of its entity, "" for none
 
 
 def words() -> list[str]:
-    """`N_WORDS` words of two or three characters, the first `N_SEEN` of which training sentences have."""
-    rng, found = random.Random(0), {}
+    """Returns `N_WORDS` words of two or three characters. Training sentences have only the first `N_SEEN`."""
+    rng = random.Random(0)
+    found = {}
     while len(found) < N_WORDS:
         found["".join(rng.sample(CHARACTERS, rng.choice((2, 3))))] = None
     return list(found)
 
 
 def lexicon() -> list[str]:
-    """The words, the towns, as 金龙市, the bridges, as 长江大桥, and the parts of both; what is said of them."""
+    """Returns the words, the towns, such as 金龙市, the bridges, such as 长江大桥, their parts, and plain words."""
     rivers = [f"长{name}" for name in SURNAMES]
     bridges = [river + given for river in rivers for given in GIVEN]
     known = words()
@@ -43,9 +47,9 @@ def lexicon() -> list[str]:
 
 
 def _name(known: Sequence[str], kind: str, rng: random.Random) -> list[Piece]:
-    """A name left of a cue: behind another word in one of two cases, and what stands between name and cue.
+    """Returns the pieces to the left of a cue: perhaps another word, then a name, then text between name and cue.
 
-    In reverse it is one right of a cue.
+    In reverse order, they are the pieces to the right of a cue.
     """
     other = rng.choice(known) if rng.random() < 0.5 else ""
     return [(other, ""), (rng.choice(known), kind), (rng.choice(BETWEEN), "")]
@@ -58,7 +62,8 @@ def _clause(known: Sequence[str], rng: random.Random) -> list[Piece]:
     def said(texts: Sequence[str]) -> list[Piece]:
         return [(rng.choice(BETWEEN) + rng.choice(texts), "")]
 
-    form, bridge = rng.randrange(4), rng.choice(SURNAMES) + rng.choice(GIVEN)
+    form = rng.randrange(4)
+    bridge = rng.choice(SURNAMES) + rng.choice(GIVEN)
     if form == 0:
         return [*name("PER"), ("在", ""), *reversed(name("LOC")), (rng.choice(VERBS), "")]
     if form == 1:
@@ -78,11 +83,13 @@ def _tags(text: str, kind: str) -> list[str]:
 
 
 def make_sentences(n_sentences: int, seed: int = 0) -> dict[str, list[tuple[list[str], list[str]]]]:
-    """Sentences `(characters, tags)` by split: `n_sentences` to train, and 500 each for `"valid"` and `"test"`.
+    """Makes sentences `(characters, tags)` by split: `n_sentences` for `"train"`, 500 each for `"valid"` and `"test"`.
 
-    Tags are BMES. Of the words of the last two splits, a third is in no sentence of the first.
+    Tags are BMES. A third of the words of the last two splits is not in the training sentences.
     """
-    rng, everything, made = random.Random(seed), words(), {}
+    rng = random.Random(seed)
+    everything = words()
+    made = {}
     for split, number in {"train": n_sentences, "valid": 500, "test": 500}.items():
         known = everything[:N_SEEN] if split == "train" else everything
         made[split] = []

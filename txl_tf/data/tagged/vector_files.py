@@ -5,7 +5,7 @@ then of each vector the word, a space and the numbers as float32.
 
 ```python
 dim, vectors = open_vectors("vectors.bin.gz", {"Berlin", "Paris"})
-for word, vector in vectors: ...                                # only those that are wanted, as the file has them
+for word, vector in vectors: ...                                # only the wanted words, in the order of the file
 ```
 """
 
@@ -20,28 +20,27 @@ import lzma
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import IO, Any
 
 import numpy as np
 
 from txl_tf.data import inputs
 from txl_tf.data.text_files import blocks_in, cut_between, decoded, lines_of, pieces_with_newlines
-from txl_tf.errors import ParameterError, named
+from txl_tf.errors import ParameterError, brief, named
 from txl_tf.files import reading
-from txl_tf.schema import brief
 
 _HEADER = re.compile(r"[0-9]+[ \t]+[0-9]+[ \t]*")
 _BINARY_HEADER = re.compile(rb"([0-9]+)[ \t]+([0-9]+)[ \t]*\r?\n")
-_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
-_SAMPLE = 100  # lines that tell how many numbers a vector has
-_UNPACKERS = {
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that a text does not contain
+_SAMPLE = 100  # lines that decide how many numbers a vector has
+_UNPACKERS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ": lzma.LZMAFile,
 }
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
-# First bytes of a file -> what it is, and the way out.
+# First bytes of a file -> its format, and what to do.
 _OTHERS = {
     b"\xba\x16\x4f\x2f": "a model of fastText: its vectors are in the file of the same name that ends in .vec"
 } | {
@@ -62,17 +61,22 @@ def is_header(line: str) -> bool:
 def open_vectors(
     path: str, wanted: Collection[str], option: str = "path"
 ) -> tuple[int, Iterator[tuple[str, np.ndarray]]]:
-    """The width of the vectors of a file, and those of the `wanted` words: `(word, float32 [dim])`.
+    """Returns the width of the vectors of a file, and an iterator of `(word, float32 [dim])` for the `wanted` words.
 
-    Of text, the last `dim` fields of a line are the numbers, and what stands before them is the word: it may hold
-    spaces. Spaces and tabs separate fields; other white space, such as U+3000, can be a word. The header says `dim`;
-    without one, it is how many numbers most of the first lines have. `option` is what errors call the file's argument.
+    In a text file, the last `dim` fields of a line are the numbers, and the text before them is the word, which may
+    contain spaces. Spaces and tabs separate fields; other white space, such as U+3000, can be a word. The header has
+    `dim`; without a header, it is how many numbers most of the first lines have.
+
+    Args:
+        path: of the file.
+        wanted: the words whose vectors are read.
+        option: name of the argument for the file, for errors.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ParameterError: the header contradicts the lines, or it is a file of another format.
-        ValueError: a line has too few fields or, of a wanted word, something that is not a finite number; the file is
-            empty, has no vectors, is not whole or not UTF-8. Names file and line.
+        ParameterError: the header contradicts the lines; a line has too few fields, or a wanted word has something that
+            is not a finite number; the file is empty, incomplete, not UTF-8, has another format or no vectors. Names
+            file and line.
     """
     blocks = _blocks(path, option)
     first = next(blocks)
@@ -87,28 +91,30 @@ def open_vectors(
 
 
 def _blocks(path: str, option: str) -> Iterator[bytes]:
-    """The bytes of a file, unpacked where its first bytes say that it is packed."""
+    """Yields the bytes of a file, unpacked if its first bytes show that it is packed."""
     if not inputs.exists(path):
         raise FileNotFoundError(f"there is no file {named(path)}")
     if inputs.is_folder(path):
-        raise ValueError(f"{named(path)} is a folder, not a file of vectors")
+        message = f"{named(path)} is a folder, not a file of vectors"
+        raise ParameterError(option, path, "a file of vectors", message)
     with reading(path), inputs.opened(path) as packed, contextlib.ExitStack() as stack:
         magic = packed.read(6)
         packed.seek(0)
         unpack = next((unpack for begin, unpack in _UNPACKERS.items() if magic.startswith(begin)), None)
         is_zip = magic.startswith(b"PK\x03\x04")
-        if not unpack and not is_zip:
+        if not is_zip and unpack is None:
             yield from blocks_in(packed, path)
             return
         try:
-            file = stack.enter_context(_in_zip(packed, path, option) if is_zip else unpack(packed))
-            yield from blocks_in(file, path)
+            opened = unpack(packed) if unpack else _in_zip(packed, path, option)
+            yield from blocks_in(stack.enter_context(opened), path)
         except _UNREADABLE as error:
-            raise ValueError(f"{path} cannot be unpacked: {error}") from error
+            message = f"{path} cannot be unpacked: {error}"
+            raise ParameterError(option, path, "an archive that is whole", message) from error
 
 
-def _in_zip(packed: BinaryIO, path: str, option: str) -> BinaryIO:
-    """The file in an archive that holds one."""
+def _in_zip(packed: IO[bytes], path: str, option: str) -> IO[bytes]:
+    """Opens the only file in an archive. Raises ParameterError if the archive does not have exactly one."""
     archive = zipfile.ZipFile(packed)
     hidden = (".", "__MACOSX")
     members = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith(hidden)]
@@ -130,7 +136,7 @@ def _open_text(
     first = list(itertools.islice(lines, _SAMPLE))
     declared = int(first.pop(0)[1].split()[1]) if first and first[0][0] == 1 and is_header(first[0][1]) else None
     if not first:
-        raise ValueError(f"{path} has no vectors")
+        raise ParameterError(option, path, "a file of vectors", f"{path} has no vectors")
     counts = [_count_numbers(line) for _, line in first]
     ((usual, _),) = collections.Counter(count for count in counts if count or not any(counts)).most_common(1)
     if declared is not None and usual > declared:
@@ -150,22 +156,22 @@ def _text_vectors(path: str, lines: Iterable, dim: int, wanted: Collection[str])
             fields = [*words, numbers]
             if len(fields) <= dim or not dim:
                 expected = f"{dim} numbers" if dim else "numbers"
-                raise ValueError(
-                    f"{path}, line {number} must have a word and {expected}, got {len(fields) - 1}: {brief(line)}"
-                )
+                where = f"{path}, line {number}"
+                message = f"{where} must have a word and {expected}, got {len(fields) - 1}: {brief(line)}"
+                raise ParameterError(where, line, f"a word and {expected}", message)
             word = " ".join(fields[:-dim])
         if word in wanted:
             yield word, _parse(numbers.split(" ") if fields is None else fields[-dim:], path, number)
 
 
 def _count_numbers(line: str) -> int:
-    """How many fields at the end of a line are numbers, the first field not counted."""
+    """Returns how many fields at the end of a line are numbers; the first field does not count."""
     _, *fields = re.split("[ \t]+", line)
     return sum(1 for _ in itertools.takewhile(is_number, reversed(fields)))
 
 
 def is_number(field: str | bytes) -> bool:
-    """Whether a field of a line is a number, as Python writes it."""
+    """Whether a field of a line is a number that Python can read."""
     try:
         float(field)
     except ValueError:
@@ -174,12 +180,14 @@ def is_number(field: str | bytes) -> bool:
 
 
 def _parse(numbers: list[str], path: str, line_number: int) -> np.ndarray:
+    where = f"{path}, line {line_number}"
     try:
         vector = np.array(numbers, np.float32)
     except ValueError as error:
-        raise ValueError(f"{path}, line {line_number}: {error}") from error
+        raise ParameterError(where, numbers, "numbers", f"{where}: {error}") from error
     if not np.all(np.isfinite(vector)):
-        raise ValueError(f"{path}, line {line_number}: numbers must be finite, got {brief(' '.join(numbers))}")
+        message = f"{where}: numbers must be finite, got {brief(' '.join(numbers))}"
+        raise ParameterError(where, numbers, "finite numbers", message)
     return vector
 
 
@@ -187,7 +195,7 @@ def _parse(numbers: list[str], path: str, line_number: int) -> np.ndarray:
 
 
 def _is_binary(block: bytes) -> bool:
-    """Whether a file that begins with `block` is of word2vec's binary format: a header, and no text after it."""
+    """Whether a file that begins with `block` has word2vec's binary format: a header, and then bytes, not text."""
     header = _BINARY_HEADER.match(block)
     if not header or _NO_TEXT.search(block):
         return bool(header)
@@ -202,25 +210,30 @@ def _is_binary(block: bytes) -> bool:
 
 def _open_binary(path: str, blocks: Iterator[bytes], wanted: Collection[str]) -> tuple[int, Iterator]:
     block = next(blocks)
-    header = _BINARY_HEADER.match(block)
-    n_vectors, dim = int(header[1]), int(header[2])
-    return dim, _binary_vectors(path, itertools.chain([block[header.end() :]], blocks), n_vectors, dim, wanted)
+    line, _, rest = block.partition(b"\n")
+    n_vectors, dim = map(int, line.split())
+    return dim, _binary_vectors(path, itertools.chain([rest], blocks), n_vectors, dim, wanted)
 
 
 def _binary_vectors(
     path: str, blocks: Iterator[bytes], n_vectors: int, dim: int, wanted: Collection[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    data, place = b"", 0
+    data = b""
+    place = 0
     for number in range(1, n_vectors + 1):
         while (space := data.find(b" ", place)) < 0 or len(data) < space + 1 + 4 * dim:
             block = next(blocks, None)
             if block is None:
-                raise ValueError(f"{path} is not whole: it ends in vector {number:,} of {n_vectors:,}")
-            data, place = data[place:] + block, 0
+                message = f"{path} is not whole: it ends in vector {number:,} of {n_vectors:,}"
+                raise ParameterError(path, number - 1, f"{n_vectors} vectors", message)
+            data = data[place:] + block
+            place = 0
         word = data[place:space].lstrip(b"\n").decode("utf-8", "surrogateescape")
         place = space + 1 + 4 * dim
         if word in wanted:
             vector = np.frombuffer(data, "<f4", dim, space + 1).astype(np.float32)
             if not np.all(np.isfinite(vector)):
-                raise ValueError(f"{path}, vector {number:,}: numbers must be finite, got {brief(vector.tolist())}")
+                where = f"{path}, vector {number:,}"
+                message = f"{where}: numbers must be finite, got {brief(vector.tolist())}"
+                raise ParameterError(where, vector.tolist(), "finite numbers", message)
             yield word, vector

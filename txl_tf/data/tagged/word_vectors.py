@@ -1,4 +1,4 @@
-"""Initial embeddings out of word vectors, see vector_files.py."""
+"""Initial embeddings from word vectors; see vector_files.py for the files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from txl_tf.data.tagged.vector_files import open_vectors
 
 
 def read_vectors(path: str, wanted: Collection[str], option: str = "path") -> tuple[dict[str, np.ndarray], int]:
-    """Reads the vectors of some words. The first vector of a word counts.
+    """Reads the vectors of some words. If a word has several vectors, the first one is used.
 
     Args:
-        path: of the file, of any format that `open_vectors` reads.
-        wanted: the words, best a set or dictionary.
-        option: what errors call the argument that names the file.
+        path: of the file, in any format that `open_vectors` reads.
+        wanted: the words; a set or dictionary is fastest.
+        option: name of the argument for the file, for errors.
 
     Returns:
         `(vectors, dim)`: `{word: float32 [dim]}` of the words found, and the width of the file.
 
-    Raises: as `open_vectors`.
+    Raises:
+        ParameterError, FileNotFoundError: as `open_vectors`.
     """
     dim, found = open_vectors(path, wanted, option)
     vectors = {}
@@ -32,10 +33,10 @@ def read_vectors(path: str, wanted: Collection[str], option: str = "path") -> tu
 def embedding_matrix(
     symbols: Sequence[str], vectors: Mapping[str, np.ndarray], dim: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Initial embeddings, float32 `[len(symbols), dim]`: the vectors of words that have one, others uniform in
-    +-sqrt(3 / dim); row 0, padding, is zero.
+    """Returns initial embeddings, float32 `[len(symbols), dim]`.
 
-    What a row without a vector is does not depend on which others have one.
+    Words with a vector have it as their row; other rows are uniform in +-sqrt(3 / dim). Row 0, padding, is zero. A row
+    without a vector does not depend on which other words have one.
     """
     bound = np.sqrt(3 / dim)
     matrix = rng.uniform(-bound, bound, [len(symbols), dim]).astype(np.float32)

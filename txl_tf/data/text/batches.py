@@ -26,7 +26,7 @@ from txl_tf.nn.base import as_ids
 from txl_tf.schema import known_names
 
 Tokens = np.ndarray | StoredTokens  # integers [n]
-_READ_AHEAD = 1 << 16  # tokens a row
+_READ_AHEAD = 1 << 16  # tokens per row that are read at once
 _COUNTED_AT_ONCE = 1 << 22  # tokens
 
 
@@ -36,18 +36,18 @@ def segments(
 ) -> tf.data.Dataset:
     """Cuts a token array into the batches of a language model, in the original's order.
 
-    The tokens are laid out in B rows of S; the rest is dropped. A batch is the next T columns of all rows, so row r
-    of a batch continues row r of the batch before. 14 tokens, B = 2, T = 4:
+    The tokens are arranged in B rows of S; the rest is left out. A batch is the next T columns of all rows, so row r
+    of a batch continues row r of the previous batch. For 14 tokens, B = 2 and T = 4:
 
         0 1 2  3 |  4  5  6      tokens [[0, 1, 2, 3], [7, 8, 9, 10]]   labels [[1, 2, 3, 4], [8, 9, 10, 11]]
         7 8 9 10 | 11 12 13      tokens [[4, 5], [11, 12]]              labels [[5, 6], [12, 13]]
 
     Args:
-        tokens: integer array `[n]`. An `np.memmap` or `StoredTokens` is read in pieces, any other is held in memory.
+        tokens: integer array `[n]`. An `np.memmap` or `StoredTokens` is read in pieces; other arrays stay in memory.
         batch_size: B, over all replicas.
         tgt_len: T.
-        start: index of the first batch; with `repeat`, it may lie past the first epoch.
-        repeat: whether to start again after the last batch, forever.
+        start: index of the first batch; with `repeat`, it may be after the first epoch.
+        repeat: whether to start again after the last batch, without end.
         drop_remainder: whether to leave out a shorter last batch, so that all have one shape.
 
     Returns:
@@ -55,22 +55,22 @@ def segments(
         `None` in `element_spec`.
 
     Raises:
-        ValueError: `tokens` is not an integer array `[n]` or is too short, or a number is out of range.
+        ParameterError: `tokens` is not an integer array `[n]` or is too short, or a number is out of range.
     """
     return Segments(tokens, batch_size, tgt_len, start, repeat, drop_remainder).dataset()
 
 
 @dataclasses.dataclass(eq=False)
 class Segments:
-    """A lazy description of batches: nothing is read yet, so each of several workers can read its own rows alone.
+    """A lazy description of batches. It reads nothing, so that each of several workers can read only its own rows.
 
     Args:
         tokens, batch_size, tgt_len, start, repeat, drop_remainder: as in `segments`.
         most: the largest number of batches, or `None`.
-        documents: `Documents` of `tokens`, which come in a new order every epoch; `None` for the order of the text.
+        documents: `Documents` of `tokens`, for a new order of documents every epoch; `None`: the order of the text.
 
     Raises:
-        ValueError: as `segments`.
+        ParameterError: as `segments`.
     """
 
     tokens: Tokens
@@ -89,23 +89,25 @@ class Segments:
         if not is_integer(self.start) or self.start < 0 or beyond:
             allowed = f"in [0, {self._n_batch}], the number of batches"
             raise ParameterError("start", self.start, allowed)
-        self._datasets = {}  # by rows; each is made once, for TensorFlow never frees what a dataset calls in Python
+        # By rows. Each dataset is created once: TensorFlow never frees the Python functions that a dataset calls.
+        self._datasets: dict[range, tf.data.Dataset] = {}
 
     def dataset(self, rows: range | None = None) -> tf.data.Dataset:
-        """The batches; or only these consecutive `rows` of each: no token of another row is read."""
+        """Returns the batches, or only some consecutive `rows` of each. It does not read the tokens of other rows."""
         rows = range(self.batch_size) if rows is None else rows
         if rows not in self._datasets:
             self._datasets[rows] = self._make_dataset(rows)
         return self._datasets[rows]
 
     def _make_dataset(self, rows: range) -> tf.data.Dataset:
-        tgt_len, n_column = self.tgt_len, len(self.tokens) // self.batch_size  # T, S
+        tgt_len = self.tgt_len  # T
+        n_column = len(self.tokens) // self.batch_size  # S
         read_columns = self._column_reader(rows, n_column)
         one_length = self.drop_remainder or (n_column - 1) % tgt_len == 0
 
         def segment(i):
             begin = i % self._n_batch * tgt_len
-            epoch = 0 if self.documents is None else i // self._n_batch  # which decides the order of documents
+            epoch = 0 if self.documents is None else i // self._n_batch  # decides the order of documents
             read = read_columns(epoch, begin, begin + tgt_len + 1)  # [rows, T + 1]; shorter where the rows end
             read = tf.ensure_shape(read, [len(rows), tgt_len + 1 if one_length else None])
             return read[:, :-1], read[:, 1:]
@@ -113,12 +115,14 @@ class Segments:
         order = tf.data.Dataset.range(self.start, self._n_batch)
         order = tf.data.Dataset.counter(self.start) if self.repeat else order
         dataset = prefetched((order if self.most is None else order.take(self.most)).map(segment))
-        dataset.tgt_len = tgt_len  # `element_spec` cannot say that only the last segment of an epoch is shorter
+        # `element_spec` cannot say that only the last segment of an epoch is shorter.
+        setattr(dataset, "tgt_len", tgt_len)  # noqa: B010 - TensorFlow's class does not declare it
         return dataset
 
-    def _column_reader(self, rows: range, n_column: int) -> Callable:
-        """A function of tensors `(epoch, begin, end) -> columns [rows, end - begin]`, int32."""
-        tokens, documents = self.tokens, self.documents
+    def _column_reader(self, rows: range, n_column: int) -> Callable[..., Any]:
+        """Returns a function of tensors: `(epoch, begin, end) -> columns [rows, end - begin]`, int32."""
+        tokens = self.tokens
+        documents = self.documents
         if documents is not None:
             read = _read_ahead(documents.order, rows, n_column)
         elif isinstance(tokens, StoredTokens):
@@ -127,7 +131,7 @@ class Segments:
             table = tokens[rows.start * n_column : rows.stop * n_column].reshape(len(rows), n_column)
             if not isinstance(table, np.memmap):
                 with tf.device("CPU:0"):
-                    held = tf.convert_to_tensor(table)  # no constant of a graph
+                    held = tf.convert_to_tensor(table)  # not a constant, which every graph would copy
                 return lambda epoch, begin, end: as_ids("tokens", held[:, begin:end])
 
             def read(epoch, begin, end):
@@ -136,21 +140,25 @@ class Segments:
         return lambda epoch, begin, end: tf.numpy_function(read, [epoch, begin, end], tf.int32)
 
 
-def _read_ahead(tokens_of: Callable, rows: range, n_column: int) -> Callable:
-    """Reads `_READ_AHEAD` columns of an epoch's tokens at a time and serves the requested columns from them."""
+def _read_ahead(tokens_of: Callable[..., Any], rows: range, n_column: int) -> Callable[..., Any]:
+    """Returns a function that reads `_READ_AHEAD` columns at a time, and returns the requested columns from them."""
     nothing = np.zeros([len(rows), 0], np.int32)
-    held = None, None, 0, nothing  # epoch, its tokens, number of the first column, columns
+    held: tuple[Any, Any, int, np.ndarray] = (None, None, 0, nothing)  # epoch, its tokens, first column, columns
 
-    def read(epoch, begin, end):
-        nonlocal held  # as a whole: an iterator that was left may still read, in its thread, while the next one does
+    def read(epoch: int, begin: int, end: int) -> np.ndarray:
+        # `held` is read and replaced as a whole: the thread of an abandoned iterator may still call this function.
+        nonlocal held
         current, tokens, first, columns = held
         if epoch != current:
-            current, tokens, columns = epoch, tokens_of(epoch), nothing
+            current = epoch
+            tokens = tokens_of(epoch)
+            columns = nothing
         end = min(end, n_column)
         if begin < first or end > first + columns.shape[1]:
             last = min(n_column, max(end, begin + _READ_AHEAD))
             pieces = [tokens[row * n_column + begin : row * n_column + last] for row in rows]
-            first, columns = begin, _as_int32(np.stack(pieces))
+            first = begin
+            columns = _as_int32(np.stack(pieces))
         held = current, tokens, first, columns
         return np.ascontiguousarray(columns[:, begin - first : end - first])
 
@@ -158,8 +166,9 @@ def _read_ahead(tokens_of: Callable, rows: range, n_column: int) -> Callable:
 
 
 def _as_int32(ids: np.ndarray) -> np.ndarray:
-    """As `as_ids`: an id that int32 does not hold becomes the nearest that it does, which is in no table either."""
-    held, given = np.iinfo(np.int32), np.iinfo(ids.dtype)
+    """Like `as_ids`: an id outside int32 becomes the nearest int32, which is not in any table either."""
+    held = np.iinfo(np.int32)
+    given = np.iinfo(ids.dtype)
     return ids.clip(max(held.min, given.min), min(held.max, given.max)).astype(np.int32)
 
 
@@ -171,9 +180,12 @@ def num_batches(
     name: str = "the text",
     rows: str = "batch_size",
 ) -> int:
-    """The number of batches that `segments` makes of `n_tokens` tokens.
+    """Returns the number of batches that `segments` makes from `n_tokens` tokens.
 
-    Errors call the text `name` and the argument `batch_size` `rows`.
+    Args:
+        n_tokens, batch_size, tgt_len, drop_remainder: of `segments`.
+        name: how errors call the text.
+        rows: how errors call the argument `batch_size`.
     """
     _check_enough(n_tokens, batch_size, tgt_len, tgt_len + 1 if drop_remainder else 2, name, rows)
     n_label = n_tokens // batch_size - 1  # of a row
@@ -181,10 +193,11 @@ def num_batches(
 
 
 def choose_bin_capacities(tokens: Tokens, batch_size: int, tgt_len: int, cutoffs: list[int]) -> list[int]:
-    """Capacities of all clusters but the first of the adaptive softmax, for static shapes.
+    """Returns the capacities of all clusters of the adaptive softmax except the first, for static shapes.
 
-    The original's rule (`get_bin_sizes`): count a cluster's tokens in each batch of the training text `tokens`. The
-    capacity is their mean plus 2.5 standard deviations, rounded to a multiple of 8. `batch_size` is that of a replica.
+    This is the original's rule (`get_bin_sizes`): count a cluster's tokens in each batch of the training text `tokens`.
+    The capacity is their mean plus 2.5 standard deviations, rounded to a multiple of 8. `batch_size` is the batch size
+    of one replica.
     """
     tokens = _check_tokens(tokens)
     _check_enough(len(tokens), batch_size, tgt_len, tgt_len)
@@ -207,7 +220,9 @@ def _check_tokens(tokens: Any) -> Tokens:
         return tokens
     tokens = np.asanyarray(tokens)  # a memory map stays one
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
-        raise ValueError(f"tokens must be a 1-D integer array, got {tokens.dtype} of shape {tokens.shape}")
+        allowed = "a 1-D integer array"
+        message = f"tokens must be {allowed}, got {tokens.dtype} of shape {tokens.shape}"
+        raise ParameterError("tokens", tokens, allowed, message)
     return tokens
 
 
@@ -217,7 +232,9 @@ def _check_enough(
     POSITIVE(rows, batch_size)
     POSITIVE("tgt_len", tgt_len)
     if n_tokens < batch_size * row_tokens:
-        raise ValueError(
-            f"{name} has {n_tokens} tokens: {rows}={batch_size} and tgt_len={tgt_len} need at least "
-            f"{batch_size * row_tokens}, {row_tokens} a row"
+        least = batch_size * row_tokens
+        message = (
+            f"{name} has {n_tokens} tokens: {rows}={batch_size} and tgt_len={tgt_len} need at least {least}, "
+            f"{row_tokens} a row"
         )
+        raise ParameterError(name, n_tokens, f"at least {least} tokens", message)

@@ -1,8 +1,7 @@
-"""Checks the dataset or the batch that `fit`, `evaluate`, `train_on_batch`, ... of a language model are given.
+"""Checks the dataset or the batch for `fit`, `evaluate`, `train_on_batch`, ... of a language model.
 
-A batch is `(tokens, labels)` or `(tokens, labels, weights)`. A label of `IGNORED` does not count: it has the weight 0,
-whatever its weight is. What comes out of the checks is one of three forms, so that batches in which every label counts
-keep a step of their own, without weights:
+A batch is `(tokens, labels)` or `(tokens, labels, weights)`. A label of `IGNORED` does not count: it always has the
+weight 0. The checks return batches in one of three forms, so that batches in which every label counts need no weights:
 
     (tokens, labels)                        every label counts; with static shapes, those that are not below 0
     (tokens, labels, weights [B, T])        float32; an ignored label is 0, which has the weight 0
@@ -39,12 +38,12 @@ class Batches:
     Attributes:
         dataset: `tf.data.Dataset` of batches in a form of this module, or a distributed one.
         rows: rows of a batch, over all replicas; if they differ, those of the first batch.
-        tgt_len: tokens of a segment, or, if lengths differ, of the first one or of all but an epoch's last; `None` in
-            training where that is not known.
+        tgt_len: tokens of a segment; if lengths differ, of the first one, or of all except the last one of an epoch;
+            `None` in training if that is unknown.
         count: number of batches, or TensorFlow's negative number for infinite or unknown.
-        repeated: whether the dataset repeats these batches forever. Workers would otherwise have to agree at every
-            step on whether the dataset has ended.
-        any_rows: whether batches may have other rows than the first. They run step by step then.
+        repeated: whether the dataset repeats these batches forever. Otherwise workers have to agree at every step on
+            whether the dataset has ended.
+        any_rows: whether batches may have other numbers of rows than the first. Then each call runs one step.
     """
 
     dataset: Any
@@ -55,16 +54,18 @@ class Batches:
     any_rows: bool = False
 
     def __post_init__(self) -> None:
-        self._iterator, self._left = None, 0
+        self._iterator = None
+        self._left = 0
 
     def calls(self, iterator: Any, k: int) -> list[int]:
-        """Steps of each of the next calls: one call of `k` steps or of what is left, or `k` calls of one step."""
+        """Returns the steps of each of the next calls: one call of at most `k` steps, or `k` calls of one step."""
         if self.count == tf.data.INFINITE_CARDINALITY:
             return [1] * k if self.any_rows else [k]
         if self.count < 0:
             return [1] * k
         if iterator is not self._iterator or (self.repeated and not self._left):
-            self._iterator, self._left = iterator, self.count
+            self._iterator = iterator
+            self._left = self.count
         k = min(k, self._left)
         self._left -= k
         return [1] * k if self.any_rows else [k]
@@ -80,22 +81,22 @@ def check_batches(
     rows_divide_by: int | None = None,
     weighs: str = "where needed",
 ) -> Batches:
-    """Checks the dataset that `fit` or `evaluate` is given, and adds checks of every batch.
+    """Checks the dataset for `fit` or `evaluate`, and adds checks of every batch to it.
 
     Ids must be below `n_token`. With `static_shapes`, all training segments must have one length, and shorter
     evaluation segments are padded. No evaluation segment may be longer than the first. Errors call the dataset `name`.
 
     Args:
-        rows_divide_by: of a model without memory, whose batches may have any rows that divide by it; `None`: all must
-            have the rows of the first.
-        weighs: which batches of a dataset without weights get them: "where needed", those that have ignored labels;
-            "always"; or "never", where an ignored label is an error.
+        rows_divide_by: for a model without memory, a number that must divide the rows of every batch; `None`: all
+            batches must have the rows of the first.
+        weighs: which batches of a dataset without weights get weights: "where needed", batches with ignored labels;
+            "always"; or "never", then an ignored label is an error.
 
     Raises:
-        ValueError: `dataset` does not hold `(tokens, labels)`, int `[batch, tgt_len]` each, or `(tokens, labels,
+        ParameterError: `dataset` does not hold `(tokens, labels)`, int `[batch, tgt_len]` each, or `(tokens, labels,
             weights)`, or it is empty.
     """
-    spec = getattr(dataset, "element_spec", None)
+    spec: Any = getattr(dataset, "element_spec", None)
     if not _are_batches(spec):
         raise ParameterError(
             name, dataset, "a tf.data.Dataset of (tokens, labels) or (tokens, labels, weights)",
@@ -106,14 +107,16 @@ def check_batches(
         )  # fmt: skip
     rows, tgt_len = spec[0].shape if spec[0].shape.rank else (None, None)
     any_rows = rows is None and rows_divide_by is not None
-    usual_len = getattr(dataset, "tgt_len", None)  # what `Segments` says
+    usual_len = getattr(dataset, "tgt_len", None)  # `Segments` sets it
     count = int(dataset.cardinality())
     if static_shapes and not evaluation and tgt_len is None:
-        raise ValueError("static shapes need segments of one length: see drop_remainder of txl_tf.segments")
+        message = "static shapes need segments of one length: see drop_remainder of txl_tf.segments"
+        raise ParameterError(name, dataset, "a dataset of segments of one length", message)
     if rows is None or (evaluation and tgt_len is None) or count == 0:
         first = next(iter(dataset), None)
         if first is None:
-            raise ValueError(f"{name} must hold at least one batch, got an empty dataset")
+            message = f"{name} must hold at least one batch, got an empty dataset"
+            raise ParameterError(name, dataset, "a dataset of at least one batch", message)
         rows, first_len = first[0].shape
         tgt_len = first_len if evaluation else tgt_len
     check = _check(n_token, None if any_rows else rows, rows_divide_by, tgt_len if evaluation else None)
@@ -128,7 +131,7 @@ def check_batches(
 
 
 def _are_batches(spec: Any) -> bool:
-    """Whether a dataset of this `element_spec` may hold batches of a language model."""
+    """Whether a dataset with this `element_spec` may consist of batches of a language model."""
     if not (isinstance(spec, tuple) and len(spec) in (2, 3) and all(isinstance(s, tf.TensorSpec) for s in spec)):
         return False
     tokens, labels, *weights = spec
@@ -137,8 +140,9 @@ def _are_batches(spec: Any) -> bool:
 
 
 def _fit(weights: Any, shape: tf.TensorShape) -> bool:
-    """Whether a tensor, an array or its spec may hold weights of labels of a shape, or of their rows."""
-    dtype, of_weights = tf.as_dtype(weights.dtype), tf.TensorShape(weights.shape)
+    """Whether a tensor, an array or its spec can be weights for labels of a shape, or for their rows."""
+    dtype = tf.as_dtype(weights.dtype)
+    of_weights = tf.TensorShape(weights.shape)
     rows, length = shape if shape.rank else (None, None)
     shapes = [rows], [rows, 1], [rows, length]
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool
@@ -146,7 +150,7 @@ def _fit(weights: Any, shape: tf.TensorShape) -> bool:
 
 
 def _remedy(data: Any) -> str:
-    """How to make a dataset of what `fit` was given instead: of an array or of a generator."""
+    """Returns advice on how to make a dataset from the array or generator that `fit` was called with."""
     gives_batches = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
     arrays_or_dataset = hasattr(data, "shape") or hasattr(data, "element_spec")
     if not gives_batches or arrays_or_dataset or isinstance(data, list | tuple | dict | str):
@@ -160,10 +164,11 @@ def _remedy(data: Any) -> str:
 # --------------------------------------------------------------------------------------------- checks of every batch
 
 
-def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: int | None) -> Callable:
-    """A function of a batch with an error for other rows, a segment over `longest`, a wrong id or a wrong weight.
+def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: int | None) -> Callable[..., Any]:
+    """Returns a function that checks the rows of a batch, its length against `longest`, its ids and its weights.
 
-    The input pipeline checks this on the host: a GPU reads zeros for such an id, and XLA drops assertions.
+    The input pipeline does this on the host: a GPU reads zeros for an id outside the vocabulary, and XLA drops
+    assertions.
 
     Returns:
         Function of `(tokens, labels, weights, ignoring)` that gives `(tokens, labels, ignored, weights)`: the labels
@@ -171,13 +176,14 @@ def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: 
     """
 
     def check(tokens, labels, weights=None, *, ignoring=True):
-        shape, found = tf.shape(tokens), tf.shape(labels)
+        shape: Any = tf.shape(tokens)
+        found: Any = tf.shape(labels)
         checks = []
         if rows is not None:
             hint = "(drop_remainder=True leaves out a shorter last batch)"
             text = f"every batch must have the rows of the first, {rows}, found"
             checks.append((shape[0] == rows, [text, shape[0], hint]))
-        elif rows_divide_by > 1:
+        elif rows_divide_by is not None and rows_divide_by > 1:
             text = f"the rows of every batch must divide by {rows_divide_by}, the number of replicas and parts, found"
             checks.append((shape[0] % rows_divide_by == 0, [text, shape[0]]))
         if longest is not None:
@@ -202,17 +208,18 @@ def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: 
 
 
 def _is_ignored(labels: Any) -> Any:
-    """Which labels are `IGNORED`: bool, of their shape. Unsigned integers do not hold it."""
+    """Returns which labels are `IGNORED`: bool, of their shape. Unsigned integers cannot be it."""
     return labels == IGNORED if labels.dtype.min < 0 else tf.zeros_like(labels, tf.bool)
 
 
 def _of_labels(weights: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, list]:
-    """Weights as float32, of the shape of the labels; and checks of them."""
+    """Returns weights as float32 in the shape of the labels; and checks of them."""
     weights = tf.cast(weights, tf.float32)
     given = tf.shape(weights)
     if weights.shape.rank == 1:
         weights = weights[:, None]
-    shape, columns = tf.shape(labels), tf.shape(weights)[1]
+    shape = tf.shape(labels)
+    columns = tf.shape(weights)[1]
     fit = (tf.shape(weights)[0] == shape[0]) & ((columns == 1) | (columns == shape[1]))
     wrong = tf.reshape(~(tf.math.is_finite(weights) & (weights >= 0)), [-1])
     worst = tf.reshape(weights, [-1])[tf.argmax(tf.cast(wrong, tf.int32))]
@@ -232,7 +239,7 @@ def _plain(tokens, labels, ignored, weights):
 
 
 def _weighed(tokens, labels, ignored, weights, always):
-    """`(tokens, labels, weights)`; the weights have no column where all labels count, unless `always`."""
+    """Returns `(tokens, labels, weights)`; the weights have no column if all labels count, unless `always`."""
     counts = tf.cast(~ignored, tf.float32)
     if weights is not None:
         return tokens, labels, tf.ensure_shape(weights * counts, labels.shape)
@@ -242,7 +249,7 @@ def _weighed(tokens, labels, ignored, weights, always):
 
 
 def _padded(tokens, labels, ignored, weights, tgt_len):
-    """The batch with a shorter segment padded to `tgt_len`, as static shapes need; labels of -1 do not count."""
+    """Returns the batch with its segment padded to `tgt_len`, for static shapes. Labels of -1 do not count."""
 
     def pad(x, value):
         x = tf.pad(x, [[0, 0], [0, tgt_len - tf.shape(x)[1]]], constant_values=value)
@@ -259,17 +266,18 @@ def _padded(tokens, labels, ignored, weights, tgt_len):
 def check_batch(
     tokens: Any, labels: Any, n_token: int, sample_weight: Any = None, static_shapes: bool = False
 ) -> list[np.ndarray]:
-    """The one batch that a method of Keras is given, checked: in the form that `check_batches` has for it.
+    """Checks the one batch that a method of Keras is called with. Returns it in the form of `check_batches`.
 
     Args:
-        tokens, labels: the arguments `x` and `y`, int `[batch, tgt_len]` each.
+        tokens, labels: the arguments `x` and `y`, each int `[batch, tgt_len]`.
         sample_weight: weights of the labels, or of the rows; `None` for 1 everywhere.
 
     Returns:
         `[tokens, labels]`, int32; and float32 weights, unless every label counts the same.
 
     Raises:
-        ValueError: an argument is of another kind, an id outside the vocabulary, or a weight negative or not finite.
+        ParameterError: an argument has another type, an id is outside the vocabulary, or a weight is negative or not
+            finite.
     """
     arrays = []
     for argument, name, ids in (("x", "tokens", tokens), ("y", "labels", labels)):
@@ -277,12 +285,15 @@ def check_batch(
         if array.ndim != 2 or 0 in array.shape or not np.issubdtype(array.dtype, np.integer):
             found = type(ids).__name__ if array.dtype == object else f"{array.dtype} {list(array.shape)}"
             what = "the tokens of one batch" if argument == "x" else "the labels of x"
-            raise ValueError(f"{argument} must be integers [batch, tgt_len], {what}, got {found}")
+            message = f"{argument} must be integers [batch, tgt_len], {what}, got {found}"
+            raise ParameterError(argument, ids, "integers [batch, tgt_len]", message)
         check_ids(name, array[array != IGNORED] if name == "labels" else array, n_token)
         arrays.append(array.astype(np.int32))
     tokens, labels = arrays
     if tokens.shape != labels.shape:
-        raise ValueError(f"y must have the shape of x, {list(tokens.shape)}, got {list(labels.shape)}")
+        allowed = f"of the shape of x, {list(tokens.shape)}"
+        message = f"y must have the shape of x, {list(tokens.shape)}, got {list(labels.shape)}"
+        raise ParameterError("y", labels, allowed, message)
     weights = check_weights(sample_weight, labels)
     if weights is None or static_shapes and sample_weight is None:
         return [tokens, np.where(labels == IGNORED, _LEFT_OUT, labels)]
@@ -290,7 +301,7 @@ def check_batch(
 
 
 def check_weights(sample_weight: Any, labels: np.ndarray) -> np.ndarray | None:
-    """The weights of labels, float32 `[batch, tgt_len]`, 0 at ignored ones; `None` where all count the same.
+    """Returns the weights of labels, float32 `[batch, tgt_len]`, 0 for ignored labels; `None` if all count equally.
 
     Args:
         sample_weight: `[batch, tgt_len]`, `[batch]` of the rows, or `None`.

@@ -14,7 +14,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,13 +40,14 @@ from txl_tf.data.text.prepared_folder import (
 )
 from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of
+from txl_tf.data.text_files import Progress
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import named, shortened
+from txl_tf.errors import ParameterError, named, shortened
 from txl_tf.files import is_remote, remove
 
-_SPOOL = "texts.jsonl"  # where `prepare_texts` keeps them
-_QUICK_BYTES = 1 << 30  # of token files, whose checksums take half a second
+_SPOOL = "texts.jsonl"  # temporary file of `prepare_texts`
+_QUICK_BYTES = 1 << 30  # of token files; to compute their checksums takes half a second
 
 logger = logging.getLogger("txl_tf")
 
@@ -59,16 +60,16 @@ class Corpus:
         cutoffs: first ids of the adaptive softmax's clusters, without 0 and `len(vocab)`.
         splits: `"train"`, `"valid"` and perhaps `"test"` -> integer array `[n]`, in memory or on disk.
         by_character: whether tokens are characters or bytes, not words.
-        checksums: `{split: list of the SHA-256 of its token files}`, where they are known; of shards, that of the one
-            file that they would make.
-        sizes: `{split: how much text it is}`, where that is known.
+        checksums: `{split: list of the SHA-256 of its token files}`, if they are known. For shards, it is the SHA-256
+            of the one file that they would make.
+        sizes: `{split: size of its text}`, if it is known.
     """
 
     vocab: Vocab
     cutoffs: list[int]
-    splits: dict
+    splits: dict[str, Any]
     by_character: bool
-    checksums: dict = dataclasses.field(default_factory=dict)
+    checksums: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     sizes: dict[str, TextSize] = dataclasses.field(default_factory=dict)
 
     @property
@@ -76,9 +77,9 @@ class Corpus:
         return [self.vocab]
 
     def fingerprint(self, split: str) -> str:
-        """A SHA-256 that tells whether a split has changed. A prepared folder and the text itself have different ones.
+        """Returns a SHA-256 that changes if the split changes. It differs between a prepared folder and its text.
 
-        It takes no time where checksums are known. Otherwise it reads all tokens.
+        If checksums are known, this takes no time. Otherwise it reads all tokens.
         """
         digest = hashlib.sha256()
         if split in self.checksums:
@@ -91,9 +92,9 @@ class Corpus:
 
 
 def build_corpus(
-    dataset: str, data_path: Any = None, vocab: Vocab | None = None, extend_vocab: bool = False, **options
+    dataset: str, data_path: Any = None, vocab: Vocab | None = None, extend_vocab: bool = False, **options: Any
 ) -> Corpus:
-    r"""Reads a dataset, makes its vocabulary and encodes its splits, all in memory.
+    r"""Reads a dataset, makes its vocabulary and encodes its splits, in memory.
 
     - `"pydoc"`: the reference manual of the running Python. Splits train, valid.
     - `"text"`: the UTF-8 file or files `data_path`, also folders, patterns, JSON lines, gzip and zip: see `find_files`
@@ -103,23 +104,23 @@ def build_corpus(
     - `"lm1b"`: 1b_word_vocab.txt, valid.txt (also the test text) and the shards `LM1B_SHARDS` in the folder
       `data_path`. The sentences of each shard are shuffled.
 
-    The first two take their vocabulary from the whole text and follow `level`, `valid_fraction`, `min_freq`,
-    `max_size` and `lower_case`. Lines end with `\n`, `\r\n` or `\r`, which become `\n`, and byte order marks are left
-    out, unless it is `raw_text` or level `"byte"`. Level `"word"` splits text at white space and ends every line, empty
-    ones too, with `<eos>`. Levels `"char"` and `"byte"` keep every other character. Tokens that `min_freq` and
-    `max_size` leave out become `<unk>`. Level `"subword"` makes `vocab_size` pieces of the text with SentencePiece; it
-    keeps every other character. With `documents`, every file or JSON line is ended by `</s>`.
+    The first two take their vocabulary from the whole text and use `level`, `valid_fraction`, `min_freq`, `max_size`
+    and `lower_case`. Lines end with `\n`, `\r\n` or `\r`, which become `\n`, and byte order marks are left out, except
+    with `raw_text` or at level `"byte"`. Level `"word"` splits text at white space and ends every line, even an empty
+    one, with `<eos>`. Levels `"char"` and `"byte"` keep every other character. Tokens that `min_freq` and `max_size`
+    leave out become `<unk>`. Level `"subword"` makes `vocab_size` pieces from the text with SentencePiece; it keeps
+    every other character. With `documents`, every file or JSON line ends with `</s>`.
 
     Args:
         dataset: one of `DATASETS`.
         data_path: file or folder; for `"text"` also several files, as a list or separated by commas.
-        vocab: symbols and rules to encode the text with, instead of those that the text and the options give.
-        extend_vocab: whether symbols of the text that `vocab` lacks get ids behind its own, by frequency. `min_freq`
-            and `max_size` are about these.
+        vocab: vocabulary to encode the text with, instead of a new one.
+        extend_vocab: whether symbols of the text that `vocab` lacks get ids after its own, by frequency. `min_freq`
+            and `max_size` apply to these symbols.
         **options: the other hyper-parameters of `TextConfig`.
 
     Raises:
-        ValueError: an argument or the text is wrong.
+        ParameterError: an argument or the text is wrong.
         FileNotFoundError: a file does not exist.
     """
     recipe = datasets.make_recipe(TextConfig(dataset=dataset, data_path=data_path, **options))
@@ -132,7 +133,8 @@ def build_corpus(
         new = (symbol for symbol, n in new if n >= (options.get("min_freq") or 0))
         vocab = vocab.extended(itertools.islice(new, options.get("max_size")))
     cutoffs = datasets.make_cutoffs(recipe, vocab)
-    pieces, extents = collections.defaultdict(list), {}
+    pieces = collections.defaultdict(list)
+    extents = {}
     for split, shard, ids, extent in encoding.encode(recipe, vocab, counts):
         pieces[split, shard].append(ids)
         extents[split] = extents.get(split, Extent()) + extent
@@ -156,26 +158,26 @@ def prepare(
     verbose: int = 0,
     shard_tokens: int | None = None,
     workers: Any = THIS_PROCESS,
-    **options,
+    **options: Any,
 ) -> Corpus:
     """Prepares a dataset in `data_dir`: corpus-info.json, vocab.txt and the token files, for `load_corpus`.
 
-    The files appear at the end, corpus-info.json last: an interrupted call leaves nothing that looks finished. A folder
-    that was prepared with the same arguments from files of the same names and sizes is left as it is.
+    The files appear at the end, corpus-info.json last, so a folder is never half finished after an interrupted call. A
+    folder that was prepared with the same arguments, from files of the same names and sizes, is not changed.
 
     Args:
-        data_dir: the folder, local or remote; made if it does not exist.
+        data_dir: the folder, local or remote; created if it does not exist.
         dataset, data_path: as in `build_corpus`; by default, the paper's datasets are read from `data_dir` itself.
-        download: whether to fetch the public archive of a paper's dataset if its files are not there.
+        download: whether to download the public archive of a paper's dataset if its files do not exist.
         download_url: address of another folder that has the archive.
-        verbose: 0 for silence, 1 for a progress bar.
-        shard_tokens: most tokens of a file; `None`: each split is one file. The fingerprints are the same.
-        workers: who does the work, see `portions.py`; by default this process.
+        verbose: 1 for a progress bar, 0 for none.
+        shard_tokens: most tokens of a file; `None`: each split is one file. This does not change the fingerprints.
+        workers: object that does the work, see `portions.py`; by default this process.
         **options: the other hyper-parameters of `TextConfig`.
 
     Raises:
-        ValueError: as `build_corpus`; the folder was prepared with other arguments or from other files, which it names;
-            or it is that of a run, or holds a vocabulary or token files that no preparation has written.
+        ParameterError: as `build_corpus`; or the folder was prepared with other arguments or from other files; or it is
+            the folder of a run, or has a vocabulary or token files that no preparation has written.
         FileNotFoundError: a file does not exist.
         OSError: the folder cannot be written to, or another process is preparing it.
     """
@@ -190,24 +192,24 @@ def prepare(
     if _is_prepared(data_dir, recipe):
         return load_corpus(data_dir)
     if download:
-        fetch(dataset, recipe.folder, download_url)
-        recipe = datasets.make_recipe(config)  # finds the files that are there now
+        fetch(dataset, recipe.folder or data_dir, download_url)
+        recipe = datasets.make_recipe(config)  # finds the downloaded files
     datasets.check_files(recipe)
     with new_files(data_dir) as folder:
         read = recipe.counted + [path for paths in recipe.files.values() for path in paths]
-        progress = progress_bar(sum(map(size_of, read))) if verbose and dataset != "pydoc" else None
+        progress = progress_bar(sum(size_of(path) or 0 for path in read)) if verbose and dataset != "pydoc" else None
         _write_corpus(folder, recipe, inputs_of(recipe, data_dir), shard_tokens, workers, progress)
     return load_corpus(data_dir)
 
 
 def _reading_of(data_dir: str, config: TextConfig) -> TextConfig:
-    """The configuration with `raw_text` as it was where the folder is prepared already, unless it says otherwise."""
+    """Returns the configuration; if it has no `raw_text` and the folder is prepared, with the folder's `raw_text`."""
     info = read_prepared_info(data_dir) if config.raw_text is None else None
     return dataclasses.replace(config, raw_text=info["vocab"].get("raw_text", True)) if info else config
 
 
 def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
-    """Whether the folder is prepared. Raises ValueError if that was done differently, or other files are in its way."""
+    """Whether the folder is prepared. Raises ParameterError if it was prepared differently, or has other files."""
     info = read_prepared_info(data_dir)
     if info is None:
         check_free(data_dir, recipe.vocab_options["level"])
@@ -218,13 +220,14 @@ def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
 
 
 def _check_outside(data_dir: str, data_path: Any) -> None:
-    """Raises ValueError where the prepared files would be part of the text that a folder or a pattern stands for."""
+    """Raises ParameterError if a folder or a pattern of `data_path` would contain the prepared files."""
     files = [f"{data_dir}/{name}" for name in (INFO_FILE, VOCAB_FILE, "train.npy")]
     folder = data_path and folder_around(files, data_path)
     if folder:
-        raise ValueError(
-            f"data_dir must lie outside of {folder}, all files of which are the text of data_path, got {data_dir}"
+        message = (
+            f"data_dir must be outside of {folder}, because all files in it are the text of data_path, got {data_dir}"
         )
+        raise ParameterError("data_dir", data_dir, f"a folder outside of {folder}", message)
 
 
 def _check_shards(recipe: datasets.Recipe, shard_tokens: int | None) -> None:
@@ -232,16 +235,17 @@ def _check_shards(recipe: datasets.Recipe, shard_tokens: int | None) -> None:
         return
     at_least(1)("shard_tokens", shard_tokens)
     if "num_shuffle" in recipe.options:
-        raise ValueError(f"shard_tokens={shard_tokens} is not for {recipe.dataset}: each of its own shards is a file")
+        message = f"shard_tokens={shard_tokens} is not for {recipe.dataset}: each of its own shards is a file"
+        raise ParameterError("shard_tokens", shard_tokens, f"left out with dataset={recipe.dataset}", message)
 
 
 def _write_corpus(
     folder: str,
     recipe: datasets.Recipe,
-    inputs: dict,
+    inputs: dict[str, int | None],
     shard_tokens: int | None,
     workers: Any,
-    progress: Callable | None = None,
+    progress: Progress | None = None,
 ) -> None:
     vocab, counts = encoding.make_vocab(recipe, workers, progress)
     cutoffs = datasets.make_cutoffs(recipe, vocab)
@@ -249,7 +253,8 @@ def _write_corpus(
     n_tokens = write_files(folder, recipe.dataset, vocab, cutoffs, pieces, recipe.options, inputs, shard_tokens)
     for split, paths in recipe.files.items():
         if not n_tokens.get(split):
-            raise ValueError(f"{shortened(', '.join(paths), 300)}: no token in the split {split}")
+            message = f"{shortened(', '.join(paths), 300)}: no token in the split {split}"
+            raise ParameterError("data_path", paths, "files with a token", message)
 
 
 def prepare_texts(
@@ -260,32 +265,33 @@ def prepare_texts(
     documents: bool = True,
     shard_tokens: int | None = None,
     workers: Any = THIS_PROCESS,
-    **options,
+    **options: Any,
 ) -> Corpus:
-    """Prepares a corpus of texts that a program gives one after the other, in bounded memory: `txl_tf.prepare`.
+    """Prepares a corpus from an iterable of texts, in bounded memory. Its public name is `txl_tf.prepare`.
 
         dataset = datasets.load_dataset("roneneldan/TinyStories", split="train", streaming=True)   # of Hugging Face
         corpus = txl_tf.prepare(dataset, "data/stories", level="subword", vocab_size=8000)
         corpus = txl_tf.prepare(tf.data.TextLineDataset("my.txt").as_numpy_iterator(), "data/mine")
 
-    The texts are read once and kept in `data_dir` until the end. A folder that was prepared with the same options is
-    left as it is, and then no text is read: a program that is started again trains on what it has.
+    The texts are read once, and stored in `data_dir` until the end. A folder that was prepared with the same options is
+    not changed, and then no text is read: a program that is started again trains on the prepared folder.
 
     Args:
-        texts: strings, UTF-8 bytes, or dictionaries of which `text_field` is the text. `None`: the workers have them.
+        texts: strings, UTF-8 bytes, or dictionaries that have the text at `text_field`. `None`: the workers have them.
         data_dir: as in `prepare`.
         text_field: key of the text in dictionaries.
-        documents: whether each text is a document, ended by `</s>`.
+        documents: whether each text is a document, which ends with `</s>`.
         shard_tokens, workers: as in `prepare`.
         **options: the other hyper-parameters of `TextConfig`, such as `level` and `valid_fraction`.
 
     Raises:
-        ValueError: a text is empty or is none, unless `skip_bad_lines` leaves such texts out and counts them; or as
-            `prepare`. Names the number of the text, from 1.
+        ParameterError: a row has no text or an empty one, unless `skip_bad_lines` skips and counts such rows; or as
+            `prepare`. Names the number of the row, from 1.
         OSError: the folder cannot be written to, or another process is preparing it.
     """
     if isinstance(texts, (str, bytes, Mapping)):
-        raise ValueError(f"texts must be an iterable of texts, got one {type(texts).__name__}: put it in a list")
+        message = f"texts must be an iterable of texts, got one {type(texts).__name__}: put it in a list"
+        raise ParameterError("texts", texts, "an iterable of texts", message)
     data_dir = os.fspath(data_dir).rstrip("/")
     config = TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options)
     recipe = datasets.make_recipe(_reading_of(data_dir, config))
@@ -297,14 +303,15 @@ def prepare_texts(
         if texts is not None:
             path = os.path.join(folder, _SPOOL)
             _write_texts(path, texts, text_field, recipe.skip_bad_lines)
-            recipe.files, recipe.counted = {"train": [path]}, [path]
+            recipe.files = {"train": [path]}
+            recipe.counted = [path]
             stack.callback(remove, path)
         _write_corpus(folder, recipe, {}, shard_tokens, workers)
     return load_corpus(data_dir)
 
 
 def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bool) -> None:
-    """Writes texts as JSON lines. Raises ValueError if there are none."""
+    """Writes texts as JSON lines. Raises ParameterError if there is no text."""
     skipped = []
     with open(path, "w", encoding="utf-8") as file:
         for number, value in enumerate(texts, 1):
@@ -319,19 +326,19 @@ def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bo
             file.write("\n")
     encoding.say_skipped(len(skipped), skipped[0] if skipped else None)
     if not os.path.getsize(path):
-        raise ValueError("texts must hold at least one text, got none")
+        raise ParameterError("texts", 0, "at least one text", "texts must contain at least one text, got none")
 
 
 def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
     """Opens a folder that `prepare` made. Tokens stay on disk until they are read.
 
     Args:
-        verify: whether to check the checksums of the token files, which reads them once. `None`: if they are local and
-            up to a gigabyte. That of the vocabulary is always checked.
+        verify: whether to check the checksums of the token files, for which all of them are read. `None`: only if they
+            are local and have at most a gigabyte. The checksum of the vocabulary is always checked.
 
     Raises:
         FileNotFoundError: the folder is not prepared, or a file is missing.
-        ValueError: a file is damaged, or files of the folder do not belong together.
+        ParameterError: a file is damaged, or files of the folder do not belong together.
     """
     data_dir = os.fspath(data_dir).rstrip("/")
     info = read_prepared_info(data_dir)
@@ -344,21 +351,20 @@ def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
     splits = {split: open_tokens([f"{data_dir}/{name}" for name in names]) for split, names in info["files"].items()}
     for split, tokens in splits.items():
         if len(tokens) != info["n_tokens"][split]:
-            raise ValueError(
-                f"the split {split} of {data_dir} has {len(tokens)} tokens, but {INFO_FILE} says "
-                f"{info['n_tokens'][split]}"
-            )
+            n_tokens = info["n_tokens"][split]
+            message = f"the split {split} of {data_dir} has {len(tokens)} tokens, but {INFO_FILE} has {n_tokens}"
+            raise ParameterError("n_tokens", n_tokens, f"{len(tokens)} for {split}", message)
     if verify and "sha256" not in info:
-        raise ValueError(f"{data_dir}/{INFO_FILE} has no checksums to verify: prepare the corpus anew to have them")
+        message = f"{data_dir}/{INFO_FILE} has no checksums to verify: prepare the corpus again to get them"
+        raise ParameterError("verify", verify, "False for a folder without checksums", message)
     if verify is None:
         n_bytes = sum(len(tokens) * tokens.dtype.itemsize for tokens in splits.values())
         verify = not is_remote(data_dir) and n_bytes <= _QUICK_BYTES
     vocab = load_vocab(f"{data_dir}/{vocab_name(info)}", **info["vocab"])
     if len(vocab) != info["vocab_size"]:
-        raise ValueError(
-            f"{data_dir}/{vocab_name(info)} has {len(vocab)} symbols, but {INFO_FILE} says vocab_size "
-            f"{info['vocab_size']}"
-        )
+        path = f"{data_dir}/{vocab_name(info)}"
+        message = f"{path} has {len(vocab)} symbols, but {INFO_FILE} has vocab_size {info['vocab_size']}"
+        raise ParameterError("vocab_size", info["vocab_size"], f"{len(vocab)}, the symbols of {path}", message)
     check_sums(data_dir, info, verify)
     sums = info.get("sha256", {})
     checksums = {split: [sums[name] for name in names] for split, names in info["files"].items()} if sums else {}

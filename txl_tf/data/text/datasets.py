@@ -1,4 +1,4 @@
-"""Datasets: which files each has, and what becomes of their text: `make_recipe` decides; `encoding.py` does it."""
+"""Datasets: the files of each, and how their text becomes tokens. `make_recipe` decides it; `encoding.py` does it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fnmatch
 import math
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,22 +19,23 @@ from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB, SPLITS
 from txl_tf.data.text.parquet import Rows, table_rows
 from txl_tf.data.text.sizes import TextSize
 from txl_tf.data.text.texts import FilePart, Text, find_files, have_documents, read_texts, texts_of_rows
-from txl_tf.data.text_files import pydoc_text
+from txl_tf.data.text_files import Progress, pydoc_text
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
 from txl_tf.errors import ParameterError, brief, named
 from txl_tf.schema import check_left_out
 
 PYDOC = "pydoc_data.topics"
-FEWEST_WITH_BINS, WHOLE = 20_000, 1000  # size of a vocabulary with cutoffs, which are whole thousands
+FEWEST_WITH_BINS = 20_000  # smallest vocabulary that gets cutoffs by default
+WHOLE = 1000  # default cutoffs are multiples of it
 
 UNK = "<unk>"
 _WORDS = {"level": "word", "special": ["<eos>"], "eos": "<eos>", "unk": UNK}
 
-# The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. enwik8 is byte values and text8 is
-# letters with _ for space; white space separates them, so `Vocab` treats them as words. lm1b has a vocabulary file,
-# training text in shards, and valid.txt is also its test text.
+# The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. enwik8 consists of byte values, text8
+# of letters and _ for space. White space separates them, so they are words for `Vocab`. lm1b has a vocabulary file, its
+# training text is in shards, and valid.txt is also its test text.
 # name: (options of Vocab, splits whose words are counted, cutoffs)
-PAPER_DATASETS = {
+PAPER_DATASETS: dict[str, tuple[dict[str, Any], tuple[str, ...], list[int]]] = {
     "enwik8": ({"level": "word", "lower_case": True}, SPLITS, []),
     "text8": ({"level": "word", "lower_case": True}, SPLITS, []),
     "ptb": ({**_WORDS, "lower_case": True}, SPLITS, []),
@@ -51,21 +53,21 @@ class Recipe:
         vocab_options: arguments of `Vocab`.
         files: `{split: list of text files}`.
         counted: text files whose tokens are counted.
-        options: hyper-parameters that decide the result. One's own text has `"valid_fraction"`, the share of train that
-            becomes valid; lm1b has `"num_shuffle"`, the number of random orders to write.
+        options: hyper-parameters that decide the result. The user's own text has `"valid_fraction"`, the fraction of
+            train that becomes valid; lm1b has `"num_shuffle"`, the number of random orders to write.
         folder: folder of a dataset of the paper.
-        vocab_file: the vocabulary, if it is not counted.
-        vocab: the same, where it is there already.
+        vocab_file: file of the vocabulary, if the tokens are not counted.
+        vocab: the vocabulary, if it exists already.
         raw_text: see `read_texts`.
         skip_bad_lines: whether rows without a text are left out.
-        spooled: whether the only file holds the texts of `prepare_texts`, a JSON line each.
+        spooled: whether the only file contains the texts of `prepare_texts`, each in a JSON line.
     """
 
     dataset: str
-    vocab_options: dict
-    files: dict
-    counted: list
-    options: dict
+    vocab_options: dict[str, Any]
+    files: dict[str, list[str]]
+    counted: list[str]
+    options: dict[str, Any]
     folder: str | None = None
     vocab_file: str | None = None
     vocab: Vocab | None = None
@@ -76,7 +78,7 @@ class Recipe:
     def read(
         self,
         portion: list[FilePart] | Rows,
-        progress: Callable | None = None,
+        progress: Progress | None = None,
         numbered: bool = True,
         skipped: Callable[[str], None] | None = None,
     ) -> Iterator[Text]:
@@ -91,34 +93,43 @@ class Recipe:
         advice = "level='byte' reads any file" if self.dataset == "text" and self.vocab is None else ""
         found = read_texts(portion, level, self.options.get("text_field"), progress, numbered, advice=advice, **rows)
         if self.spooled:
-            return (text._replace(name=f"text {text.name.rpartition(' ')[2]}") for text in found)  # its line's number
+            return (text._replace(name=f"text {text.name.rpartition(' ')[2]}") for text in found)  # number of the line
         return found
 
 
 def _nothing(reason: str) -> None:
-    """What is done about a row that is left out, where it has been counted before."""
+    """Does nothing about a row that is left out. It has been counted in an earlier pass."""
 
 
 def make_recipe(config: TextConfig) -> Recipe:
-    """Checks what a text is made of; reads only the beginnings of its files."""
+    """Checks the options for a text, and decides how it becomes tokens. Reads only the beginnings of the files."""
     one_of(DATASETS)("dataset", config.dataset)
-    if config.dataset in PAPER_DATASETS:
-        return _paper_recipe(config)
+    dataset = str(config.dataset)
+    if dataset in PAPER_DATASETS:
+        return _paper_recipe(config, dataset)
     _check_options(config)
-    paths = [PYDOC] if config.dataset == "pydoc" else config.data_path
-    if not paths:
-        raise ValueError("dataset 'text' needs data_path: a UTF-8 text file, or several separated by commas")
-    paths, raw_text = paths if config.dataset == "pydoc" else find_files(paths), bool(config.raw_text)
-    kept = {name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")}
-    options = {**kept, "valid_fraction": config.valid_fraction, "cutoffs": config.cutoffs and list(config.cutoffs)}
+    if dataset == "pydoc":
+        paths = [PYDOC]
+    elif config.data_path:
+        paths = find_files(config.data_path)
+    else:
+        message = "dataset 'text' needs data_path: a UTF-8 text file, or several separated by commas"
+        raise ParameterError("data_path", config.data_path, "the path of a text", message)
+    raw_text = bool(config.raw_text)
+    kept: dict[str, Any] = {name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")}
+    options: dict[str, Any] = {
+        **kept,
+        "valid_fraction": config.valid_fraction,
+        "cutoffs": config.cutoffs and list(config.cutoffs),
+    }
     if config.text_field is not None:
         options["text_field"] = config.text_field
-    of_rows = config.text_field is not None or (config.dataset == "text" and have_documents(paths, raw_text))
+    of_rows = config.text_field is not None or (dataset == "text" and have_documents(paths, raw_text))
     if config.documents or (config.documents is None and of_rows):
         options["documents"] = True
     if config.skip_bad_lines:
         if not of_rows:
-            why = "it leaves out rows of JSON lines, JSON arrays and Parquet, and there are none"
+            why = "it skips rows of JSON lines, JSON arrays and Parquet, and the text has no such rows"
             check_left_out({"skip_bad_lines": True}, why)
         options["skip_bad_lines"] = True
     if config.level == "subword":
@@ -132,55 +143,72 @@ def make_recipe(config: TextConfig) -> Recipe:
         kept.update(document=END)
     kept.update(raw_text=raw_text)
     empty_vocab(**kept)  # checks the options
-    reading = {"raw_text": raw_text, "skip_bad_lines": config.skip_bad_lines}
-    return Recipe(config.dataset, kept, {"train": paths}, paths, options, vocab_file=config.vocab_path, **reading)
+    return Recipe(
+        dataset,
+        kept,
+        {"train": paths},
+        paths,
+        options,
+        vocab_file=config.vocab_path,
+        raw_text=raw_text,
+        skip_bad_lines=config.skip_bad_lines,
+    )
 
 
 def _check_options(config: TextConfig) -> None:
-    """Raises ValueError where options do not go together."""
+    """Raises ParameterError if options do not go together."""
     if config.dataset == "pydoc" and config.data_path:
-        raise ValueError(
+        message = (
             f"dataset 'pydoc' is Python's own manual and reads no data_path, got {named(config.data_path)}: "
             "leave dataset out, or give dataset=text, for a text of your own"
         )
+        raise ParameterError("data_path", config.data_path, "left out with dataset=pydoc", message)
     if config.vocab_path and (config.min_freq or config.max_size is not None or config.vocab_size):
-        raise ValueError(
+        message = (
             f"min_freq, max_size and vocab_size choose symbols, but vocab_path={named(config.vocab_path)} has them "
             "already"
         )
+        allowed = "left out with min_freq, max_size and vocab_size"
+        raise ParameterError("vocab_path", config.vocab_path, allowed, message)
     counted = {name: getattr(config, name) for name in ("lower_case", "min_freq", "max_size")}
     given = [name for name, value in counted.items() if value]
     if config.level == "subword" and given:
-        raise ValueError(
-            f"{given[0]} is not for level 'subword', got {brief(counted[given[0]])}: vocab_size says how many"
-        )
+        found = counted[given[0]]
+        why = "vocab_size sets the size of the vocabulary"
+        message = f"{given[0]} is not for level 'subword', got {brief(found)}: {why}"
+        raise ParameterError(given[0], found, "left out at level subword", message)
     if config.level != "subword" and config.vocab_size is not None:
-        raise ValueError(
+        message = (
             f"vocab_size={config.vocab_size} needs level 'subword', got {brief(config.level)}: max_size limits other "
             "symbols"
         )
+        raise ParameterError("vocab_size", config.vocab_size, f"left out at level {config.level}", message)
 
 
-def _paper_recipe(config: TextConfig) -> Recipe:
-    dataset, data_path = config.dataset, config.data_path
+def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
+    data_path = config.data_path
     vocab_options, counted_splits, _ = PAPER_DATASETS[dataset]
-    own = {"level": config.level == "subword"}
+    own: dict[str, Any] = {"level": config.level == "subword"}
     names = ("vocab_size", "documents", "text_field", "min_freq", "max_size", "lower_case", "skip_bad_lines")
     own.update({name: getattr(config, name) for name in names}, raw_text=config.raw_text is False)
     given = [name for name, value in own.items() if value]
     if given:
-        raise ValueError(
-            f"{given[0]} is for your own text, got {brief(getattr(config, given[0]))}: dataset {brief(dataset)} has "
-            "the original's tokens; dataset 'text' with data_path reads its files as any others"
+        found = getattr(config, given[0])
+        message = (
+            f"{given[0]} is for your own text, got {brief(found)}: dataset {brief(dataset)} has "
+            "the original's tokens; dataset 'text' with data_path reads its files like any others"
         )
+        raise ParameterError(given[0], found, f"left out with dataset={dataset}", message)
     folders = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path or [])
     if len(folders) != 1 or not folders[0]:
         found = f", got {brief(data_path)}" if data_path else ""
-        raise ValueError(f"dataset {brief(dataset)} needs data_path: a folder of train.txt, valid.txt, test.txt{found}")
+        allowed = "a folder of train.txt, valid.txt, test.txt"
+        message = f"dataset {brief(dataset)} needs data_path: {allowed}{found}"
+        raise ParameterError("data_path", data_path, allowed, message)
     folder = os.fspath(folders[0]).rstrip("/")
     files = {split: [f"{folder}/{split}.txt"] for split in SPLITS}
     counted = [files[split][0] for split in counted_splits]
-    options = {"cutoffs": config.cutoffs and list(config.cutoffs)}
+    options: dict[str, Any] = {"cutoffs": config.cutoffs and list(config.cutoffs)}
     recipe = Recipe(dataset, vocab_options, files, counted, options, folder, config.vocab_path)
     if dataset == "lm1b":
         shards, pattern = os.path.split(f"{folder}/{LM1B_SHARDS}")
@@ -192,13 +220,14 @@ def _paper_recipe(config: TextConfig) -> Recipe:
 
 
 def take_vocab(recipe: Recipe, vocab: Vocab, extends: bool = False) -> None:
-    """Has a text encoded in a vocabulary that is there already, such as a run's, by its rules.
+    """Makes a recipe use an existing vocabulary, such as the vocabulary of a run, with its rules.
 
     Raises:
-        ValueError: options choose symbols, unless it `extends` the vocabulary, or tokens or documents are not those of
-            the vocabulary, or the vocabulary cannot be extended.
+        ParameterError: options choose symbols, unless the text `extends` the vocabulary; or tokens or documents differ
+            from those of the vocabulary; or the vocabulary cannot be extended.
     """
-    config, chosen = recipe.options, recipe.vocab_options
+    config = recipe.options
+    chosen = recipe.vocab_options
     if extends:
         vocab.check_extendable()
     else:
@@ -206,26 +235,29 @@ def take_vocab(recipe: Recipe, vocab: Vocab, extends: bool = False) -> None:
     if recipe.dataset != "lm1b":
         check_left_out({"vocab_path": recipe.vocab_file}, KNOWN_SYMBOLS)
     for name in ("level", "lower_case", "raw_text") if recipe.dataset not in PAPER_DATASETS else ("level",):
-        found, known = chosen.get(name, False), getattr(vocab, name)
+        found = chosen.get(name, False)
+        known = getattr(vocab, name)
         if found != known:
             message = f"{name} must be {known!r}, as that of the vocabulary to use, got {found!r}"
             raise ParameterError(name, found, [known], message)
-    if ("documents" in config) != (vocab.document is not None):
-        has = "has" if vocab.document is not None else "has no"
-        raise ValueError(
-            f"documents must be {vocab.document is not None}: the vocabulary to use {has} end of a document"
-        )
-    recipe.vocab, recipe.vocab_options, recipe.vocab_file = vocab, vocab.get_config(), None
+    has_end = vocab.document is not None
+    if ("documents" in config) != has_end:
+        has = "has" if has_end else "has no"
+        message = f"documents must be {has_end}: the vocabulary to use {has} end of a document"
+        raise ParameterError("documents", not has_end, [has_end], message)
+    recipe.vocab = vocab
+    recipe.vocab_options = vocab.get_config()
+    recipe.vocab_file = None
 
 
 def all_files(recipe: Recipe) -> list[str]:
-    """The files that a recipe reads, each once."""
+    """Returns the files that a recipe reads, each once."""
     paths = dict.fromkeys(path for paths in recipe.files.values() for path in paths)
     return [*paths, *([recipe.vocab_file] if recipe.vocab_file else [])]
 
 
 def check_files(recipe: Recipe) -> None:
-    """Raises FileNotFoundError if a file of the recipe is not there."""
+    """Raises FileNotFoundError if a file of the recipe does not exist."""
     if recipe.dataset == "pydoc":
         return
     hint = f". Dataset {recipe.dataset!r} needs it; tools/prepare_data.py --download fetches the public archive"
@@ -238,22 +270,23 @@ def check_files(recipe: Recipe) -> None:
 
 
 def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
-    """The given cutoffs, or else the dataset's own that lie within the vocabulary."""
+    """Returns the given cutoffs, or else those of the dataset that are within the vocabulary."""
     cutoffs = recipe.options["cutoffs"]
     if cutoffs is None and recipe.dataset in PAPER_DATASETS:
         return [cutoff for cutoff in PAPER_DATASETS[recipe.dataset][2] if cutoff < len(vocab)]
     if cutoffs is None:
         return choose_cutoffs(vocab)
     if cutoffs and cutoffs[-1] >= len(vocab):
-        raise ValueError(f"cutoffs must be below {len(vocab)}, the size of the vocabulary, got {named(cutoffs)}")
+        allowed = f"below {len(vocab)}, the size of the vocabulary"
+        raise ParameterError("cutoffs", cutoffs, allowed, f"cutoffs must be {allowed}, got {named(cutoffs)}")
     return cutoffs
 
 
 def choose_cutoffs(vocab: Vocab) -> list[int]:
-    """Cutoffs of the adaptive softmax from the counts of a built vocabulary; none below 20,000 symbols.
+    """Chooses cutoffs of the adaptive softmax by the counts of a vocabulary; none below 20,000 symbols.
 
-    The first cluster holds the most frequent tokens, which make up 90% of the text. The next two reach 95% and 99%, the
-    last holds the rest. Cutoffs are whole thousands.
+    The first cluster has the most frequent tokens, which make up 90% of the text. The next two reach 95% and 99%, the
+    last one has the rest. Cutoffs are multiples of 1000.
     """
     if len(vocab) < FEWEST_WITH_BINS:
         return []
@@ -263,15 +296,15 @@ def choose_cutoffs(vocab: Vocab) -> list[int]:
 
 
 def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
-    """Whether tokens are characters or bytes, even if spelt as words."""
+    """Whether tokens are characters or bytes, even if they are spelled as words."""
     return dataset in ("enwik8", "text8") or vocab.level in ("char", "byte")
 
 
-def is_by_character_in(data: dict, vocab: Vocab) -> bool:
-    """`is_by_character` of a run's text, `"data"` of its `config.json`; a converted run does not say."""
+def is_by_character_in(data: dict[str, Any], vocab: Vocab) -> bool:
+    """Like `is_by_character`, for `"data"` in the `config.json` of a run; a converted run does not contain it."""
     return data.get("by_character", is_by_character(data.get("dataset"), vocab))
 
 
 def measured(dataset: str | None, sizes: dict[str, TextSize]) -> dict[str, TextSize]:
-    """How much text the splits are. Files of enwik8 and text8 are not the text, but a list of what it is made of."""
+    """Returns the sizes of the splits, but none for enwik8 and text8: their files are lists of bytes, not the text."""
     return {} if dataset in ("enwik8", "text8") else sizes

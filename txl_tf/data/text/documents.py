@@ -1,10 +1,11 @@
-"""Documents of a tokenised text, each ended by one id, in a new order every epoch."""
+"""Documents of a tokenised text, each with one id at its end, in a new order every epoch."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from txl_tf.data.token_files import StoredTokens
+from txl_tf.errors import ParameterError
 
 _AT_ONCE = 1 << 22  # tokens
 
@@ -12,25 +13,27 @@ _AT_ONCE = 1 << 22  # tokens
 class Documents:
     """The documents of a text and their orders.
 
-    An order is a function of the seed and the number of the epoch alone, so that a run can go on anywhere.
+    An order depends only on the seed and the number of the epoch, so that a run can resume anywhere.
 
     Args:
         tokens: integer array or `StoredTokens` `[n]`.
-        document_id: id of the token that ends each document.
+        document_id: id of the token at the end of each document.
         seed: of the orders.
 
     Raises:
-        ValueError: there is only one document.
+        ParameterError: there is only one document.
     """
 
     def __init__(self, tokens: np.ndarray | StoredTokens, document_id: int, seed: int):
-        self.tokens, self.seed = tokens, seed
+        self.tokens = tokens
+        self.seed = seed
         self.ends = document_ends(tokens, document_id)  # [documents]
         if len(self.ends) < 2:
-            raise ValueError(f"the text must have two documents at least to be shuffled, got {len(self.ends)}")
+            message = f"the text must have at least two documents to be shuffled, got {len(self.ends)}"
+            raise ParameterError("tokens", len(self.ends), "a text of two documents at least", message)
 
     def order(self, epoch: int) -> DocumentOrder:
-        """The text as it is in an epoch, from 0."""
+        """Returns the text with the order of documents in an epoch, counted from 0."""
         chosen = np.random.default_rng([self.seed, epoch]).permutation(len(self.ends))
         return DocumentOrder(self.tokens, self.ends, chosen)
 
@@ -41,11 +44,12 @@ class DocumentOrder:
     Args:
         tokens: integer array or `StoredTokens` `[n]`.
         ends: int `[documents]`, where each document ends in `tokens`; it begins where the one before it ends.
-        chosen: int `[documents]`, the number of the document in each place.
+        chosen: int `[documents]`, the numbers of the documents in the new order.
     """
 
     def __init__(self, tokens: np.ndarray | StoredTokens, ends: np.ndarray, chosen: np.ndarray):
-        self.tokens, self.dtype = tokens, tokens.dtype
+        self.tokens = tokens
+        self.dtype = tokens.dtype
         self._begins = np.concatenate([[0], ends[:-1]])[chosen]  # in `tokens`
         self._ends = np.cumsum(ends[chosen] - self._begins)  # in this order
 
@@ -61,12 +65,13 @@ class DocumentOrder:
             before = int(self._ends[document - 1]) if document else 0
             begin = int(self._begins[document]) - before  # where place 0 would be, if the document reached so far
             pieces.append(self.tokens[begin + place : begin + end])
-            place, document = end, document + 1
+            place = end
+            document = document + 1
         return np.concatenate(pieces) if pieces else np.zeros([0], self.dtype)
 
 
 def document_ends(tokens: np.ndarray | StoredTokens, document_id: int) -> np.ndarray:
-    """Where each document ends, int64 `[documents]`: after its `document_id`, or at the end of the text."""
+    """Returns the ends of the documents, int64 `[documents]`: after each `document_id`, and at the end of the text."""
     ends = [
         np.flatnonzero(np.asarray(tokens[start : start + _AT_ONCE]) == document_id) + start + 1
         for start in range(0, len(tokens), _AT_ONCE)

@@ -20,11 +20,11 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, cast
 
 import keras
 
-from txl_tf.errors import brief, named
+from txl_tf.errors import ParameterError, brief, named
 from txl_tf.files import check_no_link, is_remote, lock, remove, writing
 
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
@@ -45,7 +45,7 @@ URLS = {
     ],
 }
 
-# Size in bytes and SHA-256 (or MD5) of the archives at these addresses, as the data sets' users publish them.
+# Size in bytes and SHA-256 (or MD5) of the archives at these addresses, as users of the data sets publish them.
 CHECKSUMS = {
     "enwik8.zip": (36445475, "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
     "text8.zip": (31344016, "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
@@ -66,8 +66,8 @@ _TEXT_FILES = {
     },
 }
 
-# How prep_enwik8.py and prep_text8.py spell a byte. The newlines of enwik8 stay newlines, and splitting the text at
-# white space drops them: the original's vocabulary has 204 of the 205 bytes.
+# How prep_enwik8.py and prep_text8.py write a byte. The newlines of enwik8 stay newlines, and `Vocab` drops them,
+# because it splits the text at white space: the original's vocabulary has 204 of the 205 bytes.
 _SPELLINGS = {
     "enwik8": [b"\n" if byte == ord("\n") else str(byte).encode() for byte in range(256)],
     "text8": [b"_" if byte == ord(" ") else bytes([byte]) for byte in range(256)],
@@ -77,8 +77,8 @@ _SPELLINGS = {
 logger = logging.getLogger("txl_tf")
 
 HELD_OUT = 5_000_000  # bytes of valid.txt and of test.txt, for enwik8 and text8
-_MAX_BYTES = 1 << 31  # of enwik8 or text8, which are held in memory; a small archive may claim far more
-# What the readers of archives raise where one is damaged, encrypted or compressed in a way that Python does not know.
+_MAX_BYTES = 1 << 31  # of enwik8 or text8, which are read into memory; a small malicious archive may unpack to more
+# Errors of the readers for an archive that is damaged, encrypted or compressed in a way that Python does not know.
 _UNREADABLE = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError,
     ValueError, OverflowError, LookupError, struct.error, OSError,
@@ -86,10 +86,10 @@ _UNREADABLE = (
 
 
 def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
-    """Fetches and unpacks a dataset of the paper, as the original's getdata.sh does, unless its text is there.
+    """Downloads and unpacks a dataset of the paper, like the original's getdata.sh, unless its text exists.
 
-    An archive that is already in `data_dir` is used. If a download or an unpacking is interrupted, nothing that it
-    leaves looks complete.
+    An archive that is already in `data_dir` is used. An interrupted download or unpacking leaves no file that looks
+    complete.
 
     Args:
         dataset: one of `URLS`.
@@ -97,13 +97,15 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
         base_url: address of another folder that has the archive.
 
     Raises:
-        ValueError: an argument or an archive is wrong.
+        ParameterError: an argument or an archive is wrong.
         OSError: the archive cannot be fetched, or the folder cannot be written.
     """
     if dataset not in URLS:
-        raise ValueError(f"download is for the datasets {', '.join(URLS)}, got {brief(dataset)}")
+        message = f"download is for the datasets {', '.join(URLS)}, got {brief(dataset)}"
+        raise ParameterError("dataset", dataset, list(URLS), message)
     if is_remote(data_dir):
-        raise ValueError(f"download needs a local data_dir, got {named(data_dir)}")
+        message = f"download needs a local data_dir, got {named(data_dir)}"
+        raise ParameterError("data_dir", data_dir, "a local folder", message)
     needed = [LM1B_VOCAB if dataset == "lm1b" else "train.txt", "valid.txt", "test.txt"]
     if all(os.path.exists(os.path.join(data_dir, name)) for name in needed):
         return
@@ -116,7 +118,7 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
 def _fetch(dataset: str, data_dir: str, base_url: str | None) -> None:
     archive = [_fetch_file(url, data_dir, base_url) for url in URLS[dataset]][0]
     staging = os.path.join(data_dir, "download.tmp")
-    remove(staging)  # of a killed process
+    remove(staging)  # a killed process may have left it
     try:
         os.makedirs(staging)
         if dataset in _SPELLINGS:
@@ -141,7 +143,7 @@ def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
         return path
     if base_url:
         url = f"{base_url.rstrip('/')}/{name}"
-    if not os.access(folder, os.W_OK):  # get_file would choose another folder
+    if not os.access(folder, os.W_OK):  # otherwise get_file chooses another folder
         raise PermissionError(f"data_dir {folder} cannot be written to")
     remove(os.path.join(folder, f"{name}.tmp"))
     chatty = keras.config.is_interactive_logging_enabled()
@@ -153,7 +155,7 @@ def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
         )
     except Exception as error:  # get_file raises nothing narrower
         raise OSError(
-            f"cannot fetch {url}: {error}\nput {name} into {folder} yourself, or say with --download_url where it is"
+            f"cannot fetch {url}: {error}\nput {name} into {folder} yourself, or give its address with --download_url"
         ) from error
     finally:
         if chatty:
@@ -168,36 +170,41 @@ def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
 
 
 def _check_published(path: str, name: str, strict: bool) -> None:
-    """Compares an archive with the published one: raises ValueError, or unless `strict` logs a warning."""
+    """Compares an archive with the published one: raises ParameterError, or unless `strict` logs a warning."""
     if name not in CHECKSUMS:
         return
     size, digest = CHECKSUMS[name]
-    expected, found, unit = size, os.path.getsize(path), "bytes"
+    expected = size
+    found = os.path.getsize(path)
+    unit = "bytes"
     if found == size:
         with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256" if len(digest) == 64 else "md5").hexdigest()
-        expected, unit = digest, "as checksum"
+        expected = digest
+        unit = "as checksum"
     if found == expected:
         return
     text = f"{path} is not the published {name}: it should have {expected} {unit}, and has {found}"
     if strict:
-        raise ValueError(f"{text}. Fetch it again, or put the right one into the folder yourself")
+        message = f"{text}. Fetch it again, or put the right one into the folder yourself"
+        raise ParameterError(path, found, [expected], message)
     logger.warning(text)
 
 
 @contextlib.contextmanager
 def _reading(archive: str) -> Iterator[None]:
-    """Turns whatever the readers of archives raise where one is damaged, encrypted or strange into one ValueError."""
+    """Converts the errors of the readers for a damaged, encrypted or unknown archive to one ParameterError."""
     try:
         yield
     except _UNREADABLE as error:
-        if getattr(error, "errno", None) not in (None, errno.EINVAL):  # the system's own: a full disk is no damage
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):  # an error of the system, such as a full disk
             raise
-        raise ValueError(f"{archive} is not a whole archive: {error}. Remove it to fetch it again") from error
+        message = f"{archive} is not a whole archive: {error}. Remove it to fetch it again"
+        raise ParameterError(archive, None, "a whole archive", message) from error
 
 
 def _unpack_files(dataset: str, archive: str, folder: str) -> None:
-    """Copies only the files in `_TEXT_FILES` and the shards of lm1b; no name of the archive leads outside `folder`."""
+    """Copies only the files in `_TEXT_FILES` and the shards of lm1b: no name in the archive leads out of `folder`."""
     missing = dict(_TEXT_FILES[dataset])
     with _reading(archive):
         for name, file in _members(archive):
@@ -212,16 +219,22 @@ def _unpack_files(dataset: str, archive: str, folder: str) -> None:
             with open(path, "wb") as copy:
                 shutil.copyfileobj(file, copy, 1 << 20)
     if missing:
-        raise ValueError(f"{archive} is not the archive of dataset {dataset!r}: it lacks {', '.join(sorted(missing))}")
+        raise _other_archive(archive, dataset, sorted(missing))
     if dataset == "lm1b":
         shutil.copyfile(os.path.join(folder, "valid.txt"), os.path.join(folder, "test.txt"))
 
 
-def _members(archive: str) -> Iterator[tuple[str, BinaryIO]]:
-    """Yields name and open file of each regular file of a zip or tar archive, in one pass.
+def _other_archive(archive: str, dataset: str, missing: list[str]) -> ParameterError:
+    """The error for an archive that lacks files of its dataset."""
+    message = f"{archive} is not the archive of dataset {dataset!r}: it lacks {', '.join(missing)}"
+    return ParameterError(archive, None, f"an archive with {', '.join(missing)}", message)
 
-    Damage is noticed: a zip has a checksum for each file, which counts if that is read to its end. A gzip has one at
-    its end, which is read at last.
+
+def _members(archive: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yields the name and the open file of each regular file of a zip or tar archive, in one pass.
+
+    Damage raises an error: a zip has a checksum of each file, which is checked if the file is read to its end. A gzip
+    has one at its end, which is read last.
     """
     if archive.endswith(".zip"):
         with zipfile.ZipFile(archive) as members:
@@ -234,7 +247,7 @@ def _members(archive: str) -> Iterator[tuple[str, BinaryIO]]:
         with gzip.open(archive) as stream:
             with tarfile.open(fileobj=stream, mode="r|") as members:
                 for member in filter(tarfile.TarInfo.isfile, members):
-                    yield posixpath.normpath(member.name), members.extractfile(member)
+                    yield posixpath.normpath(member.name), cast("IO[bytes]", members.extractfile(member))
             while stream.read(1 << 20):
                 pass
 
@@ -244,16 +257,20 @@ def _unpack_bytes(dataset: str, archive: str, folder: str) -> None:
     with _reading(archive):
         data = next((file.read(_MAX_BYTES + 1) for name, file in _members(archive) if name == dataset), None)
     if data is not None and len(data) > _MAX_BYTES:
-        raise ValueError(f"{archive} has more than {_MAX_BYTES} bytes of text")
+        message = f"{archive} has more than {_MAX_BYTES} bytes of text"
+        raise ParameterError(archive, None, f"an archive of at most {_MAX_BYTES} bytes of text", message)
     if data is None:
-        raise ValueError(f"{archive} is not the archive of dataset {dataset!r}: it lacks {dataset}")
+        raise _other_archive(archive, dataset, [dataset])
     n_train = len(data) - 2 * HELD_OUT
     if n_train <= 0:
-        raise ValueError(f"{archive} has {len(data)} bytes of text, too few to hold out 2 * {HELD_OUT}")
+        message = f"{archive} has {len(data)} bytes of text, too few to hold out 2 * {HELD_OUT}"
+        raise ParameterError(archive, len(data), f"an archive of more than {2 * HELD_OUT} bytes of text", message)
     ends = [0, n_train, n_train + HELD_OUT, len(data)]
     for split, (begin, end) in zip(SPLITS, itertools.pairwise(ends), strict=True):
         part = data[begin:end].strip() if dataset == "text8" else data[begin:end]
         with open(os.path.join(folder, f"{split}.txt"), "wb") as file:
             for position in range(0, len(part), 1 << 20):
                 block = part[position : position + (1 << 20)]
-                file.write(b" " * (position > 0) + b" ".join(map(_SPELLINGS[dataset].__getitem__, block)))
+                if position:
+                    file.write(b" ")
+                file.write(b" ".join(map(_SPELLINGS[dataset].__getitem__, block)))

@@ -1,8 +1,8 @@
-"""From texts to tokens: `make_vocab` counts them in a first pass, `encode` is a second pass.
+"""From texts to tokens: `make_vocab` counts tokens in a first pass, `encode` encodes the text in a second pass.
 
-What is done with a portion of the text is a pure function of it: `count`, `take_sample`, `encode_portion`. `workers`,
-see `portions.py`, call it for all portions and give the results in order. However the text is cut into portions, the
-tokens are the same.
+`count`, `take_sample` and `encode_portion` are pure functions of a portion of the text. `workers`, see `portions.py`,
+call them for all portions and return the results in order. The tokens do not depend on how the text is cut into
+portions.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import functools
 import itertools
 import logging
 import math
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,19 +25,20 @@ from txl_tf.data.text.parquet import Rows
 from txl_tf.data.text.portions import THIS_PROCESS
 from txl_tf.data.text.sizes import END_OF_DOCUMENT, Extent, TextSize, extent_of
 from txl_tf.data.text.texts import FilePart, Text, read_texts
+from txl_tf.data.text_files import Progress
 from txl_tf.data.token_files import token_type
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import brief, shortened
+from txl_tf.errors import ParameterError, brief, shortened
 
 logger = logging.getLogger("txl_tf")
 
-_AT_ONCE = 1 << 18  # ids of a piece, at least, where texts are shorter
+_AT_ONCE = 1 << 18  # short texts are joined to pieces of at least so many ids
 
 Portion = list[FilePart] | Rows
 
 
 class Piece(NamedTuple):
-    """Some ids of a split, and how much text they stand for, where that is known."""
+    """Some ids of a split, and the extent of their text, if it is known."""
 
     split: str
     shard: int
@@ -45,15 +47,15 @@ class Piece(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What was counted in a portion.
+    """Counts of a portion.
 
     Attributes:
-        counter: how often it has each token, in the order in which they come.
-        n_tokens: how many ids it becomes, with the ends of documents.
-        n_documents: how many documents end in it.
-        in_documents: how many of the ids are those up to the last end of a document.
-        n_skipped: how many rows without a text were left out.
-        skipped: why the first of them was.
+        counter: how often each token occurs, in the order of first appearance.
+        n_tokens: number of ids, with the ends of documents.
+        n_documents: number of documents that end in the portion.
+        in_documents: number of ids up to the last end of a document.
+        n_skipped: number of rows without a text that were left out.
+        skipped: why the first of them was left out.
     """
 
     counter: Counter
@@ -68,7 +70,7 @@ Counts = list[tuple[Portion, Counted]]
 
 
 def _portions(recipe: Recipe, paths: list[str], workers: Any) -> list[Portion]:
-    return [paths] if recipe.dataset == "pydoc" else workers.portions(paths)
+    return [[FilePart(path) for path in paths]] if recipe.dataset == "pydoc" else workers.portions(paths)
 
 
 def _pieces(texts: Iterable[Text]) -> Iterator[str | bytes]:
@@ -76,7 +78,7 @@ def _pieces(texts: Iterable[Text]) -> Iterator[str | bytes]:
 
 
 def _uncounted(vocab: Vocab) -> Vocab:
-    """The vocabulary with a counter of its own."""
+    """Returns the vocabulary with an empty counter of its own."""
     vocab = copy.copy(vocab)
     vocab.counter = Counter()
     return vocab
@@ -85,25 +87,29 @@ def _uncounted(vocab: Vocab) -> Vocab:
 # -------------------------------------------------------------------------------------------------------- counting
 
 
-def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Callable | None = None) -> tuple[Vocab, Counts]:
-    """The vocabulary, and the portions of the counted files with their numbers of tokens."""
-    options, subwords = recipe.vocab_options, recipe.vocab_options["level"] == "subword"
+def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Progress | None = None) -> tuple[Vocab, Counts]:
+    """Returns the vocabulary, and the portions of the counted files with their counts."""
+    options = recipe.vocab_options
+    subwords = recipe.vocab_options["level"] == "subword"
     portions = _portions(recipe, recipe.counted, workers)
     if recipe.vocab:
         vocab = recipe.vocab
     elif recipe.vocab_file:
         vocab = load_vocab(recipe.vocab_file, **options)
-        if vocab.level == "char" and UNK in vocab.ids:  # of several characters, it can mean nothing else
-            vocab.special, vocab.unk = [UNK], UNK
+        if vocab.level == "char" and UNK in vocab.ids:  # a symbol of several characters can only be special
+            vocab.special = [UNK]
+            vocab.unk = UNK
         if vocab.unk is not None and vocab.unk not in vocab.ids:
-            raise ValueError(f"unk symbol {brief(vocab.unk)} is not in vocabulary file {recipe.vocab_file}")
+            message = f"unk symbol {brief(vocab.unk)} is not in vocabulary file {recipe.vocab_file}"
+            raise ParameterError("vocab_path", recipe.vocab_file, f"a vocabulary with {brief(vocab.unk)}", message)
     elif subwords:
         vocab = _make_subwords(recipe, portions, workers)
     else:
         vocab = empty_vocab(**options)
-    counts, function = [], functools.partial(count, recipe, _uncounted(vocab))
+    counts = []
+    function = functools.partial(count, recipe, _uncounted(vocab))
     for portion, counted in zip(portions, workers.each(function, zip(portions), progress), strict=True):
-        vocab.counter.update(counted.counter)  # tokens stay in the order of their first appearance
+        vocab.counter.update(counted.counter)  # keeps the order of first appearance
         counts.append((portion, counted._replace(counter=None)))
     reasons = [counted.skipped for _, counted in counts if counted.n_skipped]
     say_skipped(sum(counted.n_skipped for _, counted in counts), reasons[0] if reasons else None)
@@ -116,7 +122,11 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Callable |
 
 def count(recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any) -> Iterator[Counted]:
     """Counts the tokens of a portion."""
-    vocab, n_tokens, n_documents, in_documents, skipped = _uncounted(vocab), 0, 0, 0, []
+    vocab = _uncounted(vocab)
+    n_tokens = 0
+    n_documents = 0
+    in_documents = 0
+    skipped = []
 
     def pieces(texts):
         nonlocal n_documents
@@ -133,19 +143,20 @@ def count(recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any) -> Ite
 
 
 def say_skipped(number: int, reason: str | None) -> None:
-    """Says how many rows without a text were left out, and why the first of them was, where that is known."""
+    """Logs how many rows without a text were left out and, if known, why the first of them was."""
     if number:
         first = f", the first because {reason}" if reason else ""
         logger.warning("rows without a text, left out by skip_bad_lines: %s%s", f"{number:,}", first)
 
 
 def _make_subwords(recipe: Recipe, portions: list[Portion], workers: Any) -> Vocab:
-    """Has subwords made of the sample that the whole text gives."""
-    sentencepiece()  # or else says so before the text is read
-    sample, firsts = Sample(), [0]
+    """Makes subwords from the sample of the whole text."""
+    sentencepiece()  # raises an error before the text is read
+    sample = Sample()
+    firsts = [0]
     if len(portions) > 1:
         firsts = itertools.accumulate(workers.each(functools.partial(count_lines, recipe), zip(portions)), initial=0)
-    # The share of lines to keep falls as the sample grows: a portion is asked for those alone that may stay.
+    # The share of sampled lines falls as the sample grows: a portion returns only lines that may still be in it.
     calls = ((portion, first, sample.share) for portion, first in zip(portions, firsts, strict=False))
     for part in workers.each(functools.partial(take_sample, recipe), calls):
         sample.join(part)
@@ -155,17 +166,17 @@ def _make_subwords(recipe: Recipe, portions: list[Portion], workers: Any) -> Voc
 
 
 def count_lines(recipe: Recipe, portion: Portion, **reading: Any) -> Iterator[int]:
-    """How many lines a portion has for the training of subwords."""
+    """Yields the number of lines of a portion for the training of subwords."""
     yield sum(1 for _ in training_lines(_pieces(recipe.read(portion, **reading))))
 
 
 def take_sample(recipe: Recipe, portion: Portion, first: int, share: int, **reading: Any) -> Iterator[Sample]:
-    """The lines of a portion, of which the text has `first` before it, that are in the sample of the whole text."""
+    """Yields the lines of a portion that are in the sample of the whole text; `first` lines are before the portion."""
     yield Sample.of(training_lines(_pieces(recipe.read(portion, **reading))), first, share)
 
 
 def _train(
-    lines: list[str], progress: Callable | None = None, numbered: bool = True, **options: Any
+    lines: list[str], progress: Progress | None = None, numbered: bool = True, **options: Any
 ) -> Iterator[Vocab]:
     yield train_on_lines(lines, **options)
 
@@ -178,9 +189,9 @@ def encode(
     vocab: Vocab,
     counts: Counts,
     workers: Any = THIS_PROCESS,
-    progress: Callable | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Piece]:
-    """Yields the pieces of each split in order; the shard is 0 except for shuffled files."""
+    """Yields the pieces of each split in order. The shard is 0, except for shuffled files."""
     vocab = _uncounted(vocab)
     for split, paths in recipe.files.items():
         if split == "train" and "num_shuffle" in recipe.options:
@@ -195,34 +206,39 @@ def encode(
             found.add(piece.split)
             yield piece
         if "valid_fraction" in recipe.options and "valid" not in found:
-            raise ValueError(
-                f"the last document is more than valid_fraction={recipe.options['valid_fraction']} of the text of "
+            fraction = recipe.options["valid_fraction"]
+            message = (
+                f"the last document is more than valid_fraction={fraction} of the text of "
                 f"{sum(counted.n_tokens for _, counted in counts)} tokens, and documents are not cut: none is left to "
                 "validate on"
             )
+            raise ParameterError("valid_fraction", fraction, "at least the share of the last document", message)
 
 
 def _train_and_valid(counts: Counts, by_document: bool, valid_fraction: float) -> Iterator[tuple[Portion, str, float]]:
-    """Each portion, the split that it begins in, and after how many of its tokens valid begins, if it does so there.
+    """Yields each portion, the split of its first token, and after how many of its tokens valid begins, or infinity.
 
-    The first tokens are train, the last ones valid. Documents are not cut: that at the border is train.
+    The first tokens are train, the last ones valid. Documents are not cut: the document at the border is train.
     """
     n_tokens = sum(counted.n_tokens for _, counted in counts)
     n_train = int(n_tokens * (1 - valid_fraction))
     if n_train in (0, n_tokens):
-        raise ValueError(f"a text of {n_tokens} tokens is too short to hold out {valid_fraction} of it")
-    split, position = "train", 0
+        message = f"a text of {n_tokens} tokens is too short to hold out {valid_fraction} of it"
+        raise ParameterError("valid_fraction", valid_fraction, "a share of at least one token", message)
+    split = "train"
+    position = 0
     for portion, counted in counts:
-        last = counted.in_documents if by_document else counted.n_tokens  # the last place where it can be cut
+        last = counted.in_documents if by_document else counted.n_tokens  # the last position where it can be cut
         has_border = split == "train" and last and position + last >= n_train
         yield portion, split, n_train - position if has_border else math.inf
-        split, position = "valid" if has_border else split, position + counted.n_tokens
+        split = "valid" if has_border else split
+        position = position + counted.n_tokens
 
 
 def encode_portion(
     recipe: Recipe, vocab: Vocab, portion: Portion, split: str, n_train: float, **reading: Any
 ) -> Iterator[Piece]:
-    """The pieces of a portion: of `split`, and of valid behind its first `n_train` tokens and the document there."""
+    """Yields the pieces of a portion: of `split`, and of valid after `n_train` tokens and the document there."""
     encoded = _encoded(recipe.read(portion, **reading), vocab)
     yield from _joined(_cut_off_valid(encoded, vocab, split, n_train), token_type(len(vocab)))
 
@@ -230,22 +246,26 @@ def encode_portion(
 def encode_files(
     paths: list[str], vocab: Vocab, text_field: str | None = None, skip_bad_lines: bool = False
 ) -> tuple[np.ndarray, TextSize]:
-    """Ids of files in the vocabulary of a model, documents ended as it knows them; and their size.
+    """Returns the ids of files in the vocabulary of a model, with its ends of documents; and the size of the text.
 
-    Raises: as `read_texts` and `Vocab.encode`.
+    Raises:
+        ParameterError, FileNotFoundError: as `read_texts` and `Vocab.encode`.
     """
-    skipped, level = [], "line" if vocab.bos else vocab.level
+    skipped = []
+    level = "line" if vocab.bos else vocab.level
     rows = {"raw_text": vocab.raw_text, "skipped": skipped.append if skip_bad_lines else None}
     texts = read_texts(map(FilePart, paths), level, text_field, **rows)
     pieces = list(_cut_off_valid(_encoded(texts, vocab), vocab, "", math.inf))
     say_skipped(len(skipped), skipped[0] if skipped else None)
     if not pieces:
-        raise ValueError(f"{shortened(', '.join(paths), 300)}: no row has a text")
-    return np.concatenate([piece.ids for piece in pieces]), sum((piece.extent for piece in pieces), Extent()).size
+        message = f"{shortened(', '.join(paths), 300)}: no row has a text"
+        raise ParameterError("paths", paths, "files with a text", message)
+    extent = functools.reduce(operator.add, (piece.extent for piece in pieces if piece.extent), Extent())
+    return np.concatenate([piece.ids for piece in pieces]), extent.size
 
 
 def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes, np.ndarray, bool]]:
-    """Yields each piece of text with its ids, and whether a document ends with it, which then has its end."""
+    """Yields each piece of text, its ids, and whether it is the end of a document."""
     end = np.array([vocab.document_id], np.int32) if vocab.document is not None else None
     for text in texts:
         pieces, same = itertools.tee(text.pieces)
@@ -256,37 +276,46 @@ def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes,
 
 
 def _cut_off_valid(encoded: Iterable, vocab: Vocab, split: str, n_train: float) -> Iterator[Piece]:
-    """Pieces of `split`, and from `n_train` tokens on, or the end of the document there, of valid."""
-    position, at_border = 0, False
+    """Yields pieces of `split`, and of valid after `n_train` tokens, or after the document there."""
+    position = 0
+    at_border = False
     for text, ids, ends_document in encoded:
         split = "valid" if at_border else split
-        k, position = n_train - position, position + len(ids)
-        if vocab.document is None and 0 < k < len(ids):
+        n_before = n_train - position  # tokens of this piece that are before valid
+        position += len(ids)
+        if vocab.document is None and 0 < n_before < len(ids):
+            k = int(n_before)
             before, text = vocab.split(text, ids, k)
             yield Piece(split, 0, ids[:k], extent_of(before))
-            split, ids = "valid", ids[k:]
+            split = "valid"
+            ids = ids[k:]
         yield Piece(split, 0, ids, END_OF_DOCUMENT if ends_document else extent_of(text))
         at_border = position >= n_train and (ends_document or vocab.document is None)
 
 
 def _joined(pieces: Iterable[Piece], dtype: np.dtype) -> Iterator[Piece]:
-    """The pieces, those of short texts joined to longer ones, with ids of a type."""
+    """Yields the pieces with ids of type `dtype`; short pieces are joined."""
     for (split, shard), same in itertools.groupby(pieces, lambda piece: (piece.split, piece.shard)):
-        waiting, n_waiting, extent = [], 0, Extent()
+        waiting = []
+        n_waiting = 0
+        extent = Extent()
         for piece in same:
             waiting.append(piece.ids)
-            n_waiting, extent = n_waiting + len(piece.ids), extent + piece.extent
+            n_waiting += len(piece.ids)
+            extent += piece.extent or Extent()
             if n_waiting >= _AT_ONCE:
                 yield Piece(split, shard, np.concatenate(waiting, dtype=dtype, casting="unsafe"), extent)
-                waiting, n_waiting, extent = [], 0, Extent()
+                waiting = []
+                n_waiting = 0
+                extent = Extent()
         if waiting:
             yield Piece(split, shard, np.concatenate(waiting, dtype=dtype, casting="unsafe"), extent)
 
 
-def _encode_shuffled(recipe: Recipe, vocab: Vocab, workers: Any, progress: Callable | None) -> Iterator[Piece]:
-    """The training files of lm1b, the sentences of each in random order; the original's order for the same seed.
+def _encode_shuffled(recipe: Recipe, vocab: Vocab, workers: Any, progress: Progress | None) -> Iterator[Piece]:
+    """Yields the training files of lm1b, the sentences of each in the original's random order for the seed.
 
-    With several shuffles, all files follow in a first order, then all in a second, ...
+    With several shuffles, all files come in a first order, then all files in a second order, ...
     """
     rng = np.random.RandomState(recipe.options["seed"])
     calls = [([FilePart(path)],) for path in recipe.files["train"]]
@@ -301,11 +330,14 @@ def _encode_shuffled(recipe: Recipe, vocab: Vocab, workers: Any, progress: Calla
 def encode_sentences(
     recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any
 ) -> Iterator[tuple[np.ndarray, list[int], Extent]]:
-    """The ids of a file of sentences, the length of each with both markers, and its extent."""
-    pieces, lengths, extent = [], [], Extent()
+    """Yields the ids of a file of sentences, the length of each sentence with both markers, and the extent."""
+    pieces = []
+    lengths = []
+    extent = Extent()
     for name, texts, *_ in recipe.read(portion, **reading):
         for text in texts:
             pieces.append(vocab.encode(text, name=name))
-            lengths.extend(len(line.split()) + 2 for line in text.split("\n")[:-1])
+            lines = text.decode() if isinstance(text, bytes) else text
+            lengths.extend(len(line.split()) + 2 for line in lines.split("\n")[:-1])
             extent += extent_of(text)
     yield np.concatenate(pieces), lengths, extent

@@ -1,26 +1,26 @@
-"""Texts in a column: Parquet files, and tables of Apache Arrow, which Ray's data sets consist of."""
+"""Texts in a column of Parquet files, or of Apache Arrow tables, which are the blocks of Ray's data sets."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from txl_tf.data import inputs
-from txl_tf.errors import named, shortened
+from txl_tf.data.text_files import Progress
+from txl_tf.errors import ParameterError, brief, named, shortened
 from txl_tf.files import reading, reason
-from txl_tf.schema import brief
 
 _ROWS_AT_ONCE = 100
 
 
 class Rows(NamedTuple):
-    """Rows of a data set, to be read by themselves.
+    """Rows of a data set that can be read independently.
 
     Attributes:
         table: `pyarrow.Table`.
         field: its column of texts.
-        first: number of the first one in the data set, from 1.
+        first: number of the first row in the data set, from 1.
     """
 
     table: Any
@@ -33,19 +33,19 @@ def is_parquet(path: str) -> bool:
 
 
 def row_groups(path: str) -> list[int]:
-    """How many bytes each row group of a Parquet file has, unpacked."""
+    """Returns the uncompressed bytes of each row group of a Parquet file."""
     with _opened(path) as file:
         return [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
 
 
 def parquet_rows(
-    path: str, field: str, begin: int = 0, end: int | None = None, progress: Callable | None = None
+    path: str, field: str, begin: int = 0, end: int | None = None, progress: Progress | None = None
 ) -> Iterator[tuple[str, dict]]:
-    """Name and `{field: value}` of each row of the row groups from `begin` to `end`.
+    """Yields the name and `{field: value}` of each row of the row groups from `begin` to `end`.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: it is no Parquet file, or has no such column; or pyarrow is not installed.
+        ParameterError: it is not a Parquet file, or has no such column; or pyarrow is not installed.
     """
     with _opened(path) as file:
         _check_column(file.schema_arrow.names, field, path)
@@ -61,7 +61,7 @@ def parquet_rows(
 
 
 def table_rows(rows: Rows) -> Iterator[tuple[str, dict]]:
-    """Name and `{field: value}` of each row of a table. Raises ValueError if it has no such column."""
+    """Yields the name and `{field: value}` of each row of a table. Raises ParameterError without such a column."""
     _check_column(rows.table.column_names, rows.field, "the data set")
     batches = rows.table.select([rows.field]).to_batches(_ROWS_AT_ONCE)
     for number, row in enumerate(_rows(batches, rows.field), rows.first):
@@ -75,14 +75,13 @@ def _rows(batches: Iterable[Any], field: str) -> Iterator[dict]:
 
 def _check_column(names: list[str], field: str, where: str) -> None:
     if field not in names:
-        raise ValueError(
-            f"{where} has no column {brief(field)}; it has {shortened(', '.join(map(brief, names)), 200) or 'none'}"
-        )
+        found = shortened(", ".join(map(brief, names)), 200) or "none"
+        raise ParameterError("text_field", field, names, f"{where} has no column {brief(field)}; it has {found}")
 
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """A `pyarrow.parquet.ParquetFile`."""
+    """Yields a `pyarrow.parquet.ParquetFile`."""
     pyarrow = inputs.pyarrow("Parquet files")
     from pyarrow.parquet import ParquetFile
 
@@ -92,4 +91,5 @@ def _opened(path: str) -> Iterator[Any]:
         with reading(path), inputs.opened_by_pyarrow(path) as file, ParquetFile(file) as opened:
             yield opened
     except pyarrow.ArrowException as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {reason(error)}") from error
+        message = f"{path} cannot be read as Parquet: {reason(error)}"
+        raise ParameterError(path, None, "a Parquet file", message) from error

@@ -1,7 +1,7 @@
-"""Portions of a text, which can be read by themselves, and who works on them.
+"""Portions of a text, which can be read independently, and the object that calls functions of them.
 
-What is done with a text is a generator function of a portion, such as `count` in `encoding.py`. `ThisProcess` calls it
-for the whole text; in `txl_tf/cluster/preparation.py`, the machines of a cluster do so for many portions.
+All work on a text is a generator function of a portion, such as `count` in `encoding.py`. `ThisProcess` calls it for
+the whole text; in `txl_tf/cluster/preparation.py`, the machines of a cluster call it for many portions.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 from txl_tf.data import inputs, text_files
 from txl_tf.data.text.parquet import is_parquet, row_groups
 from txl_tf.data.text.texts import FilePart, is_json_array, sizes_in_zip
+from txl_tf.data.text_files import Progress
 
 _PORTIONS_OF_WORKER = 8  # at least, so that no worker waits long for the others at the end
-_MOST_BLOCKS = 64  # of a portion, which is what is lost where a worker dies
+_MOST_BLOCKS = 64  # of a portion. If a worker dies, its portion is done again
 
 
 class ThisProcess:
@@ -24,12 +25,15 @@ class ThisProcess:
     def portions(self, paths: Iterable[str]) -> list[list[FilePart]]:
         return [[FilePart(path) for path in paths]]
 
-    def each(self, function: Callable, calls: Iterable[tuple], progress: Callable | None = None) -> Iterator[Any]:
-        """What a generator function yields for each tuple of arguments, in order.
+    def each(
+        self, function: Callable[..., Any], calls: Iterable[tuple], progress: Progress | None = None
+    ) -> Iterator[Any]:
+        """Yields what a generator function yields for each tuple of arguments, in order.
 
         Args:
-            function: is pure; its argument `progress` is called with the number of bytes that it has read.
-            calls: taken as they are needed.
+            function: a pure function; it calls its argument `progress` with the number of bytes that it has read.
+            calls: tuples of arguments, taken one at a time.
+            progress: see `function`.
         """
         for call in calls:
             yield from function(*call, progress=progress)
@@ -39,15 +43,16 @@ THIS_PROCESS = ThisProcess()
 
 
 def cut_in_portions(paths: Iterable[str], n_workers: int) -> list[list[FilePart]]:
-    """The parts of files, in order, in portions of 1 to 64 megabytes: where that can be, eight for each worker or more.
+    """Cuts files into portions of 1 to 64 megabytes, in order; if possible, at least eight for each worker.
 
-    Small files share a portion. Large ones are cut: text between lines, a zip archive between its files, Parquet
-    between its row groups. What gzip has packed, and a JSON array, can only be read as a whole.
+    Small files share a portion. Large files are cut: text between lines, a zip archive between its files, Parquet
+    between its row groups. A gzip file and a JSON array can only be read as a whole.
     """
     files = [(path, inputs.size(path)) for path in paths]
     n_blocks = sum(size for _, size in files) // (_PORTIONS_OF_WORKER * n_workers * text_files.BLOCK_BYTES)
     most = min(max(n_blocks, 1), _MOST_BLOCKS) * text_files.BLOCK_BYTES
-    portions, n_bytes = [], 0
+    portions = []
+    n_bytes = 0
     for part, size in itertools.chain.from_iterable(_parts_of(*file, most) for file in files):
         if not portions or n_bytes + size > most:
             portions.append([])
@@ -58,7 +63,7 @@ def cut_in_portions(paths: Iterable[str], n_workers: int) -> list[list[FilePart]
 
 
 def _parts_of(path: str, size: int, most: int) -> list[tuple[FilePart, int]]:
-    """The parts of a file, and the size of each: `most` bytes, or as little as can be read by itself."""
+    """Returns the parts of a file, each with its size: `most` bytes, or the least that can be read independently."""
     is_zip = inputs.has_ending(path, ".zip")
     if size <= most or inputs.has_ending(path, ".gz"):
         return [(FilePart(path), min(size, most))]

@@ -1,4 +1,4 @@
-"""A prepared folder: `corpus-info.json`, what it must hold, and files that appear all or none, that one last."""
+"""A prepared folder: checks of its `corpus-info.json`, and writing of its files, which appear all or none."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -25,14 +26,14 @@ from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.token_files import TokenFiles, joined_sha256
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import named
+from txl_tf.errors import ParameterError, brief, named
 from txl_tf.files import is_remote, lock, read_json, remove, remove_leftovers, sha256, write_json
-from txl_tf.schema import brief, check_values
+from txl_tf.schema import check_values
 
 INFO_FILE = "corpus-info.json"
 VOCAB_FILE = "vocab.txt"
-_NEW = "prepare.tmp"  # folder of new files; in a remote folder, of corpus-info.json alone, while files are copied
-_TOKENS = re.compile(r"(train|valid|test)(-\d{3,})?\.npy")  # the names of token files
+_NEW = "prepare.tmp"  # folder of new files. In a remote folder, it has only corpus-info.json, while files are copied
+_TOKENS = re.compile(r"(train|valid|test)(-\d{3,})?\.npy")  # names of token files
 FORMAT = 1
 
 logger = logging.getLogger("txl_tf")
@@ -43,7 +44,7 @@ logger = logging.getLogger("txl_tf")
 
 @dataclasses.dataclass
 class _OriginalInfo:
-    """corpus-info.json of the original program, and that beside a checkpoint that was converted for it."""
+    """corpus-info.json of the original program, also next to a checkpoint that was converted for it."""
 
     vocab_size: int = dataclasses.field(metadata={"check": at_least(1)})
     cutoffs: list[int]
@@ -63,71 +64,79 @@ class _Info:
     n_tokens: dict[str, int]
     files: dict[str, list[str]]
     vocab: Vocab
-    options: dict
+    options: dict  # pyright: ignore[reportMissingTypeArgument] - `check_values` describes it as "a JSON object"
     inputs: dict[str, int | None]
     sizes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     sha256: dict[str, str] = dataclasses.field(default_factory=dict)
     joined_sha256: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def _check_info(info: dict) -> None:
+def _check_info(info: dict[str, Any]) -> None:
     if info.get("format", FORMAT) != FORMAT:
-        raise ValueError(f"format must be {FORMAT}, which this version reads, got {brief(info['format'])}")
+        raise ParameterError("format", info["format"], f"{FORMAT}, which this version reads")
     own = {"format", "files"} & info.keys()
     check_values(info, _Info if own else _OriginalInfo)
-    empty_vocab(**info.get("vocab") or {})  # checks them
-    cutoffs, size = info["cutoffs"], info["vocab_size"]
+    empty_vocab(**info.get("vocab") or {})  # checks the options
+    cutoffs = info["cutoffs"]
+    size = info["vocab_size"]
     if cutoffs and (cutoffs[0] != 0 or cutoffs != sorted(set(cutoffs))):
-        raise ValueError(f"cutoffs must rise from 0, got {cutoffs}")
+        raise ParameterError("cutoffs", cutoffs, "numbers that rise from 0", f"cutoffs must rise from 0, got {cutoffs}")
     if not own:
         return
     if cutoffs and cutoffs[-1] != size:
-        raise ValueError(f"cutoffs must end with vocab_size={size}, got {cutoffs}")
+        message = f"cutoffs must end with vocab_size={size}, got {cutoffs}"
+        raise ParameterError("cutoffs", cutoffs, f"numbers that end with vocab_size={size}", message)
     for split, names in info["files"].items():
         if not names or any(name != os.path.basename(name) or not name for name in names):
-            raise ValueError(f"files must name files in the folder for {brief(split)}, got {brief(names)}")
-    files, n_tokens = info["files"].keys(), info["n_tokens"].keys()
+            message = f"files must name files in the folder for {brief(split)}, got {brief(names)}"
+            raise ParameterError("files", names, "names of files in the folder", message)
+    files = info["files"].keys()
+    n_tokens = info["n_tokens"].keys()
     if files != n_tokens:
-        raise ValueError(f"n_tokens must be of {', '.join(map(brief, files))}, got {', '.join(map(brief, n_tokens))}")
+        message = f"n_tokens must be of {', '.join(map(brief, files))}, got {', '.join(map(brief, n_tokens))}"
+        raise ParameterError("n_tokens", list(n_tokens), list(files), message)
     sizes = info.get("sizes", {})
     if not sizes.keys() <= files or any(len(size) != len(TextSize._fields) for size in sizes.values()):
-        raise ValueError(f"sizes must be {', '.join(TextSize._fields)} of splits, got {brief(sizes)}")
+        raise ParameterError("sizes", sizes, f"{', '.join(TextSize._fields)} of splits")
 
 
-def vocab_name(info: dict) -> str:
-    """The name of the vocabulary's file in a prepared folder."""
+def vocab_name(info: dict[str, Any]) -> str:
+    """Returns the name of the vocabulary's file in a prepared folder."""
     return vocab_file("vocab", info["vocab"].get("level"))
 
 
-def _files(info: dict) -> list[str]:
-    """The names of the vocabulary's file and of the token files."""
+def _files(info: dict[str, Any]) -> list[str]:
+    """Returns the names of the vocabulary's file and of the token files."""
     return [vocab_name(info), *(name for names in info["files"].values() for name in names)]
 
 
-def read_info(path: str) -> dict:
-    """A corpus-info.json, also that of the original program, which has no `"format"`."""
+def read_info(path: str) -> dict[str, Any]:
+    """Reads a corpus-info.json, also of the original program, which has no `"format"`."""
     return read_json(path, _check_info)
 
 
-def read_prepared_info(data_dir: str) -> dict | None:
-    """corpus-info.json of a prepared folder; `None` if there is none, or only that of the original program."""
+def read_prepared_info(data_dir: str) -> dict[str, Any] | None:
+    """Reads corpus-info.json of a prepared folder; `None` if it does not exist or is of the original program."""
     path = f"{data_dir}/{INFO_FILE}"
     info = read_info(path) if tf.io.gfile.exists(path) else {}
     return info if "format" in info else None
 
 
-def check_sums(data_dir: str, info: dict, tokens_too: bool) -> None:
-    """Raises ValueError where a file of a prepared folder is not as it was written. Older folders have no checksums."""
-    vocab, names = vocab_name(info), _files(info)
+def check_sums(data_dir: str, info: dict[str, Any], tokens_too: bool) -> None:
+    """Raises ParameterError if a file of a prepared folder has changed. Older folders have no checksums."""
+    vocab = vocab_name(info)
+    names = _files(info)
     if "sha256" not in info:
         logger.warning("%s was prepared without checksums: damage to it goes unnoticed", data_dir)
         return
     if set(names) != info["sha256"].keys():
         allowed, found = (", ".join(map(brief, files)) for files in (names, info["sha256"]))
-        raise ValueError(f"{data_dir}/{INFO_FILE}: sha256 must be of {named(allowed)}, got {named(found)}")
+        message = f"{data_dir}/{INFO_FILE}: sha256 must be of {named(allowed)}, got {named(found)}"
+        raise ParameterError("sha256", list(info["sha256"]), names, message)
     for name in names if tokens_too else [vocab]:
         if sha256(f"{data_dir}/{name}") != info["sha256"][name]:
-            raise ValueError(f"{data_dir}/{name} is damaged: its checksum is not that in {INFO_FILE}. Prepare it anew")
+            message = f"{data_dir}/{name} is damaged: its checksum differs from {INFO_FILE}. Prepare it again"
+            raise ParameterError(f"{data_dir}/{name}", None, f"the file that {INFO_FILE} describes", message)
 
 
 # --------------------------------------------------------------------------------------------------- writing
@@ -139,20 +148,21 @@ def write_files(
     vocab: Vocab,
     cutoffs: list[int],
     pieces: Iterable,
-    options: dict,
-    inputs: dict,
+    options: dict[str, Any],
+    inputs: dict[str, int | None],
     shard_tokens: int | None = None,
 ) -> dict[str, int]:
     """Writes the files of a prepared corpus to a local folder; returns the number of tokens of each split.
 
     Args:
-        pieces: `(split, shard, ids)`, the pieces of each shard in order.
+        pieces: `Piece`s; the pieces of each shard are in order.
         options: hyper-parameters that decided the result; with `"num_shuffle"`, each shard of train is a file.
-        inputs: `{file: size in bytes}` of the text, to recognise it.
-        shard_tokens: most tokens of a file, if a split may have several.
+        inputs: `{file: size in bytes}` of the text, to notice another text later.
+        shard_tokens: most tokens of a file; `None`: each split is one file.
     """
     vocab.save(f"{folder}/{vocab_file('vocab', vocab.level)}")
-    writers, extents = {}, {}
+    writers = {}
+    extents = {}
     for split, shard, ids, extent in (Piece(*piece) for piece in pieces):
         if (split, shard) not in writers:
             numbered = shard_tokens or (split == "train" and "num_shuffle" in options)
@@ -161,8 +171,9 @@ def write_files(
         writers[split, shard].add(ids)
         if extent is not None:
             extents[split] = extents.get(split, Extent()) + extent
-    files, n_tokens = {}, {}
-    for split, shard in sorted(writers, key=lambda key: key[1]):  # the splits stay in order
+    files = {}
+    n_tokens = {}
+    for split, shard in sorted(writers, key=lambda key: key[1]):  # stable: the splits stay in order
         writer = writers[split, shard]
         writer.close()
         files.setdefault(split, []).extend(os.path.basename(file.path) for file in writer.files)
@@ -181,7 +192,7 @@ def write_files(
         "sizes": datasets.measured(dataset, {split: extent.size for split, extent in extents.items()}),
         "sha256": {name: sha256(f"{folder}/{name}") for name in names},
     }
-    if shard_tokens:  # the fingerprints of the text do not hang on how many files it is in
+    if shard_tokens:  # so that the fingerprints do not depend on the number of files
         info["joined_sha256"] = {
             split: joined_sha256([f"{folder}/{name}" for name in names]) for split, names in files.items()
         }
@@ -190,19 +201,19 @@ def write_files(
 
 
 def _paths(start: str, number: int | None) -> Iterator[str]:
-    """`train.npy`; or, from a number on, `train-000.npy`, `train-001.npy`, ..."""
+    """Returns `train.npy`; with a number, `train-000.npy`, `train-001.npy`, ... from this number on."""
     return iter([f"{start}.npy"]) if number is None else (f"{start}-{i:03d}.npy" for i in itertools.count(number))
 
 
 def size_of(path: str) -> int | None:
-    """Size of an input in bytes, of the manual in characters; `None` if it does not exist."""
+    """Returns the size of an input in bytes, or of the manual in characters; `None` if it does not exist."""
     if path == datasets.PYDOC:
         return len(pydoc_text())
     return size(path) if exists(path) else None
 
 
 def inputs_of(recipe: datasets.Recipe, data_dir: str) -> dict[str, int | None]:
-    """`{file: size}`. Paths within `data_dir` are relative, so that the folder can be moved."""
+    """Returns `{file: size}`. Paths in `data_dir` are relative, so that the folder can be moved."""
 
     def absolute(path):
         return path if is_remote(path) or path == datasets.PYDOC else os.path.abspath(path)
@@ -212,7 +223,7 @@ def inputs_of(recipe: datasets.Recipe, data_dir: str) -> dict[str, int | None]:
 
 
 def progress_bar(n_bytes: int) -> Callable[[int], None]:
-    """A function to call with the number of bytes of each piece that is done. It draws on terminals alone."""
+    """Returns a function to call with the number of bytes of each piece. On a terminal, it draws a progress bar."""
     bar = keras.utils.Progbar(math.ceil(n_bytes / 1e6), unit_name="MB", verbose=int(sys.stdout.isatty()))
     done = shown = 0
 
@@ -227,25 +238,28 @@ def progress_bar(n_bytes: int) -> Callable[[int], None]:
 
 
 def check_free(data_dir: str, level: str) -> None:
-    """Raises ValueError where a folder that is not prepared holds a run, or files that would be written over, but for
-    those of an interrupted preparation.
+    """Raises ParameterError if a folder that is not prepared is that of a run, or has files that would be overwritten.
+
+    Files of an interrupted preparation may be overwritten.
     """
     if tf.io.gfile.exists(f"{data_dir}/config.json"):
-        raise ValueError(f"data_dir must not be the folder of a run, got {data_dir}, which has a config.json")
-    there = tf.io.gfile.listdir(data_dir) if tf.io.gfile.isdir(data_dir) else []
-    names = [name for name in there if name == vocab_file("vocab", level) or _TOKENS.fullmatch(name)]
+        message = f"data_dir must not be the folder of a run, got {data_dir}, which has a config.json"
+        raise ParameterError("data_dir", data_dir, "another folder than that of a run", message)
+    existing = tf.io.gfile.listdir(data_dir) if tf.io.gfile.isdir(data_dir) else []
+    names = [name for name in existing if name == vocab_file("vocab", level) or _TOKENS.fullmatch(name)]
     foreign = sorted({*names} - {*_moved(data_dir)})
     if foreign:
-        raise ValueError(
+        message = (
             f"data_dir must not hold {brief(foreign)}, which no preparation has written, got {data_dir}: choose "
             "another folder, or move what is there"
         )
+        raise ParameterError("data_dir", data_dir, f"a folder without {brief(foreign)}", message)
 
 
 def _moved(data_dir: str) -> list[str]:
-    """The files that a preparation which was interrupted has moved to the folder."""
+    """Returns the files that an interrupted preparation has already moved to the folder."""
     new = f"{data_dir}/{_NEW}"
-    if os.path.islink(new):  # no preparation makes a link
+    if os.path.islink(new):  # a preparation never creates a link
         return []
     info = read_prepared_info(new)  # written after the files, and moved after them
     return [name for name in _files(info) if not tf.io.gfile.exists(f"{new}/{name}")] if info else []
@@ -253,7 +267,13 @@ def _moved(data_dir: str) -> list[str]:
 
 @contextlib.contextmanager
 def new_files(data_dir: str) -> Iterator[str]:
-    """Gives a local folder for new files and, without error, moves them to `data_dir`, corpus-info.json last."""
+    """Yields a local folder for new files. After the block, moves them to `data_dir`, corpus-info.json last.
+
+    After an error in the block, the new files are removed.
+
+    Raises:
+        OSError: `data_dir` cannot be written to, or another process is preparing it.
+    """
     with contextlib.ExitStack() as stack:
         new = f"{data_dir}/{_NEW}"
         try:
@@ -267,7 +287,7 @@ def new_files(data_dir: str) -> Iterator[str]:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
             else:
                 folder = new
-                remove(folder)  # of a killed process
+                remove(folder)  # a killed process may have left it
                 os.mkdir(folder)
         except (OSError, tf.errors.OpError) as error:
             raise OSError(f"data_dir {named(data_dir)} cannot be written to: {named(error)}") from error
@@ -290,23 +310,28 @@ def new_files(data_dir: str) -> Iterator[str]:
         remove(new)
 
 
-def check_same(data_dir: str, info: dict, recipe: datasets.Recipe) -> None:
-    """Raises ValueError if the folder was prepared differently. Text that was removed since then is no difference."""
-    there = {"dataset": info["dataset"], **info["options"], "raw_text": info["vocab"].get("raw_text", True)}
-    now = {"dataset": recipe.dataset, **recipe.options, "raw_text": recipe.vocab_options.get("raw_text", True)}
+def check_same(data_dir: str, info: dict[str, Any], recipe: datasets.Recipe) -> None:
+    """Raises ParameterError if the folder was prepared with other arguments, or from files of other sizes.
+
+    The error names the first argument that differs; the message lists all of them. A file that has been removed since
+    then is not a difference.
+    """
+    existing = {"dataset": info["dataset"], **info["options"], "raw_text": info["vocab"].get("raw_text", True)}
+    requested = {"dataset": recipe.dataset, **recipe.options, "raw_text": recipe.vocab_options.get("raw_text", True)}
     sizes = {} if recipe.spooled else inputs_of(recipe, data_dir)
     sizes = {name: info["inputs"].get(name) if size is None else size for name, size in sizes.items()}
     if recipe.dataset in datasets.PAPER_DATASETS:
         sizes = {**info["inputs"], **sizes}
-    for values, inputs in ((there, info["inputs"]), (now, sizes)):
+    for values, inputs in ((existing, info["inputs"]), (requested, sizes)):
         values.update({f"size of {name}": size for name, size in inputs.items()})
-    changes = [
-        f"{name}: {there.get(name)!r} there, {now.get(name)!r} now"
-        for name in dict.fromkeys([*there, *now])
-        if there.get(name) != now.get(name)
-    ]
-    if changes:
-        raise ValueError(
-            f"data_dir {data_dir} was prepared otherwise; choose another folder, or remove {INFO_FILE}, "
-            f"{vocab_name(info)} and the .npy files there to prepare it anew:\n  " + "\n  ".join(changes)
+    names = dict.fromkeys([*existing, *requested])
+    differing = [name for name in names if existing.get(name) != requested.get(name)]
+    if differing:
+        first = differing[0]
+        message = (
+            f"data_dir {data_dir} was prepared with other arguments; choose another folder, or remove {INFO_FILE}, "
+            f"{vocab_name(info)} and the .npy files in it to prepare it again:"
         )
+        for name in differing:
+            message += f"\n  {name}: {existing.get(name)!r} in the folder, {requested.get(name)!r} requested"
+        raise ParameterError(first, requested.get(first), [existing.get(first)], message)

@@ -1,4 +1,4 @@
-"""How much text there is, whatever its tokens are: extents of pieces, which add up to that of the text."""
+"""The size of a text, independent of its tokens: extents of pieces, which add up to the extent of the text."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from typing import NamedTuple
 
 
 class TextSize(NamedTuple):
-    """UTF-8 bytes, characters, and words between white space: what losses of different vocabularies compare by."""
+    """Numbers of UTF-8 bytes, characters, and words between white space. Losses per byte compare vocabularies."""
 
     bytes: int = 0
     characters: int = 0
     words: int = 0
 
-    def __add__(self, other: TextSize) -> TextSize:
+    def __add__(self, other: TextSize) -> TextSize:  # pyright: ignore[reportIncompatibleMethodOverride] sizes, not tuples
         return TextSize(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 class Extent(NamedTuple):
-    """The size of a piece of text, and whether its first and last words may go on beyond it.
+    """The size of a piece of text, and whether its first and last words may continue in the pieces next to it.
 
-    Extents add up in the order of the pieces. A word that two pieces share counts once.
+    Extents add up in the order of the pieces. A word that is in two pieces counts once.
 
     Attributes:
-        begins, ends: whether the piece begins and ends within a word; `None` if nothing is in it.
+        begins, ends: whether the piece begins and ends within a word; `None` if it is empty.
     """
 
     size: TextSize = TextSize()
     begins: bool | None = None
     ends: bool | None = None
 
-    def __add__(self, other: Extent) -> Extent:
+    def __add__(self, other: Extent) -> Extent:  # pyright: ignore[reportIncompatibleMethodOverride] extents, not tuples
         size = self.size + other.size
         if self.ends and other.begins:
             size = size._replace(words=size.words - 1)
@@ -37,11 +37,11 @@ class Extent(NamedTuple):
         return Extent(size, begins, self.ends if other.ends is None else other.ends)
 
 
-END_OF_DOCUMENT = Extent(begins=False, ends=False)  # the last word ends there
+END_OF_DOCUMENT = Extent(begins=False, ends=False)  # the last word does not continue in the next document
 
 
 def extent_of(piece: str | bytes) -> Extent:
-    """Measures a piece of text; bytes that are not UTF-8 are a character each."""
+    """Measures a piece of text. Each byte that is not UTF-8 counts as a character."""
     text = piece.decode("utf-8", "surrogateescape") if isinstance(piece, bytes) else piece
     if not text:
         return Extent()

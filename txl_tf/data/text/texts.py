@@ -1,4 +1,4 @@
-"""Texts as they come: files, folders and patterns, JSON lines, Parquet, gzip and zip. A text may be a document.
+"""Reads texts from files, folders and patterns, JSON lines, Parquet, gzip and zip. A text may be a document.
 
 ```python
 paths = find_files("corpus/*.jsonl.gz,more/")           # in a fixed order
@@ -28,6 +28,7 @@ import tensorflow as tf
 from txl_tf.data import inputs
 from txl_tf.data.text.parquet import is_parquet, parquet_rows
 from txl_tf.data.text_files import (
+    Progress,
     blocks_in,
     blocks_of,
     cut_between,
@@ -40,13 +41,12 @@ from txl_tf.data.text_files import (
     plain_text,
     whole_lines,
 )
-from txl_tf.errors import named, shortened
+from txl_tf.errors import ParameterError, brief, named, shortened
 from txl_tf.files import absolute, reading
-from txl_tf.schema import brief
 
 JSON_LINES = (".jsonl", ".ndjson")
 TEXT_FIELD = "text"
-_LOOK_AT = 20  # lines, or elements of an array, that tell what a file is
+_LOOK_AT = 20  # lines, or elements of an array, that decide the kind of a file
 _MOST_TO_LOOK_AT = 1 << 26  # bytes
 _MOST_NAMES = 10  # of fields in a message
 _SPACE = re.compile(r"\s*")
@@ -57,7 +57,7 @@ _UNREADABLE = (
     EOFError,
     NotImplementedError,  # a compression that zipfile does not know
     RuntimeError,  # encrypted
-    tf.errors.InvalidArgumentError,  # a place before the beginning
+    tf.errors.InvalidArgumentError,  # a position before the beginning
 )
 
 
@@ -65,11 +65,13 @@ _LONGEST_PATH = 4096  # characters, of a local file
 
 
 class FilePart(NamedTuple):
-    """A file, or a part of it that can be read by itself.
+    """A file, or a part of it that can be read independently.
 
     Attributes:
-        begin, end: from where to where: near which bytes of a plain file, which are cut between lines; which files of a
-            zip archive, in the order of their names; which row groups of a Parquet file. `None`: to the end.
+        path: of the file.
+        begin: where the part begins: a byte of a plain file (the part begins at a line near it), the number of a file
+            in a zip archive, in the order of their names, or the number of a row group of a Parquet file.
+        end: where it ends, exclusive; `None`: at the end of the file.
     """
 
     path: str
@@ -80,41 +82,48 @@ class FilePart(NamedTuple):
 class Text(NamedTuple):
     """A text, or a part of it, that is read in pieces, once."""
 
-    name: str  # what messages call it
-    pieces: Iterable[str | bytes]  # at level "byte" of a file bytes, of a JSON line a string
-    first_line: int = 1  # number of the line that the pieces begin with
-    is_last: bool = True  # whether the text ends with them
+    name: str  # for messages
+    pieces: Iterable[str | bytes]  # at level "byte": bytes of a file, or the string of a JSON line
+    first_line: int = 1  # number of the line at the beginning of the pieces
+    is_last: bool = True  # whether the pieces are the end of the text
 
 
 # ---------------------------------------------------------------------------------------------------- which files
 
 
 def find_files(data_path: Any) -> list[str]:
-    """The files that a path, a pattern or a folder stands for; or several, in a list or separated by commas.
+    """Returns the files of a path, a pattern or a folder, or of several, in a list or separated by commas.
 
-    A folder stands for all files in it and in its folders, but for those whose names begin with a dot. Files come in
-    the order of the paths, those of a pattern or a folder in the order of their names.
+    A folder stands for all files in it and in its folders, except those whose names begin with a dot. The files are in
+    the order of the paths; the files of a pattern or a folder are in the order of their names.
 
     Raises:
-        FileNotFoundError: a pattern or a folder has no file. A path that does not exist is left for its reader.
-        ValueError: a path is empty.
+        FileNotFoundError: a pattern or a folder has no file. A path that does not exist is returned; its reader raises.
+        ParameterError: a path is empty.
     """
     return [path for path, _ in find_named_files(data_path)]
 
 
 def find_named_files(data_path: Any) -> list[tuple[str, str]]:
-    """`find_files`, and the name of each below the folder that was named; of a pattern, below the last folder before
-    its first wildcard.
+    """Like `find_files`, but returns pairs: the file, and its path relative to the given folder.
+
+    For a pattern, that is the last folder before the first wildcard.
     """
     found = []
     for path in _paths_of(data_path):
         if inputs.is_folder(path):
-            files, what, root = _files_in(path), "folder", path
+            files = _files_in(path)
+            what = "folder"
+            root = path
         elif _is_pattern(path):
-            matches, root = inputs.matching(path), os.path.dirname(re.split(r"[*?[]", path)[0])
-            files, what = [file for match in matches for file in find_files([match])], "pattern"
+            matches = inputs.matching(path)
+            root = os.path.dirname(re.split(r"[*?[]", path)[0])
+            files = [file for match in matches for file in find_files([match])]
+            what = "pattern"
         else:
-            files, what, root = [path], "file", os.path.dirname(path)
+            files = [path]
+            what = "file"
+            root = os.path.dirname(path)
         if not files:
             raise FileNotFoundError(f"there is no file in the {what} {named(path)}")
         found += [(file, os.path.relpath(file, root or ".")) for file in files]
@@ -122,13 +131,14 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
 
 
 def folder_around(paths: Iterable[str], data_path: Any) -> str | None:
-    """The folder or pattern of `data_path` that has one of `paths`, which need not exist yet, among what `find_files`
-    looks at; or `None`.
+    """Returns the folder or pattern of `data_path` in which `find_files` would find one of `paths`; or `None`.
+
+    The paths need not exist.
     """
-    paths = [PurePosixPath(absolute(path)) for path in paths]
+    absolute_paths = [PurePosixPath(absolute(path)) for path in paths]
     for given in _paths_of(data_path):
-        is_folder, is_pattern = inputs.is_folder(given), _is_pattern(given)
-        for path in paths if is_folder or is_pattern else ():
+        is_folder = inputs.is_folder(given)
+        for path in absolute_paths if is_folder or _is_pattern(given) else ():
             folders = [absolute(given)] if is_folder else [f for f in (path, *path.parents) if f.match(absolute(given))]
             places = [os.path.relpath(path, folder) for folder in folders]
             if any(place == "." or not place.startswith(".") and "/." not in place for place in places):  # none hidden
@@ -137,7 +147,7 @@ def folder_around(paths: Iterable[str], data_path: Any) -> str | None:
 
 
 def _paths_of(data_path: Any) -> list[str]:
-    """The paths of a list, or of a string with commas between them. Where a file has a comma in its name, it stays."""
+    """Returns the paths in a list, or in a string with commas between them. A file may have a comma in its name."""
     if isinstance(data_path, str) and "," in data_path and inputs.exists(data_path):
         data_path = [data_path]
     paths = data_path.split(",") if isinstance(data_path, str) else data_path
@@ -145,18 +155,19 @@ def _paths_of(data_path: Any) -> list[str]:
     joined = []
     while paths:
         n = _length_of_name(paths)
-        if not n:  # the reader says that there is no such file; to look for all others would take long
+        if not n:  # the reader will raise an error for this path, and to check all others would take long
             joined += [path.strip() for path in paths]
             break
         joined.append(",".join(paths[:n]).strip())
         paths = paths[n:]
     if "" in joined:
-        raise ValueError(f"path {joined.index('') + 1} of {brief(data_path)} is empty: it must name a file or a folder")
+        message = f"path {joined.index('') + 1} of {brief(data_path)} is empty: it must name a file or a folder"
+        raise ParameterError("data_path", data_path, "paths of files or folders", message)
     return joined
 
 
 def _length_of_name(parts: list[str]) -> int:
-    """How many of the first parts, with commas between them, are the name of a file; 0 if there is none."""
+    """Returns how many of the first parts, joined with commas, are the name of a file; 0 if no number of them is."""
     name = parts[0]
     if not name.strip() or _has_wildcard(name) or inputs.exists(name.strip()):
         return 1
@@ -187,8 +198,9 @@ def _files_in(folder: str) -> list[str]:
 
 
 def have_documents(paths: Iterable[str], raw_text: bool = True) -> bool:
-    """Whether a file, or a file in a zip archive, is one of documents: JSON lines or Parquet by its name; or, unless it
-    is `raw_text`, JSON lines or a JSON array by what is in it.
+    """Whether a file, or a file in a zip archive, consists of documents.
+
+    That is JSON lines or Parquet, by its name; or, without `raw_text`, JSON lines or a JSON array, by its content.
     """
     for path in paths:
         if any(_is_json_lines(name, raw_text) or is_parquet(name) for name in _names_in(path)):
@@ -216,7 +228,7 @@ def is_json_array(path: str) -> bool:
 
 
 def _kinds_in(path: str) -> Iterator[_Kind]:
-    """What the text files are that a file is or holds, up to what cannot be read, of which its reader will say so."""
+    """Yields the kind of a text file, or of each file in an archive, until one cannot be read."""
     with contextlib.suppress(ValueError, OSError, tf.errors.OpError):
         for stream in _streams_of(FilePart(path), None, numbered=False):
             yield _recognised(stream)[0]
@@ -229,32 +241,33 @@ def read_texts(
     parts: Iterable[FilePart],
     level: str,
     text_field: str | None = None,
-    progress: Callable | None = None,
+    progress: Progress | None = None,
     numbered: bool = True,
     raw_text: bool = True,
     skipped: Callable[[str], None] | None = None,
     advice: str = "",
 ) -> Iterator[Text]:
-    r"""Yields the texts of files in turn: each JSON line, each row of Parquet, each other file, also in archives.
+    r"""Yields the texts of files: each JSON line, each row of Parquet, each other file, also in archives.
 
     Args:
-        parts: local or remote files; those that end in .gz or .zip are unpacked as they are read.
-        level: of the vocabulary, which says where pieces are cut, see `read_files`.
-        text_field: the field of JSON lines that holds the text. If it is given, all files but Parquet are JSON. By
-            default, those whose names or lines say so are, and the field is `text`.
-        progress: called with the number of bytes of each piece, as it is in the file.
-        numbered: whether to count the lines before a part of a file, as an error needs them.
-        raw_text: whether files are read as they are: `\r` and byte order marks are text, and names alone tell JSON
-            lines. Else texts are `plain_text`, except at level "byte", and JSON is also told by the lines.
-        skipped: called with the reason for each row without a text, which is left out. `None`: it is an error.
-        advice: a way out for a text that is not UTF-8.
+        parts: local or remote files; files that end in .gz or .zip are unpacked while they are read.
+        level: of the vocabulary. It decides where pieces are cut, see `read_files`.
+        text_field: the field of JSON lines that has the text. If it is given, all files except Parquet are read as
+            JSON. By default, the name or the lines of a file decide that, and the field is `text`.
+        progress: called with the number of bytes of each piece in the file.
+        numbered: whether to count the lines before a part of a file, for the line numbers of errors.
+        raw_text: whether files are read unchanged: `\r` and byte order marks are text, and only the name decides that
+            a file has JSON lines. Otherwise texts are `plain_text`, except at level "byte", and the lines also decide.
+        skipped: called with the reason for each row without a text, which is left out. `None`: such a row is an error.
+        advice: what to do with a text that is not UTF-8, for the error.
 
     Raises:
-        ValueError: a text is empty or is not UTF-8, a line is not JSON or has no such field, an archive is damaged.
+        ParameterError: a text is empty or is not UTF-8, a line is not JSON or has no such field, an archive is damaged.
             Names file and line.
         FileNotFoundError: a file does not exist.
     """
-    field, options = text_field or TEXT_FIELD, {"raw_text": raw_text, "skipped": skipped}
+    field = text_field or TEXT_FIELD
+    options = {"raw_text": raw_text, "skipped": skipped}
     for part in parts:
         if is_parquet(part.path):
             rows = parquet_rows(part.path, field, part.begin, part.end, progress)
@@ -267,10 +280,12 @@ def read_texts(
             elif kind is _Kind.JSON_LINES or text_field is not None or _is_json_lines(stream.name, raw_text):
                 yield from texts_of_rows(_json_lines(stream, raw_text, skipped), level, field, **options)
             elif kind is _Kind.OTHER_JSON and inputs.has_ending(stream.name, ".json", ".json.gz"):
-                raise ValueError(
+                allowed = "a JSON object in every line, or one array of objects or texts"
+                message = (
                     f"{stream.name} must have a JSON object in every line, or be one array of objects or texts: "
-                    f"jq -c . writes an object a line; raw_text reads the file as plain text"
+                    "jq -c . writes an object a line; raw_text reads the file as plain text"
                 )
+                raise ParameterError(stream.name, None, allowed, message)
             else:
                 pieces = pieces_of(stream.blocks, stream.name, level, stream.first_byte, raw_text, advice)
                 yield Text(stream.name, pieces, stream.first_line, stream.is_last)
@@ -283,7 +298,7 @@ def texts_of_rows(
     raw_text: bool = True,
     skipped: Callable[[str], None] | None = None,
 ) -> Iterator[Text]:
-    """The texts of rows, `(name, row)`, which are what `text_of` takes; `raw_text` and `skipped` as in `read_texts`."""
+    """Yields the texts of rows, `(name, row)`; see `text_of` for a row, `read_texts` for `raw_text` and `skipped`."""
     for name, row in rows:
         try:
             text = text_of(row, field, name)
@@ -299,7 +314,7 @@ def texts_of_rows(
 def _json_lines(
     stream: _Stream, raw_text: bool, skipped: Callable[[str], None] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Name and value of each of the JSON lines. Empty lines are none, and a byte order mark is no part of the first."""
+    """Yields the name and the value of each JSON line. Empty lines and a byte order mark are left out."""
     pieces = decoded(stream.blocks, stream.name, stream.first_byte)
     pieces = pieces if raw_text else pieces_with_newlines(pieces)
     for number, line in enumerate(lines_of(cut_between(pieces, "line")), stream.first_line):
@@ -313,45 +328,54 @@ def _json_lines(
                 if skipped:
                     skipped(f"{where} is not JSON: {error}")
                     continue
-                raise ValueError(f"{where} is not JSON: {error}") from error
+                raise ParameterError(where, line, "JSON", f"{where} is not JSON: {error}") from error
             yield where, value
 
 
 def _json_array(stream: _Stream) -> Iterator[tuple[str, Any]]:
-    """Name and value of each element of a JSON array, which is held in memory as a whole."""
+    """Yields the name and the value of each element of a JSON array. The whole array is in memory."""
     text = "".join(decoded(stream.blocks, stream.name)).removeprefix("\ufeff")
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{stream.name} is not JSON: {error}") from error
+        raise ParameterError(stream.name, None, "JSON", f"{stream.name} is not JSON: {error}") from error
     for number, value in enumerate(values, 1):
         yield f"{stream.name}, text {number}", value
 
 
 def text_of(value: Any, field: str, where: str) -> str:
-    """The text of a JSON object, or of what a data set holds: its field, a string or UTF-8 bytes.
+    """Returns the text of a row: a string, UTF-8 bytes, or a mapping that has one of these at `field`.
 
     Raises:
-        ValueError: there is none, it is empty, or it is not UTF-8. The message begins with `where`.
+        ParameterError: there is no text, it is empty, or it is not UTF-8. The message begins with `where`.
     """
+    name = where
     if isinstance(value, Mapping):
         if field not in value:
-            names = [*map(brief, itertools.islice(value, _MOST_NAMES)), *["..."] * (len(value) > _MOST_NAMES)]
+            names = [brief(name) for name in itertools.islice(value, _MOST_NAMES)]
+            if len(value) > _MOST_NAMES:
+                names.append("...")
             found = shortened(", ".join(names), 200) or "none"
-            raise ValueError(
+            message = (
                 f"{where} has no field {brief(field)}; it has {found}. text_field names the field of "
                 "the text, raw_text reads JSON in files of other names than .jsonl as plain text"
             )
-        value, where = value[field], f"{where}, field {field!r},"
+            raise ParameterError("text_field", field, list(value), message)
+        value = value[field]
+        name = f"{where}, field {field!r}"
+        where = f"{name},"
     try:
         text = value.decode() if isinstance(value, bytes) else value
         if not isinstance(text, str):
-            raise ValueError(f"{where} must be a string, got {brief(value)}; skip_bad_lines leaves it out")
-        text.encode()  # half of a surrogate pair is no character
-    except UnicodeError as error:
-        raise ValueError(f"{where} is not UTF-8 text: {error.reason} at {error.start}") from error
+            message = f"{where} must be a string, got {brief(value)}; skip_bad_lines leaves it out"
+            raise ParameterError(name, value, "a string", message)
+        text.encode()  # raises for half of a surrogate pair
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        message = f"{where} is not UTF-8 text: {error.reason} at {error.start}"
+        raise ParameterError(name, value, "UTF-8 text", message) from error
     if not text:
-        raise ValueError(f"{where} is empty: leave the document out, as skip_bad_lines does")
+        message = f"{where} is empty: leave the document out, as skip_bad_lines does"
+        raise ParameterError(name, value, "a text that is not empty", message)
     return text
 
 
@@ -369,21 +393,22 @@ _OF_DOCUMENTS = (_Kind.JSON_LINES, _Kind.JSON_ARRAY)
 
 
 def _recognised(stream: _Stream) -> tuple[_Kind, _Stream]:
-    """What a text file is by its beginning, and the stream, which still has that beginning."""
-    if stream.first_byte:  # a later part of a file, which is what its beginning is
+    """Returns the kind of a text file, by its beginning, and the stream, which still has this beginning."""
+    if stream.first_byte:  # a later part of a file has the kind of its beginning
         return next(_kinds_in(stream.name), _Kind.TEXT), stream
-    start, kind = [], None
+    start: list[bytes] = []
+    kind = None
     for block in stream.blocks:
         start.append(block)
         kind = _kind_of(b"".join(start), whole=False)
         if kind or sum(map(len, start)) > _MOST_TO_LOOK_AT:
             break
-    kind = kind or _kind_of(b"".join(start), whole=True)
+    kind = kind or _kind_of(b"".join(start), whole=True) or _Kind.TEXT
     return kind, stream._replace(blocks=itertools.chain(start, stream.blocks))
 
 
 def _kind_of(data: bytes, whole: bool) -> _Kind | None:
-    """What a text file is that begins with these bytes, or is `whole`; `None` where that is not clear yet."""
+    """Returns the kind of a text file that begins with `data`, or is `data` if `whole`; `None` if more is needed."""
     data = data.removeprefix(codecs.BOM_UTF8).lstrip()
     if not data.startswith((b"{", b"[")):
         return _Kind.TEXT if data or whole else None
@@ -398,22 +423,29 @@ def _kind_of(data: bytes, whole: bool) -> _Kind | None:
 
 
 def _array_or_text(text: str, whole: bool) -> _Kind | None:
-    """`_kind_of` a text that begins with a bracket: an array if the first elements are objects or strings."""
-    place, decoder = 1, json.JSONDecoder()
+    """Like `_kind_of`, for a text that begins with "[": an array if the first elements are objects or strings."""
+    place = 1
+    decoder = json.JSONDecoder()
     for _ in range(_LOOK_AT):
-        place = _SPACE.match(text, place).end()
+        place = _after_space(text, place)
         if text[place : place + 1] not in ("{", '"', ""):
             return _Kind.OTHER_JSON
         try:
             _, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
             return _Kind.OTHER_JSON if whole or len(text) > place + _MOST_TO_LOOK_AT else None
-        place = _SPACE.match(text, place).end()
+        place = _after_space(text, place)
         if text[place : place + 1] != ",":
             ends = text[place : place + 1] == "]" and not text[place + 1 :].strip()
             return _Kind.JSON_ARRAY if ends else _Kind.OTHER_JSON if text[place:] or whole else None
         place += 1
     return _Kind.JSON_ARRAY
+
+
+def _after_space(text: str, place: int) -> int:
+    """Returns the position of the first character at or after `place` that is not white space."""
+    found = _SPACE.match(text, place)
+    return found.end() if found else place
 
 
 def _json_or_none(line: bytes) -> Any:
@@ -436,8 +468,8 @@ class _Stream(NamedTuple):
     is_last: bool = True
 
 
-def _streams_of(part: FilePart, progress: Callable | None, numbered: bool, raw_text: bool = True) -> Iterator[_Stream]:
-    """The text files that a file is or holds."""
+def _streams_of(part: FilePart, progress: Progress | None, numbered: bool, raw_text: bool = True) -> Iterator[_Stream]:
+    """Yields a text file, or the text files in an archive."""
     if inputs.has_ending(part.path, ".zip"):
         for name, blocks in _in_archive(part, progress):
             yield _Stream(name, whole_lines(blocks))
@@ -451,11 +483,11 @@ def _streams_of(part: FilePart, progress: Callable | None, numbered: bool, raw_t
         yield _Stream(part.path, blocks, begin, first_line, is_last=end is None)
 
 
-def _in_archive(part: FilePart, progress: Callable | None) -> Iterator[tuple[str, Iterator[bytes]]]:
+def _in_archive(part: FilePart, progress: Progress | None) -> Iterator[tuple[str, Iterator[bytes]]]:
     with _open_zip(part.path) as archive:
         members = _members(archive)
         if not members:
-            raise ValueError(f"{part.path} holds no file")
+            raise ParameterError(part.path, None, "an archive of files", f"{part.path} has no file")
         for member in members[part.begin : part.end]:
             with archive.open(member) as file:
                 yield f"{part.path}/{member.filename}", blocks_in(file, f"{part.path}/{member.filename}")
@@ -464,12 +496,12 @@ def _in_archive(part: FilePart, progress: Callable | None) -> Iterator[tuple[str
 
 
 def sizes_in_zip(path: str) -> list[int]:
-    """How many bytes of an archive each of its files takes."""
+    """Returns how many bytes of an archive each of its files takes."""
     with _open_zip(path) as archive:
         return [member.compress_size for member in _members(archive)]
 
 
-def _unpacked(path: str, progress: Callable | None) -> Iterator[bytes]:
+def _unpacked(path: str, progress: Progress | None) -> Iterator[bytes]:
     with _opened(path) as packed, gzip.GzipFile(fileobj=packed) as file:
         before = 0
         for block in blocks_in(file, path):
@@ -487,19 +519,20 @@ def _opened(path: str) -> Iterator[BinaryIO]:
         try:
             yield file
         except _UNREADABLE as error:
-            raise ValueError(f"{path} cannot be unpacked: {error}") from error
+            message = f"{path} cannot be unpacked: {error}"
+            raise ParameterError(path, None, "an archive that is whole", message) from error
 
 
 @contextlib.contextmanager
 def _open_zip(path: str) -> Iterator[zipfile.ZipFile]:
-    if inputs.exists(path) and not inputs.size(path):  # zipfile's own message is of a negative position
-        raise ValueError(f"{path} is empty: it is no zip archive")
+    if inputs.exists(path) and not inputs.size(path):  # zipfile's own message is about a negative position
+        raise ParameterError(path, b"", "a zip archive", f"{path} is empty: it is not a zip archive")
     with _opened(path) as file, zipfile.ZipFile(file) as archive:
         yield archive
 
 
 def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """The files of an archive in the order of their names, but for hidden ones and those that macOS adds."""
+    """Returns the files of an archive in the order of their names, without hidden files and those that macOS adds."""
     members = [member for member in archive.infolist() if not member.is_dir()]
     shown = [m for m in members if not any(part.startswith((".", "__MACOSX")) for part in m.filename.split("/"))]
     return sorted(shown, key=lambda member: member.filename)

@@ -135,7 +135,8 @@ class PairsRun(EpochRun):
     def _translate(self, split: str, search: SearchConfig) -> dict[str, float]:
         """The error rates of the translations of the first `eval_sources` different sources of a split."""
         vocabs = self.corpus.vocabs
-        translator = Translator(self.model, *vocabs, search, batch_size=256)
+        source_vocab, target_vocab = vocabs
+        translator = Translator(self.model, source_vocab, target_vocab, search, batch_size=256)
         lines, translations = as_spelt(self.corpus.texts[split], vocabs)
         references = group_references(lines, translations)
         sources = list(references)[: self.training.eval_sources if self.training.eval_sources > 0 else None]
@@ -143,11 +144,10 @@ class PairsRun(EpochRun):
         found = [translation.text for translation in best]
         unended = sum(not translation.ended for translation in best)
         right = [references[source] for source in sources]
-        rates = error_rates(found, right, vocabs[1].level)
+        rates = error_rates(found, right, target_vocab.level)
         how = "greedily" if search.beam_size == 1 else f"with beam_size={search.beam_size}"
-        wrong = (
-            f"{rates['lines']:.2%} of the lines and {rates['symbols']:.2%} of the {counted_in(vocabs[1].level)} wrong"
-        )
+        unit = counted_in(target_vocab.level)
+        wrong = f"{rates['lines']:.2%} of the lines and {rates['symbols']:.2%} of the {unit} wrong"
         logger.info("%s: %s sources translated %s: %s", split, f"{len(sources):,}", how, wrong)
         if unended:
             logger.warning("%s: %s", split, did_not_end(unended, len(best), search, self.model))

@@ -195,7 +195,8 @@ class LanguageModelRun(Run):
         text = self.corpus.splits["train"]
         documents = None
         if training.shuffle_documents:
-            documents = Documents(text, self.corpus.vocab.document_id, training.seed)
+            end: Any = self.corpus.vocab.document_id  # `from_data` has checked that there is one
+            documents = Documents(text, end, training.seed)
         return Segments(
             text,
             training.train_batch_size,

@@ -179,7 +179,8 @@ class TranslationPipeline(Pipeline):
         if assumed and not self._has_warned:
             logger.warning("%s", assumed)
             self._has_warned = True
-        translator = Translator(self.model, *self.vocabs, search, batch_size)
+        source_vocab, target_vocab = self.vocabs
+        translator = Translator(self.model, source_vocab, target_vocab, search, batch_size)
         return map(_one_of_one, translator.translate_lines(lines, name, strict))
 
     lines: Any = translate_lines

@@ -116,6 +116,7 @@ class Family:
     def check_config(self, values: dict) -> None:
         """Raises ParameterError unless `values` are a `config.json` of this family."""
         check_values(values, self._config_file)
+        values = {**values, "model": self.config.without_removed(values["model"])}
         for key, groups in self.groups.items():
             check_values(values.get(key, {}), *groups, partial=key != "model", prefix=f"{key}.")
         missing = [name for name in self.required if values["model"].get(name) is None]

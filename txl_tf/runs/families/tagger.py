@@ -157,11 +157,12 @@ class TaggerRun(EpochRun):
         return {**of_tokens, **of_tags, **found}
 
     def measured(self) -> dict:
-        longest, usual, most = self.corpus.sizes
+        sizes: Any = self.corpus.sizes
+        longest, usual, most = sizes
         return {"longest_sentence": longest, "usual_sentences": usual, "most_sentences": most}
 
     @property
-    def anew(self) -> tuple[str, ...]:
+    def new_weights(self) -> tuple[str, ...]:
         """Weights of the scores of tags are new unless the labels are those of the other run."""
         if self.origin and self.model.labels == self.origin.model.labels:
             return ()
@@ -184,7 +185,7 @@ class TaggerRun(EpochRun):
     def start(self) -> None:
         """Sets the embeddings to the vectors that are given."""
         for name, table in self.tables.items():
-            rows = self.corpus.embeddings.get(name, table.numpy()).copy()
+            rows = np.array(self.corpus.embeddings.get(name, table.numpy()))
             if self.data.unit_vectors:
                 rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
             rows[0] = 0  # padding
