@@ -144,13 +144,13 @@ for name in names:
 def installed(tmp_path_factory):
     """The folder that the wheel is installed in, and the environment in which Python finds it there."""
     source, wheels, folder = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "installed"))
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "train.py"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "train.py"):
         shutil.copy(ROOT / name, source / name)
     for name in ("txl_config", "txl_tf", "txl_programs", "tools", "tests"):
         ignored = shutil.ignore_patterns("__pycache__", "goldens")
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
     pip = [sys.executable, "-m", "pip"]
-    command = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), "."]
+    command = [*pip, "wheel", "--no-deps", "-w", str(wheels), "."]
     built = subprocess.run(command, cwd=source, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     (wheel,) = wheels.glob("txl_tf-*.whl")

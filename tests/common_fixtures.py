@@ -46,7 +46,7 @@ from pathlib import Path  # noqa: E402
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from helpers import REFERENCE, SMALL, TEXT, eagerly, randomise, train_run  # noqa: E402
+from helpers import SMALL, TEXT, eagerly, outside_data, randomise, train_run  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 
 import txl_tf  # noqa: E402
@@ -119,9 +119,7 @@ def messages_of_the_library():
 @pytest.fixture(scope="session")
 def reference():
     """The folder of numbers computed by the original program; tests that need it are skipped where it is absent."""
-    if not REFERENCE.is_dir():
-        pytest.skip(f"the original program's reference values are not at {REFERENCE}")
-    return REFERENCE
+    return outside_data("reference")
 
 
 @pytest.fixture

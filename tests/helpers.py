@@ -1,6 +1,5 @@
 """What several test files use: small models and runs, checkpoints and corpora of the original, programs."""
 
-import ast
 import collections
 import contextlib
 import csv
@@ -17,6 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
+import tomllib
 import types
 from pathlib import Path
 
@@ -36,10 +36,25 @@ from txl_tf.runs import train
 from txl_tf.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
-INSTALLED = ast.literal_eval(re.search(r"PROGRAMS = (\(.*?\))\n", (ROOT / "setup.py").read_text(), re.S)[1]).split()
-REFERENCE = ROOT.parent / "shared" / "reference"  # larger than a repository should be; not part of a clone
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+INSTALLED = [name.removeprefix("txl-") for name in PROJECT["scripts"]]
 
 SMALL = {"n_token": 23, "n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
+
+
+def outside_data(*parts):
+    """A folder of data that is too large for a repository; the test is skipped where nobody has it.
+
+    The environment variable TXL_TEST_DATA names the folder that has them all: its path, or where it is from the root of
+    this clone. See docs/development.md.
+    """
+    root = os.environ.get("TXL_TEST_DATA")
+    if not root:
+        pytest.skip(f"needs {'/'.join(parts)} in the folder TXL_TEST_DATA, which is not set")
+    folder = Path(ROOT, root, *parts)
+    if not folder.is_dir():
+        pytest.skip(f"there is no folder {folder}, of TXL_TEST_DATA={root}")
+    return folder
 
 
 @contextlib.contextmanager

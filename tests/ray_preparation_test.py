@@ -15,14 +15,13 @@ import time
 
 import pytest
 from clusters import raylets
-from helpers import ROOT, raises_parameter, write_text
+from helpers import ROOT, outside_data, raises_parameter, write_text
 
 import txl_tf
 from txl_tf.cluster.preparation import ClusterWorkers
 from txl_tf.config import ClusterConfig
 from txl_tf.data.text import corpus
 
-WIKITEXT = ROOT.parent / "shared" / "data" / "wikitext-2"
 LINES = "".join(f"line {i} of {i % 7} words\n" for i in range(100_000))  # 2.2 MB
 
 
@@ -151,13 +150,12 @@ def test_a_worker_that_is_killed_costs_its_portion_alone(tmp_path, machines):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"level": "word"}, {"level": "subword", "vocab_size": 2000}], ids=str)
 def test_wikitext_on_three_machines_of_which_one_dies(tmp_path, monkeypatch, machines, options):
-    if not WIKITEXT.is_dir():
-        pytest.skip(f"no text at {WIKITEXT}")
-    expected = prepare_here(tmp_path / "here", WIKITEXT, **options)
-    often = [WIKITEXT / name for name in ("valid.txt", "test.txt")] * 4
+    wikitext = outside_data("data", "wikitext-2")
+    expected = prepare_here(tmp_path / "here", wikitext, **options)
+    often = [wikitext / name for name in ("valid.txt", "test.txt")] * 4
     expected_often = prepare_here(tmp_path / "here, often", often, **options)
     for n in (1, 2, 3):
-        assert prepare_there(tmp_path / str(n), WIKITEXT, ray_workers=n, **options) == expected
+        assert prepare_there(tmp_path / str(n), wikitext, ray_workers=n, **options) == expected
     results, next_result = [], ClusterWorkers._next_result
 
     def next_result_and_death(*arguments):

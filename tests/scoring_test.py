@@ -6,14 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import (
-    ROOT,
-    SMALL,
-    eagerly,
-    raises_parameter,
-    randomise,
-    word_vocab,
-)
+from helpers import SMALL, eagerly, outside_data, raises_parameter, randomise, word_vocab
 
 import txl_tf
 from txl_tf.data import lines as data_lines
@@ -305,9 +298,7 @@ def test_bad_arguments_are_named():
 @pytest.mark.slow
 def test_many_lines_equal_score_and_take_a_fifth_of_its_time():
     """Sentences of WikiText-2, of a model of its size; tools/benchmark.py --mode=scoring has the figures."""
-    texts = ROOT.parent / "shared" / "data" / "wikitext-2"
-    if not texts.is_dir():
-        pytest.skip(f"no text at {texts}")
+    texts = outside_data("data", "wikitext-2")
     text = (texts / "valid.txt").read_text(encoding="utf-8")
     lines = [line.strip() for line in text.replace(" . ", " .\n").split("\n") if line.strip()][:5000]
     vocab = Vocab(special=["<eos>", "<unk>"], eos="<eos>", unk="<unk>", max_size=8000)

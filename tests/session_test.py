@@ -74,6 +74,12 @@ def read_and_written_in_pieces(session, prompt, seed):
     return np.concatenate([session.write(n, **OPTIONS, seed=seed)[0] for n in (1, 5, 4)], 1)
 
 
+def test_a_model_makes_its_session(lm, prompt):
+    session = lm.session(batch_size=3)
+    session.read(prompt)
+    np.testing.assert_array_equal(session.write(4, seed=5)[0], generate(lm, prompt, 4, seed=5)[:, 7:])
+
+
 def test_all_options_are_those_of_generate(lm, prompt, new):
     for row in range(3):
         written = read_and_written_in_pieces(new.copy(), prompt[row : row + 1], row)

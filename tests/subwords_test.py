@@ -1,6 +1,7 @@
 """Subwords: every text comes back, training is bounded and repeatable, and every program knows them."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import math
@@ -29,6 +30,9 @@ from txl_tf.runs.scoring import score_lines
 from txl_tf.serving import export
 from txl_tf.serving.subwords import SubwordTokenizer
 
+needs_tensorflow_text = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow_text") is None, reason="tensorflow-text, an extra, is not installed"
+)
 HOSTILE = [
     "", " ", "  two  spaces ", "\n", "\n\n x\r\n", "tab\there", "\u2581", "a\u2581\u2581 b\n\u2581", "\x00\x01",
     "</s>" * 3, "<unk> <s></s><0x41>", "\u2585 \u2047 \ufeff \ufffd", "日本語 🎉🇦🇹 e\u0301 \u00a0\u200b\u2028", "ﬁ Ⅳ",
@@ -299,6 +303,7 @@ def test_one_command_goes_from_a_text_to_its_first_step(tmp_path):
     assert "text: 350 symbols" in done.stdout and "step 1/1" in done.stdout and "bits a byte" in done.stdout
 
 
+@needs_tensorflow_text
 def test_the_graph_cuts_and_joins_as_the_vocabulary_does(vocab, tmp_path):
     vocab.save(tmp_path / "vocab.model")
     table = SubwordTokenizer(vocab, str(tmp_path / "vocab.model"))
@@ -340,6 +345,7 @@ print(json.dumps({"nll": scored["nll"].numpy().tolist(), "text": [text.decode() 
 
 
 @pytest.mark.slow
+@needs_tensorflow_text
 def test_a_served_model_takes_and_gives_text_where_the_library_is_not(run, tmp_path, capsys):
     lm, vocab = load_run(str(run[0]))
     export.export_saved_model(lm, str(tmp_path / "served"), vocab)

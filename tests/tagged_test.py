@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import ANY, ROOT, raises_parameter, write_text
+from helpers import ANY, outside_data, raises_parameter, write_text
 
 from txl_tf.config import TaggedConfig
 from txl_tf.data.tagged.batches import SentenceEncoder, TaggedSplit, bigrams_of, features, tagged_batches
@@ -425,10 +425,7 @@ def test_short_words_may_be_left_out(tmp_path):
 
 @pytest.fixture(scope="session")
 def ner():
-    folder = ROOT.parent / "shared" / "data" / "ner"
-    if not folder.is_dir():
-        pytest.skip(f"Resume and Weibo are not at {folder}")
-    return folder
+    return outside_data("data", "ner")
 
 
 def test_resume_and_weibo_are_read(ner, caplog):

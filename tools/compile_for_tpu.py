@@ -111,7 +111,14 @@ def lower(function, *arguments):
     def flat(*leaves):
         return function(*tf.nest.pack_sequence_as(arguments, leaves))
 
-    text = flat.experimental_get_compiler_ir(*tf.nest.flatten(arguments))(stage="stablehlo")
+    try:
+        text = flat.experimental_get_compiler_ir(*tf.nest.flatten(arguments))(stage="stablehlo")
+    except ValueError as error:
+        if "Invalid stage" not in str(error):
+            raise
+        raise OSError(
+            f"the TPU's compiler needs StableHLO, which TensorFlow {tf.__version__} does not write"
+        ) from error
     # The compiler knows all of its operations but this one.
     return re.sub(r"mhlo\.copy (%\S+) : (tensor<[^>]*>)", r"stablehlo.convert \1 : (\2) -> \2", text)
 

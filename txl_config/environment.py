@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import importlib.util
 import json
 import os
+import re
 import socket
 import stat
 import sys
@@ -16,6 +18,7 @@ from collections.abc import Iterable
 from txl_config.errors import shortened
 
 _SECONDS_TO_ANSWER = 20
+_OLDEST = {"tensorflow": (2, 18), "keras": (3, 8)}  # of pyproject.toml
 
 
 def is_installed(package: str) -> bool:
@@ -59,6 +62,20 @@ def _keras_backend() -> tuple[str, str]:
     except (OSError, ValueError, AttributeError):  # then Keras uses its default, or raises its own error
         backend = "tensorflow"
     return backend, f'write "backend": "tensorflow" in {file}, or set KERAS_BACKEND=tensorflow'
+
+
+def check_versions() -> None:
+    """Raises ImportError, which names the version, where TensorFlow or Keras is older than the library supports.
+
+    It imports both: `tf-nightly` and others are the module `tensorflow`, too, but not the package of that name.
+    """
+    for name, oldest in _OLDEST.items():
+        version: str = importlib.import_module(name).__version__
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < oldest:
+            at_least = ".".join(map(str, oldest))
+            raise ImportError(
+                f"txl_tf needs {name} {at_least} or later, got {name} {version}: pip install '{name}>={at_least}'"
+            )
 
 
 def is_address(address: str) -> bool:

@@ -4,9 +4,10 @@
 private until 1.0.
 """
 
-from txl_tf.environment import check_backend
+from txl_tf.environment import check_backend, check_versions
 
 check_backend()
+check_versions()
 
 from txl_tf import layers
 from txl_tf.cluster.preparation import prepare

@@ -6,6 +6,7 @@ Programs need it before TensorFlow is imported, so it is defined in `txl_config`
 from txl_config.environment import (
     check_backend,
     check_listens,
+    check_versions,
     is_address,
     is_installed,
     is_pipe,
@@ -15,6 +16,7 @@ from txl_config.environment import (
 __all__ = [
     "check_backend",
     "check_listens",
+    "check_versions",
     "is_address",
     "is_installed",
     "is_pipe",

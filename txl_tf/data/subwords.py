@@ -35,6 +35,7 @@ _RESERVED = re.compile(f"[\n\t{SPACE}\u2585]")
 SAMPLE_BYTES = 50_000_000  # of text to make subwords from; a sample of lines is taken from a larger text
 SUBWORDS = 8000  # default size of a vocabulary
 _CHARACTERS_OF_PIECE = 50  # characters of a small text per piece, see `train_line_subwords`
+_PIECES = 1  # the field of a SentencePiece model that contains its pieces
 _LINE_CHARACTERS = 1000  # of a line in training; SentencePiece skips lines of more than 4,192 bytes
 _TOO_HIGH = re.compile(r"Vocabulary size too high .*<= (\d+)")
 _TOO_LOW = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
@@ -298,18 +299,38 @@ def _by_frequency(vocab: SubwordVocab) -> bytes:
     """Returns the model with its pieces in the order of their counts, as the adaptive softmax needs them.
 
     Special pieces come first. For SentencePiece, the order decides nothing but the ids: it cuts a text by the scores.
-    """
-    from sentencepiece import sentencepiece_model_pb2 as generated
 
-    sentencepiece_model_pb2: Any = generated  # type checkers do not see the classes of generated code
-    model = sentencepiece_model_pb2.ModelProto.FromString(vocab.model)
-    kinds = (model.SentencePiece.UNKNOWN, model.SentencePiece.CONTROL)
-    special = [piece for piece in model.pieces if piece.type in kinds]
-    pieces = model.pieces[len(special) :]
-    del model.pieces[:]
-    model.pieces.extend(special)
-    model.pieces.extend(sorted(pieces, key=lambda piece: -vocab.counter[piece.piece]))
-    return model.SerializeToString(deterministic=True)
+    The bytes of each piece are not changed. The package also has a class for the model, but this class needs a newer
+    protobuf than most versions of TensorFlow allow.
+    """
+    fields = list(_fields_of(vocab.model))
+    pieces = [field for number, field in fields if number == _PIECES]
+    others = [field for number, field in fields if number != _PIECES]
+    processor = vocab.processor
+    n_special = sum(processor.is_unknown(i) or processor.is_control(i) for i in range(len(pieces)))
+    order = sorted(range(n_special, len(pieces)), key=lambda i: -vocab.counter[vocab.symbols[i]])
+    return b"".join([*pieces[:n_special], *(pieces[i] for i in order), *others])
+
+
+def _fields_of(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The number and the bytes of each field of a serialized protobuf message, all of whose fields have a length."""
+    start = 0
+    while start < len(message):
+        tag, at = _varint(message, start)
+        length, at = _varint(message, at)
+        yield tag >> 3, message[start : at + length]
+        start = at + length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that protobuf wrote at a place, seven bits a byte, the lowest first; and the place after it."""
+    number = shift = 0
+    while True:
+        number |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 0x80:
+            return number, at
 
 
 class Sample:

@@ -14,6 +14,7 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language import generation
 from txl_tf.language.sampling import check_integer, uniform_draws
+from txl_tf.language.session import Session
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax
 from txl_tf.nn.arguments import LayerOptions, arguments_of, takes
@@ -222,6 +223,20 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         return self._attention(tokens, self._check_mems(tokens, mems), padding_mask)
 
     generate = generation.generate
+
+    def session(self, batch_size: int = 1) -> Session:
+        """A `Session`: it reads and generates a text in turns, and keeps the memory inside.
+
+        ```python
+        session = lm.session()
+        session.read(prompt)  # int [1, n]
+        tokens, _ = session.write(8, temperature=0.8)  # the next 8 tokens, int32 [1, 8]
+        ```
+
+        Args:
+            batch_size: number of texts that advance together.
+        """
+        return Session(self, batch_size)
 
     @compiled_method(autograph=False)
     def _generate_tokens(self, number: int, static_shapes: bool, **arguments: Any) -> Any:

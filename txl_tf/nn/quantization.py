@@ -56,7 +56,7 @@ def _call_of_model() -> tuple[Any, Any] | None:
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code is code:
-            return frame.f_locals["self"], frame.f_locals["filters"]
+            return frame.f_locals["self"], frame.f_locals.get("filters")  # older versions of Keras have none
         frame = frame.f_back
     return None
 

@@ -29,7 +29,7 @@ from txl_tf.training.keras_arguments import (
     refuse_hooks,
     takes_name,
 )
-from txl_tf.training.trained_model import Turns, apply_gradients, results_of
+from txl_tf.training.trained_model import Turns, apply_gradients, as_numbers, results_of
 from txl_tf.training.weighting import class_table
 
 _REFUSED = {
@@ -180,7 +180,7 @@ class Resumable(AmongWorkers):
             if self.several_workers:
                 self.own_batches(kwargs, "x", "steps")
                 self.steps_left = kwargs["steps"]
-            return super().evaluate(**kwargs)
+            return as_numbers(super().evaluate(**kwargs))
 
     def train_on_batch(
         self,
@@ -193,14 +193,21 @@ class Resumable(AmongWorkers):
         """One step of training. See `fit` for arguments and errors, and Keras for the result."""
         self.build_optimizer()
         with self._turn("train_on_batch"), self._weighing_classes(class_weight):
-            return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
+            self._reset_before_batch()
+            return as_numbers(super().train_on_batch(x, y, sample_weight, return_dict=return_dict))
 
     def test_on_batch(
         self, x: Tensor, y: Tensor | None = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """Loss and metrics of one batch, as `keras.Model.test_on_batch` returns them."""
         with self._turn("test_on_batch"):
-            return super().test_on_batch(x, y, sample_weight, return_dict)
+            self._reset_before_batch()
+            return as_numbers(super().test_on_batch(x, y, sample_weight, return_dict))
+
+    def _reset_before_batch(self):
+        """The logs of one batch are of that batch alone. Keras does so from 3.15 on."""
+        if self.compiled:
+            self.reset_metrics()
 
     @contextlib.contextmanager
     def _turn(self, method: str) -> Iterator[None]:

@@ -208,6 +208,11 @@ def results_of(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
     return found
 
 
+def as_numbers(results: Any) -> Any:
+    """What a method of Keras returned, with a Python number for each scalar: before Keras 3.14, some are tensors."""
+    return keras.tree.map_structure(lambda x: float(x) if getattr(x, "shape", None) == () else x, results)
+
+
 # ------------------------------------------------------------------------------------------------------------ updates
 
 

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Runs every installed command once on a small example, in a folder of its own.
+
+    python .ci/smoke.py BIN
+
+BIN is the folder of the commands: `bin` of an environment that the wheel is installed in. This file needs Python alone,
+and imports nothing of the library. A command that lacks an extra must end with one line that names what to install.
+The last line is `N passed, N failed`; the status is 1 if a command failed.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = "the cat sat on the mat. the dog lay on the rug.\n" * 200
+SECONDS = 300  # that one command may take
+NARROW = "--n_layer=1 --d_model=16 --n_head=2 --d_inner=16".split()
+STEPS = "--train_steps=4 --iterations=2 --save_steps=2 --warmup_steps=1".split()
+
+# Name, arguments, the standard input, a pattern of the output; in an order in which each finds what it opens. Another
+# pattern stands where the command may lack an extra: that of the error.
+COMMANDS = [
+    ("prepare-data", "--dataset=text --data_path=text.txt --level=char --data_dir=prepared", "", "train", None),
+    (
+        "train",
+        "--data_dir=prepared --n_layer=1 --d_model=16 --d_embed=16 --n_head=2 --d_head=8 --d_inner=16 "
+        "--tgt_len=8 --mem_len=8 --train_batch_size=2 --train_steps=4 --iterations=2 --save_steps=2 --model_dir=lm",
+        "",
+        "step 4/4 ",
+        None,
+    ),
+    ("generate", "--model_dir=lm --prompt=the --max_new_tokens=5 --seed=1", "", "^the", None),
+    ("score", "--model_dir=lm", "the cat\n", r"\d", None),
+    ("average-checkpoints", "--model_dir=lm --num_last_checkpoints=2 --output_dir=mean", "", "the average of", None),
+    ("convert-checkpoint", "--to_tf1 --model_dir=lm --tf1_checkpoint=original", "", "", None),
+    ("export-saved-model", "--model_dir=lm --output=served/lm", "", "", None),
+    ("plot", "--kind=curves --model_dir=lm --output=curves.png", "", "", "matplotlib"),
+    (
+        "train-seq2seq",
+        "--dataset=dates --n_pairs=200 --model_dir=dates --num_layers=1 --d_model=16 --num_heads=2 --dff=16 "
+        "--max_len=64 --batch_size=8 " + " ".join(STEPS),
+        "",
+        "step 4/4 ",
+        None,
+    ),
+    ("translate", "--model_dir=dates --max_new_tokens=5", "Sat the 21st of Nov 2026\n", "\n$", None),
+    (
+        "train-ner",
+        "--dataset=towns --model=tener --model_dir=towns --batch_size=8 " + " ".join((*NARROW, *STEPS)),
+        "",
+        "step 4/4 ",
+        None,
+    ),
+    ("tag", "--model_dir=towns", "高山昨天在听说白石住。\n", r"^\[", None),
+    ("plot-ner", "--kind=direction --model_dir=towns --output=direction.png", "", "", "matplotlib"),
+]
+
+
+def run(folder, environment, name, arguments, given, pattern, missing):
+    """What is wrong with a command; `None` if nothing is."""
+    command = [environment["SMOKE_BIN"] + f"/txl-{name}", *arguments.split()]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, input=given, capture_output=True, text=True, timeout=SECONDS
+    )
+    if missing and done.returncode == 1 and "pip install" in done.stderr and missing in done.stderr:
+        last = done.stderr.strip().splitlines()
+        return None if len(last) == 1 else f"its error has more than one line:\n{done.stderr}"
+    if done.returncode or not re.search(pattern, done.stdout):
+        return f"status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return None
+
+
+def serve(folder, environment):
+    """The same of txl-demo, which runs until it is ended: its page must answer."""
+    command = [environment["SMOKE_BIN"] + "/txl-demo", "--model_dir=lm", "--port=0"]
+    shown = folder / "demo.txt"
+    with shown.open("w") as output:
+        server = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        for _ in range(SECONDS):
+            time.sleep(1)
+            said = shown.read_text()
+            if server.poll() is not None:
+                return None if server.returncode == 1 and "gradio" in said and "pip install" in said else said
+            address = re.search(r"http://127\.0\.0\.1:\d+", said)
+            if address:
+                with urllib.request.urlopen(address[0], timeout=60) as page:
+                    return None if b"<html" in page.read() else "its page is no HTML"
+        return f"no page after {SECONDS} s:\n{said}"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def main(folder, bin_folder):
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "SMOKE_BIN": os.path.abspath(bin_folder),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
+    (folder / "text.txt").write_text(TEXT)
+    problems = {name: run(folder, environment, name, *rest) for name, *rest in COMMANDS}
+    problems["demo"] = serve(folder, environment)
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    for name in {name.removeprefix("txl-") for name in scripts} - set(problems):
+        problems[name] = "this file has no example of it"
+    failed = {name: problem for name, problem in problems.items() if problem is not None}
+    for name, problem in failed.items():
+        print(f"txl-{name}: {problem}")
+    print(f"{len(problems) - len(failed)} passed, {len(failed)} failed")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    with tempfile.TemporaryDirectory() as temporary:
+        sys.exit(main(Path(temporary), sys.argv[1]))
