@@ -13,6 +13,9 @@ import txl_tf
 from txl_tf import layers
 from txl_tf.runs.weights import weights_by_name
 
+if not hasattr(keras.optimizers, "Muon"):
+    pytest.skip(f"Keras {keras.__version__} has no Muon", allow_module_level=True)
+
 
 def taken(variables):
     """The variables that Muon updates by its own rule, and those that it leaves to AdamW."""
