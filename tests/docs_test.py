@@ -51,7 +51,6 @@ BLOCKS = {  # (page, language, number): code
 # The blocks of bash that do not run here, by a word in them, and why.
 NOT_RUN = {
     "python3 -m venv": "installs; .ci/run runs it",
-    "git+": "installs from a server; .ci/package installs the wheel",
     "docker": "needs the image of TensorFlow Serving; a stand-in takes its place",
     "wt103": "needs the text or the published model",
     "--scaling": "takes ten minutes",
