@@ -30,8 +30,10 @@ def lint(session):
 
 @nox.session
 def types(session):
-    """pyright and mypy on the code of README, docs and examples."""
+    """pyright on the packages; pyright and mypy on the code of README, docs and examples."""
     session.install("-e", ".[test,types]")
+    session.run("pyright")
+    session.run("pyright", "-p", "pyrightconfig.strict.json")
     session.run("python", "-m", "pytest", "--numprocesses=0", "tests/type_checkers_test.py", *session.posargs)
 
 

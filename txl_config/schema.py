@@ -164,7 +164,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         check_values(value, typing.cast("type[Any]", kind), prefix=f"{name}.")
         return
-    described, is_of = _kind(kind)
+    described, is_of = _kind(typing.cast("Any", kind))
     if not is_of(value):
         raise ParameterError(name, value, described)
 

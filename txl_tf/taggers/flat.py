@@ -108,11 +108,11 @@ class Flat(SentenceNetwork):
             PositionFusion(self.d_model, self.fusion, **options, name=f"fusion{i}") for i in range(n_fusion)
         ]
         attention = {"scale": self.scale, "k_proj": self.k_proj, "dropatt": self.dropatt}
-        seed: Any = self.draw_key
+        seed_of_layer: Any = self.draw_key  # a function that draws one
         self.stacked = [
             FlatLayer(
                 self.d_model, self.n_head, self.d_inner, residual=self.residual, dropout=self.dropout,
-                attention=attention, seed=seed, **options, name=f"layer{i}",
+                attention=attention, seed=seed_of_layer, **options, name=f"layer{i}",
             )
             for i in range(self.n_layer)
         ]  # fmt: skip
