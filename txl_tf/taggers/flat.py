@@ -108,17 +108,17 @@ class Flat(SentenceNetwork):
             PositionFusion(self.d_model, self.fusion, **options, name=f"fusion{i}") for i in range(n_fusion)
         ]
         attention = {"scale": self.scale, "k_proj": self.k_proj, "dropatt": self.dropatt}
-        seed: Any = self.draw_key
+        source: Any = self.draw_key  # of the seeds of the layers
         self.stacked = [
             FlatLayer(
                 self.d_model, self.n_head, self.d_inner, residual=self.residual, dropout=self.dropout,
-                attention=attention, seed=seed, **options, name=f"layer{i}",
+                attention=attention, seed=source, **options, name=f"layer{i}",
             )
             for i in range(self.n_layer)
         ]  # fmt: skip
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]):
+    def from_config(cls, config: dict[str, Any]) -> Any:
         return cls(**FlatConfig.without_removed(config))
 
     def build(self, inputs_shape: Any = None, **_: Any) -> None:

@@ -85,15 +85,15 @@ def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, nam
     """
     if any(keras.backend.is_keras_tensor(x) for x in (pos_s, pos_e, mask)):
         return _DistinctPairs(names)(pos_s, pos_e, mask)
-    mask = tf.ones_like(pos_s, tf.bool) if mask is None else as_bool("mask", mask)
-    pos_s, pos_e = (tf.where(mask, tf.cast(x, tf.int64), 0) for x in (pos_s, pos_e))
+    visible: Any = tf.ones_like(pos_s, tf.bool) if mask is None else as_bool("mask", mask)
+    pos_s, pos_e = (tf.where(visible, tf.cast(x, tf.int64), 0) for x in (pos_s, pos_e))
     places = tf.reduce_max(pos_e) + 1
     base = 2 * places - 1
     found = span_distances(pos_s, pos_e)
     code = tf.zeros_like(found["ss"])
     for name in names:
         code = code * base + found[name] + places - 1
-    code = tf.where(mask[:, :, None] & mask[:, None], code, tf.reduce_max(code))
+    code = tf.where(visible[:, :, None] & visible[:, None], code, tf.reduce_max(code))
     codes, index = tf.unique(tf.reshape(code, [-1]))
     distances = []
     for _ in names:
@@ -114,7 +114,7 @@ class _DistinctPairs(Layer):
         return distinct_pairs(pos_s, pos_e, mask, self.names)
 
 
-def distance_table(places: Tensor, d_model: int, shift: int = 0, dtype: str = "float32") -> Any:
+def distance_table(places: Tensor, d_model: int, shift: int = 0, dtype: Any = "float32") -> Any:
     """The sinusoids of all distances that occur in sentences, `-(places - 1) ... places - 1`.
 
     Args:
