@@ -58,7 +58,7 @@ COMMANDS = [
         "step 4/4 ",
         None,
     ),
-    ("tag", "--model_dir=towns", "高山昨天在听说白石住。\n", r"^\[", None),
+    ("tag", "--model_dir=towns", "高山昨天在听说白石住。\n", '"entities"', None),
     ("plot-ner", "--kind=direction --model_dir=towns --output=direction.png", "", "", "matplotlib"),
 ]
 

@@ -268,7 +268,7 @@ def test_what_comes_into_the_image_is_what_the_installation_needs_and_the_progra
     assert left_out <= {
         ".ci", ".dockerignore", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff",
         "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "Dockerfile", "README.zh.md", "SECURITY.md",
-        "deploy", "docs", "mkdocs.yml", "noxfile.py", "tests",
+        "deploy", "docs", "mkdocs.yml", "noxfile.py", "pyrightconfig.strict.json", "tests",
     }  # fmt: skip
     assert names >= {"pyproject.toml", "setup.py", PROJECT["readme"], *PROJECT["license-files"]}
 

@@ -51,7 +51,6 @@ BLOCKS = {  # (page, language, number): code
 # The blocks of bash that do not run here, by a word in them, and why.
 NOT_RUN = {
     "python3 -m venv": "installs; .ci/run runs it",
-    "git+": "installs from a server; .ci/package installs the wheel",
     "docker": "needs the image of TensorFlow Serving; a stand-in takes its place",
     "wt103": "needs the text or the published model",
     "--scaling": "takes ten minutes",
@@ -368,9 +367,20 @@ def test_the_commands_of_the_docs_run(key, five_minutes, workplace):
 
 
 @pytest.mark.slow
+def test_the_python_of_the_guide_gives_a_training_a_callback(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text("the cat sat on the mat, and so on and on.\n" * 500)
+    code, *_ = blocks("python", "guide.md").values()
+    exec(code, {})
+    noted = [line.split() for line in capsys.readouterr().out.splitlines() if re.fullmatch(r"\d+ [\d.]+", line)]
+    assert [int(step) for step, _ in noted] == [50, 100, 150, 200]
+    assert float(noted[-1][1]) < float(noted[0][1])
+
+
+@pytest.mark.slow
 def test_the_python_of_the_guide_scores_lines_as_the_program(five_minutes, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
-    code, *_ = blocks("python", "guide.md").values()
+    _, code, *_ = blocks("python", "guide.md").values()
     exec(code, {})
     found = [line.split() for line in capsys.readouterr().out.splitlines()]
     (command,) = (code for code in blocks("bash", "guide.md").values() if "score.py" in code)
@@ -381,7 +391,7 @@ def test_the_python_of_the_guide_scores_lines_as_the_program(five_minutes, workp
 
 @pytest.mark.slow
 def test_the_python_of_the_guide_trains_with_weights_and_in_steps_of_its_own():
-    _, *codes = blocks("python", "guide.md").values()
+    _, _, *codes = blocks("python", "guide.md").values()
     names = {}
     for code in codes:
         exec(code, names)

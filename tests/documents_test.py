@@ -152,9 +152,7 @@ def test_a_shuffled_run_resumes_bit_for_bit_in_its_second_epoch(tmp_path, json_l
 @pytest.mark.parametrize("name", ["shuffle_documents", "reset_memory_at_documents"])
 def test_documents_are_needed(tmp_path, name):
     path = write_text(tmp_path / "a.txt", "a b c d\n" * 100)
-    with pytest.raises(
-        ValueError, match=f"{name} needs a text of documents, each with its end: JSON lines, or --docum"
-    ):
+    with raises_parameter(name, True, "left out for a text without ends of documents"):
         train_run(tmp_path / "run", path, training={name: True})
 
 
@@ -188,9 +186,7 @@ def test_an_evaluation_starts_documents_as_the_run_did_or_as_it_is_told(made, re
 
 def test_a_model_without_memory_has_none_to_reset(tmp_path, json_lines):
     model = {name: value for name, value in TINY_RUN["model"].items() if name != "mem_len"}
-    with pytest.raises(
-        ValueError, match="reset_memory_at_documents is about memory, which --model=transformer does not"
-    ):
+    with raises_parameter("reset_memory_at_documents", True, "left out"):
         train.train_run(
             str(tmp_path / "run"),
             data={"dataset": "text", "data_path": json_lines},

@@ -5,7 +5,7 @@ import pickle
 import keras
 import pytest
 import tensorflow as tf
-from helpers import SMALL
+from helpers import SMALL, write_text
 
 import txl_tf
 from txl_config.cluster import cluster_address
@@ -17,13 +17,15 @@ from txl_tf.convert.pytorch_source import open_source
 from txl_tf.convert.torch_file import read_torch_file
 from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.parallel import read_pairs
+from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.sentences import read_corpus as read_tagged_corpus
 from txl_tf.data.tagged.tags import detect_scheme
+from txl_tf.data.tagged.word_vectors import read_vectors
 from txl_tf.data.text.corpus import build_corpus, load_corpus
 from txl_tf.data.text.download import fetch
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import FixedAttributeError, ParameterError, brief, shortened
-from txl_tf.files import check_writable, sha256, write_atomic
+from txl_tf.errors import FixedAttributeError, ParameterError, brief, located, shortened
+from txl_tf.files import check_writable, read_json, sha256, write_atomic
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.metrics import check_tokenizer
 from txl_tf.training.distribution import make_strategy
@@ -170,3 +172,103 @@ def test_a_malformed_environment_is_one_short_error(monkeypatch):
         with pytest.raises(ValueError) as caught:
             make_strategy("multi_worker")
         assert len(str(caught.value)) <= 500
+
+
+# Calls with the path of a file that has the content, and how the message begins; `{}` is the path.
+FILE_MESSAGES = [
+    (
+        b"ab\xff",
+        lambda path: build_corpus("text", path),
+        "{} is not UTF-8 text: see byte 2. level='byte' reads any file",
+    ),
+    (b"", lambda path: build_corpus("text", path), "{} is empty"),
+    ("{", lambda path: read_json(path, print), "{} is not JSON: "),
+    ("[]", lambda path: read_json(path, print), "{} must hold a JSON object, got list"),
+    (
+        '{"checksum": "0"}',
+        lambda path: read_json(path, lambda values: None),
+        '{} is not as it was written: checksum mismatch. If you changed it on purpose, remove the line "checksum"; ',
+    ),
+    (
+        '{"body": "a"}',
+        lambda path: build_corpus("text", path),
+        "{}, line 1 has no field 'text'; it has 'body'. text_field names the field of the text",
+    ),
+    (
+        '{"text": ""}\n{"text": "a"}',
+        lambda path: build_corpus("text", path),
+        "{}, line 1, field 'text', is empty: leave the document out, as skip_bad_lines does",
+    ),
+    ("a\n\n", Vocab.load, "vocabulary file {}: line 2 is empty"),
+    ("a\nb\na\n", Vocab.load, "vocabulary file {}: 'a' is on line 1 and on line 3"),
+    (
+        "a",
+        lambda path: read_pairs(PairsConfig(train_path=path)),
+        "{}, line 1 must be source<TAB>target, got 0 tabs; skip_bad_lines leaves such lines out",
+    ),
+    (
+        "\tb",
+        lambda path: read_pairs(PairsConfig(train_path=path, valid_path=path)),
+        "{}, line 1: the source is empty; skip_bad_lines leaves such lines out",
+    ),
+    (
+        "a X-B",
+        lambda path: read_tagged_corpus(TaggedConfig(train_path=path)),
+        "{}, line 1: a tag must be O, or one of B, I, M, E, S with a kind or alone, or L or U of BILOU, as B-PER, got ",
+    ),
+    ("a 1 2\nb 1", lambda path: read_vectors(path, {"b"}), "{}, line 2 must have a word and 2 numbers, got 1: 'b 1'"),
+    (
+        "桥",
+        Lexicon.load,
+        "{}, line 1: a word must have two characters or more, got '桥'; --skip_short_words leaves out shorter ones",
+    ),
+]
+
+
+@pytest.mark.parametrize("content, call, message", FILE_MESSAGES, ids=[message for *_, message in FILE_MESSAGES])
+def test_the_message_of_each_kind_of_mistake_in_a_file(tmp_path, content, call, message):
+    path = write_text(tmp_path / "file.jsonl" if '"' in str(content) else tmp_path / "file", content)
+    with pytest.raises(ParameterError) as raised:
+        call(path)
+    assert str(raised.value).startswith(message.format(path))
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: Vocab().encode("a x"),
+            "text, line 1: 'a' is not in the vocabulary of 0 symbols, and neither is an unknown symbol (unk=None)",
+        ),
+        (lambda: Vocab().decode([3]), "ids must be in [0, 0), the size of the vocabulary, got 3"),
+        (
+            lambda: txl_tf.segments([1, 2, 3], 4, 2),
+            "the text has 3 tokens: batch_size=4 and tgt_len=2 need at least 8, 2 a row",
+        ),
+        (
+            lambda: build_corpus("wt2", "folder", min_freq=2),
+            "min_freq is for your own text, got 2: dataset 'wt2' has the original's tokens; dataset 'text' with "
+            "data_path reads its files like any others",
+        ),
+        (
+            lambda: detect_scheme(["I-A", "M-A"]),
+            "no scheme has both 'I-A' and 'M-A'",
+        ),
+        (
+            lambda: txl_tf.prepare("text", data_dir="folder"),
+            "texts must be an iterable of texts, got one str: put it in a list",
+        ),
+        (lambda: fetch("wt2", "gs://bucket"), "download needs a local data_dir, got gs://bucket"),
+    ],
+)
+def test_the_message_of_each_kind_of_wrong_argument(call, message):
+    with pytest.raises(ParameterError) as raised:
+        call()
+    assert str(raised.value) == message
+
+
+def test_an_error_with_a_place_in_front_keeps_its_fields():
+    error = located(ParameterError("n_layer", 0, "at least 1"), "config.json")
+    assert (error.name, error.value, error.allowed) == ("n_layer", 0, "at least 1")
+    assert str(error) == "config.json: n_layer must be at least 1, got 0"
+    assert located(ValueError("wrong"), "config.json").name == "config.json"

@@ -7,7 +7,17 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import TEXT, assert_same_run, at_step, full_disk, log_rows, read_checkpoint, terminate, train_run
+from helpers import (
+    TEXT,
+    assert_same_run,
+    at_step,
+    full_disk,
+    log_rows,
+    raises_parameter,
+    read_checkpoint,
+    terminate,
+    train_run,
+)
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
@@ -208,7 +218,7 @@ def test_of_a_damaged_checkpoint_it_says_so_and_takes_the_one_before(saved, run_
     (message,) = capsys.readouterr().out.splitlines()
     assert message.startswith("damaged checkpoint: ") and f"{run_dir}/ckpt-3" in message
     assert message.endswith("going on from the one before")
-    with pytest.raises(ValueError, match="ckpt-3"):
+    with raises_parameter("checkpoint", f"{run_dir}/ckpt-3"):
         checkpoints.restore(checkpoints.folder.checkpoint(3))
     assert bias(lm) == [3]
     checkpoints.restore(checkpoints.folder.checkpoint(2))
@@ -222,8 +232,10 @@ def test_it_is_an_error_if_all_are_damaged(saved, run_dir):
     _, checkpoints = saved
     for path in run_dir.glob("*.data-*"):
         flip(path)
-    with pytest.raises(ValueError, match=r"(?s)no checkpoint in .*run can be read:.*ckpt-3 .*ckpt-2 .*ckpt-1 "):
+    with raises_parameter("model_dir", str(run_dir)) as raised:
         checkpoints.newest_whole()
+    for number, problem in zip((3, 2, 1), raised.value.differences, strict=True):
+        assert f"{run_dir}/ckpt-{number}" in problem and problem in str(raised.value)
 
 
 @pytest.mark.parametrize("content", ["", "garbage {", None])
@@ -277,7 +289,7 @@ def test_a_better_checkpoint_takes_the_place_of_the_best_and_no_other_does(saved
     assert folder.best.steps() == [8]
     folder.best.save_weights(lm, 9)  # killed before it was named
     assert folder.find_checkpoint("best") == str(run_dir / "best" / "ckpt-8")
-    with pytest.raises(ValueError, match="holds no best checkpoint"):
+    with raises_parameter("model_dir", allowed="a folder with a best checkpoint"):
         RunFolder(run_dir.parent).find_checkpoint("best")
 
 
@@ -344,28 +356,28 @@ def test_the_log_is_cut_back_to_the_step_to_go_on_from(tmp_path, content, last_s
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content, line",
     [
-        (HEADER.replace(b"loss", b"mss", 1), "line 1 must be epoch, then bpc, .*, val_loss, got "),
-        (HEADER.replace(b"bpc", b"ppl"), "line 1 must be epoch, then bpc, "),
-        (HEADER.replace(b"s", b"\xff"), "line 1 must be epoch, then bpc, "),
-        (
-            b"step,bpc,grad_norm,learning_rate,loss,epoch" + HEADER[HEADER.index(b",tokens") :],
-            "line 1 must be epoch, then",
-        ),
-        (HEADER.replace(b"bpc,", b"loss,", 1), "line 1 must be epoch, then bpc, "),
-        (HEADER + row(5) + row(10).replace(b"10", b"1" * 5000), "line 3 must have 9 values and a step, got "),
-        (HEADER + row(5) + row(10).replace(b"10", b"1x"), "line 3 must have 9 values and a step, got "),
-        (HEADER + row(5).replace(b"5,", b"\x00", 1), "line 2 must have 9 values and a step, got "),
-        (HEADER + b"\r\n", "line 2 must have 9 values and a step, got "),
+        (HEADER.replace(b"loss", b"mss", 1), 1),
+        (HEADER.replace(b"bpc", b"ppl"), 1),
+        (HEADER.replace(b"s", b"\xff"), 1),
+        (b"step,bpc,grad_norm,learning_rate,loss,epoch" + HEADER[HEADER.index(b",tokens") :], 1),
+        (HEADER.replace(b"bpc,", b"loss,", 1), 1),
+        (HEADER + row(5) + row(10).replace(b"10", b"1" * 5000), 3),
+        (HEADER + row(5) + row(10).replace(b"10", b"1x"), 3),
+        (HEADER + row(5).replace(b"5,", b"\x00", 1), 2),
+        (HEADER + b"\r\n", 2),
     ],
 )
-def test_a_damaged_log_names_the_line_and_is_left_as_it_is(tmp_path, content, message):
+def test_a_damaged_log_names_the_line_and_is_left_as_it_is(tmp_path, content, line):
     path = tmp_path / "log.csv"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"log.csv: {message}.*Move the file away to go on without it"):
+    with raises_parameter("log.csv", content.splitlines()[line - 1].rstrip().decode("latin1").split(",")) as raised:
         cut_log(str(path), 10, ["bpc"])
     assert path.read_bytes() == content
+    must = "be epoch, then bpc, " if line == 1 else "have 9 values and a step, got "
+    assert str(raised.value).startswith(f"{path}: line {line} must {must}")
+    assert raised.value.allowed[:2] == ["epoch", "bpc"] if line == 1 else raised.value.allowed == "9 values and a step"
 
 
 @pytest.mark.parametrize(

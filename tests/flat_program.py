@@ -124,6 +124,8 @@ class ProgramLayer(FlatLayer):
         options = {"dtype": self.dtype_policy}
         arguments = {**(of_attention or {}), **self.attention}
         self.attn = ProgramAttn(d_model, n_head, **arguments, seed=self.draw_key, **options, name="attn")
+        self.ff_0 = Linear(d_inner, **options, name="ff_0")  # again, so that weights are in the order of `FlatLayer`
+        self.ff_1 = Linear(d_model, **options, name="ff_1")
         self.preprocess = LatticeProcess(pre, **options, name="preprocess")
         self.postprocess = LatticeProcess(post, **options, name="postprocess")
 

@@ -1,15 +1,20 @@
 """Flat: embeddings in loops, equivalences, dropout and errors; golden cases are in check_reference_test.py."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from flat_program import FUSIONS, ProgramFlat
 from helpers import raises_parameter, randomise
+from small_runs import make_flat as make_run_of_flat
 
 import txl_tf
 from txl_tf.config import FlatConfig
 from txl_tf.errors import UnknownArgumentError
+from txl_tf.files import write_json
+from txl_tf.runs.folder import RunFolder
 
 N_TOKEN, N_BIGRAM = 9, 7
 SENTENCES = [(4, [(1, 2), (0, 3)]), (2, [(0, 1)]), (3, [])]  # characters, and the words that are found in them
@@ -48,7 +53,7 @@ VARIANTS = [
     {},
     {"residual": "own", "n_bigram": 0, "k_proj": False},
     {"kind": "attn", "fusion_shared": False, "pre": "n", "post": "a"},
-    {"fusion": "ff_two", "rel_pos_init": 0, "scale": True, "attn_ff": True},
+    {"kind": "ff_two", "rel_pos_init": 0, "scale": True, "attn_ff": True},
 ]
 
 
@@ -282,3 +287,17 @@ def test_the_attention_of_an_old_layer_is_checked_too():
     assert txl_tf.layers.FlatLayer.from_config(old).get_config() == config
     with raises_parameter("q_proj", False):
         txl_tf.layers.FlatLayer.from_config({**config, "attention": {"q_proj": False}})
+
+
+def test_a_run_of_an_earlier_version_loads_unless_an_option_was_removed(tmp_path):
+    make_run_of_flat(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model"] |= FlatConfig.removed
+    write_json(str(tmp_path / "config.json"), {name: value for name, value in config.items() if name != "checksum"})
+    tagger, _ = txl_tf.load_run(tmp_path)
+    assert isinstance(tagger.network, txl_tf.Flat) and not RunFolder(tmp_path).read_config()["model"].keys() & {"pre"}
+
+    config["model"]["attn_ff"] = True
+    write_json(str(tmp_path / "config.json"), {name: value for name, value in config.items() if name != "checksum"})
+    with pytest.raises(ValueError, match="config.json: attn_ff must be False, got True: other values were removed"):
+        txl_tf.load_run(tmp_path)

@@ -133,8 +133,7 @@ def test_ids_alone_are_served_without_what_no_text_has(by_text, options, never, 
         found.append(serve({}).never)
 
     monkeypatch.setattr(export, "_write", write)
-    monkeypatch.setattr(export, "SubwordVocab", type(vocab))
-    monkeypatch.setattr(export, "has_tensorflow_text", lambda: False)
+    monkeypatch.setattr(export, "_can_serve_text", lambda directory, vocabs: False)
     txl_tf.export_saved_model(model, tmp_path / "1", [vocab, vocab] if by_text else None, **options)
     assert found == [never]
 

@@ -10,6 +10,7 @@ from helpers import (
     TINY_RUN,
     assert_variables_equal,
     log_rows,
+    raises_parameter,
     read_checkpoint,
     run_program,
     untimed_rows,
@@ -107,8 +108,9 @@ def test_the_original_program_has_no_vanilla_model(made, tmp_path):
 
 
 def test_a_run_of_one_family_does_not_go_on_as_the_other(made, text_file):
-    with pytest.raises(ValueError, match="family: 'transformer_lm' there, 'transformer_xl' now"):
+    with raises_parameter("model_dir", str(made[0])) as raised:
         train(made[0], text_file, ModelConfig(**SIZES))
+    assert raised.value.differences[0] == "family: 'transformer_lm' there, 'transformer_xl' now"
 
 
 def test_a_step_longer_than_the_window_is_refused():

@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import dataclasses
 import numbers
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from txl_config.errors import ParameterError, brief
@@ -235,11 +235,11 @@ def check_fields(group: type[Config], values: Any) -> None:
 
 
 @contextlib.contextmanager
-def already_checked(group: type[Config], values: Any) -> Iterator[None]:
-    """Within the block, `check_fields` does not check again the hyper-parameters of `group` that `values` has.
+def already_checked(group: type[Config], values: Any) -> Generator[None]:
+    """Within the block, `check_fields` skips the hyper-parameters of `group` that have the same value in `values`.
 
-    A value is checked once: when a group of hyper-parameters is made. The model that is made of the group, and the
-    network in it, get the same values, and check only those that differ.
+    A value is checked once: when a group of hyper-parameters is created. The model of the group, and the network in the
+    model, get the same values, and check only those that differ.
     """
     found = {field.name: (getattr(values, field.name), _rule_of(field)) for field in dataclasses.fields(group)}
     token = _checked.set(found)

@@ -162,7 +162,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
             return
         kind = typing.Union[tuple(kind for kind in kinds if kind is not type(None))]  # noqa: UP007 - a computed union
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        check_values(value, kind, prefix=f"{name}.")
+        check_values(value, typing.cast("type[Any]", kind), prefix=f"{name}.")
         return
     described, is_of = _kind(kind)
     if not is_of(value):

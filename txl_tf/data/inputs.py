@@ -34,7 +34,7 @@ def is_folder(path: str) -> bool:
 
 
 def size(path: str) -> int:
-    """Bytes of a file that exists."""
+    """Returns the bytes of an existing file."""
     return _info(path).size if _is_pyarrows(path) else tf.io.gfile.stat(path).length
 
 

@@ -250,8 +250,10 @@ class LineFile:
         return [block for block in blocks if os.path.basename(block.tally) not in existing]
 
     def join(self, blocks: list[Block], tally: Tally) -> None:
-        """Makes the output file of the answers to all blocks, and removes these. Raises OSError if the file itself
-        is not as it was.
+        """Writes the output file from the answers to all blocks, and removes these answers.
+
+        Raises:
+            OSError: the input file has changed since the first block was answered.
         """
         if self._fingerprint() != self.fingerprint:
             raise OSError(f"{self.path} has changed while it was answered: start again")
@@ -279,19 +281,24 @@ class Plan:
         most: lines of a block, see `LineFile.blocks`.
 
     Attributes:
+        work: `(file, tally if it is finished, blocks)` of each file.
         missing: `Block`s without answers.
         before: number of lines that have answers.
     """
 
     def __init__(self, files: Iterable[LineFile], most: int | None):
-        self.work = [(file, done, [] if done else file.blocks(most)) for file in files for done in [file.done()]]
+        self.work: list[tuple[LineFile, Done | None, list[Block]]] = []
+        for file in files:
+            done = file.done()
+            self.work.append((file, done, [] if done else file.blocks(most)))
         self.missing = [block for file, _, blocks in self.work for block in file.missing(blocks)]
         lines = sum(done.lines if done else sum(block.lines for block in blocks) for _, done, blocks in self.work)
         self.before = lines - sum(block.lines for block in self.missing)
 
     def answer(self, run: Callable[[list[Block]], Generator[str]]) -> Iterator[Tally]:
-        """Yields the tally of each block, in order, as soon as it is there; of a file that was done, the whole. An
-        output file appears when all of its blocks have answers.
+        """Yields the tally of each block, in order, as soon as it exists; for a finished file, one tally.
+
+        An output file appears when all of its blocks have answers.
 
         Args:
             run: answers blocks, and yields `Block.part` of each as soon as it is done, in any order.

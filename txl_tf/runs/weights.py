@@ -72,16 +72,17 @@ def tf1_variables(lm: TransformerXLLM) -> dict[str, np.ndarray]:
 
 def check_original(lm: TransformerXLLM) -> None:
     """Raises ParameterError where the original program cannot compute a part of the model, such as a user's layer."""
-    parts = own_parts(lm)
-    if parts:
-        message = f"the original program cannot compute {', '.join(parts)}: save the model by lm.save(path)"
-        raise ParameterError("lm", parts, "a model of the library's parts alone", message)
-    positions = lm.network.scheme.known_as
+    scheme = getattr(lm.network, "scheme", None)  # a user's network may have none
+    positions = getattr(scheme, "known_as", "relative")
     if positions != "relative":
         message = (
             f"the original program has no positions={positions!r}, only 'relative': save the model by lm.save(path)"
         )
         raise ParameterError("positions", positions, ["relative"], message)
+    parts = own_parts(lm)
+    if parts:
+        message = f"the original program cannot compute {', '.join(parts)}: save the model by lm.save(path)"
+        raise ParameterError("lm", parts, "a model of the library's parts alone", message)
 
 
 def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:

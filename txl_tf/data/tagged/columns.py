@@ -297,17 +297,19 @@ class _Table:
             message = f"{self.path}, line {line[0]} must have {must}, got {brief(line[1])}"
             raise ParameterError("path", line[1], must, message)
         where = f"{self.path}, line {line[0]}, which has {len(row)} columns"
-        places = {name: place_of(row, getattr(self, name)) for name in ("token_column", "tag_column")}
-        for name, place in places.items():
+        found = []
+        for name, column in (("token_column", self.token_column), ("tag_column", self.tag_column)):
+            place = place_of(row, column)
             if place is None:
-                column = getattr(self, name)
                 message = f"{name} must be a column of {where}, got {column}"
                 raise ParameterError(name, column, f"a column of {len(row)}", message)
-        if len({*places.values()}) == 1:
+            found.append(place)
+        token, tag = found
+        if token == tag:
             message = f"tag_column must be another column than token_column={self.token_column} in {where}, got "
             raise ParameterError("tag_column", self.tag_column, "another column", f"{message}{self.tag_column}")
-        self.places[len(row)] = tuple(places.values())
-        return self.places[len(row)]
+        self.places[len(row)] = (token, tag)
+        return token, tag
 
     def check_first_column(self, sentences: Iterable[TaggedSentence]) -> None:
         """Raises ParameterError if the default token column, the first one, seems to have names of documents."""

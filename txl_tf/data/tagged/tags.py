@@ -106,7 +106,7 @@ def _continues(previous: tuple[str, str], current: tuple[str, str]) -> bool:
 
 
 def continues_table(labels: Sequence[str], scheme: str | None = None) -> np.ndarray:
-    """bool `[K, K]`: row `previous`, column `current`, whether `current` continues the entity of `previous`."""
+    """Returns bool `[K, K]`: true in row `previous`, column `current` if `current` continues its entity."""
     if scheme == NONE:
         return np.zeros([len(labels)] * 2, bool)
     parts = [split_tag(label) for label in labels]
@@ -114,7 +114,7 @@ def continues_table(labels: Sequence[str], scheme: str | None = None) -> np.ndar
 
 
 def entity_table(labels: Sequence[str], scheme: str | None = None) -> np.ndarray:
-    """bool `[K]`: whether a label is part of an entity."""
+    """Returns bool `[K]`: true for labels that are part of an entity."""
     return np.array([label != "O" or scheme == NONE for label in labels], bool)
 
 
@@ -166,7 +166,9 @@ def _may_follow(previous: tuple[str, str], current: tuple[str, str], scheme: str
 
 
 def allowed_transitions(labels: Sequence[str], scheme: str | None = None) -> np.ndarray | None:
-    """bool `[K + 2, K + 2]`: which label may follow which; row K is the start, column K + 1 the end of a sentence.
+    """Returns bool `[K + 2, K + 2]`: true if the label of the column may follow that of the row.
+
+    Row K is the start of a sentence, column K + 1 its end.
 
     The same as fastNLP's `allowed_transitions(..., include_start_end=True)`. `None` for the scheme "none".
     """

@@ -332,7 +332,7 @@ def check_weights_fit(sample_weight: Any, labels: Any) -> None:
 
 
 def weights_of_labels(sample_weight: Any, labels: tf.Tensor) -> tf.Tensor:
-    """`check_weights` without its checks, for graphs: always float32 `[batch, tgt_len]`."""
+    """Like `check_weights`, but for graphs: without checks, and always float32 `[batch, tgt_len]`."""
     counts = tf.cast(~_is_ignored(labels), tf.float32)
     if sample_weight is None:
         return counts
@@ -342,7 +342,7 @@ def weights_of_labels(sample_weight: Any, labels: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def plain_messages() -> Iterator[None]:
-    """Where a check of a batch fails, its message becomes one sentence, without the nodes of TensorFlow's graph."""
+    """Shortens the message of a failed check of a batch to one sentence, without the nodes of TensorFlow's graph."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
