@@ -108,7 +108,7 @@ class Flat(SentenceNetwork):
             PositionFusion(self.d_model, self.fusion, **options, name=f"fusion{i}") for i in range(n_fusion)
         ]
         attention = {"scale": self.scale, "k_proj": self.k_proj, "dropatt": self.dropatt}
-        seed_of_layer: Any = self.draw_key  # a function that draws one
+        seed_of_layer: Any = self.draw_key  # a function that draws the seed
         self.stacked = [
             FlatLayer(
                 self.d_model, self.n_head, self.d_inner, residual=self.residual, dropout=self.dropout,
