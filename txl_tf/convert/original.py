@@ -246,7 +246,8 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
         ValueError: the folder is not a run of Transformer-XL, there is no such checkpoint, or a file would be lost.
     """
     folder = RunFolder(model_dir, "language_model")
-    config, vocab = folder.read_config(), folder.load_vocab()
+    config = folder.read_config()
+    vocab = folder.load_vocab()
     if folder.family is not TRANSFORMER_XL:
         message = f"the original program has Transformer-XL alone, got {folder} of {folder.family.name}"
         raise ParameterError("model_dir", str(folder), "a run of Transformer-XL", message)

@@ -290,7 +290,8 @@ class ModelMapping:
                 self._weights[scope.format(i, "proj")] = (self.out_projs[i],), np.transpose
         if self.splits_last_word:
             last = _rows(self.n_token - 1, self.n_token)
-            clusters, layout = (self.tables[0], biases[0]), (last, last)
+            clusters = self.tables[0], biases[0]
+            layout = last, last
             unused = (self.d_embed, self.d_model)  # a bin of one word has probability 1
             self._weights[scope.format(1, "proj")] = (), lambda: np.zeros(unused)
         else:

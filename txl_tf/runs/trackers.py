@@ -71,7 +71,8 @@ def tracked(training: RunConfig, checkpoints: RunCheckpoints, step: int) -> Iter
     Raises:
         OSError: the package cannot log, for example without a login or a connection.
     """
-    name, folder = training.tracker, checkpoints.folder
+    name = training.tracker
+    folder = checkpoints.folder
     if name == "none" or not checkpoints.write:
         yield Tracked()
         return
