@@ -23,9 +23,9 @@ a share of 0.36.
 
 from absl import flags
 
+from txl_config import PRECISIONS
 from txl_programs.flag_values import values
 from txl_programs.program import read_flags, run
-from txl_tf.config import PRECISIONS
 
 SECTIONS = ("specialnames", "compound", "string-methods", "debugger")
 
