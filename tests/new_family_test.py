@@ -25,7 +25,7 @@ from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.language.session import Session
 from txl_tf.runs.checkpoints import average_checkpoints
-from txl_tf.runs.families.record import FAMILIES, families_of_model, family_of, family_of_model
+from txl_tf.runs.families.record import FAMILIES, family_of, family_of_model
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import weights_by_name
 
@@ -157,7 +157,7 @@ def test_the_memory_is_a_hidden_state_that_every_method_carries_on(made_lm):
     session = Session(lm)
     session.read(tokens[:1, :12])
     np.testing.assert_array_equal(session.write(3, temperature=0)[0], written[:1, 12:])
-    state = families_of_model(lm)[0].decoding_cache(lm).initial_state(2)
+    state = lm.decoding_cache().initial_state(2)
     assert not lm.has_cache and [tuple(part.shape) for part in state] == [(2, 1, 32)]
 
 

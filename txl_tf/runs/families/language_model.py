@@ -264,11 +264,6 @@ def least_weights(model: dict) -> int:
     return first_bin * d_embed + projection + model["n_layer"] * d_model * (attention + feed_forward)
 
 
-def decoding_cache(lm: LanguageModel, static_shapes: bool = False) -> Any:
-    """The cache that the texts of a language model are written with."""
-    return lm.decoding_cache(static_shapes)
-
-
 def check_model(model: Any) -> None:
     """Raises ParameterError where hyper-parameters, of any family of language models, do not fit each other."""
     check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val)
@@ -295,7 +290,6 @@ TRANSFORMER_XL = register(
         check=check_model,
         least_weights=least_weights,
         weight_names=original_names,
-        decoding_cache=decoding_cache,
         signatures="language_model",
         required=("n_token", "mem_len"),
         vocabs={"vocab": "n_token"},

@@ -48,13 +48,14 @@ class _Origin:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """A kind of model, and how it is made, trained, evaluated, kept in a folder, cached and served.
+    """A kind of model, and how it is made, trained, evaluated, kept in a folder and served.
 
     Attributes:
         name: the name in `config.json`.
         task: "language_model", "encoder_decoder" or "tagger": which programs open its runs.
         described: what its runs hold and which programs open them, for messages.
-        model: class of the models. A model of a subclass belongs to the family, too.
+        model: class of the models. A model of a subclass belongs to the family, too. The class also says how a text is
+            cached, in its `cached_by` and `decoding_cache`, because `generate` needs no run.
         network: class of the network in the models, where several families share the class of the model, as taggers do.
         config: group of the hyper-parameters.
         make: function of the hyper-parameters, and of options of Keras such as `dtype`, that returns a new model.
@@ -62,8 +63,6 @@ class Family:
         least_weights: function of the hyper-parameters, a dictionary: about how many weights a model has, at least.
         weight_names: function of a model that returns `{name: variable}` of the weights whose names in checkpoints are
             those of another program. All other weights are named by their paths.
-        decoding_cache: function of a model, and of `static_shapes`, that returns the cache that texts are written with,
-            such as `MemoryCache`. `None` where models write nothing, or have a search of their own.
         signatures: name of the signatures of its served models, which `serving/` registers, see
             `txl_tf.serving.signatures.serves`.
         required: hyper-parameters that `config.json` must have, although they have a default elsewhere.
@@ -95,7 +94,6 @@ class Family:
     check: Callable[[Config], None] = lambda model: None
     least_weights: Callable[[dict], int]
     weight_names: Callable[[Any], dict[str, Any]] = lambda model: {}
-    decoding_cache: Callable[..., Any] | None = None
     signatures: str
     required: tuple[str, ...]
     vocabs: Mapping[str, str | None]
