@@ -411,8 +411,10 @@ def compile_modules(checkout):
 
     Without it, every start of a program would measure how long Python takes to compile all of the library's text.
     """
-    for folder in ("txl_tf", "txl_programs"):
-        compileall.compile_dir(os.path.join(checkout, folder), quiet=2)
+    for folder in ("txl_config", "txl_tf", "txl_programs"):
+        path = os.path.join(checkout, folder)
+        if os.path.isdir(path):  # older checkouts have no txl_config
+            compileall.compile_dir(path, quiet=2)
 
 
 def commit_of(checkout):
