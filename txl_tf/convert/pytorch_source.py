@@ -130,7 +130,7 @@ def open_source(path: str | os.PathLike) -> Source:
 
 
 def _file_in(path: str) -> str:
-    """The file with the tensors; `path` may also be its folder."""
+    """The checkpoint file at `path`, or in the folder `path`. Raises FileNotFoundError if there is none."""
     if not os.path.exists(path):
         raise FileNotFoundError(
             f"there is no file or folder {named(path)!r}: a PyTorch checkpoint must be here, none is fetched"

@@ -155,14 +155,15 @@ def sample_sequences(
     uniform: Any = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
 
     def step(i, stopped, state):
+        """Returns the next token, int32 `[B]`, and the next state, which begins with that token."""
         last, scores, caches = state
         log_probs, caches = decode(last, i, caches)
         if sampling is None:
             token = tf.argmax(log_probs, -1, output_type=tf.int32)
         else:
             temperature, top_p = (tf.cast(x, log_probs.dtype) for x in (sampling.temperature, sampling.top_p))
-            options = top_k_top_p(log_probs / temperature[:, None], sampling.top_k, top_p)
-            token = sample_categorical(options, uniform[i][:, 0])
+            likely = top_k_top_p(log_probs / temperature[:, None], sampling.top_k, top_p)
+            token = sample_categorical(likely, uniform[i][:, 0])
         scores += tf.where(stopped, zeros, tf.gather(log_probs, token, batch_dims=1))
         return token, (token, scores, caches)
 

@@ -144,7 +144,13 @@ def check_stops(
     n_token: int, stop_token: int | None = None, stop_strings: Iterable[str] | None = None,
     stop_at_newline: bool = False, vocab: Any = None,
 ) -> Stops:  # fmt: skip
-    """Checks a stop token and stop strings, see `generate`. Returns the `Stops` before the first new token."""
+    """Checks a stop token and stop strings. Returns the initial `Stops`, for a text without a new token.
+
+    Args:
+        n_token: number of symbols of the model.
+        stop_token, stop_strings, stop_at_newline: see `generate`.
+        vocab: the model's vocabulary, which stop strings need.
+    """
     if stop_token is not None:
         check_integer("stop_token", stop_token, 0, n_token - 1)
     if stop_strings is not None and (isinstance(stop_strings, str) or not isinstance(stop_strings, Iterable)):
@@ -158,7 +164,7 @@ def check_stops(
     if len(vocab) != n_token:
         message = f"vocab must have the {n_token} symbols of the model, got {len(vocab)}"
         raise ParameterError("vocab", vocab, f"a vocabulary of the {n_token} symbols of the model", message)
-    rows = [spell(vocab, text) for text in texts]
+    rows = [spell(vocab, text) for text in texts]  # lists of units
     lengths = np.array([len(row) for row in rows])
     strings = aligned(tf.constant(filled_up(rows)), tf.constant(lengths, tf.int32))[None]
     tail = tf.fill([1, lengths.max()], BEFORE)

@@ -239,13 +239,18 @@ def _plain(tokens, labels, ignored, weights):
 
 
 def _weighed(tokens, labels, ignored, weights, always):
-    """Returns `(tokens, labels, weights)`; the weights have no column if all labels count, unless `always`."""
-    counts = tf.cast(~ignored, tf.float32)
+    """Returns `(tokens, labels, weights)`, where the weights of ignored labels are 0.
+
+    If `weights` is `None`, the other labels have the weight 1. If also no label is ignored, the weights are `[B, 0]`,
+    which stands for 1 everywhere; or `[B, T]` with `always`.
+    """
+    not_ignored = tf.cast(~ignored, tf.float32)
     if weights is not None:
-        return tokens, labels, tf.ensure_shape(weights * counts, labels.shape)
-    if not always:
-        counts = counts[:, : tf.where(tf.reduce_any(ignored), tf.shape(labels)[1], 0)]
-    return tokens, labels, tf.ensure_shape(counts, [labels.shape[0], labels.shape[1] if always else None])
+        return tokens, labels, tf.ensure_shape(weights * not_ignored, labels.shape)
+    if always:
+        return tokens, labels, tf.ensure_shape(not_ignored, labels.shape)
+    new_weights = not_ignored[:, : tf.where(tf.reduce_any(ignored), tf.shape(labels)[1], 0)]
+    return tokens, labels, tf.ensure_shape(new_weights, [labels.shape[0], None])
 
 
 def _padded(tokens, labels, ignored, weights, tgt_len):
