@@ -82,7 +82,9 @@ def check_broadcasts(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence
 
 
 def seen_by_article(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[str]) -> Any:
-    """Which keys a query sees by a mask of the articles: numbers are 1 where forbidden, bool is true where seen.
+    """Converts a mask as in the articles about the Transformer: the result is true where a query sees a key.
+
+    In such a mask, the number 1 hides a key and 0 shows it. A bool mask is true where a query sees a key.
 
     Args: as in `check_broadcasts`.
 
@@ -105,10 +107,13 @@ def seen(mask: Any) -> Any:
 
 
 def seen_by_heads(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
-    """`seen_by_article` for a mask that broadcasts to `[batch, num_heads, queries, keys]`, in the layout of `attend`.
+    """Converts a mask as in the articles (`seen_by_article`) and moves its heads to the front, as `attend` needs them.
+
+    Args:
+        mask: broadcasts to `[batch, num_heads, queries, keys]`.
 
     Returns:
-        bool that broadcasts to `[num_heads, batch, queries, keys]`.
+        bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
     """
     visible = seen_by_article(name, mask, sizes, ["batch", "num_heads", "queries", "keys"])
     return tf.transpose(visible[(None,) * (4 - visible.shape.rank)], HEADS_FIRST)
