@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from benchmarking import processes
-from benchmarking.failing import train
+from benchmarking.failing import train as simulate
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 MODEL = {
@@ -226,10 +226,10 @@ def scoring(folder, address, workers, lines):
 
 
 class Watched:
-    """A training by Ray of which a worker is killed now and then, and when its steps were done.
+    """A training run by Ray of which a worker is killed now and then. It records when steps were done.
 
     Args:
-        lasts: seconds from the first step after a start to the failure, one for each start that is to fail.
+        lasts: for each start that is to fail, the seconds from its first step to the failure.
     """
 
     def __init__(self, folder, address, workers, steps, save_steps, lasts):
@@ -267,7 +267,9 @@ class Watched:
                 return
 
     def figures(self, save_steps):
-        """Seconds of a step, of saving, from a failure to the first step, in all; and how long starts lasted."""
+        """Returns the seconds of a step, of saving, from a failure to the next step and in all; and, for each start
+        that failed, the seconds from its first step to the failure.
+        """
         starts = [times for times in map(times_of, sorted(Path(self.model_dir, "train").glob("*.v2"))) if times]
         steps = np.concatenate([np.diff(times) for times in starts])
         first = np.array([times[0] for times in starts])
@@ -284,18 +286,26 @@ def times_of(path):
     return [event.wall_time for event in events if any(value.tag == "epoch_step" for value in event.summary.value)]
 
 
-def failures(folder, address, workers, steps=150, save_steps=15, failing=3):
-    """A row: a training that fails, and what the simulation makes of steps, savings and starts of the same length."""
-    lasts = np.random.default_rng(workers).uniform(4, 12, failing)
-    measured, lasted = Watched(folder, address, workers, steps, save_steps, lasts).run().figures(save_steps)
-    taken = train(steps, measured["step"], save_steps, measured["saving"], measured["starting"], 1.0, Given(lasted))
-    simulated = sum(taken.values()) - taken["failures"]
-    row = {"mode": "ray_failures", "contestant": f"{workers} workers", "failures": taken["failures"]}
-    return {**row, **{name: float(value) for name, value in measured.items()}, "simulated": float(simulated)}
+def failures(folder, address, workers, steps=150, save_steps=15, n_failures=3):
+    """Measures a training run whose workers are killed, and simulates it. Returns a row of the table.
+
+    The row has the real seconds of the run, and the seconds that the simulation predicts from the measured times of a
+    step, of a checkpoint, of a start, and from each start to its failure.
+    """
+    planned = np.random.default_rng(workers).uniform(4, 12, n_failures)  # seconds from the first step to the failure
+    measured, until_failure = Watched(folder, address, workers, steps, save_steps, planned).run().figures(save_steps)
+    mtbf = 1.0  # is not used: the times between failures are given
+    simulated = simulate(
+        steps, measured["step"], save_steps, measured["saving"], measured["starting"], mtbf, Given(until_failure)
+    )
+    number = simulated.pop("failures")  # all other values are seconds
+    row = {"mode": "ray_failures", "contestant": f"{workers} workers", "failures": number}
+    seconds = {name: float(value) for name, value in measured.items()}
+    return {**row, **seconds, "simulated": float(sum(simulated.values()))}
 
 
 class Given:
-    """A generator that draws what it is given, then never again."""
+    """Stands for a random generator: it draws the given values, and then infinity, so that no failure follows."""
 
     def __init__(self, values):
         self.values = iter(values)
