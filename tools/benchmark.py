@@ -142,7 +142,7 @@ def compare(mode, shape, rounds, seconds, peaks, folder):
 
 
 def compare_workers(shape, rounds, seconds):
-    """Measures some processes and more, prints their table and returns its rows. See `workers` above."""
+    """Measures training by several numbers of workers, prints the table and returns its rows. See `workers` above."""
     rows = []
     for n in WORKERS:
         with contextlib.ExitStack() as stack:
@@ -214,7 +214,7 @@ def compare_ray(shape, rounds, folder):
 
 
 def compare_failures(shape, folder):
-    """Measures trainings that fail, prints their table beside the simulation, and returns its rows."""
+    """Measures training runs that fail, prints their times next to the simulated ones, and returns the rows."""
     with cluster.started(cores=4) as address:
         rows = [cluster.failures(text_folder("ray_failures", folder), address, workers) for workers in (2, 3, 4)]
     print_table(f"ray_failures: {describe(shape)}", rows)
@@ -407,7 +407,7 @@ def rows_of_mode(mode, shape, peaks, folder):
 
 
 def chosen_modes():
-    """The modes that the flags name. Raises ValueError where there is no such mode."""
+    """The modes that the flags name. Raises ValueError if a mode does not exist."""
     left_out = ON_SEVERAL if FLAGS.against else ()
     known = [mode for mode in SHAPES if mode not in left_out and (mode in SCALING or not FLAGS.scaling)]
     if FLAGS.mode is None:

@@ -124,7 +124,14 @@ def tasks(folder, address):
 
 
 def preparation(folder, address, workers, words):
-    """A turn of a preparation by so many workers, 0 for the program without Ray: seconds and words a second."""
+    """Prepares a text once. Returns seconds and words per second.
+
+    Args:
+        folder: has train.txt, and gets the results.
+        address: of the Ray cluster.
+        workers: number of workers; 0 for the program without Ray.
+        words: number of words of the text.
+    """
     data_dir = f"{folder}/prepared-{time.monotonic_ns()}"
     flags = {"dataset": "text", "data_path": f"{folder}/train.txt", "level": "word", "data_dir": data_dir}
     found = run("tools/prepare_data.py", **flags, **by_ray(address, workers))
@@ -135,14 +142,14 @@ def preparation(folder, address, workers, words):
 
 
 def tokens_per_second(model_dir):
-    """The median of the lines of log.csv, but the first, of which part was spent on tracing."""
+    """The median of the lines of log.csv, without the first, whose time includes tracing."""
     with open(f"{model_dir}/log.csv") as file:
         return statistics.median(float(row["tokens_per_second"]) for row in list(csv.DictReader(file))[1:])
 
 
 @contextlib.contextmanager
 def on_core(core):
-    """What is started meanwhile runs on this core alone; `None` is all cores."""
+    """In this block, new threads and processes run only on the given core; with `None`, on all cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, before if core is None else {core})
     try:
@@ -152,12 +159,12 @@ def on_core(core):
 
 
 def programs_in(model_dir):
-    """Ids of the processes that train there as workers of Ray."""
+    """Ids of the processes that train in `model_dir` as workers of Ray."""
     return (pid for pid, words in commands() if f"--model_dir={model_dir}" in words and "--ray_workers=0" in words)
 
 
 def move(pid, core):
-    """Has every thread of a process run on a core."""
+    """Makes every thread of a process run on the given core."""
     with contextlib.suppress(OSError):  # it has ended
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {core})
@@ -165,7 +172,7 @@ def move(pid, core):
 
 @contextlib.contextmanager
 def kept_on_core(model_dir, core):
-    """Meanwhile, the workers of Ray that train in a folder are moved to a core; `None` moves none."""
+    """In this block, moves the workers of Ray that train in `model_dir` to the given core; `None` moves none."""
     ended = threading.Event()
 
     def keep():
@@ -182,10 +189,13 @@ def kept_on_core(model_dir, core):
 
 
 def training(folder, address, core=None, steps=200):
-    """A turn of a training by two workers: by Ray, or without an address by hand. Tokens a second of its steps.
+    """Trains once with two workers. Returns tokens per second of the steps, and the seconds of the whole program.
 
     Args:
-        core: what trains has this one alone; default: all.
+        folder: has valid.txt, and gets the results.
+        address: of the Ray cluster; `None` starts the workers without Ray.
+        core: the only core that the workers run on. `None`: all cores.
+        steps: number of steps.
     """
     model_dir = f"{folder}/run-{time.monotonic_ns()}"
     flags = {
@@ -213,7 +223,14 @@ def train_to_score(folder):
 
 
 def scoring(folder, address, workers, lines):
-    """A turn of scoring lines by so many workers, 0 for the program without Ray: lines a second."""
+    """Scores lines once. Returns seconds and lines per second.
+
+    Args:
+        folder: has the run and lines.txt, and gets the results.
+        address: of the Ray cluster.
+        workers: number of workers; 0 for the program without Ray.
+        lines: number of lines.
+    """
     output = Path(f"{folder}/scores-{time.monotonic_ns()}")
     if workers:
         output.mkdir()

@@ -101,7 +101,7 @@ def seen_by_article(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[
 
 
 def seen(mask: Any) -> Any:
-    """`seen_by_article` without its checks."""
+    """Converts a mask as `seen_by_article` does, without its checks."""
     mask = tf.convert_to_tensor(mask)
     return mask if mask.dtype.is_bool else mask == 0
 
@@ -120,7 +120,7 @@ def seen_by_heads(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
 
 
 def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
-    """Which keys a query sees by a mask of Keras, which is true or 1 where a key is seen.
+    """Converts a mask as Keras has it, which is true or 1 where a query sees a key.
 
     Args:
         name: of the argument, for the errors.
@@ -128,7 +128,7 @@ def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
         sizes: see `check_tensors`.
 
     Returns:
-        bool that broadcasts to `[num_heads, batch, queries, keys]`.
+        bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
 
     Raises:
         ParameterError: the mask has another shape, or contains numbers other than 0 and 1.
@@ -163,7 +163,7 @@ def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str) -> Any:
 
 
 def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
-    """Which keys a query sees by the argument `mask` of a vanilla layer, a name that Keras and the articles share.
+    """Converts the argument `mask` of a layer of the vanilla Transformer, a name that Keras and the articles share.
 
     Args:
         name: of the argument, for the errors.
@@ -171,7 +171,7 @@ def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
         sizes: see `check_tensors`.
 
     Returns:
-        bool that broadcasts to `[num_heads, batch, queries, keys]`.
+        bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
 
     Raises:
         ParameterError: the mask has another shape, or it has numbers that the two conventions read differently.

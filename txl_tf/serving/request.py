@@ -75,7 +75,7 @@ def in_vocabulary(name: str, ids: Any, n_token: int, least: int = 0) -> Check:
 
 
 def finite(name: str, x: tf.Tensor) -> Check:
-    """A check that all numbers are finite: then their sum is, which needs no copy of `x`."""
+    """A check that all numbers are finite. It looks at their sum, which needs no copy of `x`."""
     message = f"{name} must hold finite numbers"
     bad = functools.partial(_not_finite, x)
     return Check(tf.math.is_finite(tf.reduce_sum(x)), message, bad)
@@ -94,13 +94,13 @@ def padded_at_the_end(name: str, ids: Any) -> Check:
 
 
 def same_rows(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
-    """A check that two arguments have as many rows as each other."""
+    """A check that the argument `name`, `x`, has as many rows as the argument `other`, `like`."""
     found = tf.shape(x)[0]
     return Check(found == tf.shape(like)[0], f"{name} must have as many rows as {other}", found)
 
 
 def same_shape(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
-    """A check that two arguments have the same shape."""
+    """A check that the argument `name`, `x`, has the shape of the argument `other`, `like`."""
     found = tf.shape(x)
     return Check(found == tf.shape(like), f"{name} must have the shape of {other}", found)
 

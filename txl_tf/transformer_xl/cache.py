@@ -263,11 +263,13 @@ def _erasers(network: Any, starts: Tensor | None, slots: Tensor, klen: Size, in_
     """Two functions that take a ring and return it: the first is called before a segment is written, the second after
     attention has read the ring.
 
-    If documents can start in the segment, one of the two erases earlier documents. The other returns the ring as it is.
+    If the network resets its memory at documents, one of the two erases earlier documents. The other function, or both,
+    return the ring as it is.
 
     Args:
         network: `TransformerXL`.
-        starts, slots, klen, in_place: see `eraser`. `starts` is `None` if no document can start in the segment.
+        starts, slots, klen, in_place: see `eraser`. `starts` is `None` if the network does not reset its memory at
+            documents.
     """
 
     def keep(ring: Tensor) -> Tensor:

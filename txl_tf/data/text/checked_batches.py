@@ -125,7 +125,7 @@ def check_batches(
     elif len(spec) == 2 and weighs == "never":
         form = _plain
     else:
-        form = functools.partial(_weighed, always=weighs == "always")
+        form = functools.partial(_with_weights, always=weighs == "always")
     dataset = dataset.map(lambda *batch: form(*check(*batch, ignoring=weighs != "never")))
     return Batches(dataset, rows, tgt_len or usual_len, count, any_rows=any_rows)
 
@@ -213,7 +213,7 @@ def _is_ignored(labels: Any) -> Any:
 
 
 def _of_labels(weights: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, list]:
-    """Returns weights as float32 in the shape of the labels; and checks of them."""
+    """Returns weights as float32 in the shape of the labels; and checks of them, `(condition, message)` each."""
     weights = tf.cast(weights, tf.float32)
     given = tf.shape(weights)
     if weights.shape.rank == 1:
@@ -238,7 +238,7 @@ def _plain(tokens, labels, ignored, weights):
     return tokens, labels
 
 
-def _weighed(tokens, labels, ignored, weights, always):
+def _with_weights(tokens, labels, ignored, weights, always):
     """Returns `(tokens, labels, weights)`, where the weights of ignored labels are 0.
 
     If `weights` is `None`, the other labels have the weight 1. If also no label is ignored, the weights are `[B, 0]`,

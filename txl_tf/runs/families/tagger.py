@@ -148,7 +148,7 @@ class TaggerRun(EpochRun):
                 if sentence.n > most:
                     message = (
                         f"{corpus.names[split]}, line {line}: the sentence that begins here has {sentence.n:,} tokens; "
-                        f"at most max_seq_len={most} are allowed in training: an empty line splits it in two"
+                        f"at most max_seq_len={most} are allowed in training: insert an empty line to split it in two"
                     )
                     raise ParameterError("max_seq_len", sentence.n, f"at most {most}", message)
         widths = {WIDTHS[name]: table.shape[1] for name, table in corpus.embeddings.items()}
