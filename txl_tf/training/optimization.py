@@ -120,11 +120,9 @@ class ClipAfterAverage(MixedIntoOptimizer):
                 on_replicas: function that calls a function of `sums` on every replica. `None` makes one for the
                     cross-replica context.
             """
-            if on_replicas is None:
-
-                def on_replicas(function):
-                    return strategy.extended.call_for_each_replica(function, args=(sums,))
-
+            on_replicas = on_replicas or (
+                lambda function: strategy.extended.call_for_each_replica(function, args=(sums,))
+            )
             is_update = (self._iterations + 1) % self.batches_per_update == 0
             update = functools.partial(self._update_with_sums, trainable_variables, totals)
             keep = functools.partial(_assign_all, totals)
