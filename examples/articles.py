@@ -32,7 +32,7 @@ rng = np.random.default_rng(0)
 
 
 def of_article(number):
-    """Registers a generator of pairs (the article's, ours)."""
+    """Registers a check of one article: a generator of pairs (the article's result, ours) that should be equal."""
     return lambda function: CHECKS.setdefault(function, number) and function
 
 
@@ -41,7 +41,7 @@ def numbers(*shape):
 
 
 def randomised(layer, *shape):
-    """The layer, built for inputs of this shape, with every weight drawn: zeros and ones would hide mistakes."""
+    """Builds the layer for inputs of this shape and draws every weight: zeros and ones would hide mistakes."""
     layer.build(shape)
     for weight in layer.trainable_weights:
         weight.assign(rng.normal(0, 0.3, weight.shape))
@@ -202,6 +202,8 @@ def plain_attention(q, k, v, mask):
 
 
 def plain_multi_head(layer, v, k, q, mask):
+    """The article's multi-head attention, with the weights of our `layer`."""
+
     def heads(x, dense):
         x = x @ dense.kernel + dense.bias
         return tf.transpose(tf.reshape(x, [*x.shape[:2], layer.num_heads, -1]), [0, 2, 1, 3])
@@ -237,11 +239,13 @@ def scaled_dot_product_attention():
 
 @of_article(2)
 def multi_head_attention():
-    layer = randomised(layers.MultiHeadAttention(8, 2), None, None, 8)
+    layer = randomised(layers.MultiHeadAttention(8, 2), None, None, 8)  # built for the input shape [None, None, 8]
     source, target, padding, _ = source_and_masks()
-    expected = plain_multi_head(layer, source, source, target, padding)
-    yield from zip(expected, layer(source, source, target, padding), strict=True)
-    yield from zip(expected, layer(source, source, target, mask=padding[:, 0, 0] == 0), strict=True)  # as Keras has it
+    value = key = source
+    expected = plain_multi_head(layer, value, key, target, padding)
+    yield from zip(expected, layer(value, key, target, padding), strict=True)
+    keras_mask = padding[:, 0, 0] == 0  # true where a token is not padding; the article's mask is 1 at padding
+    yield from zip(expected, layer(value, key, target, mask=keras_mask), strict=True)
 
 
 @of_article(2)
@@ -296,16 +300,20 @@ def concatenated_one_hot():
 
 @of_article(4)
 def rotation():
-    """The encoding of `pos + k` is that of `pos`, each pair turned by `w_i k`; products do not tell `k` from `-k`."""
+    """What the article says about sinusoidal encodings, with `w_i = 10000 ** (-2i / 8)`.
+
+    The encoding of `pos + k` is the encoding of `pos` with each (sine, cosine) pair rotated by the angle `k w_i`. The
+    dot product of the two encodings is the sum of `cos(k w_i)`, for every `pos`, and the same for `k` and `-k`.
+    """
     table = layers.positional_encoding(40, 8)[0]
     k = 7
     sines, cosines = table[:, 0::2], table[:, 1::2]
     angle = k / 10000 ** (tf.range(0, 8, 2.0) / 8)
-    u, v = tf.cos(angle), tf.sin(angle)
-    yield u * sines[:-k] + v * cosines[:-k], sines[k:]
-    yield u * cosines[:-k] - v * sines[:-k], cosines[k:]
+    cos, sin = tf.cos(angle), tf.sin(angle)
+    yield cos * sines[:-k] + sin * cosines[:-k], sines[k:]
+    yield cos * cosines[:-k] - sin * sines[:-k], cosines[k:]
     products = tf.matmul(table, table, transpose_b=True)
-    yield tf.fill([40 - k], tf.reduce_sum(u)), tf.linalg.diag_part(products, k=k)
+    yield tf.fill([40 - k], tf.reduce_sum(cos)), tf.linalg.diag_part(products, k=k)
     yield tf.linalg.diag_part(products, k=-k), tf.linalg.diag_part(products, k=k)
 
 

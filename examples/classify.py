@@ -1,4 +1,4 @@
-"""Fine-tunes a trained run as a text classifier: from which file, or section of Python's manual, is a passage?
+"""Fine-tunes a trained model as a text classifier, which finds the file, or section of Python's manual, of a passage.
 
     python train.py --flagfile=configs/quickstart.cfg
     python examples/classify.py --model_dir=runs/quickstart --output=runs/classifier.keras
@@ -94,12 +94,17 @@ def passages(classes, length):
         raise ParameterError(name, len(ids), allowed, f"{name} must have {allowed}, got {len(ids)} tokens")
     tokens = np.stack([ids[: number * length].reshape(number, length) for ids in classes.values()])
     labels = np.repeat(np.arange(len(classes))[:, None], number, 1)
-    fifth = np.arange(number) % 5 == 4
-    return [(tokens[:, part].reshape(-1, length), labels[:, part].ravel()) for part in (~fifth, fifth)]
+    is_held_out = np.arange(number) % 5 == 4
+    return [
+        (tokens[:, chosen].reshape(-1, length), labels[:, chosen].ravel()) for chosen in (~is_held_out, is_held_out)
+    ]
 
 
 def read_rows(path):
-    """`[(label, text)]` of a file of label<TAB>text lines; for "manual" the sentences of `SECTIONS`."""
+    """Returns the `(label, text)` of each line of a file of label<TAB>text lines, which must not be empty.
+
+    For the path "manual", they are the sentences of the `SECTIONS` of Python's manual.
+    """
     if path == "manual":
         from pydoc_data.topics import topics
 
@@ -115,56 +120,59 @@ def read_rows(path):
 
 
 def labelled(vocab, paths, length):
-    """Rows to learn from and rows held out: of the second file, or every fifth of each label.
+    """Reads labelled texts. Returns the rows for training and the held-out rows.
+
+    The held-out rows are those of the second file. With one file, they are every fifth row of each label.
 
     Args:
-        paths: one or two of what `read_rows` takes.
-        length: most tokens of a row. Longer rows are cut, and a line is printed.
+        paths: one or two paths, see `read_rows`.
+        length: the largest number of tokens in a row. Longer rows are cut, and the program prints how many.
 
     Returns:
-        `(names, train, held_out)`: the labels; each part `(tokens, labels)`, int `[rows, <= length]` with `PADDING` at
-        the ends of shorter rows, and `[rows]`.
+        `(names, train, held_out)`. `names` are the names of the labels. `train` and `held_out` are pairs of:
+        tokens, int `[rows, <= length]`, padded with `PADDING` at the end; and labels, int `[rows]`, indices of `names`.
 
     Raises:
-        ParameterError: a line is no row, or a symbol is not in the vocabulary; the message names file and line. Or
-            there is only one label, a label has fewer than five rows, or a label of the second file is new.
+        ParameterError: a line is not label<TAB>text, or a symbol is not in the vocabulary; the message names file and
+            line. Or the first file has only one label or fewer than five rows of a label, or the second file has a
+            label that the first one does not have.
     """
     if len(paths) > 2:
         raise ParameterError("rows", paths, "one file or two")
-    parts = [read_rows(path) for path in paths]
-    numbers = Counter(label for label, _ in parts[0])
-    names = list(numbers)
-    rarest, fewest = numbers.most_common()[-1]
+    files = [read_rows(path) for path in paths]
+    rows_per_label = Counter(label for label, _ in files[0])
+    names = list(rows_per_label)
+    rarest, fewest = rows_per_label.most_common()[-1]
     if len(names) < 2 or fewest < 5:
         allowed = "two labels of five rows or more"
-        message = f"{paths[0]} must have {allowed}, got {fewest} of {brief(rarest)}"
-        raise ParameterError("rows", dict(numbers), allowed, message)
-    new = next((label for part in parts[1:] for label, _ in part if label not in numbers), None)
+        got = f"{fewest} of {brief(rarest)}" if len(names) > 1 else f"only the label {brief(rarest)}"
+        raise ParameterError("rows", dict(rows_per_label), allowed, f"{paths[0]} must have {allowed}, got {got}")
+    new = next((label for rows in files[1:] for label, _ in rows if label not in rows_per_label), None)
     if new is not None:
         message = f"{paths[1]} must have only labels of {paths[0]}, got {brief(new)}"
         raise ParameterError("rows", new, names, message)
-    found = []
+    encoded = []
     index_of = {name: i for i, name in enumerate(names)}
-    for path, part in zip(paths, parts, strict=True):
-        ids = list(vocab.encode_stream((f"{text}\n" for _, text in part), path))
+    for path, rows in zip(paths, files, strict=True):
+        ids = list(vocab.encode_stream((f"{text}\n" for _, text in rows), path))  # the newline is a token, too
         cut = sum(len(row) > length for row in ids)
         if cut:
             print(f"{path}: {cut} of {len(ids)} rows have more than {length} tokens; the rest of them is left out")
         tokens = np.full([len(ids), min(length, max(map(len, ids)))], PADDING, np.int32)
         for padded, row in zip(tokens, ids, strict=True):
             padded[: len(row)] = row[:length]
-        found.append((tokens, np.array([index_of[label] for label, _ in part])))
-    if len(found) == 1:
-        tokens, labels = found[0]
-        fifth = np.zeros([len(labels)], bool)
+        encoded.append((tokens, np.array([index_of[label] for label, _ in rows])))
+    if len(encoded) == 1:
+        tokens, labels = encoded[0]
+        is_held_out = np.zeros([len(labels)], bool)
         for label in range(len(names)):
-            fifth[np.flatnonzero(labels == label)[4::5]] = True
-        found = [(tokens[chosen], labels[chosen]) for chosen in (~fifth, fifth)]
-    return names, *found
+            is_held_out[np.flatnonzero(labels == label)[4::5]] = True
+        encoded = [(tokens[chosen], labels[chosen]) for chosen in (~is_held_out, is_held_out)]
+    return names, *encoded
 
 
 def batches(tokens, labels, shuffle_seed=None):
-    """`tf.data.Dataset` of batches (tokens, labels), in a new order every epoch where there is a seed."""
+    """Returns a `tf.data.Dataset` of batches (tokens, labels). With a seed, it shuffles the rows in every epoch."""
     dataset = tf.data.Dataset.from_tensor_slices((tokens, labels))
     if shuffle_seed is not None:
         dataset = dataset.shuffle(len(tokens), seed=shuffle_seed)
@@ -183,12 +191,12 @@ def make_classifier(network, n_class):
 
 
 def fit(classifier, train, held_out, *, epochs, learning_rate):
-    """Compiles the model, which finds out what is frozen, and trains it. Returns the accuracy on held-out passages."""
+    """Trains the model. Returns the accuracy on the held-out passages. Call it again after you freeze or unfreeze."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.Adam(learning_rate)
     if any(layer.compute_dtype == "float16" for layer in classifier.layers):  # without it, small gradients become 0
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    classifier.compile(optimizer, loss, metrics=["accuracy"])
+    classifier.compile(optimizer, loss, metrics=["accuracy"])  # Keras then notes which weights are frozen
     return classifier.fit(train, validation_data=held_out, epochs=epochs, verbose=2).history["val_accuracy"][-1]
 
 
@@ -198,7 +206,10 @@ def predict(classifier, batched):
 
 
 def fine_tune(network, n_class, train, held_out, *, epochs, learning_rate):
-    """A classifier over `network`, trained in two phases. In the first, the network is frozen."""
+    """Returns a trained classifier over `network`.
+
+    In the first phase, the network is frozen and only the dense layer is trained. Then the whole model is trained.
+    """
     classifier = make_classifier(network, n_class)
     network.trainable = False
     classifier.summary()
@@ -237,8 +248,8 @@ def classify(model_dir, data_path, rows, output, length, epochs, learning_rate, 
         classifier.save(output)
     logits = predict(keras.saving.load_model(output) if output else classifier, batches(*held_out))
     tokens, labels = held_out
-    most = Counter(labels.tolist()).most_common(1)[0][1] / len(labels)
-    print(f"{len(labels)} are held out; always taking the most frequent class would be right for {most:.3f}")
+    share = Counter(labels.tolist()).most_common(1)[0][1] / len(labels)
+    print(f"{len(labels)} are held out; always taking the most frequent class would be right for {share:.3f}")
     for label in np.unique(labels):
         i = np.argmax(labels == label)
         text = vocab.decode(tokens[i][tokens[i] != PADDING])

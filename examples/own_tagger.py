@@ -55,10 +55,11 @@ def make_tagger(seed=0):
 
 
 def show(text, tags):
-    """The parts of a text: `2026 YEAR, Nov MONTH`."""
+    """Returns the tagged parts of a text in one line, such as `2026 YEAR, Nov MONTH`."""
     names = np.array(LABELS)[tags]
     starts = [i for i, name in enumerate(names) if name.startswith("B-")]
-    ends = [next(j for j in range(i + 1, len(names)) if not names[j].startswith("I-")) for i in starts]
+    n = len(names)  # the end of a part that has the last tag
+    ends = [next((j for j in range(i + 1, n) if not names[j].startswith("I-")), n) for i in starts]
     return ", ".join(f"{text[i:j]} {names[i][2:]}" for i, j in zip(starts, ends, strict=True))
 
 

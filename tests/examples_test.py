@@ -65,6 +65,7 @@ def test_the_tags_of_dates_are_where_year_and_month_are():
         chars, tags = module.to_arrays([(text, "2026-11-21")])
         assert bytes(chars[0].tolist()).rstrip(b"\0").decode() == text
         assert module.show(text, tags[0]) == "Nov MONTH, '26 YEAR"
+        assert module.show(text, tags[0][: len(text)]) == "Nov MONTH, '26 YEAR"  # the last tag ends the last part
 
 
 def test_the_mask_of_the_classifier_leaves_padding_out():
@@ -152,13 +153,14 @@ def test_labelled_rows_are_filled_up_and_every_fifth_of_a_label_is_held_out(clas
     [
         (["good\tab", "bad ab"], "rows.tsv, line 2 must be label<TAB>text, neither empty, got 'bad ab'"),
         (["good\t "], "rows.tsv, line 1 must be label<TAB>text"),
-        (["good\tab"] * 6, "rows.tsv must have two labels of five rows or more, got 6 of 'good'"),
+        (["good\tab"] * 6, "rows.tsv must have two labels of five rows or more, got only the label 'good'"),
         (["good\tab"] * 6 + ["bad\tb"] * 4, "rows.tsv must have two labels of five rows or more, got 4 of 'bad'"),
         (
             ["good\tab"] * 6 + ["bad\tb"] * 4 + ["bad\tX"],
             "rows.tsv, line 11: 'X' is not in the vocabulary",
         ),
         ([""], "rows.tsv, line 1 must be label<TAB>text"),
+        ([], "rows.tsv is empty"),
     ],
 )
 def test_bad_rows_are_named(classify, vocab, tmp_path, rows, message):

@@ -225,8 +225,10 @@ def test_rows_without_a_text_are_left_out_and_counted(tmp_path, caplog):
     assert "skip_bad_lines: 2, the first because text 1 is empty" in caplog.messages[-1]
     again = corpus.prepare(tmp_path / "again", "text", path, skip_bad_lines=True)
     assert len(again.splits["train"]) and caplog.messages[-1].startswith("rows without a text")
-    with raises_parameter("texts", 0):
+    with pytest.raises(ParameterError, match=r"at least one text, got only 2 element\(s\) without one"):
         txl_tf.prepare(["", None], tmp_path / "none", skip_bad_lines=True)
+    with raises_parameter("texts", 0):
+        txl_tf.prepare([], tmp_path / "none", skip_bad_lines=True)
     with pytest.raises(ParameterError) as caught:
         tokens_of(write_text(tmp_path / "a.txt", "plain text" * 9), skip_bad_lines=True)
     assert caught.value.name == "skip_bad_lines"

@@ -416,6 +416,7 @@ def test_the_program_writes_a_png_file(main, run, tmp_path, capsys, arguments):
         (["--kind=terms", "--text=abc", "--head=2"], "head", 2),
         (["--kind=terms", "--head=0"], "text", None),
         (["--kind=context", "--max_context=8"], "max_context", 8),
+        (["--kind=context", "--context_step=0"], "context_step", 0),
         (["--kind=memory"], "tgt_len", None),
         (["--kind=memory", "--mem_len=0"], "mem_len", 0),
         (["--kind=attention", "--text=abc", "--font=log.csv"], "font", "log.csv"),

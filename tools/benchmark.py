@@ -142,7 +142,7 @@ def compare(mode, shape, rounds, seconds, peaks, folder):
 
 
 def compare_workers(shape, rounds, seconds):
-    """Measures some processes and more, prints their table and returns its rows. See `workers` above."""
+    """Measures training by several numbers of workers, prints the table and returns its rows. See `workers` above."""
     rows = []
     for n in WORKERS:
         with contextlib.ExitStack() as stack:
@@ -159,7 +159,19 @@ def compare_workers(shape, rounds, seconds):
 
 
 def start_workers(shape, n, seconds, stack, bytes_per_pack=None):
-    """Starts `n` processes, without `bytes_per_pack` each alone; returns the function of their turns."""
+    """Starts `n` processes, one worker in each.
+
+    Args:
+        shape: sizes of the model and of the batch.
+        n: number of workers. Each trains on its part of every batch.
+        seconds: how long a turn trains, roughly.
+        stack: ends the processes.
+        bytes_per_pack: size of the buckets in which gradients are all-reduced; 0 for a single one. `None`: the workers
+            do not form a cluster, and each trains a model of its own.
+
+    Returns:
+        A function that lets all workers train for a turn and returns the figures.
+    """
     group = [stack.enter_context(processes.Process()) for _ in range(n)]
     pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(n))
     rows = shape["batch_size"] // n
@@ -167,8 +179,8 @@ def start_workers(shape, n, seconds, stack, bytes_per_pack=None):
     if bytes_per_pack is not None:
         cluster = [f"localhost:{port}" for port in processes.free_ports(n)]
         arguments |= {"cluster": cluster, "bytes_per_pack": bytes_per_pack}
-    begun, *_ = pool.map(lambda i: group[i].call("begin_worker", index=i, **arguments), range(n))
-    reduced = begun.pop("reduced_bytes")
+    first_worker, *_ = pool.map(lambda i: group[i].call("begin_worker", index=i, **arguments), range(n))
+    all_reduced = first_worker.pop("reduced_bytes")  # of each collective operation of a step
 
     def train(steps):
         return list(pool.map(lambda process: process.call("train_steps", steps=steps), group))
@@ -177,13 +189,15 @@ def start_workers(shape, n, seconds, stack, bytes_per_pack=None):
 
     def turn():
         before = processes.loopback_bytes()
-        found = train(steps)
-        sent = (processes.loopback_bytes() - before) / (steps + 1)  # one is not timed
-        taken = statistics.mean(figures["milliseconds_per_step"] for figures in found)
+        of_workers = train(steps)
+        sent = (processes.loopback_bytes() - before) / (steps + 1)  # `train_steps` makes one more step, not timed
+        milliseconds = statistics.mean(figures["milliseconds_per_step"] for figures in of_workers)
         return {
-            "tokens_per_second": 1000 * n * rows * shape["tgt_len"] / taken, "milliseconds_per_step": taken,
-            "collectives": len(reduced), "reduced_bytes": sum(reduced), "loopback_mb": sent / 1e6, **begun,
-            "peak_memory_mb": max(figures["peak_memory_mb"] for figures in found),
+            "tokens_per_second": 1000 * n * rows * shape["tgt_len"] / milliseconds,
+            "milliseconds_per_step": milliseconds,
+            "collectives": len(all_reduced), "reduced_bytes": sum(all_reduced), "loopback_mb": sent / 1e6,
+            **first_worker,  # `parameter_bytes`
+            "peak_memory_mb": max(figures["peak_memory_mb"] for figures in of_workers),
         }  # fmt: skip
 
     return turn
@@ -193,16 +207,16 @@ def compare_ray(shape, rounds, folder):
     """Measures programs with Ray and without it, prints their tables and returns their rows."""
     rows = []
     with cluster.started(cores=4) as address:
-        for task, figure, turns in cluster.tasks(written("ray", folder), address):
+        for task, figure, turns in cluster.tasks(text_folder("ray", folder), address):
             rows += rows_of(f"ray {task}", figure, take_turns(turns, rounds))
             print_table(f"ray {task}: {describe(shape)}", [row for row in rows if row["mode"] == f"ray {task}"])
     return rows
 
 
 def compare_failures(shape, folder):
-    """Measures trainings that fail, prints their table beside the simulation, and returns its rows."""
+    """Measures training runs that fail, prints their times next to the simulated ones, and returns the rows."""
     with cluster.started(cores=4) as address:
-        rows = [cluster.failures(written("ray_failures", folder), address, workers) for workers in (2, 3, 4)]
+        rows = [cluster.failures(text_folder("ray_failures", folder), address, workers) for workers in (2, 3, 4)]
     print_table(f"ray_failures: {describe(shape)}", rows)
     return rows
 
@@ -249,9 +263,9 @@ def start(mode, name, checkout, shape, seconds, folder, stack):
         first = process.call("begin", **contestant)
         return lambda: first | process.call("turn", seconds=seconds)
     if mode == "preparation":
-        return lambda: processes.alone("prepare", checkout, name=name, folder=written(mode, folder))
+        return lambda: processes.alone("prepare", checkout, name=name, folder=text_folder(mode, folder))
     if mode == "startup":
-        text = os.path.join(written(mode, folder), "train.txt")
+        text = os.path.join(text_folder(mode, folder), "train.txt")
         if name == REFERENCE:
             return lambda: processes.watch_reference(shape, text)
         return lambda: processes.watch(shape, text, checkout)
@@ -273,8 +287,8 @@ def start(mode, name, checkout, shape, seconds, folder, stack):
 
 
 @functools.cache
-def written(mode, folder):
-    """A folder with what the preparation and train.py read: train.txt, valid.txt and test.txt."""
+def text_folder(mode, folder):
+    """Writes train.txt, valid.txt and test.txt of random words to a new folder, once for each mode. Returns it."""
     shape = shape_of(mode)
     folder = tempfile.mkdtemp(dir=folder)
     n_token = 5000 if mode in ("startup", "first_answer") else shape["n_token"]
@@ -291,7 +305,7 @@ def trained(mode, checkout, folder):
     if mode == "scoring":
         processes.train_to_score(checkout, shape, runs)
     else:
-        processes.train_to_answer(checkout, shape, os.path.join(written(mode, folder), "train.txt"), runs)
+        processes.train_to_answer(checkout, shape, os.path.join(text_folder(mode, folder), "train.txt"), runs)
     return runs
 
 
@@ -393,7 +407,7 @@ def rows_of_mode(mode, shape, peaks, folder):
 
 
 def chosen_modes():
-    """The modes that the flags name. Raises ValueError where there is no such mode."""
+    """The modes that the flags name. Raises ValueError if a mode does not exist."""
     left_out = ON_SEVERAL if FLAGS.against else ()
     known = [mode for mode in SHAPES if mode not in left_out and (mode in SCALING or not FLAGS.scaling)]
     if FLAGS.mode is None:

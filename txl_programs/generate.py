@@ -212,18 +212,24 @@ def make_answering(folder, path):
 
 
 def check_flags():
-    """Raises ParameterError for flags that exclude each other."""
-    of_lines = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
-    of_sampling = ["top_k", "top_p", "min_p", *changed(["num_return_sequences"])]
+    """Raises ParameterError for flags that exclude each other, or that have no effect without another flag."""
+    input_flags = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
+    sampling_flags = [
+        "top_k",
+        "top_p",
+        "min_p",
+        *changed(["num_return_sequences"]),
+    ]  # 1, the default, is always allowed
+    # Each row: flags, whether they have an effect, and the rest of the message, which begins with the flag.
     check_used(
-        (of_lines, FLAGS.input is not None, "is for the lines of --input, which is not given"),
+        (input_flags, FLAGS.input is not None, "is for the lines of --input, which is not given"),
         (("prompt", "prompt_file", "interactive", "verbose"), FLAGS.input is None, "and --input exclude each other"),
-        (["temperature", *of_sampling], not FLAGS.greedy, "is for sampling, and --greedy does not sample"),
-        (of_sampling, FLAGS.temperature != 0, "is for sampling, and --temperature=0 does not sample"),
+        (["temperature", *sampling_flags], not FLAGS.greedy, "is for sampling, and --greedy does not sample"),
+        (sampling_flags, FLAGS.temperature != 0, "is for sampling, and --temperature=0 does not sample"),
         (
             ("repetition_window",),
             FLAGS.repetition_penalty not in (None, 1),
-            "is for --repetition_penalty: give it, too",
+            "needs --repetition_penalty, with a value other than 1",
         ),
     )
     if FLAGS.interactive and FLAGS.num_return_sequences > 1:

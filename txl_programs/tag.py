@@ -113,11 +113,15 @@ def open_pipeline(folder, path):
     return TaggingPipeline.open(folder, path, **changes)
 
 
-def compare(sentences, pipeline, text):
-    """Tags the sentences of --tagged, prints tables, and writes the entities if --output or --format is given.
+def compare(sentences, pipeline, format_line):
+    """Tags the sentences of --tagged, and compares with their own tags: prints scores and the confusion of types.
+
+    It also writes the entities if --output or --format is given, and the wrong sentences with --list_wrong.
 
     Args:
-        text: function from a `TaggedLine` to the output for it.
+        sentences: sentences with their tags, from `read_tagged`.
+        pipeline: `TaggingPipeline`.
+        format_line: function from a `TaggedLine` to the output for it.
     """
     tagger = pipeline.tagger
     model = pipeline.model
@@ -126,19 +130,20 @@ def compare(sentences, pipeline, text):
     tokens = [sentence.tokens for sentence in sentences]
     space = " " if model.token_level == "word" else ""
     places = [f"{FLAGS.tagged}, line {line_of(sentence, 0)}" for sentence in sentences]
-    for each, place in zip(tokens, places, strict=True):
-        pipeline.warn_of_length(each, place, FLAGS.split_sentences)
+    for sentence_tokens, place in zip(tokens, places, strict=True):
+        pipeline.warn_of_length(sentence_tokens, place, FLAGS.split_sentences)
     results = tagger.tag_in_sentences(tokens, split=FLAGS.split_sentences)
-    written = FLAGS.output or FLAGS["format"].present
-    if written:
+    writes_entities = FLAGS.output or FLAGS["format"].present
+    if writes_entities:
         pairs = zip(tokens, results, strict=True)
-        write_answers((TaggedLine.of(tagger, space.join(tokens), tokens, found) for tokens, found in pairs), text)
+        lines = (TaggedLine.of(tagger, space.join(of_line), of_line, result) for of_line, result in pairs)
+        write_answers(lines, format_line)
     found = [result.tags for result in results]
     scheme = model.scheme
     report = [format_scores(score_table(found, tags, scheme)), format_confusion(confusion(found, tags, scheme))]
     if FLAGS.list_wrong:
         report.append(format_wrong(places, tokens, found, tags, scheme, space))
-    out = sys.stderr if written and not FLAGS.output else sys.stdout
+    out = sys.stderr if writes_entities and not FLAGS.output else sys.stdout  # the entities take the standard output
     print(*report, sep="\n\n", file=out)
 
 

@@ -387,12 +387,19 @@ def nll(
 
 
 def log_probs(h: Tensor, clusters: Sequence[Cluster], entries: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Log-probabilities of all words, in the order of the vocabulary: `[..., E]` to `[..., n_token]`."""
+    """Log-probabilities of all words, in the order of the vocabulary, `[..., n_token]`.
+
+    Args:
+        h: hidden states, `[..., E]`.
+        clusters: the clusters of the vocabulary, the most frequent words first.
+        entries: weights and biases of the entries in the first softmax that stand for the later clusters, see
+            `head_of`. `None` for a single cluster.
+    """
     first, *others = clusters
     head = tf.nn.log_softmax(ops.logits(h, *head_of(first, entries), first.projection))
     n_first = first.bias.shape[0]
-    found = [head[..., :n_first]]
+    of_clusters = [head[..., :n_first]]
     for i, cluster in enumerate(others):
         tail = tf.nn.log_softmax(ops.logits(h, cluster.table, cluster.bias, cluster.projection))
-        found.append(head[..., n_first + i, None] + tail)
-    return tf.concat(found, -1)
+        of_clusters.append(head[..., n_first + i, None] + tail)
+    return tf.concat(of_clusters, -1)

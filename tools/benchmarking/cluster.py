@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from benchmarking import processes
-from benchmarking.failing import train
+from benchmarking.failing import train as simulate
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 MODEL = {
@@ -124,7 +124,14 @@ def tasks(folder, address):
 
 
 def preparation(folder, address, workers, words):
-    """A turn of a preparation by so many workers, 0 for the program without Ray: seconds and words a second."""
+    """Prepares a text once. Returns seconds and words per second.
+
+    Args:
+        folder: has train.txt, and gets the results.
+        address: of the Ray cluster.
+        workers: number of workers; 0 for the program without Ray.
+        words: number of words of the text.
+    """
     data_dir = f"{folder}/prepared-{time.monotonic_ns()}"
     flags = {"dataset": "text", "data_path": f"{folder}/train.txt", "level": "word", "data_dir": data_dir}
     found = run("tools/prepare_data.py", **flags, **by_ray(address, workers))
@@ -135,14 +142,14 @@ def preparation(folder, address, workers, words):
 
 
 def tokens_per_second(model_dir):
-    """The median of the lines of log.csv, but the first, of which part was spent on tracing."""
+    """The median of the lines of log.csv, without the first, whose time includes tracing."""
     with open(f"{model_dir}/log.csv") as file:
         return statistics.median(float(row["tokens_per_second"]) for row in list(csv.DictReader(file))[1:])
 
 
 @contextlib.contextmanager
 def on_core(core):
-    """What is started meanwhile runs on this core alone; `None` is all cores."""
+    """In this block, new threads and processes run only on the given core; with `None`, on all cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, before if core is None else {core})
     try:
@@ -152,12 +159,12 @@ def on_core(core):
 
 
 def programs_in(model_dir):
-    """Ids of the processes that train there as workers of Ray."""
+    """Ids of the processes that train in `model_dir` as workers of Ray."""
     return (pid for pid, words in commands() if f"--model_dir={model_dir}" in words and "--ray_workers=0" in words)
 
 
 def move(pid, core):
-    """Has every thread of a process run on a core."""
+    """Makes every thread of a process run on the given core."""
     with contextlib.suppress(OSError):  # it has ended
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {core})
@@ -165,7 +172,7 @@ def move(pid, core):
 
 @contextlib.contextmanager
 def kept_on_core(model_dir, core):
-    """Meanwhile, the workers of Ray that train in a folder are moved to a core; `None` moves none."""
+    """In this block, moves the workers of Ray that train in `model_dir` to the given core; `None` moves none."""
     ended = threading.Event()
 
     def keep():
@@ -182,10 +189,13 @@ def kept_on_core(model_dir, core):
 
 
 def training(folder, address, core=None, steps=200):
-    """A turn of a training by two workers: by Ray, or without an address by hand. Tokens a second of its steps.
+    """Trains once with two workers. Returns tokens per second of the steps, and the seconds of the whole program.
 
     Args:
-        core: what trains has this one alone; default: all.
+        folder: has valid.txt, and gets the results.
+        address: of the Ray cluster; `None` starts the workers without Ray.
+        core: the only core that the workers run on. `None`: all cores.
+        steps: number of steps.
     """
     model_dir = f"{folder}/run-{time.monotonic_ns()}"
     flags = {
@@ -213,7 +223,14 @@ def train_to_score(folder):
 
 
 def scoring(folder, address, workers, lines):
-    """A turn of scoring lines by so many workers, 0 for the program without Ray: lines a second."""
+    """Scores lines once. Returns seconds and lines per second.
+
+    Args:
+        folder: has the run and lines.txt, and gets the results.
+        address: of the Ray cluster.
+        workers: number of workers; 0 for the program without Ray.
+        lines: number of lines.
+    """
     output = Path(f"{folder}/scores-{time.monotonic_ns()}")
     if workers:
         output.mkdir()
@@ -226,10 +243,10 @@ def scoring(folder, address, workers, lines):
 
 
 class Watched:
-    """A training by Ray of which a worker is killed now and then, and when its steps were done.
+    """A training run by Ray of which a worker is killed now and then. It records when steps were done.
 
     Args:
-        lasts: seconds from the first step after a start to the failure, one for each start that is to fail.
+        lasts: for each start that is to fail, the seconds from its first step to the failure.
     """
 
     def __init__(self, folder, address, workers, steps, save_steps, lasts):
@@ -267,7 +284,9 @@ class Watched:
                 return
 
     def figures(self, save_steps):
-        """Seconds of a step, of saving, from a failure to the first step, in all; and how long starts lasted."""
+        """Returns the seconds of a step, of saving, from a failure to the next step and in all; and, for each start
+        that failed, the seconds from its first step to the failure.
+        """
         starts = [times for times in map(times_of, sorted(Path(self.model_dir, "train").glob("*.v2"))) if times]
         steps = np.concatenate([np.diff(times) for times in starts])
         first = np.array([times[0] for times in starts])
@@ -284,18 +303,26 @@ def times_of(path):
     return [event.wall_time for event in events if any(value.tag == "epoch_step" for value in event.summary.value)]
 
 
-def failures(folder, address, workers, steps=150, save_steps=15, failing=3):
-    """A row: a training that fails, and what the simulation makes of steps, savings and starts of the same length."""
-    lasts = np.random.default_rng(workers).uniform(4, 12, failing)
-    measured, lasted = Watched(folder, address, workers, steps, save_steps, lasts).run().figures(save_steps)
-    taken = train(steps, measured["step"], save_steps, measured["saving"], measured["starting"], 1.0, Given(lasted))
-    simulated = sum(taken.values()) - taken["failures"]
-    row = {"mode": "ray_failures", "contestant": f"{workers} workers", "failures": taken["failures"]}
-    return {**row, **{name: float(value) for name, value in measured.items()}, "simulated": float(simulated)}
+def failures(folder, address, workers, steps=150, save_steps=15, n_failures=3):
+    """Measures a training run whose workers are killed, and simulates it. Returns a row of the table.
+
+    The row has the real seconds of the run, and the seconds that the simulation predicts from the measured times of a
+    step, of a checkpoint, of a start, and from each start to its failure.
+    """
+    planned = np.random.default_rng(workers).uniform(4, 12, n_failures)  # seconds from the first step to the failure
+    measured, until_failure = Watched(folder, address, workers, steps, save_steps, planned).run().figures(save_steps)
+    mtbf = 1.0  # is not used: the times between failures are given
+    simulated = simulate(
+        steps, measured["step"], save_steps, measured["saving"], measured["starting"], mtbf, Given(until_failure)
+    )
+    number = simulated.pop("failures")  # all other values are seconds
+    row = {"mode": "ray_failures", "contestant": f"{workers} workers", "failures": number}
+    seconds = {name: float(value) for name, value in measured.items()}
+    return {**row, **seconds, "simulated": float(sum(simulated.values()))}
 
 
 class Given:
-    """A generator that draws what it is given, then never again."""
+    """Stands for a random generator: it draws the given values, and then infinity, so that no failure follows."""
 
     def __init__(self, values):
         self.values = iter(values)

@@ -108,11 +108,15 @@ def word_pairs(number):
 
 
 def pair_batches(shape, by_length):
-    """Batches of source and target `[batch, longest]`, in a random order. Each target has the start symbol in front."""
+    """Batches of source and target `[batch, longest]`, in a random order. Each target begins with the start symbol.
+
+    Args:
+        shape: sizes of the benchmark.
+        by_length: whether sources of similar length share a batch.
+    """
     sources, targets = word_pairs(shape["pairs"])
     order = np.random.default_rng(1).permutation(shape["pairs"])
     if by_length:
         order = order[np.argsort([len(sources[i]) for i in order], kind="stable")]
-    rows = order.reshape(-1, shape["batch_size"])
-    rows = np.random.default_rng(2).permutation(rows)
-    return [(padded([sources[i] for i in some]), padded([[START, *targets[i]] for i in some])) for some in rows]
+    batches = np.random.default_rng(2).permutation(order.reshape(-1, shape["batch_size"]))  # indices of pairs
+    return [(padded([sources[i] for i in batch]), padded([[START, *targets[i]] for i in batch])) for batch in batches]

@@ -66,11 +66,16 @@ def alone(task, checkout=ROOT, **arguments):
         return process.call(task, **arguments)
 
 
-def failure(what, written):
-    """The ValueError of a process that failed, with the last line it has written; --verbosity=1 shows the others."""
-    lines = [line for line in written.splitlines() if line.strip() and not line.startswith("(--verbosity")]
-    error = ValueError(f"{what} failed: {lines[-1] if lines else 'it says nothing'}")
-    error.__cause__ = RuntimeError(written[-3000:])
+def failure(what, output):
+    """Returns the ValueError for a process that failed.
+
+    The message has the last line of its output. The end of the output is the cause of the error, which the benchmark
+    prints with --verbosity=1.
+    """
+    # A program's own hint about --verbosity is not its error.
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith("(--verbosity")]
+    error = ValueError(f"{what} failed: {lines[-1] if lines else 'no output'}")
+    error.__cause__ = RuntimeError(output[-3000:])
     return error
 
 

@@ -39,7 +39,7 @@ def picked(pick: Any, *numbers: int) -> list[int]:
 
     Args:
         pick: the data, which anybody may have sent.
-        *numbers: how many integers it may have.
+        *numbers: the allowed numbers of integers; 1 and 3 allow "5" and "5:0:1".
 
     Raises:
         ParameterError: the page cannot have sent it.

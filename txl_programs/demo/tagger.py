@@ -117,13 +117,17 @@ class TaggerView:
         note = said("Click a character or a word: what it attends to is coloured.")
         return figure(said(title), *drawn, self._words(tokens, left_out), note=note)
 
-    def _picked(self, pick, number):
-        """`(item, layer, head)` of a click; `None` for what it does not contain."""
+    def _picked(self, pick, n_items):
+        """`(item, layer, head)` of a click, such as "5:0:1"; `None` for each that the click does not name.
+
+        A click on an item also counts for later lattices of the sentence. If such a lattice has fewer words, because
+        words were taken out of the lexicon, it may not have the item: then the click is ignored.
+        """
         if not pick:
             return None, None, None
-        item, *of_head = picked(pick, 1, 3)
+        item, *of_head = picked(pick, 1, 3)  # "item" or "item:layer:head"
         layer, head = of_head or (None, None)
-        if item >= number:  # of a lattice with more words
+        if item >= n_items:
             return None, None, None
         if of_head and not (layer < self.network.n_layer and head < self.network.n_head):
             raise other_click(pick, "model", "Tag the sentence again.")

@@ -14,7 +14,7 @@ from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, element, notice, side_by_side
 from txl_programs.demo.runs import OpenRun
 
-MOST_RUNS = 2  # side by side
+MOST_RUNS = 2  # the largest number of runs side by side
 # A click on what has `data-pick` says so, and in which of the runs' columns; by keyboard, too.
 CLICKS = """
 const say = event => {
@@ -70,12 +70,12 @@ class Board:
         return gr.CheckboxGroup(names, value=names[:MOST_RUNS], label=label, visible=len(names) > 1)
 
     def chosen(self, names: Any) -> dict[str, Any]:
-        """The views of these names. Raises ParameterError if there are none, or too many."""
-        found = {name: self.views[name] for name in names or () if name in self.views}
-        if not 1 <= len(found) <= MOST_RUNS:
+        """The views of the chosen names. Raises `Refusal`, a ParameterError, unless there are 1 to `MOST_RUNS`."""
+        views = {name: self.views[name] for name in names or () if name in self.views}
+        if not 1 <= len(views) <= MOST_RUNS:
             sentence = "Choose one run, or two to compare. {number} are chosen."
-            raise Refusal("runs", list(found), f"1 to {MOST_RUNS} runs", sentence, number=len(found))
-        return found
+            raise Refusal("runs", list(views), f"1 to {MOST_RUNS} runs", sentence, number=len(views))
+        return views
 
     def listen(self, event: Callable, function: Callable, inputs: Any, outputs: Any) -> Any:
         """Calls a function for an event. The limit of visitors counts the events of all functions."""

@@ -134,6 +134,7 @@ from txl_tf.data.pairs.parallel import START_ID, read_lines, without_ends
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.files import check_writable
 from txl_tf.language.reading import nll_by_memory
+from txl_tf.language.sampling import check_integer
 from txl_tf.nn.positions import positional_encoding
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import metric_of
@@ -143,6 +144,7 @@ from txl_tf.vanilla.translator import Translator
 
 
 def only_one(model_dirs):
+    """Returns the only run of --model_dir. Raises ParameterError if there are several."""
     if len(model_dirs) > 1:
         message = f"model_dir must be one run here, got {len(model_dirs)}: {', '.join(model_dirs)}"
         raise ParameterError("model_dir", model_dirs, "one run", message)
@@ -279,6 +281,7 @@ def memory_along(folder, vocab, mem_len, tgt_len, changes):
 
 
 def context():
+    """Draws the mean nll of held-out text, for each run, against the number of tokens that the run sees."""
     model_dirs = FLAGS.model_dir
     step = FLAGS.context_step
     if FLAGS.ckpt_path:
@@ -289,24 +292,28 @@ def context():
     for folder in folders[1:]:
         difference = vocab.difference(folder.load_vocab())
         if difference:
-            message = f"model_dir {folder} has another vocabulary than {model_dirs[0]}: {difference}"
+            message = f"the vocabulary of model_dir {folder} differs from that of {model_dirs[0]}: {difference}"
             raise ParameterError("model_dir", folder.path, "runs with one vocabulary", message)
     spans = [span_of(config) for config in configs]
     longest = 2 * max(spans) if FLAGS.max_context is None else FLAGS.max_context
-    if step < 1 or longest < 2 * step:
+    check_integer("context_step", step, 1)
+    if longest < 2 * step:
         message = f"max_context must be at least twice context_step={step}, got {longest}"
         raise ParameterError("max_context", longest, f"at least {2 * step}", message)
     ids = held_out(folders[0], vocab)[: FLAGS.max_tokens]
     nll = []
     for folder, span in zip(folders, spans, strict=True):
-        lm = load_model(folder, mem_len=max(span - step, 0))
+        lm = load_model(folder, mem_len=max(span - step, 0))  # a segment has `step` tokens; with memory, `span`
         nll.append(nll_by_context(lm, ids, step, longest // step))
     metric = metric_of(is_by_character_in(configs[0]["data"], vocab))
     return draw_context(np.stack(nll), names_of(model_dirs), step, spans, metric)
 
 
 def span_of(config):
-    """The most keys that a token sees: --mem_len and a step, or memory and segment as in training."""
+    """The largest number of keys that a token sees: memory (--mem_len) and a segment of --context_step tokens.
+
+    Without --mem_len, the memory and the segment are those of training.
+    """
     if FLAGS.mem_len is not None:
         return FLAGS.mem_len + FLAGS.context_step
     return config["model"]["mem_len"] + config.get("training", {}).get("tgt_len", 0)

@@ -189,13 +189,23 @@ def _n_rows(table: Any) -> int:
     return table.num_rows
 
 
-def _work(folder: str, function: Callable, *call: Any) -> Iterator[tuple[Any, int]]:
-    """In a worker: what a function yields, each with the number of bytes that were read for it."""
+def _work(folder: str, function: Callable, *given: Any) -> Iterator[tuple[Any, int]]:
+    """Calls a function in a worker.
+
+    Args:
+        folder: working directory of the driver, so that relative paths mean the same here.
+        function: function of `(*arguments, progress=, numbered=)` that yields results.
+        *given: its arguments. Of `Rows`, the table is a reference to Ray's store.
+
+    Yields:
+        `(result, n_bytes)`: each result, with the number of bytes read since the one before; and at the end `(None,
+        n_bytes)`, with the bytes read after the last result.
+    """
     import ray
 
     if os.path.isdir(folder):
-        os.chdir(folder)  # the driver's, for paths that are relative
-    arguments = [value._replace(table=ray.get(value.table)) if isinstance(value, Rows) else value for value in call]
+        os.chdir(folder)
+    arguments = [value._replace(table=ray.get(value.table)) if isinstance(value, Rows) else value for value in given]
     n_bytes = 0
 
     def progress(n):
@@ -207,7 +217,8 @@ def _work(folder: str, function: Callable, *call: Any) -> Iterator[tuple[Any, in
             yield result, n_bytes
             n_bytes = 0
     except ValueError:
+        # To name the line in the whole file, the lines before the portion are counted: only now, because it is slow.
         for _ in function(*arguments, numbered=True):
-            pass  # raises the same, but with the number of the line in the whole file
+            pass  # raises the same error, with that number
         raise
     yield None, n_bytes

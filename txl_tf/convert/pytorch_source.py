@@ -130,17 +130,18 @@ def open_source(path: str | os.PathLike) -> Source:
 
 
 def _file_in(path: str) -> str:
-    """The file with the tensors; `path` may also be its folder."""
+    """The checkpoint file at `path`, or in the folder `path`. Raises FileNotFoundError if there is none."""
     if not os.path.exists(path):
         raise FileNotFoundError(
-            f"there is no file or folder {named(path)!r}: a PyTorch checkpoint must be here, none is fetched"
+            f"there is no file or folder {named(path)!r}: a PyTorch checkpoint must be on this machine, none is fetched"
         )
     if not os.path.isdir(path):
         return path
     files = HF_FILES if os.path.isfile(os.path.join(path, CONFIG_FILE)) else (*OTHER_FILES, *HF_FILES)
     found = [name for name in files if os.path.isfile(os.path.join(path, name))]
     if not found:
-        raise FileNotFoundError(f"there is no PyTorch checkpoint in {path}: none of {', '.join(files)}. Name the file")
+        message = f"there is no PyTorch checkpoint in {path}: none of {', '.join(files)}. Name the file itself"
+        raise FileNotFoundError(message)
     return os.path.join(path, found[0])
 
 

@@ -109,10 +109,10 @@ def _agreed(given: str | None, said: Any, path: str) -> str | None:
 
 
 def repaired(symbols: list[str]) -> tuple[list[str], int]:
-    """The symbols, with words repaired that were UTF-8 read as latin1; and the number of such words.
+    """Repairs words that are UTF-8 read as latin1. Returns the symbols and the number of repaired words.
 
     Hugging Face's vocabulary has this mistake. It is repaired only where it is certain: every symbol, encoded as
-    latin1, is UTF-8, and no two symbols become one.
+    latin1, is UTF-8, and no two symbols become equal.
     """
     try:
         better = [symbol.encode("latin1").decode("utf-8") for symbol in symbols]

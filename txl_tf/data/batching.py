@@ -16,9 +16,9 @@ def by_length(lengths: np.ndarray | Sequence[np.ndarray], most: int | Callable[.
     """Yields batches of rows of similar length, the shortest first: int `[B]`, the indices of rows.
 
     Args:
-        lengths: int `[rows]`; or several arrays: each one orders the rows that are equal in the arrays before it.
-        most: number of rows of a batch; or a function that takes the remaining rows, in order, and returns it. A batch
-            always has at least one row.
+        lengths: int `[rows]`; or several such arrays, each of which breaks the ties of the arrays before it.
+        most: number of rows of a batch; or a function that returns it for the indices of the remaining rows, the
+            shortest row first. A batch always has at least one row.
     """
     order = np.lexsort(np.atleast_2d(lengths)[::-1])
     while order.size:

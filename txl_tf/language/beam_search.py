@@ -155,14 +155,15 @@ def sample_sequences(
     uniform: Any = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
 
     def step(i, stopped, state):
+        """Returns the next token, int32 `[B]`, and the next state, which begins with that token."""
         last, scores, caches = state
         log_probs, caches = decode(last, i, caches)
         if sampling is None:
             token = tf.argmax(log_probs, -1, output_type=tf.int32)
         else:
             temperature, top_p = (tf.cast(x, log_probs.dtype) for x in (sampling.temperature, sampling.top_p))
-            options = top_k_top_p(log_probs / temperature[:, None], sampling.top_k, top_p)
-            token = sample_categorical(options, uniform[i][:, 0])
+            likely = top_k_top_p(log_probs / temperature[:, None], sampling.top_k, top_p)
+            token = sample_categorical(likely, uniform[i][:, 0])  # a token has two random numbers; one is enough
         scores += tf.where(stopped, zeros, tf.gather(log_probs, token, batch_dims=1))
         return token, (token, scores, caches)
 
@@ -230,35 +231,46 @@ def beam_search(
     limits = tf.fill([batch], most) if limits is None else limits
 
     def penalty(length):
+        """The divisor of the log-probabilities of targets with `length` tokens (Wu et al. 2016)."""
         return ((5.0 + tf.cast(length, dtype)) / 6.0) ** length_penalty
 
     def body(i, last, alive, totals, finished, scores, caches):
+        """One step.
+
+        Args:
+            i: number of tokens of the hypotheses.
+            last: int32 `[B, K]`, the last token of each hypothesis.
+            alive, totals: the hypotheses that have not ended, int32 `[B, K, N]`, and their log-probabilities `[B, K]`.
+            finished, scores: the best targets that have ended, int32 `[B, K, N]`, and their scores `[B, K]`.
+            caches: keys and values of the hypotheses.
+        """
         before = (last, alive, totals, finished, scores)
         log_probs, caches = decode(tf.reshape(last, [-1]), i, caches)
         sums = totals[..., None] + tf.reshape(log_probs, [batch, size, -1])  # [B, K, V]
-        here = columns == i
-        ended = tf.where(here, end, alive)
+        is_new = columns == i
+        ended = tf.where(is_new, end, alive)
         ended_scores = tf.where(sums[..., end] > _NONE / 2, sums[..., end] / penalty(i + 1), none)
-        scores, kept = tf.math.top_k(tf.concat([scores, ended_scores], 1), size)
-        finished = tf.gather(tf.concat([finished, ended], 1), kept, batch_dims=1)
+        scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), size)
+        finished = tf.gather(tf.concat([finished, ended], 1), best, batch_dims=1)
 
         n_token = tf.shape(sums)[2]
         sums = tf.where(tf.range(n_token) == end, none, sums)
-        totals, kept = tf.math.top_k(tf.reshape(sums, [batch, -1]), size)
-        parents = kept // n_token
-        last = kept % n_token
-        alive = tf.where(here, last[..., None], tf.gather(alive, parents, batch_dims=1))
+        totals, best = tf.math.top_k(tf.reshape(sums, [batch, -1]), size)
+        parents = best // n_token
+        last = best % n_token
+        alive = tf.where(is_new, last[..., None], tf.gather(alive, parents, batch_dims=1))
         rows = tf.reshape(first_rows + parents, [-1])
         caches = tf.nest.map_structure(lambda cache: tf.gather(cache, rows, axis=1), caches)
         after = (last, alive, totals, finished, scores)
         below_limit = i < limits  # the other rows do not change any more
-        found = [
+        state = [
             tf.where(tf.reshape(below_limit, [-1] + [1] * (x.shape.rank - 1)), x, old)
             for x, old in zip(after, before, strict=True)
         ]
-        return i + 1, *found, caches
+        return i + 1, *state, caches
 
     def more(i, last, alive, totals, finished, scores, caches):
+        """Whether a hypothesis of a row can still get a better score than the worst of its finished targets."""
         best = totals[:, 0] / penalty(limits)  # log-probabilities can only fall, and penalties only grow
         return tf.reduce_any((i < limits) & (best > scores[:, -1]))
 
@@ -269,5 +281,5 @@ def beam_search(
     i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
     # If the search stopped before the limit, all finished targets have higher scores than the others.
     unended = totals / penalty(tf.minimum(i, limits))[:, None]
-    scores, kept = tf.math.top_k(tf.concat([scores, unended], 1), size)
-    return tf.gather(tf.concat([finished, alive], 1), kept, batch_dims=1), scores
+    scores, best = tf.math.top_k(tf.concat([scores, unended], 1), size)
+    return tf.gather(tf.concat([finished, alive], 1), best, batch_dims=1), scores

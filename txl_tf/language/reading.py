@@ -76,11 +76,13 @@ def read_text(lm: LanguageModel, ids: np.ndarray, tgt_len: int, number: int = 10
 
 
 def look_back(lm: LanguageModel, ids: np.ndarray, place: int, tgt_len: int) -> LookBack:
-    """The attention of a model when it predicts one token of a text, and the effect of its memory on the nll.
+    """The attention of a model when it predicts one token of a text, and the nll of that token with less memory.
 
     Args:
-        lm, ids, tgt_len: see `read_text`.
-        place: position of the token, from 1 to n - 1.
+        lm: `TransformerXLLM` or `TransformerLM`.
+        ids: int `[n]`, the text, n at least 2.
+        place: position of the token in the text, from 1 to n - 1.
+        tgt_len: number of tokens of a segment.
 
     Raises:
         ParameterError: an argument is out of its range.
@@ -95,7 +97,8 @@ def look_back(lm: LanguageModel, ids: np.ndarray, place: int, tgt_len: int) -> L
     mem_len = mems[0].shape[1]
     kept = (0, mem_len // 2, mem_len)
     nll = np.stack([lm.score(tokens, labels, last_of(mems, k))[0].numpy()[0, -1] for k in kept])
-    return LookBack(probs[:, :, 0, -1].numpy(), start - mem_len, start, kept, nll)
+    of_last_query = probs[:, :, 0, -1].numpy()  # from [n_layer, n_head, batch, T, K], with a batch of 1
+    return LookBack(of_last_query, first_key=start - mem_len, segment=start, kept=kept, nll=nll)
 
 
 def nll_by_memory(
@@ -128,7 +131,7 @@ def nll_by_memory(
 
 
 def memory_after(lm: LanguageModel, ids: np.ndarray, tgt_len: int) -> list[Tensor]:
-    """The memory after a text, int `[n]`, which is read in segments. After an empty text, it is `initial_mems`."""
+    """The memory after the model has read `ids`, int `[n]`, in segments of `tgt_len`; `initial_mems` if n is 0."""
     mems = lm.initial_mems(1)
     for start in range(0, len(ids), tgt_len):
         _, mems = lm.network(ids[None, start : start + tgt_len], mems)

@@ -71,7 +71,9 @@ def remember_segment(history: History, tokens: Tensor, lengths: Tensor) -> Histo
 
 
 def sample_categorical(scores: Tensor, uniform: Tensor) -> Tensor:
-    """Draws an index of every row from `softmax(scores)`, with its cumulative sums. It never draws a score of -inf.
+    """Draws one index for every row, with the probabilities `softmax(scores)`.
+
+    It looks the random numbers up in the cumulative sums. It never draws an index whose score is -inf.
 
     Args:
         scores: float `[B, n]`.
@@ -83,20 +85,26 @@ def sample_categorical(scores: Tensor, uniform: Tensor) -> Tensor:
     weights = tf.exp(tf.cast(scores - tf.reduce_max(scores, -1, keepdims=True), tf.float64))
     cumulative = tf.cumsum(weights, -1)
     chosen = tf.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], side="right")[:, 0]
-    return tf.minimum(chosen, tf.shape(scores)[-1] - 1)
+    return tf.minimum(chosen, tf.shape(scores)[-1] - 1)  # `searchsorted` returns n if scores are NaN
 
 
 def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Sets the scores of unlikely tokens to -inf.
 
-    It keeps the `top_k` most likely tokens and, of these, the smallest set of most likely ones whose probabilities sum
-    to at least `top_p`. `scores`, float `[B, N]`, are log-probabilities up to a constant.
+    It keeps the `top_k` most likely tokens and, of these, the smallest set of most likely ones whose probabilities,
+    renormalised over the `top_k`, sum to at least `top_p`.
+
+    Args:
+        scores: float `[B, N]`, log-probabilities up to a constant.
+        top_k: int32 `[B]`; 0 keeps all tokens.
+        top_p: float `[B]`, from 0 to 1; 1 keeps all of the `top_k`.
     """
     batch, n = shape_of(scores)
     ordered, order = tf.math.top_k(scores, n)
     kept = tf.range(n) < tf.where(top_k > 0, top_k, n)[:, None]
-    before = tf.cumsum(tf.nn.softmax(tf.where(kept, ordered, -np.inf)), -1, exclusive=True)
-    kept &= (before < top_p[:, None]) | (top_p[:, None] == 1)  # rounded sums may reach 1 too early
+    probability_before = tf.cumsum(tf.nn.softmax(tf.where(kept, ordered, -np.inf)), -1, exclusive=True)
+    # A rounded sum may reach 1 too early, so `top_p` = 1 is a case of its own.
+    kept &= (probability_before < top_p[:, None]) | (top_p[:, None] == 1)
     places = tf.reshape(order + n * tf.range(batch)[:, None], [-1, 1])
     return tf.reshape(
         tf.scatter_nd(places, tf.reshape(tf.where(kept, ordered, -np.inf), [-1]), [batch * n]), [batch, n]

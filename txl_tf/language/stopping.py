@@ -46,9 +46,14 @@ def no_stops(n_token: int, token: int = -1) -> Stops:
 
 
 def aligned(strings: Tensor, lengths: Tensor) -> Tensor:
-    """Moves the first `lengths` `[...]` units of rows `[..., L]` to the end of the rows, and puts NONE before them."""
-    most = shape_of(strings)[-1]
-    column = tf.range(most) - (most - lengths)[..., None]
+    """Moves the first `lengths` units of each row to the end of the row, and puts NONE before them.
+
+    Args:
+        strings: int32 `[..., L]`, rows of units.
+        lengths: int32 `[...]`.
+    """
+    width = shape_of(strings)[-1]
+    column = tf.range(width) - (width - lengths)[..., None]
     moved = tf.gather(strings, tf.maximum(column, 0), batch_dims=len(strings.shape) - 1, axis=-1)
     return tf.where(column >= 0, moved, NONE)
 
@@ -61,11 +66,11 @@ def add_token(stops: Stops, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         of the token after the stop string; and the next `tail`.
     """
     units = tf.gather(stops.units, token)  # [B, P]
-    most = shape_of(units)[1]
+    max_units = shape_of(units)[1]
     length = shape_of(stops.tail)[1]
-    count = tf.reduce_sum(tf.cast(units != NONE, tf.int32), -1)
+    count = tf.reduce_sum(tf.cast(units != NONE, tf.int32), -1)  # units of the token
     recent = tf.concat([stops.tail, units], 1)
-    position = tf.range(most)
+    position = tf.range(max_units)
     column = tf.range(length)
     # The last L units of the text that ends at each unit of the token: [B, P, L]
     endings = tf.gather(recent, position[:, None] + 1 + column, axis=1)
@@ -73,7 +78,7 @@ def add_token(stops: Stops, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     equal = tf.reduce_all((endings[:, :, None] == strings) | (strings == NONE), -1)  # [B, P, S]
     not_empty = tf.reduce_any(strings != NONE, -1)
     complete = tf.reduce_any(equal & not_empty, -1) & (position < count[:, None])  # [B, P]
-    first = tf.reduce_min(tf.where(complete, position, most), 1)
+    first = tf.reduce_min(tf.where(complete, position, max_units), 1)  # the unit that completes a stop string
     ended = tf.reduce_any(complete, 1)
     tail = tf.gather(recent, count[:, None] + column, batch_dims=1)
     return ended, tf.where(ended, count - first - 1, 0), tail
@@ -83,7 +88,8 @@ def token_units(vocab: Any) -> np.ndarray:
     """The units of every token: int32 array `[V, P]`, padded with NONE."""
     if vocab.level != "subword":
         return np.arange(len(vocab), dtype=np.int32)[:, None]
-    rows = [list(data) or [256 + i] for i, data in enumerate(vocab.token_bytes)]  # special symbols are a unit
+    # Bytes are the units 0 to 255; a special symbol is the unit 256 + its id.
+    rows = [list(data) or [256 + i] for i, data in enumerate(vocab.token_bytes)]
     return filled_up(rows)
 
 
@@ -144,7 +150,13 @@ def check_stops(
     n_token: int, stop_token: int | None = None, stop_strings: Iterable[str] | None = None,
     stop_at_newline: bool = False, vocab: Any = None,
 ) -> Stops:  # fmt: skip
-    """Checks a stop token and stop strings, see `generate`. Returns the `Stops` before the first new token."""
+    """Checks a stop token and stop strings. Returns the initial `Stops`, for a text without a new token.
+
+    Args:
+        n_token: number of symbols of the model.
+        stop_token, stop_strings, stop_at_newline: see `generate`.
+        vocab: the model's vocabulary, which stop strings need.
+    """
     if stop_token is not None:
         check_integer("stop_token", stop_token, 0, n_token - 1)
     if stop_strings is not None and (isinstance(stop_strings, str) or not isinstance(stop_strings, Iterable)):
@@ -154,11 +166,11 @@ def check_stops(
     if not texts:
         return no_stops(n_token, token)
     if vocab is None:
-        raise ParameterError("vocab", None, f"the model's vocabulary where text ends at {texts}")
+        raise ParameterError("vocab", None, f"the model's vocabulary, which the stop strings {texts} need")
     if len(vocab) != n_token:
         message = f"vocab must have the {n_token} symbols of the model, got {len(vocab)}"
         raise ParameterError("vocab", vocab, f"a vocabulary of the {n_token} symbols of the model", message)
-    rows = [spell(vocab, text) for text in texts]
+    rows = [spell(vocab, text) for text in texts]  # lists of units
     lengths = np.array([len(row) for row in rows])
     strings = aligned(tf.constant(filled_up(rows)), tf.constant(lengths, tf.int32))[None]
     tail = tf.fill([1, lengths.max()], BEFORE)

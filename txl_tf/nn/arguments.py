@@ -151,9 +151,9 @@ def stored_names(cls: type) -> list[str]:
     return [name for base in cls.__mro__ for name in getattr(vars(base).get("__init__"), "stored", ())]
 
 
-def arguments_of(x: Any) -> dict[str, Any]:
-    """`{name: attribute}` of the stored arguments of a layer or model, for `get_config`; initializers serialized."""
-    values = {name: getattr(x, name) for name in stored_names(type(x))}
+def arguments_of(layer: Any) -> dict[str, Any]:
+    """Returns `{name: value}` of the stored arguments of a layer or model, with serialized initializers."""
+    values = {name: getattr(layer, name) for name in stored_names(type(layer))}
     for name, value in values.items():
         if name.endswith(_INITIALIZERS) and callable(value):
             values[name] = keras.initializers.serialize(keras.initializers.get(value))

@@ -119,7 +119,14 @@ class Dropping(Settings):
             self.store("_draw", before)
 
     def key_of_call(self, x: Tensor, training: bool | None, dropout_key: Tensor | None) -> Tensor | None:
-        """The dropout key of a call, for the rows of `x`; `None` if the call uses no dropout."""
+        """The dropout key of a call, or `None` if the call uses no dropout.
+
+        Args:
+            x: an input with the rows of the batch. A key that is drawn depends on its number of rows.
+            training: `True`: the call uses `dropout_key` or, without it, draws a key if a dropout rate is not 0.
+                `False`: no dropout. `None`: dropout only if a `dropout_key` is given.
+            dropout_key: the key that was given to the call.
+        """
         if training is not None and not training:
             return None
         if dropout_key is None and training and self._draw is not None:

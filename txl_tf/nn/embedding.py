@@ -177,7 +177,7 @@ class AdaptiveEmbedding(Shared, AdaptiveBins):
         self.initializer = keras.initializers.get(initializer)
 
     def build(self, tokens_shape: Any = None) -> None:
-        sizes = self.bin_sizes if self.div_val > 1 else [self.n_token]
+        sizes = self.bin_sizes if self.div_val > 1 else [self.n_token]  # numbers of words, one table for each
         self.tables = [
             self.add_table(
                 f"lookup_table_{i}", (size, self.bin_width(i)), own_initializer(self.initializer), autocast=False

@@ -82,7 +82,9 @@ def check_broadcasts(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence
 
 
 def seen_by_article(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[str]) -> Any:
-    """Which keys a query sees by a mask of the articles: numbers are 1 where forbidden, bool is true where seen.
+    """Converts a mask as in the articles about the Transformer: the result is true where a query sees a key.
+
+    In such a mask, the number 1 hides a key and 0 shows it. A bool mask is true where a query sees a key.
 
     Args: as in `check_broadcasts`.
 
@@ -99,23 +101,26 @@ def seen_by_article(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[
 
 
 def seen(mask: Any) -> Any:
-    """`seen_by_article` without its checks."""
+    """Converts a mask as `seen_by_article` does, without its checks."""
     mask = tf.convert_to_tensor(mask)
     return mask if mask.dtype.is_bool else mask == 0
 
 
 def seen_by_heads(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
-    """`seen_by_article` for a mask that broadcasts to `[batch, num_heads, queries, keys]`, in the layout of `attend`.
+    """Converts a mask as in the articles (`seen_by_article`) and moves its heads to the front, as `attend` needs them.
+
+    Args:
+        mask: broadcasts to `[batch, num_heads, queries, keys]`.
 
     Returns:
-        bool that broadcasts to `[num_heads, batch, queries, keys]`.
+        bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
     """
     visible = seen_by_article(name, mask, sizes, ["batch", "num_heads", "queries", "keys"])
     return tf.transpose(visible[(None,) * (4 - visible.shape.rank)], HEADS_FIRST)
 
 
 def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
-    """Which keys a query sees by a mask of Keras, which is true or 1 where a key is seen.
+    """Converts a mask as Keras has it, which is true or 1 where a query sees a key.
 
     Args:
         name: of the argument, for the errors.
@@ -123,7 +128,7 @@ def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
         sizes: see `check_tensors`.
 
     Returns:
-        bool that broadcasts to `[num_heads, batch, queries, keys]`.
+        bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
 
     Raises:
         ParameterError: the mask has another shape, or contains numbers other than 0 and 1.
@@ -158,7 +163,7 @@ def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str) -> Any:
 
 
 def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
-    """Which keys a query sees by the argument `mask` of a vanilla layer, a name that Keras and the articles share.
+    """Converts the argument `mask` of a layer of the vanilla Transformer, a name that Keras and the articles share.
 
     Args:
         name: of the argument, for the errors.
@@ -166,7 +171,7 @@ def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
         sizes: see `check_tensors`.
 
     Returns:
-        bool that broadcasts to `[num_heads, batch, queries, keys]`.
+        bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
 
     Raises:
         ParameterError: the mask has another shape, or it has numbers that the two conventions read differently.

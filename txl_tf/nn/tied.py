@@ -182,13 +182,16 @@ class Tied(MixedIntoLayer):
     # ----------------------------------------------------------------------------------------------- files and clones
 
     def get_config(self) -> dict[str, Any]:
-        saved = self.saved
+        tied_to = self.saved  # the entry of the configuration that this layer was made from
         if self.embedding is not None:
-            for node in self._inbound_nodes if self.place is None else []:
-                self._check_holders(self.embedding, node.input_tensors[0])
+            if self.place is None:
+                for node in self._inbound_nodes:  # one for each symbolic call
+                    hidden = node.input_tensors[0]
+                    self._check_holders(self.embedding, hidden)
             name, index = self.place or (None, None)
-            saved = {"layer": name, "index": index, "embedding": self._config_of_embedding()}
-        return {**super().get_config(), **({} if saved is None else {"tied_to": saved})}
+            tied_to = {"layer": name, "index": index, "embedding": self._config_of_embedding()}
+        config = super().get_config()
+        return config if tied_to is None else {**config, "tied_to": tied_to}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:

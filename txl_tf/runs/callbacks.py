@@ -1,4 +1,4 @@
-"""Callbacks of a training: progress, logs by step, validation, checkpoints, signals, divergence."""
+"""Callbacks of a training run: progress, logs by step, validation, checkpoints, signals, divergence."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Stopped(Exception):
 
 
 def _is_ending() -> bool:
-    """Whether an exception that ends the program is being handled."""
+    """Whether the program is ending: an exception that ends it is being handled."""
     return isinstance(sys.exception(), (KeyboardInterrupt, SystemExit))
 
 
@@ -85,8 +85,13 @@ class StopOnSignal(Callback):
             signal.signal(number, self.handle_late if self.received else handler)
 
     def handle(self, number: int, frame: Any) -> None:
-        """The handler of signals during `fit`."""
+        """The handler of signals during `fit`: the first one stops the training after its step, and saves.
+
+        After a first Ctrl-C, another one stops the program at once. All other later signals are ignored, also a Ctrl-C
+        after SIGTERM or SIGHUP.
+        """
         if number == signal.SIGINT and self.received == number:
+            # Within a second, it counts as the same Ctrl-C. It does not disturb the end of the program.
             if time.monotonic() - self.received_at > 1 and not _is_ending():
                 raise KeyboardInterrupt
             return

@@ -236,9 +236,10 @@ def score_table(
 def confusion(
     found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], scheme: str | None = None
 ) -> dict[tuple[str, str], int]:
-    """Counts pairs of types at the positions of entities, which are their first and last elements.
+    """Counts pairs of an expected and a found type, for all positions of entities.
 
-    An entity at a position where the other side has none counts as `NONE` there: it was missed, wrongly cut or made up.
+    The position of an entity is its first and its last element. Where only one side has an entity, the type of the
+    other side is `NONE`: the entity was missed, wrongly cut or made up.
 
     Args: see `score_table`.
 
@@ -246,10 +247,11 @@ def confusion(
         `{(expected type, found type): number}`.
     """
     table: Counter[tuple[str, str]] = Counter()
-    for spans, truth in _spans_of_both(found, expected, scheme):
-        here = {span[1:]: span.kind for span in spans}
-        there = {span[1:]: span.kind for span in truth}
-        table.update((there.get(place, NONE), here.get(place, NONE)) for place in {*here, *there})
+    for found_spans, expected_spans in _spans_of_both(found, expected, scheme):
+        found_types = {span[1:]: span.kind for span in found_spans}
+        expected_types = {span[1:]: span.kind for span in expected_spans}
+        positions = {*found_types, *expected_types}
+        table.update((expected_types.get(place, NONE), found_types.get(place, NONE)) for place in positions)
     return dict(table)
 
 

@@ -52,7 +52,7 @@ class Tracked:
         id: of the tracked run.
         callbacks: what `fit` needs to track the training.
         log_results: function of the numbers of the evaluations at the end, by name.
-        error: what the package raises where it cannot log.
+        error: the exception that the package raises if it cannot log.
     """
 
     id: str = ""
@@ -96,16 +96,23 @@ def _read(file: str) -> _TrackerFile | None:
 
 @contextlib.contextmanager
 def _wandb_run(folder: RunFolder, project: str | None, run_id: str | None) -> Iterator[Tracked]:
+    """A run of Weights & Biases, open in the block.
+
+    Args:
+        folder: the run that is tracked.
+        project: `None` for the one that the environment names or, without one, `_PROJECT`.
+        run_id: of the tracked run to resume; `None` for a new one.
+    """
     import wandb
     from wandb.integration.keras import WandbMetricsLogger
 
     project = project or os.environ.get("WANDB_PROJECT", _PROJECT)
-    with _opening("wandb", wandb.Error):
+    with _errors_named("wandb", wandb.Error):
         run = wandb.init(project=project, name=_name_of(folder), id=run_id, resume="allow")
         run.config.update(folder.read_config(), allow_val_change=True)
     exit_code = 1
     try:
-        yield Tracked(run.id, (WandbMetricsLogger(),), run.summary.update, wandb.Error)
+        yield Tracked(id=run.id, callbacks=(WandbMetricsLogger(),), log_results=run.summary.update, error=wandb.Error)
         exit_code = 0
     finally:
         run.finish(exit_code)
@@ -113,26 +120,33 @@ def _wandb_run(folder: RunFolder, project: str | None, run_id: str | None) -> It
 
 @contextlib.contextmanager
 def _mlflow_run(folder: RunFolder, project: str | None, run_id: str | None) -> Iterator[Tracked]:
+    """A run of MLflow. Args: see `_wandb_run`; the project is MLflow's experiment."""
     import mlflow
     from mlflow.exceptions import MlflowException
     from mlflow.keras import MlflowCallback
 
-    with _opening("mlflow", MlflowException):
+    with _errors_named("mlflow", MlflowException):
         named_by_environment = any(os.environ.get(f"MLFLOW_EXPERIMENT_{what}") for what in ("NAME", "ID"))
         if project or not named_by_environment:
             mlflow.set_experiment(project or _PROJECT)
         run = mlflow.start_run(run_id=run_id, run_name=None if run_id else _name_of(folder))
     with run:
-        with _opening("mlflow", MlflowException):
+        with _errors_named("mlflow", MlflowException):
             mlflow.log_dict(folder.read_config(), "config.json")
         try:
-            yield Tracked(run.info.run_id, (MlflowCallback(),), mlflow.log_metrics, MlflowException)
+            yield Tracked(
+                id=run.info.run_id,
+                callbacks=(MlflowCallback(),),
+                log_results=mlflow.log_metrics,
+                error=MlflowException,
+            )
         finally:
             mlflow.flush_async_logging()
 
 
 @contextlib.contextmanager
-def _opening(name: str, package_error: type[Exception]) -> Iterator[None]:
+def _errors_named(name: str, package_error: type[Exception]) -> Iterator[None]:
+    """Raises an error of the tracker's package in the block as an OSError that names the tracker."""
     try:
         yield
     except package_error as error:

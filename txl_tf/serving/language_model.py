@@ -67,15 +67,22 @@ def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> Reque
 def served_language_model(
     lm: LanguageModel, vocab: Vocab | None, *, top_n: int = 10, start_token: int | None = None
 ) -> Served:
-    """How a language model is served. Arguments: see `export_saved_model`."""
+    """Returns the signatures, vocabularies and tokenizer with which a language model is exported.
+
+    Args:
+        lm: the language model.
+        vocab: its vocabulary; `None` for ids alone.
+        top_n: number of tokens that `next` returns, see `export_saved_model`.
+        start_token: the token that an empty prompt continues. `None`: that of the vocabulary or, without one, 0.
+    """
     n_token = lm.network.n_token
     if start_token is None:
         start_token = 0 if vocab is None else vocab.start_id
     check_integer("top_n", top_n, 1)
     check_integer("start_token", start_token, 0, n_token - 1)
     vocabs = {} if vocab is None else named_vocabs([vocab], {"vocab": n_token}, type(lm).__name__)
-    signatures = functools.partial(LanguageModelSignatures, top_n=top_n, start_token=start_token)
-    return Served(signatures, vocabs, tokenizer_of)
+    make_signatures = functools.partial(LanguageModelSignatures, top_n=top_n, start_token=start_token)
+    return Served(make_signatures, vocabs, tokenizer_of)
 
 
 class LanguageModelSignatures(StoredModel):
@@ -178,7 +185,7 @@ class LanguageModelSignatures(StoredModel):
     # --------------------------------------------------------------------------------------------------------- ids
 
     def initial_state(self, batch_size: Any) -> dict[str, tf.Tensor]:
-        """The signature `initial_state`."""
+        """The state of new rows, before their first token."""
         most = self.limits.max_rows
         # A server can join requests into a batch if `batch_size` has a 1 for every row. So it may have any shape.
         rows: Any = tf.reduce_sum(tf.cast(batch_size, tf.int64))
@@ -187,15 +194,16 @@ class LanguageModelSignatures(StoredModel):
         return {"state": self.state.initial(tf.cast(rows, tf.int32))}
 
     def score(self, tokens: tf.Tensor, labels: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `score`."""
-        same = same_shape("labels", labels, "tokens", tokens)
-        checks = [*self._segment_checks(tokens, state, same), in_vocabulary("labels", labels, self.lm.network.n_token)]
+        """The nll of each of the `labels`, `[B, T]`, and the state after the `tokens`. Labels are the next tokens."""
+        labels_have_shape = same_shape("labels", labels, "tokens", tokens)
+        known_labels = in_vocabulary("labels", labels, self.lm.network.n_token)
+        checks = [*self._segment_checks(tokens, state, labels_have_shape), known_labels]
         tokens, labels, state = checked(checks, tokens, labels, state)
         hidden, state = self._read(tokens, state)
         return {"nll": self._nll(hidden, labels), "state": state}
 
     def next(self, tokens: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `next`."""
+        """The `top_n` most likely tokens after the `tokens` of each row, `[B, n]`, and the state after them."""
         tokens, state = checked(self._segment_checks(tokens, state), tokens, state)
         hidden, state = tf.cond(
             tf.shape(tokens)[1] == 1,
@@ -209,7 +217,7 @@ class LanguageModelSignatures(StoredModel):
     def generate(
         self, tokens: tf.Tensor, lengths: tf.Tensor, stop_ids: tf.Tensor, **options: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """The signature `generate`."""
+        """The continuations of prompts of ids, see the class. `tokens` and `lengths` are the first of each row."""
         stops = stops_of_ids(stop_ids, tf.shape(tokens)[0], self.lm.network.n_token)
         texts = self._write(*checked_options(self.limits, "tokens", tokens, lengths, options), stops)
         first = {"tokens": texts.tokens[:, 0], "lengths": texts.lengths[:, 0]}
@@ -218,11 +226,11 @@ class LanguageModelSignatures(StoredModel):
     # -------------------------------------------------------------------------------------------------------- text
 
     def score_text(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `score_text`."""
+        """The nll of every token of whole texts."""
         return self._scores(*self._encode(text), [])
 
     def score_lines(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `score_lines`."""
+        """The nll of every token of single lines, which may end with a newline. See the class."""
         vocab = self.text.vocab
         text = read_text(vocab, text)
         size = tf.strings.length(text)
@@ -242,16 +250,19 @@ class LanguageModelSignatures(StoredModel):
         return {"nll": tf.where(inside, nll, 0), self._named("symbols"): symbols, "lengths": lengths}
 
     def generate_text(self, **arguments: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `generate_text`."""
+        """One continuation of each text."""
         one = {"num_return_sequences": tf.constant(DEFAULTS["num_return_sequences"])}
         return {self._named("text"): tf.reshape(self._texts(**arguments, **one), [-1])}
 
     def generate_texts(self, **arguments: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `generate_texts`."""
+        """`num_return_sequences` continuations of each text, `[B, n]`."""
         return {self._named("texts"): self._texts(**arguments)}
 
     def _texts(self, text: tf.Tensor, stop: tf.Tensor, **options: tf.Tensor) -> tf.Tensor:
-        """The texts `[B, n]` after prompts. A text that was not asked for is ""; one may end with a stop string."""
+        """The continuations of prompts, strings `[B, n]`.
+
+        A row may ask for fewer than n: the others are "". A text that was ended by a stop string ends with it.
+        """
         stops = stops_of_text(stop, tf.shape(text)[0], self.text)
         texts = self._write(*checked_options(self.limits, "text", *self._encode(text), options), stops)
         shape = tf.shape(texts.lengths)

@@ -75,7 +75,7 @@ def in_vocabulary(name: str, ids: Any, n_token: int, least: int = 0) -> Check:
 
 
 def finite(name: str, x: tf.Tensor) -> Check:
-    """A check that all numbers are finite: then their sum is, which needs no copy of `x`."""
+    """A check that all numbers are finite. It looks at their sum, which needs no copy of `x`."""
     message = f"{name} must hold finite numbers"
     bad = functools.partial(_not_finite, x)
     return Check(tf.math.is_finite(tf.reduce_sum(x)), message, bad)
@@ -94,13 +94,13 @@ def padded_at_the_end(name: str, ids: Any) -> Check:
 
 
 def same_rows(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
-    """A check that two arguments have as many rows as each other."""
+    """A check that the argument `name`, `x`, has as many rows as the argument `other`, `like`."""
     found = tf.shape(x)[0]
     return Check(found == tf.shape(like)[0], f"{name} must have as many rows as {other}", found)
 
 
 def same_shape(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
-    """A check that two arguments have the same shape."""
+    """A check that the argument `name`, `x`, has the shape of the argument `other`, `like`."""
     found = tf.shape(x)
     return Check(found == tf.shape(like), f"{name} must have the shape of {other}", found)
 
@@ -114,7 +114,7 @@ class RequestLimits:
         max_rows: most rows. `None` stands for as many as fit `REQUEST_BYTES` with a token each, from 1 to `MAX_ROWS`.
         max_tokens: most tokens of a row, and most new ones.
         longest: tokens of a row that always fits, by default `max_tokens`.
-        row: description of the tokens and the new tokens of a row, for messages.
+        row: description of a row for messages, with up to two `{}`: for its tokens, and for its new tokens.
 
     Attributes:
         max_bytes: most bytes: `REQUEST_BYTES`, or more if one longest row or `max_rows` rows of one token need it.
@@ -143,14 +143,21 @@ class RequestLimits:
         ]
 
     def check_size(self, name: str, rows: Any, tokens: Any, new_tokens: Any = 0) -> Check:
-        """A check of the size of a whole request; `tokens` is the length of its longest row."""
+        """A check that a whole request takes at most `max_bytes`.
+
+        Args:
+            name: name of the argument, for the message.
+            rows: number of rows of the request.
+            tokens: number of tokens of its longest row.
+            new_tokens: largest number of tokens that a row asks for.
+        """
         tokens = tf.cast(tokens, tf.int64)
         new_tokens = tf.cast(new_tokens, tf.int64)
-        fit = self.max_bytes // self.row_bytes(tokens, new_tokens)
+        most_rows = self.max_bytes // self.row_bytes(tokens, new_tokens)
         template = f"{name} must have at most {{}} row(s) of {self.row}"
-        shown = [fit, tokens, new_tokens]
-        message = functools.partial(tf.strings.format, template, shown[: template.count("{}")])
-        return Check(tf.cast(rows, tf.int64) <= fit, message, rows)
+        numbers = [most_rows, tokens, new_tokens][: template.count("{}")]
+        message = functools.partial(tf.strings.format, template, numbers)
+        return Check(tf.cast(rows, tf.int64) <= most_rows, message, rows)
 
     def check_ids(self, name: str, ids: Any, new_tokens: Any = 0) -> list[Check]:
         """Checks of the size of ids `[B, T]`, or of another argument whose first dimensions are these."""
@@ -228,8 +235,8 @@ class StoredModel:
         """Makes one graph of a function, for several signatures to call, so that it is saved and loaded once.
 
         Args:
-            function: function of tensors.
-            *specs: their types.
+            function: function of tensors. In the graph, the model computes with the stored weights.
+            *specs: the `tf.TensorSpec` of each tensor.
         """
 
         def call(*tensors: Any) -> Any:

@@ -270,7 +270,7 @@ class TaggingSignatures(StoredModel):
     # ------------------------------------------------------------------------------------------------ signatures
 
     def tag(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `tag`."""
+        """The tags and entities for the inputs of the network, see `Tagger.entities`."""
         if not self.reads_sentences:
             name, first = next(iter(inputs.items()))
             checked_inputs = checked([*self.limits.check_ids(name, first)], inputs)
@@ -289,7 +289,7 @@ class TaggingSignatures(StoredModel):
         return self._entities(checked(checks, inputs))
 
     def tag_text(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `tag_text`."""
+        """The entities of texts: types, positions in characters, strings and probabilities."""
         found, tokens = self._read(text)
         places = tf.where(found["ends"])  # [entities of all rows, 2]
         rows = places[:, 0]
@@ -313,7 +313,7 @@ class TaggingSignatures(StoredModel):
         return {**{name: x.to_tensor() for name, x in by_row.items()}, "numbers": numbers}
 
     def tag_characters(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `tag_characters`."""
+        """The tag of every character of texts, "" after the end of a row, and the lengths of rows."""
         found, tokens = self._read(text)
         lengths = tf.cast(tokens.strings.row_lengths(), tf.int32)
         tags = tf.gather(tf.constant(self.model.labels), found["tags"])
@@ -321,7 +321,7 @@ class TaggingSignatures(StoredModel):
         return {"tags": tf.where(visible, tags, ""), "lengths": lengths}
 
     def tag_words(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `tag_words`."""
+        """The words of texts, the tag of each, and the numbers of words in a row."""
         return {"words": words_of(text).strings.to_tensor(), **self.tag_characters(text)}
 
     # ------------------------------------------------------------------------------------------------- their parts

@@ -126,14 +126,14 @@ class TranslationSignatures(StoredModel):
     # ------------------------------------------------------------------------------------------------- signatures
 
     def translate(self, source: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `translate`."""
+        """The best targets of sources of ids: padded ids, scores and lengths."""
         ids, scores = self._found(checked(self._id_checks("source", source, self.model.input_vocab_size), source))
         lengths = tf.reduce_sum(tf.cast(ids != PADDING, tf.int32), -1)
         longest = tf.reduce_max(tf.pad(tf.reshape(lengths, [-1]), [[0, 1]]))
         return {"ids": ids[..., :longest], "scores": scores, "lengths": lengths}
 
     def score(self, source: tf.Tensor, target: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `score`."""
+        """The nll of each symbol of the targets, given the sources; 0 at padding."""
         checks = [
             same_rows("target", target, "source", source),
             *self._id_checks("source", source, self.model.input_vocab_size),
@@ -142,7 +142,7 @@ class TranslationSignatures(StoredModel):
         return {"nll": self._nll_of_pairs(*checked(checks, source, target))}
 
     def translate_text(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `translate_text`."""
+        """The best targets of texts: strings and scores."""
         ids, scores = self._found(self._encode("text", text, self.texts[0]))
         ends = tf.cast((ids == END_ID) | (ids == PADDING), tf.int32)
         lengths = tf.reduce_sum(tf.cast(tf.cumsum(ends, -1) == 0, tf.int32), -1)
@@ -151,7 +151,7 @@ class TranslationSignatures(StoredModel):
         return {"text": tf.reshape(texts, [-1, n_best]), "scores": scores}
 
     def score_text(self, text: tf.Tensor, target_text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The signature `score_text`."""
+        """The nll of each symbol of target texts, given the source texts, and these symbols."""
         text, target_text = checked([same_rows("target_text", target_text, "text", text)], text, target_text)
         source = self._encode("text", text, self.texts[0])
         labels = self._encode("target_text", target_text, self.texts[1])
@@ -177,13 +177,13 @@ class TranslationSignatures(StoredModel):
         return ids[:, : search.n_best], scores[:, : search.n_best]
 
     def _nll(self, source: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """The nll of targets `[B, T]`, 0 at padding."""
+        """The nll of each symbol of the targets, `[B, T]`; 0 at padding, which may be anywhere."""
         mask = labels != PADDING
-        _, labels = pack(mask, labels)
-        target = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=START_ID)
+        _, packed = pack(mask, labels)  # moves padding to the end of each row
+        target = tf.pad(packed[:, :-1], [[0, 0], [1, 0]], constant_values=START_ID)
         logits = tf.reshape(self.model((source, target)), [-1, self.model.target_vocab_size])
-        nll = tf.reshape(cross_entropy(tf.reshape(labels, [-1]), logits), tf.shape(labels))
-        return unpack(mask, nll)
+        nll = tf.reshape(cross_entropy(tf.reshape(packed, [-1]), logits), tf.shape(packed))
+        return unpack(mask, nll)  # moves the results to the positions of the labels
 
     def _new_tokens(self, length: tf.Tensor) -> Any:
         """The most symbols of the targets of sources of a length."""

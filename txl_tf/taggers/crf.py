@@ -131,23 +131,32 @@ def _log_norm(alphas: Any, mask: Tensor) -> Tensor:
 
 
 def _alphas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
-    """`[B, T, K]`: the log of the sum over all partial paths that end with a tag. Padding repeats the last element."""
+    """The forward variables, `[B, T, K]`.
+
+    At position t and tag k: the log of the sum of exp(score) over all paths that begin at position 0 and end at t with
+    the tag k. At padding, the result of the last element is repeated.
+    """
 
     def step(alpha, element):
-        emission, visible = element
-        return tf.where(visible[:, None], _logsumexp(alpha[:, :, None] + transitions, 1) + emission, alpha)
+        emission, is_element = element
+        return tf.where(is_element[:, None], _logsumexp(alpha[:, :, None] + transitions, 1) + emission, alpha)
 
-    later = tf.pad(mask[:, 1:], [[0, 0], [1, 0]])
+    later = tf.pad(mask[:, 1:], [[0, 0], [1, 0]])  # false at position 0, whose result is the start: no step there
     return _scan(step, emissions[:, 0], (emissions, later))
 
 
 def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
-    """`[B, T, K]`: the log of the sum over all partial paths after a tag; 0 at the last element and at padding."""
+    """The backward variables, `[B, T, K]`.
+
+    At position t and tag k: the log of the sum of exp(score) over all continuations, from position t + 1 to the last
+    element, of a path with the tag k at t. They are 0 at the last element and at padding.
+    """
 
     def step(beta, element):
-        emission, visible = element
-        return tf.where(visible[:, None], _logsumexp(transitions + (emission + beta)[:, None], 2), beta)
+        emission, is_element = element
+        return tf.where(is_element[:, None], _logsumexp(transitions + (emission + beta)[:, None], 2), beta)
 
+    # Of the element after each position. The last position has none: there, the mask is false.
     following = tf.concat([emissions[:, 1:], emissions[:, :1]], 1), tf.pad(mask[:, 1:], [[0, 0], [0, 1]])
     return _scan(step, tf.zeros_like(emissions[:, 0]), following, reverse=True)
 

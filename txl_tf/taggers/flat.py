@@ -141,18 +141,18 @@ class Flat(SentenceNetwork):
         """The input of the first layer: `[batch, items, d_model]`, with zeros at padding."""
         item_key, bigram_key, drop_char, drop_word = keys
         chars = self.mask_of(inputs)
-        items = self.items_of(inputs)
+        is_item = self.items_of(inputs)
         length = shape_of(chars)[1]
-        n_items = shape_of(items)[1]
-        found = self.lookup(self.embedding, inputs["lattice"], item_key)
-        of_chars = found[:, :length]
+        n_items = shape_of(is_item)[1]
+        embedded = self.lookup(self.embedding, inputs["lattice"], item_key)
+        of_chars = embedded[:, :length]
         if self.n_bigram:
             bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
             of_chars = tf.concat([of_chars, bigrams], -1)
         of_chars = self.char_proj(dropout(of_chars, self.embed_dropout, drop_char))
         of_chars *= tf.cast(chars, of_chars.dtype)[..., None]
-        words = items & tf.logical_not(tf.pad(chars, [[0, 0], [0, n_items - length]]))
-        of_words = self.lex_proj(dropout(found, self.embed_dropout, drop_word))
+        words = is_item & tf.logical_not(tf.pad(chars, [[0, 0], [0, n_items - length]]))
+        of_words = self.lex_proj(dropout(embedded, self.embed_dropout, drop_word))
         of_words *= tf.cast(words, of_words.dtype)[..., None]
         return of_words + tf.pad(of_chars, [[0, 0], [0, n_items - length], [0, 0]])
 
@@ -160,8 +160,9 @@ class Flat(SentenceNetwork):
         """The positions of all pairs of items.
 
         Returns:
-            `(fused, index)`: for each fusion, the vectors `[U, d_model]` of the different pairs; and int32 `[batch,
-            items, items]`, the number of each pair of items among them.
+            `(fused, index)`. `fused` has one element that all layers share, or one for each layer: the vectors `[U,
+            d_model]` of the different pairs. `index`, int32 `[batch, items, items]`, is the row of each pair of items
+            in them.
         """
         pairs = distinct_pairs(inputs["pos_s"], inputs["pos_e"], self.items_of(inputs), self.fusions[0].names)
         shift = 0 if self.rel_pos_init else self.max_seq_len
@@ -172,10 +173,10 @@ class Flat(SentenceNetwork):
         inputs = self.checked(inputs)
         keys = split(self.key_of_call(inputs["lattice"], training, dropout_key), 4 + self.n_layer)
         x = self.embed(inputs, keys[:4])
-        fused, index = self.positions(inputs)
-        items = self.items_of(inputs)
+        fused, index = self.positions(inputs)  # one `fused` for all layers, or one for each
+        is_item = self.items_of(inputs)
         for i, (layer, key) in enumerate(zip(self.stacked, keys[4:], strict=True)):
-            x = layer(x, fused[i % len(fused)], index, items, dropout_key=key)
+            x = layer(x, fused[i % len(fused)], index, is_item, dropout_key=key)
         x = x[:, : shape_of(inputs["bigrams"])[1]]
         x._keras_mask = self.mask_of(inputs)
         return x
@@ -184,13 +185,16 @@ class Flat(SentenceNetwork):
         return (*self.shapes_of_inputs(shapes, named)["bigrams"], self.d_model)
 
     def attention_probs(self, inputs: Any, layer: int) -> Tensor:
-        """The attention probabilities of one layer, without dropout: `[n_head, batch, items, items]`. See `Tener`."""
+        """The attention probabilities of one layer, without dropout: `[n_head, batch, items, items]`.
+
+        Args: see `Tener.attention_probs`.
+        """
         layer = check_layer(layer, self.n_layer)
         self.build_at_once()
         inputs = self.checked(inputs)
         x = self.embed(inputs)
-        items = self.items_of(inputs)
-        fused, index = self.positions(inputs)
+        is_item = self.items_of(inputs)
+        fused, index = self.positions(inputs)  # one `fused` for all layers, or one for each
         for i in range(layer):
-            x = self.stacked[i](x, fused[i % len(fused)], index, items)
-        return self.stacked[layer].attn.attention_probs(x, fused[layer % len(fused)], index, items)
+            x = self.stacked[i](x, fused[i % len(fused)], index, is_item)
+        return self.stacked[layer].attn.attention_probs(x, fused[layer % len(fused)], index, is_item)

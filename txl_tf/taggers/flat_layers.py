@@ -127,12 +127,15 @@ class LatticeAttn(Layer):
         return join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values: `[H, B, T, D]` each."""
+        """Queries, keys and values: `[H, B, T, D]` each. Without `w_k`, the keys are `x` itself, split into heads."""
         linears = [linear for linear in (self.w_q, self.w_k, self.w_v) if linear is not None]
         kernels = [tf.cast(linear.kernel, x.dtype) for linear in linears]
         biases = [tf.cast(linear.bias, x.dtype) for linear in linears]
-        q, *k, v = heads_of(x, kernels, biases, self.n_head)
-        return q, k[0] if k else split_heads(x, self.n_head), v
+        if self.w_k is None:
+            q, v = heads_of(x, kernels, biases, self.n_head)
+            return q, split_heads(x, self.n_head), v
+        q, k, v = heads_of(x, kernels, biases, self.n_head)
+        return q, k, v
 
     def positions(self, r: Tensor) -> Tensor:
         """The heads of the pairs' positions: `[U, H, D]`."""

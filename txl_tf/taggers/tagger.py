@@ -501,14 +501,25 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return self.decode(inputs)[0]
 
     def _nll_and_rows(self, emissions: Tensor, mask: Tensor, tags: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-        """Sums over the sentences of this replica: of their nll, and of their weights, which are 1 by default."""
+        """`(sum of weight * nll, sum of the weights)` over the sentences of this replica.
+
+        Without `weights`, the weight of a sentence is 1, and 0 if it has no element.
+        """
         nll = self.crf.nll(emissions, tags, mask)
         if weights is None:
-            return tf.reduce_sum(nll), tf.reduce_sum(tf.cast(tf.reduce_any(mask, 1), nll.dtype))  # with elements
+            n_not_empty = tf.reduce_sum(tf.cast(tf.reduce_any(mask, 1), nll.dtype))
+            return tf.reduce_sum(nll), n_not_empty
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
     def _log_loss(self, nll: Tensor, rows: int, own_loss: Any = None) -> dict[str, Any]:
+        """Updates the metric of the loss with the sums of a batch, see `_nll_and_rows`, and returns its result.
+
+        Args:
+            own_loss: this replica's share of the loss from the user's `compute_loss`, which is shown instead of the
+                nll. `None` without such a method.
+        """
         if own_loss is not None:
+            # The shares add up to the loss of the whole batch. The division below is by the rows of all replicas.
             nll = own_loss * self.over_replicas(rows)
         nll, rows = tf.unstack(self.over_replicas(tf.stack([nll, rows])))
         self.loss_mean.update_state(tf.math.divide_no_nan(nll, rows), sample_weight=rows)

@@ -1,4 +1,4 @@
-"""TENER: computes hidden states of characters from characters and bigrams on both sides (Yan et al. 2019).
+"""TENER: computes hidden states of characters from characters and bigrams, with attention to both sides (Yan 2019).
 
 Shapes:
     B: batch      L: characters      E: d_model
@@ -196,8 +196,9 @@ class Tener(SentenceNetwork):
         self.build_tables()
         self.in_fc.build((None, None, self.token_width))
         self.pos_table = None
-        if self.pos_embed == "fix":
-            self.add_table("pos_table", (self.max_seq_len + 1, self.d_model), "random_normal")
+        if self.pos_embed == "fix":  # the original program's name of learned positions
+            rows = self.max_seq_len + 1  # positions begin with 1; row 0 is not used
+            self.add_table("pos_table", (rows, self.d_model), "random_normal")
         for layer in self.stacked:
             layer.build((None, None, self.d_model))
 

@@ -110,15 +110,26 @@ class ClipAfterAverage(MixedIntoOptimizer):
             grads = sum_over_replicas(grads)
         sums = [tf.cast(grad, total.dtype) + total for grad, total in zip(grads, totals, strict=True)]
 
-        def keep_or_update(strategy, sums, within=None):
-            """Runs in the cross-replica context. A branch there can call the replicas only through `within`."""
-            within = within or (lambda branch: strategy.extended.call_for_each_replica(branch, args=(sums,)))
+        def keep_or_update(strategy, sums, on_replicas=None):
+            """Updates the weights in every `batches_per_update`-th call. In the others, it stores the sums in `totals`.
+
+            It may run in the cross-replica context, where code for each replica must be called by `on_replicas`.
+
+            Args:
+                sums: gradients summed over replicas and over the batches since the last update.
+                on_replicas: function that calls a function of `sums` on every replica. `None` makes one for the
+                    cross-replica context.
+            """
+            on_replicas = on_replicas or (
+                lambda function: strategy.extended.call_for_each_replica(function, args=(sums,))
+            )
             is_update = (self._iterations + 1) % self.batches_per_update == 0
             update = functools.partial(self._update_with_sums, trainable_variables, totals)
-            keras.ops.cond(is_update, lambda: within(update), lambda: within(functools.partial(_assign_all, totals)))
+            keep = functools.partial(_assign_all, totals)
+            keras.ops.cond(is_update, lambda: on_replicas(update), lambda: on_replicas(keep))
 
         if _is_together():
-            keep_or_update(tf.distribute.get_strategy(), sums, within=lambda branch: branch(sums))
+            keep_or_update(tf.distribute.get_strategy(), sums, on_replicas=lambda function: function(sums))
         else:
             tf.distribute.get_replica_context().merge_call(keep_or_update, args=(sums,))
 

@@ -209,16 +209,20 @@ class SegmentStep(TrainedModel):
         return tf.cast(tf.size(labels) * self.distribute_strategy.num_replicas_in_sync, self.loss_dtype)
 
     def _update(self, gradients: Any) -> Any:
-        """Applies this replica's share of the gradients. Returns the global norm of their sum over replicas."""
+        """Updates the weights. Returns the global norm of the gradients, before clipping and without the loss scale.
+
+        Args:
+            gradients: this replica's gradients. Their sum over the replicas is the gradient of the (scaled) loss.
+        """
         if not gradients:  # all weights are frozen
             return tf.zeros([], self.loss_dtype)
-        optimizer = self.inner_optimizer
+        inner_optimizer = self.inner_optimizer
         norm = None
-        if not hasattr(optimizer, "gradient_norm"):  # Keras's own optimizers do not have it
+        if not hasattr(inner_optimizer, "gradient_norm"):  # Keras's own optimizers do not have this attribute
             norm = global_norm(sum_over_replicas(gradients))
-            norm /= self.optimizer.scale_loss(tf.ones([], norm.dtype))
+            norm /= self.optimizer.scale_loss(tf.ones([], norm.dtype))  # 1, or the loss scale in float16
         apply_gradients(self.optimizer, gradients, self.trainable_variables)
-        return tf.convert_to_tensor(optimizer.gradient_norm) if norm is None else norm
+        return tf.convert_to_tensor(inner_optimizer.gradient_norm) if norm is None else norm
 
 
 def weighted_sum(nll: Tensor, kept: Tensor, weights: Any = None) -> tuple[Any, Any]:

@@ -143,13 +143,20 @@ class TrainedModel(Unquantized, MixedIntoModel):
             raise ParameterError("steps_per_epoch", steps_per_epoch, allowed)
 
     def hooks_changed(self, function: str, *names: str) -> bool:
-        """Whether one of these methods has been replaced since the last call with the same name of a `function`."""
+        """Whether a method that a compiled function calls was replaced since the last question about that function.
+
+        Args:
+            function: name of the compiled function, such as "train_function". The first question about it returns
+                `False`.
+            *names: names of the methods, which a user may override.
+        """
         methods = [getattr(self, name) for name in names]
-        found = [getattr(method, "__func__", method) for method in methods]  # a bound method would keep the model alive
+        # Functions instead of bound methods, which would keep the model alive.
+        functions = [getattr(method, "__func__", method) for method in methods]
         self._hooks_of = self._hooks_of or {}
-        before = self._hooks_of.get(function, found)
-        self._hooks_of[function] = found
-        return found != before
+        before = self._hooks_of.get(function, functions)
+        self._hooks_of[function] = functions
+        return functions != before
 
     # ------------------------------------------------------------------------------------------------------- one step
 

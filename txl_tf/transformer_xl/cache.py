@@ -260,9 +260,16 @@ def _check_segment(tgt_len: Size, max_segment: Size) -> None:
 
 
 def _erasers(network: Any, starts: Tensor | None, slots: Tensor, klen: Size, in_place: bool) -> tuple[Any, Any]:
-    """Two functions of a ring: one for before a segment is written into it, and one for after attention has read it.
+    """Two functions that take a ring and return it: the first is called before a segment is written, the second after
+    attention has read the ring.
 
-    Only a function that erases earlier documents changes the ring.
+    If the network resets its memory at documents, one of the two erases earlier documents. The other function, or both,
+    return the ring as it is.
+
+    Args:
+        network: `TransformerXL`.
+        starts, slots, klen, in_place: see `eraser`. `starts` is `None` if the network does not reset its memory at
+            documents.
     """
 
     def keep(ring: Tensor) -> Tensor:
@@ -271,6 +278,7 @@ def _erasers(network: Any, starts: Tensor | None, slots: Tensor, klen: Size, in_
     if starts is None:
         return keep, keep
     erase = eraser(starts, slots, klen, network.n_head, in_place)
+    # In a longer segment, the tokens before the start of a document must still see what is erased.
     return (erase, keep) if starts.shape[1] == 1 else (keep, erase)
 
 

@@ -75,14 +75,21 @@ class MemoryCache:
         return hidden, writable_copy(resized(self.network, state))
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Any, Any]:
-        """Reads one token for each row, int32 `[B]`, and writes into `state`.
+        """Reads one token for each row, int32 `[B]`.
+
+        Afterwards, use only the returned state: without `static_shapes`, the given one is overwritten.
 
         Returns:
             `(hidden, state)`: `[B, E]`, and the state for the next token.
         """
-        in_place = not self.static_shapes
         hidden, state = cached_forward(
-            self.network, weights, token[:, None], state, None, in_place, self.static_shapes, self.model
+            self.network,
+            weights,
+            token[:, None],
+            state,
+            in_place=not self.static_shapes,  # XLA cannot write in place
+            static_shapes=self.static_shapes,
+            model=self.model,
         )
         return hidden[:, 0], state
 

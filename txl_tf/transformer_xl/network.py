@@ -466,7 +466,8 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         Returns:
             `[n_head, batch, tgt_len, mem_len + tgt_len]`. The keys are the positions of `mems`, then those of the
             segment. For every query, the sum over the keys is 1. With a `padding_mask`, every row of the batch gets the
-            probabilities that its tokens alone would get. They are zeros where the query or the key is padding.
+            probabilities that it would get without its padding. They are zeros where the query or the key is padding.
+            The sum over the keys is then 1 only for queries that are not padding.
         """
         self.build_at_once()
         number = check_layer(layer, self.n_layer)

@@ -52,7 +52,7 @@ def write_slice(ring: Tensor, slots: Tensor, new: Tensor) -> Any:
 
 
 def eraser(starts: Tensor, slots: Tensor, klen: Size, n_head: int, in_place: bool = False) -> Callable[[Tensor], Any]:
-    """A function of a ring that sets all slots before a row's last document to zeros.
+    """Returns a function that takes a ring and returns it with zeros in all slots before the last document of a row.
 
     Args:
         starts: int32 `[B, T]`, the index in the segment at which the document of each token begins, see

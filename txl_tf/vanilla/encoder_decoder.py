@@ -244,19 +244,28 @@ class DecoderLayer(_TransformerLayer):
     def decode(
         self, x: Tensor, enc_output: Any, own: Any = None, cross: Any = None, dropout_key: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`(output, weights, weights)`, where the weights are `[num_heads, batch, length, any]`.
+        """The layer without checks of its arguments, which the caller makes.
 
-        `own` and `cross` are the masks of self-attention and of attention to the source, see `visible` in
-        `multi_head_attention`. Arguments are not checked.
+        Args:
+            x: `[batch, length, d_model]`, the target.
+            enc_output: output of the encoder for the source.
+            own, cross: masks of self-attention and of attention to the source: true where a query sees a key. See
+                `visible` in `multi_head_attention`.
+            dropout_key: `None` without dropout.
+
+        Returns:
+            `(output, self_attention, cross_attention)`. The attention probabilities are `[num_heads, batch, queries,
+            keys]`.
         """
         keys = split(dropout_key, 6)
-        x, block1 = self._residual(
+        x, self_attention = self._residual(
             x, self.layernorm1, lambda y: attention_of(self.mha1, y, y, y, own, keys[0]), keys[1]
         )
-        x, block2 = self._residual(
-            x, self.layernorm2, lambda y: attention_of(self.mha2, enc_output, enc_output, y, cross, keys[2]), keys[3]
+        k = v = enc_output
+        x, cross_attention = self._residual(
+            x, self.layernorm2, lambda y: attention_of(self.mha2, v, k, y, cross, keys[2]), keys[3]
         )
-        return self._feed_forward(x, self.layernorm3, *keys[4:]), block1, block2
+        return self._feed_forward(x, self.layernorm3, *keys[4:]), self_attention, cross_attention
 
     # It names both shapes, because Keras's summary knows only those that are named.
     def build(self, x_shape: Any = None, enc_output_shape: Any = None, **_: Any) -> None:

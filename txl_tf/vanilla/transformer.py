@@ -363,6 +363,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         kernel = tf.cast(self.final_layer.kernel, hidden.dtype)
         products = at_least_float32(project(hidden, kernel))
         bias = tf.cast(self.final_layer.bias, products.dtype)
+        # `project` has joined the axes before the last one.
         return tf.reshape(products + bias, [*shape_of(hidden)[:-1], self.target_vocab_size])
 
     # ---------------------------------------------------------------------------------------------------- training
@@ -469,11 +470,18 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
 
     def _logs(self, sums: Tensor, own_loss: Any = None) -> dict[str, Any]:
-        nll, _, right, tokens = sums
+        """Updates the metrics of loss and accuracy with the `sums_of` a batch, and returns their results.
+
+        Args:
+            own_loss: this replica's share of the loss from the user's `compute_loss`, which is shown instead of the
+                nll. `None` without such a method.
+        """
+        nll, _, correct, tokens = sums  # without the smoothed nll
         if own_loss is not None:
+            # The shares add up to the loss of the whole batch. The division below is by the tokens of all replicas.
             nll = own_loss * self.over_replicas(tokens)
-        nll, right, tokens = tf.unstack(self.over_replicas(tf.stack([nll, right, tokens])))
-        for metric, total in ((self.loss_mean, nll), (self.accuracy, right)):
+        nll, correct, tokens = tf.unstack(self.over_replicas(tf.stack([nll, correct, tokens])))
+        for metric, total in ((self.loss_mean, nll), (self.accuracy, correct)):
             metric.update_state(tf.math.divide_no_nan(total, tokens), sample_weight=tokens)
         return {metric.name: metric.result() for metric in (self.loss_mean, self.accuracy)}
 

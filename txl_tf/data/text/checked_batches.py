@@ -125,7 +125,7 @@ def check_batches(
     elif len(spec) == 2 and weighs == "never":
         form = _plain
     else:
-        form = functools.partial(_weighed, always=weighs == "always")
+        form = functools.partial(_with_weights, always=weighs == "always")
     dataset = dataset.map(lambda *batch: form(*check(*batch, ignoring=weighs != "never")))
     return Batches(dataset, rows, tgt_len or usual_len, count, any_rows=any_rows)
 
@@ -213,7 +213,7 @@ def _is_ignored(labels: Any) -> Any:
 
 
 def _of_labels(weights: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, list]:
-    """Returns weights as float32 in the shape of the labels; and checks of them."""
+    """Returns weights as float32 in the shape of the labels; and checks of them, `(condition, message)` each."""
     weights = tf.cast(weights, tf.float32)
     given = tf.shape(weights)
     if weights.shape.rank == 1:
@@ -238,14 +238,19 @@ def _plain(tokens, labels, ignored, weights):
     return tokens, labels
 
 
-def _weighed(tokens, labels, ignored, weights, always):
-    """Returns `(tokens, labels, weights)`; the weights have no column if all labels count, unless `always`."""
-    counts = tf.cast(~ignored, tf.float32)
+def _with_weights(tokens, labels, ignored, weights, always):
+    """Returns `(tokens, labels, weights)`, where the weights of ignored labels are 0.
+
+    If `weights` is `None`, the other labels have the weight 1. If also no label is ignored, the weights are `[B, 0]`,
+    which stands for 1 everywhere; or `[B, T]` with `always`.
+    """
+    not_ignored = tf.cast(~ignored, tf.float32)
     if weights is not None:
-        return tokens, labels, tf.ensure_shape(weights * counts, labels.shape)
-    if not always:
-        counts = counts[:, : tf.where(tf.reduce_any(ignored), tf.shape(labels)[1], 0)]
-    return tokens, labels, tf.ensure_shape(counts, [labels.shape[0], labels.shape[1] if always else None])
+        return tokens, labels, tf.ensure_shape(weights * not_ignored, labels.shape)
+    if always:
+        return tokens, labels, tf.ensure_shape(not_ignored, labels.shape)
+    new_weights = not_ignored[:, : tf.where(tf.reduce_any(ignored), tf.shape(labels)[1], 0)]
+    return tokens, labels, tf.ensure_shape(new_weights, [labels.shape[0], None])
 
 
 def _padded(tokens, labels, ignored, weights, tgt_len):

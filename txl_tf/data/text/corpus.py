@@ -311,7 +311,14 @@ def prepare_texts(
 
 
 def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bool) -> None:
-    """Writes texts as JSON lines. Raises ParameterError if there is no text."""
+    """Writes texts as JSON lines.
+
+    Args:
+        skip_bad_lines: whether to leave out, and count, elements of `texts` that are not texts; else they are errors.
+
+    Raises:
+        ParameterError: no text was written.
+    """
     skipped = []
     with open(path, "w", encoding="utf-8") as file:
         for number, value in enumerate(texts, 1):
@@ -326,7 +333,8 @@ def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bo
             file.write("\n")
     encoding.say_skipped(len(skipped), skipped[0] if skipped else None)
     if not os.path.getsize(path):
-        raise ParameterError("texts", 0, "at least one text", "texts must contain at least one text, got none")
+        got = f"only {len(skipped):,} element(s) without one" if skipped else "none"
+        raise ParameterError("texts", 0, "at least one text", f"texts must contain at least one text, got {got}")
 
 
 def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:

@@ -1,4 +1,4 @@
-"""A prepared folder: checks of its `corpus-info.json`, and writing of its files, which appear all or none."""
+"""A prepared folder: checks of its `corpus-info.json`, and writing of its files, which appear all together or not."""
 
 from __future__ import annotations
 
@@ -155,17 +155,21 @@ def write_files(
     """Writes the files of a prepared corpus to a local folder; returns the number of tokens of each split.
 
     Args:
-        pieces: `Piece`s; the pieces of each shard are in order.
-        options: hyper-parameters that decided the result; with `"num_shuffle"`, each shard of train is a file.
-        inputs: `{file: size in bytes}` of the text, to notice another text later.
-        shard_tokens: most tokens of a file; `None`: each split is one file.
+        folder: an empty folder, see `new_files`.
+        dataset, vocab, cutoffs: name, vocabulary and first words of the later clusters of the corpus.
+        pieces: `Piece`s. Those of different shards may be mixed; the pieces of one shard are in the order of its text.
+        options: settings that the files depend on.
+        inputs: `{file: size in bytes}` of the text, to detect later that it has changed.
+        shard_tokens: largest number of tokens in a file. `None`: one file for each split or, for train with
+            `"num_shuffle"` in `options`, for each of its shards.
     """
     vocab.save(f"{folder}/{vocab_file('vocab', vocab.level)}")
     writers = {}
     extents = {}
     for split, shard, ids, extent in (Piece(*piece) for piece in pieces):
         if (split, shard) not in writers:
-            numbered = shard_tokens or (split == "train" and "num_shuffle" in options)
+            # Without numbers, a split has only shard 0.
+            numbered = shard_tokens is not None or (split == "train" and "num_shuffle" in options)
             paths = _paths(f"{folder}/{split}", shard if numbered else None)
             writers[split, shard] = TokenFiles(paths, len(vocab), shard_tokens)
         writers[split, shard].add(ids)
@@ -178,7 +182,7 @@ def write_files(
         writer.close()
         files.setdefault(split, []).extend(os.path.basename(file.path) for file in writer.files)
         n_tokens[split] = n_tokens.get(split, 0) + writer.n_tokens
-    names = [vocab_file("vocab", vocab.level), *(name for names in files.values() for name in names)]
+    all_names = [vocab_file("vocab", vocab.level), *itertools.chain.from_iterable(files.values())]
     info = {
         "vocab_size": len(vocab),
         "cutoffs": [0, *cutoffs, len(vocab)] if cutoffs else [],
@@ -190,9 +194,9 @@ def write_files(
         "options": options,
         "inputs": inputs,
         "sizes": datasets.measured(dataset, {split: extent.size for split, extent in extents.items()}),
-        "sha256": {name: sha256(f"{folder}/{name}") for name in names},
+        "sha256": {name: sha256(f"{folder}/{name}") for name in all_names},
     }
-    if shard_tokens:  # so that the fingerprints do not depend on the number of files
+    if shard_tokens:  # the checksum of each split as if it were one file, for fingerprints of the text
         info["joined_sha256"] = {
             split: joined_sha256([f"{folder}/{name}" for name in names]) for split, names in files.items()
         }

@@ -140,6 +140,7 @@ class TaggerRun(EpochRun):
         origin.say_unknown(counts, str(corpus.vocab.unk), of_note=[*counts][:1])
 
     def from_data(self) -> dict:
+        """The settings that the corpus decides. Raises ParameterError for a sentence longer than `max_seq_len`."""
         corpus = self.corpus
         most = self.model_config.max_seq_len
         for split, text in corpus.splits.items():
@@ -147,14 +148,15 @@ class TaggerRun(EpochRun):
                 if sentence.n > most:
                     message = (
                         f"{corpus.names[split]}, line {line}: the sentence that begins here has {sentence.n:,} tokens; "
-                        f"at most max_seq_len={most} are allowed in training: an empty line splits it in two"
+                        f"at most max_seq_len={most} are allowed in training: insert an empty line to split it in two"
                     )
                     raise ParameterError("max_seq_len", sentence.n, f"at most {most}", message)
-        found = {WIDTHS[name]: table.shape[1] for name, table in corpus.embeddings.items()}
+        widths = {WIDTHS[name]: table.shape[1] for name, table in corpus.embeddings.items()}
         n_bigram = len(corpus.bigram_vocab) if self.data.bigrams else 0
-        of_tags = {"labels": corpus.labels, "scheme": NONE if corpus.scheme == NONE else None}
+        scheme = NONE if corpus.scheme == NONE else None  # `None`: a scheme that the labels show
+        of_tags = {"labels": corpus.labels, "scheme": scheme}
         of_tokens = {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "token_level": corpus.level}
-        return {**of_tokens, **of_tags, **found}
+        return {**of_tokens, **of_tags, **widths}
 
     def measured(self) -> dict:
         sizes: Any = self.corpus.sizes
