@@ -55,8 +55,8 @@ def _is_ending() -> bool:
 class StopOnSignal(Callback):
     """Stops a training, and a validation in it, after the current step on Ctrl-C, SIGTERM or SIGHUP.
 
-    A second Ctrl-C stops at once, unless it comes within a second. Use the callback as a context manager around `fit`:
-    in it, the signals are handled. All workers raise `Stopped` at the same step.
+    A second Ctrl-C stops at once, unless it comes within a second of the first. Use the callback as a context manager
+    around `fit`: in it, the signals are handled. All workers raise `Stopped` at the same step.
 
     Args:
         model: the model that is trained.
@@ -141,8 +141,8 @@ class CheckFinite(Callback):
             self.checkpoints.confirm()  # the weights before this step gave the loss
         if finite and (is_scaled(self.model.optimizer) or math.isfinite(logs["grad_norm"])):
             return
-        found = f"loss {logs['loss']}, gradient norm {logs['grad_norm']}"
-        raise self.checkpoints.diverged(found, self.model.steps_per_execution, loss_too=not finite)
+        numbers = f"loss {logs['loss']}, gradient norm {logs['grad_norm']}"
+        raise self.checkpoints.diverged(numbers, self.model.steps_per_execution, loss_too=not finite)
 
 
 class Validate(Callback):
@@ -426,12 +426,12 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
     lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     header, *rows = [line.rstrip().decode("latin1").split(",") for line in lines] or [[]]
     known = {*_COLUMNS, *metrics, *(f"val_{metric}" for metric in [*metrics, *validated])}
-    right = header[:1] == ["epoch"] and len({*header}) == len(header) and {*header} - {"overflow"} == known
-    if lines and not right:
+    is_known = header[:1] == ["epoch"] and len({*header}) == len(header) and {*header} - {"overflow"} == known
+    if lines and not is_known:
         others = ", ".join(sorted(known - {"epoch"}))
         message = f"{filename}: line 1 must be epoch, then {others}, got {brief(header)}. {_MOVE}"
         raise ParameterError("log.csv", header, ["epoch", *sorted(known - {"epoch"})], message)
-    kept = lines[:1]
+    kept_lines = lines[:1]
     for i, (line, row) in enumerate(zip(lines[1:], rows, strict=True), 2):
         step = row[header.index("step")] if len(row) == len(header) else ""
         if not step.isdecimal() or len(step) > 18:
@@ -439,9 +439,9 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
             message = f"{filename}: line {i} must have {allowed}, got {brief(row)}. {_MOVE}"
             raise ParameterError("log.csv", row, allowed, message)
         if int(step) <= last_step:
-            kept.append(line)
-    if b"".join(kept) != data or has_other_names(filename):
-        write_atomic(filename, b"".join(kept))
+            kept_lines.append(line)
+    if b"".join(kept_lines) != data or has_other_names(filename):
+        write_atomic(filename, b"".join(kept_lines))
 
 
 def complete_log(filename: str, step: int, found: dict) -> bool:
