@@ -189,12 +189,7 @@ def families_of_model(model: keras.Model) -> list[Family]:
     Raises:
         ParameterError: neither the class of the model nor one of its bases has a family.
     """
-    for kind in type(model).__mro__:
-        families = [family for family in FAMILIES.values() if family.model is kind]
-        if families:
-            return families
-    known = list(dict.fromkeys(family.model.__name__ for family in FAMILIES.values()))
-    raise ParameterError("model", type(model).__name__, known, _no_family(type(model), known))
+    return _of_nearest(type(model), "model", list(FAMILIES.values()))
 
 
 def family_of_model(model: keras.Model) -> Family:
@@ -204,15 +199,7 @@ def family_of_model(model: keras.Model) -> Family:
         ParameterError: no family has the class of the model, or none of those that have it has that of its network.
     """
     families = families_of_model(model)
-    if len(families) == 1:
-        return families[0]
-    network = type(model.network)
-    for kind in network.__mro__:
-        for family in families:
-            if family.network is kind:
-                return family
-    known = [family.network.__name__ for family in families if family.network]
-    raise ParameterError("network", network.__name__, known, _no_family(network, known))
+    return families[0] if len(families) == 1 else _of_nearest(type(model.network), "network", families)[0]
 
 
 def family_of(config: type[Config]) -> Family:
@@ -221,14 +208,18 @@ def family_of(config: type[Config]) -> Family:
     Raises:
         ParameterError: no family has these hyper-parameters.
     """
-    for kind in config.__mro__:
-        for family in FAMILIES.values():
-            if family.config is kind:
-                return family
-    known = [family.config.__name__ for family in FAMILIES.values()]
-    raise ParameterError("model", config.__name__, known, _no_family(config, known))
+    return _of_nearest(config, "config", list(FAMILIES.values()))[0]
 
 
-def _no_family(kind: type, known: list[str]) -> str:
-    register = "txl_tf.runs.families.record.register"
-    return f"no family has the class {kind.__name__}: it must be or derive from {', '.join(known)}, or see {register}"
+def _of_nearest(kind: type, attribute: str, families: list[Family]) -> list[Family]:
+    """Those of `families` whose `attribute` is the class `kind`, or the nearest of its bases that one of them has."""
+    for base in kind.__mro__:
+        found = [family for family in families if getattr(family, attribute) is base]
+        if found:
+            return found
+    classes = [getattr(family, attribute) for family in families]
+    known = list(dict.fromkeys(cls.__name__ for cls in classes if cls is not None))
+    name = "network" if attribute == "network" else "model"  # the argument that callers give
+    allowed = f"be or derive from {', '.join(known)}, or see txl_tf.runs.families.record.register"
+    message = f"no family has the class {kind.__name__}: it must {allowed}"
+    raise ParameterError(name, kind.__name__, known, message)
