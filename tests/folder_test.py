@@ -161,9 +161,9 @@ def test_a_run_of_another_configuration_names_every_change(made):
     with raises_parameter("model_dir", folder.path, error=MisfitError) as raised:
         check_same_config(folder, changed)
     assert str(raised.value).splitlines()[1:] == [
-        "  model.n_head: 2 there, 1 now",
-        "  model.d_inner: 12 there, 9 now",
-        "  training.seed: 0 there, 4 now",
+        "  model.n_head: 2 in the existing run, 1 requested",
+        "  model.d_inner: 12 in the existing run, 9 requested",
+        "  training.seed: 0 in the existing run, 4 requested",
     ]
     assert pickle.loads(pickle.dumps(raised.value)).differences == raised.value.differences
 

@@ -521,7 +521,7 @@ def test_a_run_resets_and_a_warm_start_may_change_it(tmp_path, text_file, capsys
     assert f"{tmp_path}/first has reset_token=None; this run has reset_token=1" in capsys.readouterr().out
     config = txl_tf.runs.folder.RunFolder(tmp_path / "second").read_config()
     assert config["model"]["reset_token"] == 1 and np.isfinite(found["valid"])
-    with pytest.raises(ValueError, match="model.reset_token: 1 there, None now"):
+    with pytest.raises(ValueError, match="model.reset_token: 1 in the existing run, None requested"):
         train_run(tmp_path / "second", text_file, training={"train_steps": 6})
 
 

@@ -158,10 +158,10 @@ def test_the_precision_of_products_stays_and_older_runs_have_float32(run):
     assert config["training"]["matmul_precision"] == "float32"
     edit_json(run_dir / "config.json", lambda config: config["training"].update(matmul_precision="bfloat16"))
     error = train_refused(run_dir, text, "model_dir")
-    assert error.differences == ["training.matmul_precision: 'bfloat16' there, 'float32' now"]
+    assert error.differences == ["training.matmul_precision: 'bfloat16' in the existing run, 'float32' requested"]
     edit_json(run_dir / "config.json", lambda config: config["training"].pop("matmul_precision"))
     error = train_refused(run_dir, text, "model_dir", model={"d_inner": 25})
-    assert str(error).endswith("or:\n  model.d_inner: 16 there, 25 now")
+    assert str(error).endswith("or:\n  model.d_inner: 16 in the existing run, 25 requested")
 
 
 def test_the_same_text_may_move(run, tmp_path):

@@ -383,7 +383,7 @@ def test_a_run_goes_on_with_its_own_pairs_only(made, pairs_file, tmp_path):
         train(folder, other, training=LEARNING, data={"valid_fraction": 0.001, "valid_path": pairs_file})
     with raises_parameter("model_dir", str(folder)) as raised:
         train(folder, pairs_file, training=LEARNING, model={"dff": 17})
-    assert raised.value.differences == ["model.dff: 16 there, 17 now"]
+    assert raised.value.differences == ["model.dff: 16 in the existing run, 17 requested"]
 
 
 SLOWLY = {"learning_rate": 1e-9, "warmup_steps": 0}

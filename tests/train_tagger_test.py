@@ -610,7 +610,7 @@ def test_a_run_goes_on_with_its_own_sentences_only(made, files, tmp_path):
         train(folder, other, folder.name, training=LEARNING)
     with raises_parameter("model_dir", str(folder)) as raised:
         train(folder, files, folder.name, training=LEARNING, model={"d_inner": 17})
-    assert raised.value.differences == ["model.d_inner: 16 there, 17 now"]
+    assert raised.value.differences == ["model.d_inner: 16 in the existing run, 17 requested"]
 
 
 def test_a_run_of_an_earlier_version_goes_on_with_its_tags(tmp_path, files):

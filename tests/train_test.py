@@ -271,16 +271,16 @@ def test_a_folder_of_another_configuration_is_refused_and_kept(trained_run, text
     config = (run_dir / "config.json").read_text()
     with raises_parameter("model_dir", str(run_dir)) as raised:
         train_run(run_dir, text_file, model={"d_inner": 32})
-    assert raised.value.differences == ["model.d_inner: 16 there, 32 now"]
+    assert raised.value.differences == ["model.d_inner: 16 in the existing run, 32 requested"]
     assert (run_dir / "config.json").read_text() == config
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"training": {"train_batch_size": 8}}, "training.train_batch_size: 4 there, 8 now"),
-        ({"training": {"tgt_len": 4}}, "training.tgt_len: 8 there, 4 now"),
-        ({"optimizer": {"optimizer": "lamb"}}, "training.optimizer: 'adam' there, 'lamb' now"),
+        ({"training": {"train_batch_size": 8}}, "training.train_batch_size: 4 in the existing run, 8 requested"),
+        ({"training": {"tgt_len": 4}}, "training.tgt_len: 8 in the existing run, 4 requested"),
+        ({"optimizer": {"optimizer": "lamb"}}, "training.optimizer: 'adam' in the existing run, 'lamb' requested"),
     ],
 )
 def test_a_run_is_not_continued_by_another_training(trained_run, text_file, changes, message):

@@ -110,7 +110,7 @@ def test_the_original_program_has_no_vanilla_model(made, tmp_path):
 def test_a_run_of_one_family_does_not_go_on_as_the_other(made, text_file):
     with raises_parameter("model_dir", str(made[0])) as raised:
         train(made[0], text_file, ModelConfig(**SIZES))
-    assert raised.value.differences[0] == "family: 'transformer_lm' there, 'transformer_xl' now"
+    assert raised.value.differences[0] == "family: 'transformer_lm' in the existing run, 'transformer_xl' requested"
 
 
 def test_a_step_longer_than_the_window_is_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from typing import Any
 
 import tensorflow as tf
 
@@ -135,20 +136,24 @@ def check_same_config(folder: RunFolder, config: dict) -> None:
         raise MisfitError("model_dir", folder.path, "another folder", message, changes)
 
 
-def _changes(before: dict, now: dict) -> list[str]:
+def _changes(before: dict, requested: dict) -> list[str]:
     """The differences between two `config.json` that a checkpoint depends on."""
-    family = family_in(now)
-    there = family_in(before)
-    changes = [] if family is there else [f"family: {there.name!r} there, {family.name!r} now"]
-    prints, old_prints = (some.get("fingerprints", {}) for some in (now, before))
+    family = family_in(requested)
+    existing = family_in(before)
+    changes = [] if family is existing else [_change("family", existing.name, family.name)]
+    prints, old_prints = (some.get("fingerprints", {}) for some in (requested, before))
     same_text = old_prints and all(old_prints.get(split) == prints.get(split) for split in ("train", "valid"))
     for part in ("data", "model", *family.vocabs, "training"):
         fields = [field for group in family.groups.get(part, (Vocab,)) for field in dataclasses.fields(group)]
         defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
-        for name, value in now.get(part, {}).items():
+        for name, value in requested.get(part, {}).items():
             old = before.get(part, {}).get(name, defaults.get(name))
             if name in _OF_TEXT or (same_text and name in family.places):  # the same text at another path
                 continue
             if old != value and (part != "training" or name in (*FIXED, *family.batching)):
-                changes.append(f"{part}.{name}: {old!r} there, {value!r} now")
+                changes.append(_change(f"{part}.{name}", old, value))
     return changes
+
+
+def _change(name: str, existing: Any, requested: Any) -> str:
+    return f"{name}: {existing!r} in the existing run, {requested!r} requested"
