@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import gc
+import importlib.util
 import json
 import math
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import reference_data
 import tensorflow as tf
 from absl import flags
-from benchmarking import contestants, language_models, pairs, processes, scaling, tables, taggers, tasks, work
+from benchmarking import contestants, language_models, pairs, peers, processes, scaling, tables, taggers, tasks, work
 from benchmarking.shapes import SHAPES
 from helpers import ROOT, program, raises_parameter
 from reference_model import ReferenceModel
@@ -279,6 +280,50 @@ def test_inputs_of_taggers_are_characters_and_then_their_words():
     }
     characters = {name: array.tolist() for name, array in taggers.character_inputs(batch).items()}
     assert characters == {"chars": [[5, 6, 7], [8, 0, 0]], "bigrams": [[15, 16, 17], [18, 0, 0]]}
+
+
+LOSSES = """
+import json, sys
+from benchmarking import peers
+work, weights = peers.make_work(sys.argv[1], json.loads(sys.argv[2]))
+print(json.dumps([weights, [work.once() for _ in range(100)]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["GPT float32", "x-transformers float32", "JAX float32"])
+def test_peers_learn_their_batch(name):
+    for package in ["jax"] if name.startswith("JAX") else ["torch", "x_transformers"]:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: it is in the extra peers")
+    shape = {**SHAPE, "tgt_len": 8, "mem_len": 8, "d_model": 64, "d_head": 32}
+    command = [sys.executable, "-c", LOSSES, name, json.dumps(shape)]  # PyTorch and TensorFlow do not share a process
+    environment = processes.environment_of(ROOT / "tools")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    weights, losses = json.loads(done.stdout.splitlines()[-1])
+    assert weights > 20 * 64
+    assert abs(losses[0] - np.log(20)) < 0.5 and losses[-1] < 1.5
+
+
+def test_a_model_without_memory_sees_as_many_tokens():
+    shape = peers.without_memory({**SHAPE, "tgt_len": 4, "mem_len": 12, "batch_size": 8})
+    assert (shape["batch_size"], shape["tgt_len"], shape["mem_len"]) == (2, 16, 0)
+
+
+def test_a_peer_that_cannot_be_built_is_named(benchmark, set_flags, monkeypatch, capsys):
+    class Failing(contextlib.nullcontext):
+        def __init__(self, program):
+            super().__init__(self)
+
+        def call(self, task, **arguments):
+            raise ValueError("No module named 'torch'")
+
+    set_flags()
+    monkeypatch.setattr(processes, "Process", Failing)
+    with contextlib.ExitStack() as stack:
+        assert benchmark.start("peers", "GPT float32", ROOT, SHAPE, 1, "folder", stack) is None
+    assert "GPT float32" in (printed := capsys.readouterr().out) and "torch" in printed
 
 
 @pytest.mark.parametrize("lattice", [False, True])
@@ -613,7 +658,7 @@ def test_modes_are_those_that_the_flags_name(benchmark, set_flags):
     set_flags("--mode=all")
     assert benchmark.chosen_modes() == list(SHAPES)
     set_flags("--mode=all", f"--against={ROOT}")
-    assert benchmark.chosen_modes() == [mode for mode in SHAPES if mode not in ON_SEVERAL]
+    assert benchmark.chosen_modes() == [mode for mode in SHAPES if mode not in (*ON_SEVERAL, "peers")]
     set_flags("--scaling")
     assert benchmark.chosen_modes() == ["training", "evaluation", "generation"]
 
@@ -625,7 +670,11 @@ def test_contestants_are_those_that_the_flags_name(benchmark, set_flags):
     (group,) = benchmark.groups_of("writing")
     assert list(group) == ["one row", "2 rows", "4 rows", "16 rows"]
     set_flags("--against=/other")
-    both = {mode: [list(group) for group in benchmark.groups_of(mode)] for mode in SHAPES if mode not in ON_SEVERAL}
+    both = {
+        mode: [list(group) for group in benchmark.groups_of(mode)]
+        for mode in SHAPES
+        if mode not in (*ON_SEVERAL, "peers")
+    }
     assert both["preparation"] == [["other", "this"]]
     assert both["scoring"] == both["startup"] == [["other float32", "this float32"]]
     assert both["seq2seq"] == [["other float32", "this float32"], ["other bfloat16", "this bfloat16"]]

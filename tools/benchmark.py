@@ -31,6 +31,9 @@ change it.
     tener_tagging, flat_tagging        of the programs, tests/reference_tagger.py: characters without padding. FLAT
                                        fuses the four distances of a pair there
     flat_long                          training of FLAT on sentences of 200 characters: see `peak MB`
+    peers                              training of the same sizes by models of other libraries (extra `peers`): a GPT of
+                                       nanoGPT's shape and x-transformers with memory, both in PyTorch, with and without
+                                       torch.compile, and the paper's model in plain JAX. Ratios are to this library
     workers                            training by 1, 2 and 4 processes of one thread, which divide a batch and sum up
                                        gradients over the loopback: in one bucket, as train.py does, and in several.
                                        Against as many processes at a time, each alone with its share of the rows
@@ -49,10 +52,10 @@ the speed of a large one, over the time of the step. `peak MB` is the largest re
 included.
 
 `--against` compares the library of two checkouts, which may be of any age: the processes of each import its own txl_tf,
-use public names only, start its own programs, and read runs that these programs have trained. It leaves out workers and
-Ray. Unless `--contestants` asks for more, bfloat16 takes part in the first four modes and in seq2seq, and little of the
-writing. `--mode=all` measures every mode, with `--against` every one that two checkouts can be compared in. `--scaling`
-has two layers unless `--n_layer` says otherwise.
+use public names only, start its own programs, and read runs that these programs have trained. It leaves out peers,
+workers and Ray. Unless `--contestants` asks for more, bfloat16 takes part in the first four modes and in seq2seq, and
+little of the writing. `--mode=all` measures every mode, with `--against` every one that two checkouts can be compared
+in. `--scaling` has two layers unless `--n_layer` says otherwise.
 """
 
 import compileall
@@ -78,10 +81,12 @@ from txl_programs.program import read_flags, run
 # A contestant's process lasts for all its turns.
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
 TAGGING = ("tener", "tener_tagging", "flat", "flat_tagging", "flat_long")
-LASTING = ("training", "training_words", "evaluation", "generation", "writing", "workers", "scoring", *PAIRS, *TAGGING)
+LASTING = (
+    "training", "training_words", "evaluation", "generation", "writing", "workers", "scoring", "peers", *PAIRS, *TAGGING
+)  # fmt: skip
 SOFTMAX = ("softmax_wt103", "softmax_lm1b")
 ON_SEVERAL = ("workers", "ray", "ray_failures")
-ON_REQUEST = (*SOFTMAX, *ON_SEVERAL, "scoring", "writing", *PAIRS, *TAGGING)  # left out without --mode
+ON_REQUEST = (*SOFTMAX, *ON_SEVERAL, "scoring", "writing", "peers", *PAIRS, *TAGGING)  # left out without --mode
 WORKERS = (1, 2, 4)
 BUCKETS = {"one bucket": 0, "4 MB buckets": 4 << 20, "1 MB buckets": 1 << 20}  # name: bytes
 flags.DEFINE_list("mode", None, f"What to measure, all or of {', '.join(SHAPES)}; default: all before softmax_wt103.")
@@ -107,7 +112,7 @@ read_flags(__name__)
 
 import numpy as np
 import tensorflow as tf
-from benchmarking import cluster, contestants, language_models, processes, taggers
+from benchmarking import cluster, contestants, language_models, peers, processes, taggers
 from benchmarking.scaling import measure, scale, scale_length
 from benchmarking.tables import describe, print_summary, print_table, rows_of, summary_of, take_turns
 from benchmarking.work import Calls
@@ -129,8 +134,11 @@ def compare(mode, shape, rounds, seconds, peaks, folder):
             # Two checkouts start at the same time, as neither is compared with anything else.
             pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(len(group) if FLAGS.against else 1))
             started = pool.map(lambda each: start(mode, *each, shape, seconds, folder, stack), group.values())
-            rows += rows_of(mode, figure, take_turns(dict(zip(group, started, strict=True)), rounds))
+            turns = {name: turn for name, turn in zip(group, started, strict=True) if turn}
+            rows += rows_of(mode, figure, take_turns(turns, rounds))
     for row in rows if language_models.is_training(mode) else ():
+        if row["contestant"] in peers.PEERS:
+            continue  # the operations are those of the library's model
         rate = language_models.training_operations(shape) / row["milliseconds_per_step"] * 1000
         row["share_of_peak"] = rate / peaks[row["contestant"].split()[1]]
     print_table(f"{mode}: {describe(shape)}", rows)
@@ -227,6 +235,7 @@ def groups_of(mode):
         "preparation": ["reference", "txl_tf"],
         "export": [REFERENCE, "txl_tf float32", "txl_tf bfloat16 weights"],
         "startup": [REFERENCE, "txl_tf float32"],
+        "peers": ["txl_tf float32", "txl_tf bfloat16", *peers.PEERS],
         "first_answer": [processes.IMPORT, *processes.ANSWERS],
     }
     names = special.get(mode) or list(contestants.make_contestants(mode, FLAGS.jit))
@@ -254,8 +263,19 @@ def takes_part_against(mode, name):
 
 
 def start(mode, name, checkout, shape, seconds, folder, stack):
-    """Starts a contestant, which `stack` ends; returns the function of its turns, which returns a dict of figures."""
+    """Starts a contestant, which `stack` ends; returns the function of its turns, which returns a dict of figures.
+
+    Returns `None` for a peer that cannot be built, and prints the reason.
+    """
     contestant = {"mode": mode, "name": name, "shape": shape, "jit": FLAGS.jit}
+    if name in peers.PEERS:
+        process = stack.enter_context(processes.Process(program=processes.PEERS))
+        try:
+            first = process.call("begin", **contestant)
+        except ValueError as error:
+            print(f"  {name} does not take part: {error}", flush=True)
+            return None
+        return lambda: first | process.call("turn", seconds=seconds)
     if mode in LASTING:
         process = stack.enter_context(processes.Process(checkout))
         if mode == "scoring":
@@ -408,7 +428,7 @@ def rows_of_mode(mode, shape, peaks, folder):
 
 def chosen_modes():
     """The modes that the flags name. Raises ValueError if a mode does not exist."""
-    left_out = ON_SEVERAL if FLAGS.against else ()
+    left_out = (*ON_SEVERAL, "peers") if FLAGS.against else ()
     known = [mode for mode in SHAPES if mode not in left_out and (mode in SCALING or not FLAGS.scaling)]
     if FLAGS.mode is None:
         return [mode for mode in known if mode not in ON_REQUEST]

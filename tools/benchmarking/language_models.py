@@ -12,7 +12,7 @@ from benchmarking.work import Calls, Steps, port, repeated
 
 
 def is_training(mode):
-    return mode.startswith(("training", "softmax"))
+    return mode.startswith(("training", "softmax", "peers"))
 
 
 def model_arguments(shape):

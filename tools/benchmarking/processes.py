@@ -23,19 +23,21 @@ from typing import Any
 
 from benchmarking.language_models import model_arguments, random_lines, words_of
 from benchmarking.shapes import TAGGER
+from benchmarking.turns import peak_memory
 
 ROOT = Path(__file__).parents[2]
 TASKS = Path(__file__).with_name("tasks.py")
+PEERS = Path(__file__).with_name("peers.py")
 
 
 class Process:
-    """A new Python that does the tasks of tasks.py, with the txl_tf of a checkout."""
+    """A new Python that does the tasks of tasks.py, or of another program, with the txl_tf of a checkout."""
 
-    def __init__(self, checkout=ROOT):
+    def __init__(self, checkout=ROOT, program=None):
         self.errors = tempfile.TemporaryFile("w+")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
         environment = environment_of(checkout, ROOT / "tools")
-        self.process = subprocess.Popen([sys.executable, "-P", TASKS], **pipes, env=environment, text=True)
+        self.process = subprocess.Popen([sys.executable, "-P", program or TASKS], **pipes, env=environment, text=True)
 
     def call(self, task, **arguments):
         """The figures of a task.
@@ -77,12 +79,6 @@ def failure(what, output):
     error = ValueError(f"{what} failed: {lines[-1] if lines else 'no output'}")
     error.__cause__ = RuntimeError(output[-3000:])
     return error
-
-
-def peak_memory(process="self"):
-    """The largest resident memory of a process so far, in MB."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def loopback_bytes():

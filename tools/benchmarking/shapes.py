@@ -63,6 +63,7 @@ SHAPES = {
     "workers": {**NETWORK, **_SEGMENT},
     "ray": {"n_token": 50000, "megabytes": 100},
     "ray_failures": {"n_token": 5000, "megabytes": 0.5},
+    "peers": {**NETWORK, "tgt_len": 128, "mem_len": 128, "batch_size": 8},
     "scoring": {
         **NETWORK, **_SEGMENT, "n_layer": 4, "d_model": 192, "d_head": 48, "d_inner": 768, "batch_size": 16,
         "n_token": 10000, "lines": 400,

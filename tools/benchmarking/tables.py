@@ -11,6 +11,7 @@ COLUMNS = {  # of the tables: heading and format
     "milliseconds_per_step": ("step", "{:,.1f} ms"), "first_request_seconds": ("first", "{:.1f} s"),
     "export_seconds": ("export", "{:.1f} s"), "megabytes": ("on disk", "{:.0f} MB"),
     "load_seconds": ("load", "{:.1f} s"), "build_seconds": ("build", "{:.1f} s"),
+    "weights": ("weights", "{:,.0f}"),
     "first_step_seconds": ("first step", "{:.1f} s"), "command_seconds": ("ended after", "{:.2f} s"),
     "processor_seconds": ("processor", "{:.2f} s"),
     "speedup": ("speed", "{:.2f}"), "collectives": ("collectives", "{:.0f}"),

@@ -6,7 +6,6 @@ The process takes txl_tf from the checkout that PYTHONPATH names first, so this 
 import gc
 import json
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,12 +17,10 @@ import numpy as np
 import tensorflow as tf
 from benchmarking.contestants import make_contestants, tokens_of_work
 from benchmarking.language_models import carrying, model_arguments, reference_next
-from benchmarking.processes import peak_memory
+from benchmarking.turns import answer_requests, begun, do_twice, peak_memory, turn
 from benchmarking.work import Steps, mean_seconds, port
 
 # ------------------------------------------------------------------------------------------- most modes: some turns
-
-_begun = {}  # what `turn` goes on with: a work and its number of tokens
 
 
 def begin(mode, name, shape, jit=False, run=None):
@@ -32,24 +29,8 @@ def begin(mode, name, shape, jit=False, run=None):
     work = make_contestants(mode, jit, run)[name](shape)
     built = time.perf_counter()
     first = do_twice(work, tokens_of_work(mode, name, shape))
-    return {"build_seconds": built - started, "first_step_seconds": first}
-
-
-def do_twice(work, tokens):
-    """Seconds of the first of two times."""
-    started = time.perf_counter()
-    work.once()
-    first = time.perf_counter() - started
-    work.once()
-    _begun.update(work=work, tokens=tokens)
-    return first
-
-
-def turn(seconds, least=1):
-    """Does the work as often as fills `seconds`, at least `least` times."""
-    taken = mean_seconds(_begun["work"], seconds, least)
-    figures = {"tokens_per_second": _begun["tokens"] / taken, "milliseconds_per_step": 1000 * taken}
-    return {**figures, "peak_memory_mb": peak_memory()}
+    figures = {"build_seconds": built - started, "first_step_seconds": first}
+    return {**figures, "weights": work.model.count_params()} if mode == "peers" else figures
 
 
 # ------------------------------------------------------------------------------- preparation, export and start-up
@@ -197,7 +178,7 @@ def begin_worker(shape, rows, cluster=None, index=0, bytes_per_pack=0):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     with strategy.scope():
         lm = compiled_model(shape)
-    _begun["work"] = Steps(lm, random_segments(shape, rows * len(cluster or [1])))
+    begun["work"] = Steps(lm, random_segments(shape, rows * len(cluster or [1])))
     train_steps(2)
     size = sum(variable.numpy().nbytes for variable in lm.trainable_variables)
     return {"parameter_bytes": size, "reduced_bytes": collective_bytes()}
@@ -213,16 +194,9 @@ def collective_bytes():
 
 def train_steps(steps):
     """Trains for so many steps and one more, which is not counted: all workers take as many."""
-    ends = _begun["work"].ends(lambda ends: len(ends) > steps)
+    ends = begun["work"].ends(lambda ends: len(ends) > steps)
     return {"milliseconds_per_step": 1000 * (ends[-1] - ends[0]) / steps, "peak_memory_mb": peak_memory()}
 
 
-TASKS = (begin, turn, prepare, export, load, start_reference, begin_worker, train_steps, train_replicas)
-
 if __name__ == "__main__":
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    tasks = {task.__name__: task for task in TASKS}
-    for request in sys.stdin:
-        name, arguments = json.loads(request)
-        print(json.dumps(tasks[name](**arguments)), file=answers, flush=True)
+    answer_requests(begin, turn, prepare, export, load, start_reference, begin_worker, train_steps, train_replicas)

@@ -17,8 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 FOREVER = 10**9  # steps of a `fit` that a callback ends
 
 
@@ -105,6 +103,8 @@ def repeated(batches):
 
     It does without tf.data's autotuning: the end of every `fit` would wait for its thread, which sleeps for seconds.
     """
+    import tensorflow as tf
+
     if len(batches) == 1:
         dataset = tf.data.Dataset.from_tensors(batches[0]).repeat()
     else:

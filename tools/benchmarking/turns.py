@@ -1,0 +1,47 @@
+"""The process of a contestant: it answers requests on its standard input, and measures its work when told to.
+
+This file imports neither TensorFlow nor another framework, so that every contestant's process has only its own.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from benchmarking.work import mean_seconds
+
+begun = {}  # what `turn` goes on with: a work and its number of tokens
+
+
+def do_twice(work, tokens):
+    """Does the work twice, which traces and allocates. Returns the seconds of the first time."""
+    started = time.perf_counter()
+    work.once()
+    first = time.perf_counter() - started
+    work.once()
+    begun.update(work=work, tokens=tokens)
+    return first
+
+
+def turn(seconds, least=1):
+    """Does the work as often as fills `seconds`, at least `least` times."""
+    taken = mean_seconds(begun["work"], seconds, least)
+    figures = {"tokens_per_second": begun["tokens"] / taken, "milliseconds_per_step": 1000 * taken}
+    return {**figures, "peak_memory_mb": peak_memory()}
+
+
+def peak_memory(process="self"):
+    """The largest resident memory of a process so far, in MB."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def answer_requests(*tasks):
+    """Answers each line of the standard input, `[name of a task, arguments]`, with the figures of the task."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    named = {task.__name__: task for task in tasks}
+    for request in sys.stdin:
+        name, arguments = json.loads(request)
+        print(json.dumps(named[name](**arguments)), file=answers, flush=True)
