@@ -208,7 +208,7 @@ def settings_of(folder):
         settings["training"] = {**chosen, **kept["training"]}
     elif not origin and data and given_steps() is None and not folder.steps():
         log_defaults()
-    if own_text:
+    if own_text and FLAGS.strategy != "tpu":  # where the graph of generation would take long to compile
         level = completed(TextConfig, settings["data"])["level"]
         settings["training"] = {"sample_tokens": SAMPLE_TOKENS[level], **settings["training"]}
     if group is TransformerLMConfig and not origin:
