@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import types
 from types import SimpleNamespace
 
 import numpy as np
@@ -142,7 +141,7 @@ def test_the_number_of_a_sample_comes_before_its_prompt(tool, monkeypatch):
     """Both streams of a program are one terminal."""
     set_flags(tool, "--model_dir=x")
     vocab, terminal = word_vocab(), io.StringIO()
-    session = types.SimpleNamespace(read=lambda tokens: [None], excess=0, ended=True)
+    session = SimpleNamespace(read=lambda tokens: [None], excess=0, ended=True)
     session.copy = lambda: session
     session.write = lambda number, **options: (vocab.encode(f"w{options['seed']}")[None], None)
     monkeypatch.setattr(tool, "Session", lambda lm: session)
@@ -158,7 +157,7 @@ def test_the_number_of_a_sample_comes_before_its_prompt(tool, monkeypatch):
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_is_told_that_the_program_waits_for_input(tool, monkeypatch, capsys, is_terminal):
     set_flags(tool, "--model_dir=x")
-    stdin = types.SimpleNamespace(isatty=lambda: is_terminal, buffer=io.BytesIO(b"w1 w2\n"))
+    stdin = SimpleNamespace(isatty=lambda: is_terminal, buffer=io.BytesIO(b"w1 w2\n"))
     monkeypatch.setattr(sys, "stdin", stdin)
     assert tool.read_prompt(word_vocab()) == b"w1 w2"
     assert ("Ctrl-D" in capsys.readouterr().err) == is_terminal
