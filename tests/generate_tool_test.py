@@ -137,6 +137,32 @@ def test_text_is_cut_behind_a_stop_string_within_a_token(tool, small_lm, monkeyp
     assert cut == {False, True}
 
 
+def test_the_number_of_a_sample_comes_before_its_prompt(tool, monkeypatch):
+    """Both streams of a program are one terminal."""
+    set_flags(tool, "--model_dir=x")
+    vocab, terminal = word_vocab(), io.StringIO()
+    session = SimpleNamespace(read=lambda tokens: [None], excess=0, ended=True)
+    session.copy = lambda: session
+    session.write = lambda number, **options: (vocab.encode(f"w{options['seed']}")[None], None)
+    monkeypatch.setattr(tool, "Session", lambda lm: session)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for seeds in ([4, 5], [4]):
+        writer = tool.Writer(None, vocab, {})
+        writer.read(vocab.encode("w1 w2"), show=len(seeds) == 1)
+        writer.write_samples(1, seeds)
+    assert terminal.getvalue() == "--- 1 of 2\nw1 w2 w4\n--- 2 of 2\nw1 w2 w5\nw1 w2 w4\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_is_told_that_the_program_waits_for_input(tool, monkeypatch, capsys, is_terminal):
+    set_flags(tool, "--model_dir=x")
+    stdin = SimpleNamespace(isatty=lambda: is_terminal, buffer=io.BytesIO(b"w1 w2\n"))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert tool.read_prompt(word_vocab()) == b"w1 w2"
+    assert ("Ctrl-D" in capsys.readouterr().err) == is_terminal
+
+
 @pytest.mark.slow
 def test_several_samples_are_those_of_generate(tool, word_run, capfd):
     folder, vocab, lm = word_run

@@ -50,7 +50,7 @@ WORKER_MOMENTS = ["any", "step", "validation"]  # it writes nothing
 MODEL = (
     "--n_layer=2 --d_model=16 --d_embed=16 --n_head=2 --d_head=8 --d_inner=16 --dropout=0.1 --dropatt=0.1 --mem_len=8 "
     "--tgt_len=8 --train_batch_size=4 --eval_batch_size=2 --max_eval_batch=5 --learning_rate=1e-2 --warmup_steps=2 "
-    "--iterations=7 --save_steps=5 --max_to_keep=2"
+    "--iterations=7 --save_steps=5 --max_to_keep=2 --sample_tokens=0"
 )
 PAIRS_MODEL = (
     "--dataset=dates --n_pairs=200 --num_layers=1 --d_model=16 --num_heads=2 --dff=16 --max_len=64 --rate=0.1 "

@@ -206,7 +206,7 @@ def test_a_run_without_patience_stops_and_stays_stopped(tmp_path, files, begun, 
     assert stopped == [False, False, True] and RunFolder(tmp_path / "run").find_best()["step"] == 3
     run, state = begun(tmp_path / "run", files, **PATIENT)
     run.fit(state)
-    assert "already trained: no better F1 for patience=6 steps, train_steps=60" in capsys.readouterr().out
+    assert "already trained: no better validation for patience=6 steps, train_steps=60" in capsys.readouterr().out
     assert run.model.optimizer.iterations.numpy() == 9
 
 

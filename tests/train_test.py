@@ -34,6 +34,7 @@ from txl_tf.data.text.batches import choose_bin_capacities
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.families import language_model
 from txl_tf.runs.families.language_model import steps_per_call
+from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import open_corpus
 
 
@@ -207,7 +208,11 @@ def test_calls_take_as_many_steps_as_divide_all_ends(ends, expected):
 def run_of_text(text, **training):
     """What a run of a language model knows of its text, without a model."""
     run = object.__new__(language_model.LanguageModelRun)
-    vocab = types.SimpleNamespace(decode=lambda ids: "".join("ab\x1bd"[i] for i in ids))
+
+    def decode(ids):
+        return "".join("ab\x1bd"[i] for i in ids)
+
+    vocab = types.SimpleNamespace(decode=decode, level="char", eos=None, ids={})
     run.corpus = types.SimpleNamespace(splits={"train": text, "valid": text}, vocab=vocab)
     run.training = TrainingConfig(**training)
     run.strategy = tf.distribute.get_strategy()
@@ -237,6 +242,37 @@ def test_a_sample_goes_on_from_the_validation_text_and_moves_no_cursor(caplog):
     title = f"a sample at temperature 0.8, after {'a' * prompt.size!r}:"
     assert [record.message for record in caplog.records] == [title, r"b\x1bda"]
     assert shown == [("sample", f"{title}\n" + r"b\x1bda")]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("ow of a table\n\nNotes:\n\n1. one\n2. two\n", "Notes:\n\n1. one\n"),  # whole lines that begin a paragraph
+        ("the end\nof a line\nand more\n", "of a line\nand more\n"),  # no paragraph
+        ("ending\na long line that goes on and on", "a long lin"),  # no end of a line near
+        ("no line at all", "no line at"),
+        ("short", "short"),
+    ],
+)
+def test_a_sample_begins_at_the_beginning_of_a_line(text, expected):
+    tokens = np.array([ord(c) for c in text], np.int32)
+    prompt = language_model.sample_prompt(tokens, ord("\n"), least=10)
+    assert "".join(map(chr, prompt)) == expected
+    np.testing.assert_array_equal(language_model.sample_prompt(tokens, None, least=10), tokens[:10])
+
+
+def test_the_last_line_of_a_training_names_the_best_step(run_dir, text_file, capsys):
+    """With such a rate, the first validation is the best; `patience` ends the training after the second one."""
+    steps = {"train_steps": 40, "iterations": 4, "save_steps": 4, "patience": 8}
+    train_run(run_dir, text_file, training=steps, optimizer={"learning_rate": 1e-9, "warmup_steps": 0})
+    printed = capsys.readouterr().out
+    best = RunFolder(run_dir).find_best()
+    last = int(log_rows(run_dir)[-1]["step"])
+    assert last == best["step"] + 8 < 40 and "stopping early: no better validation for patience=8 steps" in printed
+    assert f"the best validation was that of step {best['step']} (loss " in printed.splitlines()[-1]
+    assert "--ckpt_path=best" in printed.splitlines()[-1]
+    train_run(run_dir, text_file, training=steps, optimizer={"learning_rate": 1e-9, "warmup_steps": 0})
+    assert "already trained: no better validation for patience=8 steps" in capsys.readouterr().out
 
 
 @pytest.mark.slow

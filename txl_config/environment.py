@@ -65,17 +65,27 @@ def _keras_backend() -> tuple[str, str]:
 
 
 def check_versions() -> None:
-    """Raises ImportError, which names the version, where TensorFlow or Keras is older than the library supports.
-
-    It imports both: `tf-nightly` and others are the module `tensorflow`, too, but not the package of that name.
-    """
+    """Raises ImportError, which names the version, where TensorFlow or Keras is older than the library supports."""
     for name, oldest in _OLDEST.items():
-        version: str = importlib.import_module(name).__version__
-        if tuple(map(int, re.findall(r"\d+", version)[:2])) < oldest:
-            at_least = ".".join(map(str, oldest))
-            raise ImportError(
-                f"txl_tf needs {name} {at_least} or later, got {name} {version}: pip install '{name}>={at_least}'"
-            )
+        if problem := too_old(name, oldest, "txl_tf needs"):
+            raise ImportError(problem)
+
+
+def too_old(name: str, oldest: tuple[int, int], needs: str) -> str | None:
+    """The message about a package whose version is older than `oldest`; `None` if it is not.
+
+    It imports the package: `tf-nightly` and others are the module `tensorflow`, too, but not the package of that name.
+
+    Args:
+        name: of the package.
+        oldest: the first two numbers of the oldest version that will do.
+        needs: beginning of the message, such as "txl_tf needs".
+    """
+    version: str = importlib.import_module(name).__version__
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= oldest:
+        return None
+    at_least = ".".join(map(str, oldest))
+    return f"{needs} {name} {at_least} or later, got {name} {version}: pip install '{name}>={at_least}'"
 
 
 def is_address(address: str) -> bool:

@@ -29,6 +29,7 @@ SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner")
 PAIR_PRESETS = ("tiny", "small", "base")
 PAIR_SIZES = ("num_layers", "d_model", "num_heads", "dff")
 
+SAMPLE_TOKENS = {"word": 50, "char": 200, "byte": 200, "subword": 60}  # level -> tokens of a sample of own text
 BYTES = {"word": 6, "char": 1, "byte": 1, "subword": 4}  # level -> approximate bytes of a token
 _LATER = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
 _PAPER = {"dropatt": 0.0, "untie_r": True, "train_steps": 400_000, "iterations": 200, "save_steps": 4000}

@@ -67,6 +67,11 @@ class RunConfig(Config):
     train_steps: int = option("Total training steps, including earlier sessions.", at_least(1), default=100000)
     iterations: int = option("Steps between two lines of progress, and of log.csv.", at_least(1), default=500)
     save_steps: int = option("Steps between two checkpoints, each with a validation.", at_least(1), default=10000)
+    patience: int | None = option(
+        "Stop after this many steps without a better validation, of the loss or, of taggers, F1.",
+        at_least(1),
+        default=None,
+    )
     max_to_keep: int = option("Checkpoints to keep.", at_least(1), default=5)
     init_from: str | None = option(
         "Folder of a run to start a new run from, with its model, vocabulary and weights. Flags change the rest.",
@@ -145,7 +150,6 @@ class TaggerTrainingConfig(RunConfig):
     """How a run of a tagger is trained."""
 
     batch_size: int = option("Sentences of a batch, over all devices.", at_least(1), default=16)
-    patience: int | None = option("Stop after this many steps without a better F1.", at_least(1), default=None)
 
 
 @group

@@ -106,13 +106,15 @@ class Writer:
         self.written = 0
         self.seconds = 0.0
 
-    def read(self, ids, echo=True):
+    def read(self, ids, echo=True, show=True):
+        """Reads a prompt. With `echo`, its text is printed, or without `show` before each of `write_samples`."""
         for start in range(0, len(ids), READ_AT_ONCE):
             piece = ids[start : start + READ_AT_ONCE]
             text = self.as_shown(piece, self.session.read(piece[None])[0])
             if echo or FLAGS.verbose:
-                self.show(text)
                 self.echoed += text
+                if show:
+                    self.show(text)
 
     def write(self, number):
         """Generates this many tokens, or fewer if a stop string ends the text."""
@@ -130,7 +132,7 @@ class Writer:
         self.show(self.stream.end() + ("" if FLAGS.verbose else "\n"))
 
     def write_samples(self, number, seeds):
-        """Generates a text for each seed. Each continues what was read so far."""
+        """Generates a text for each seed. Each continues what was read so far; several begin with it."""
         session = self.session
         stream = self.stream
         prompt = self.echoed
@@ -139,7 +141,7 @@ class Writer:
                 print(f"--- {i + 1} of {len(seeds)}", file=sys.stderr, flush=True)
             self.session = session.copy()
             self.stream = stream.copy()
-            if i:
+            if len(seeds) > 1:
                 self.show(prompt)
             self.options["seed"] = seed
             self.write(number)
@@ -168,6 +170,9 @@ def read_prompt(vocab):
     if FLAGS.prompt_file is None and FLAGS.interactive:
         return None
     if FLAGS.prompt_file is None:
+        if sys.stdin.isatty():
+            message = "type the text to continue, then Ctrl-D on a line of its own (or give --prompt or --interactive)"
+            print(message, file=sys.stderr, flush=True)
         prompt = sys.stdin.buffer.read()
     else:
         with reading(FLAGS.prompt_file):
@@ -255,7 +260,7 @@ def main():
     ids = None if prompt is None else encode_prompt(vocab, prompt, "prompt")
     writer = Writer(load_model(folder, **model_changes()), vocab, options | ends | {"seed": seeds[0]})
     if ids is not None:
-        writer.read(ids, echo=bool(prompt))
+        writer.read(ids, echo=bool(prompt), show=len(seeds) == 1)
         writer.write_samples(FLAGS.max_new_tokens, seeds)
     if FLAGS.interactive:
         answer_typed(writer)

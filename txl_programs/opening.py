@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from txl_programs.flag_values import FLAGS
+from txl_programs.flag_values import FLAGS, check_used, given
 
 if TYPE_CHECKING:  # slow to import: programs read their flags first
     from txl_tf.runs.folder import RunFolder
@@ -39,6 +39,30 @@ def with_checkpoint(folder: RunFolder, use: Callable[[str], Result]) -> Result:
 def load_model(folder: RunFolder, **changes: Any) -> Any:
     """The model of a run with the weights of the checkpoint that --ckpt_path names."""
     return with_checkpoint(folder, functools.partial(folder.load_model, **changes))
+
+
+def settings_to_resume(folder: RunFolder, places: Sequence[str]) -> dict[str, Any] | None:
+    """All settings of the run in `folder`, by group, with which its training resumes from --model_dir alone.
+
+    Args:
+        folder: of the run.
+        places: the flags that say where the data is.
+
+    Returns:
+        `None` if the folder has no checkpoint, or the command line says where the data is. Then flags that are not
+        given have their usual defaults.
+
+    Raises:
+        ParameterError: --preset is given.
+    """
+    if not folder.steps() or not folder.has_config() or given(places):
+        return None
+    check_used((("preset",), False, "has no effect on a run that resumes: it has its settings already"))
+    config = folder.read_config()
+    training = config.get("training", {})
+    if "init_from" in config:
+        training = {**training, "init_from": config["init_from"]["model_dir"]}
+    return {"data": config["data"], "model": config["model"], "training": training}
 
 
 def origin_of(folder: RunFolder, task: str) -> tuple[Origin | None, dict[str, Any]]:

@@ -4,15 +4,16 @@
     txl-train --data_path=my.txt --level=char --model_dir=runs/my
     txl-train --data_path=more.txt --init_from=runs/my --model_dir=runs/tuned
     txl-train --data_dir=data/wikitext-103 --model_dir=runs/wt103 ...           (see txl-prepare-data)
+    txl-train --model_dir=runs/my                              (resumes; --train_steps=N extends the training)
     txl-train --model_dir=runs/my --do_train=False --do_eval --eval_path=other.txt
 
 Flags of the original program keep their names, defaults and meaning. Training resumes from the latest checkpoint in
-model_dir. An evaluation takes the model from the run's config.json; flags such as --mem_len, --clamp_len and
---same_length change it for this evaluation.
+model_dir: start the same command again, or give model_dir alone. An evaluation takes the model from the run's
+config.json; flags such as --mem_len, --clamp_len and --same_length change it for this evaluation.
 
   data          data_dir, or dataset with data_path, level, valid_fraction, min_freq, max_size, lower_case, cutoffs
   run           model_dir init_from extend_vocab do_train do_eval eval_split eval_path eval_ckpt_path token_nll ...
-  training      learning_rate warmup_steps min_lr_ratio clip optimizer train_steps train_batch_size save_steps ...
+  training      learning_rate warmup_steps min_lr_ratio clip optimizer train_steps patience train_batch_size ...
   model         preset model n_layer d_model d_embed n_head d_head d_inner dropout dropatt tgt_len mem_len untie_r ...
   machine       strategy tpu mixed_precision matmul_precision jit_compile steps_per_execution recompute ...
   cluster       ray_workers ray_address ray_cpus ray_gpus ray_min_workers ray_restarts       (docs/scale.md)
@@ -38,6 +39,7 @@ from txl_config.errors import ParameterError
 from txl_config.presets import (
     BYTES,
     PRESETS,
+    SAMPLE_TOKENS,
     SIZES,
     choose_preset,
     layer_weights,
@@ -57,12 +59,13 @@ from txl_programs.flag_values import (
     unused,
     values,
 )
-from txl_programs.opening import origin_of
+from txl_programs.opening import origin_of, settings_to_resume
 from txl_programs.program import run_training
 
 RELATIVE_ONLY = ("clamp_len", "untie_r")  # flags for relative positions
 ABSOLUTE_ONLY = ("context_len", "pos_embed")  # flags for absolute positions
 FROM_TEXT = ("cutoffs",)  # a hyper-parameter of the model that the text decides
+PLACES = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
 READING = ("text_field", "skip_bad_lines")  # flags for a text that is not prepared
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
@@ -112,18 +115,19 @@ def data_arguments(instead=None):
     Args:
         instead: values for flags that are not given.
     """
-    text = completed(TextConfig, instead or {})
+    instead = instead or {}
+    text = completed(TextConfig, instead)
     text.pop("seed", None)  # --seed is the seed of the weights
-    folder = os.path.dirname(FLAGS.corpus_info_path or "") or FLAGS.data_dir
+    folder = os.path.dirname(FLAGS.corpus_info_path or "") or FLAGS.data_dir or instead.get("data_dir")
     if folder:
         if of_text := given(text):
             names = ", ".join(f"--{name}" for name in of_text)
             message = f"data_dir {folder} is a prepared corpus: leave out {names}"
             raise ParameterError(of_text[0], FLAGS[of_text[0]].value, "left out with data_dir", message)
         return {"data_dir": folder}
-    if not (FLAGS.dataset or FLAGS.data_path):
+    if not (text["dataset"] or text["data_path"]):
         return {}
-    return {**text, "dataset": FLAGS.dataset or "text"}
+    return {**text, "dataset": text["dataset"] or "text"}
 
 
 def check_model_flags(group, positions):
@@ -177,6 +181,9 @@ def settings_of(folder):
 
     The values come from --init_from, from the existing run, or from a preset.
     """
+    resumed = settings_to_resume(folder, PLACES)
+    if resumed:
+        return (MODELS[FLAGS.model] if FLAGS["model"].present else folder.family.config), resumed
     origin, settings = origin_of(folder, "language_model")
     group = origin.family.config if origin and not FLAGS["model"].present else MODELS[FLAGS.model]
     if FLAGS.preset and origin:
@@ -201,6 +208,9 @@ def settings_of(folder):
         settings["training"] = {**chosen, **kept["training"]}
     elif not origin and data and given_steps() is None and not folder.steps():
         log_defaults()
+    if own_text and FLAGS.strategy != "tpu":  # where the graph of generation would take long to compile
+        level = completed(TextConfig, settings["data"])["level"]
+        settings["training"] = {"sample_tokens": SAMPLE_TOKENS[level], **settings["training"]}
     if group is TransformerLMConfig and not origin:
         settings["model"].pop("mem_len", None)
     return group, settings
@@ -293,7 +303,7 @@ def train(folder):
         optimizer=optimizer_config(training, settings["training"]),
         training=training,
         final=config_of(EvaluationConfig, settings["training"]),
-        machine=config_of(MachineConfig),
+        machine=config_of(MachineConfig, settings["training"]),
     )
 
 

@@ -10,7 +10,8 @@ sentence. With --token_level=word, a line has a word and its tag, and may have o
 --token_column and --tag_column choose other columns, for example for CoNLL-U. Tag schemes are BIO, BIOES, BMES, IOB1,
 IO and BILOU; use --tag_scheme=none for tags that are not entities, such as parts of speech. The best checkpoint is the
 one with the highest F1 on valid_path, or on 5% of train_path if there is no valid_path. Training resumes from the
-latest checkpoint in model_dir. Tag text with the run by txl-tag; serve it with txl-export-saved-model.
+latest checkpoint in model_dir: start the same command again, or give model_dir alone. Tag text with the run by
+txl-tag; serve it with txl-export-saved-model.
 
   data          dataset, or train_path valid_path valid_fraction test_path token_level tag_scheme token_column
                 tag_column comments segment_digits bigrams lexicon char_vectors word_vectors lowercase_vectors ...
@@ -36,7 +37,7 @@ from txl_config import (
     TrainingClusterConfig,
 )
 from txl_programs.flag_values import FLAGS, changed, check_used, config_of, define_flags, optimizer_config
-from txl_programs.opening import origin_of
+from txl_programs.opening import origin_of, settings_to_resume
 from txl_programs.program import run_training
 
 MODELS = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig, "bilstm": BiLSTMTaggerConfig}
@@ -61,8 +62,14 @@ def main():
     from txl_tf.runs.folder import RunFolder
     from txl_tf.runs.train import train_run
 
-    origin, settings = origin_of(RunFolder(FLAGS.model_dir), "tagger")
-    kind = origin.family.name if origin and not FLAGS["model"].present else FLAGS.model
+    folder = RunFolder(FLAGS.model_dir, "tagger")
+    settings = settings_to_resume(folder, ("dataset", "train_path"))
+    if settings:
+        family = folder.family
+    else:
+        origin, settings = origin_of(folder, "tagger")
+        family = origin.family if origin else None
+    kind = family.name if family and not FLAGS["model"].present else FLAGS.model
     model = MODELS[kind]
     of_models = dict.fromkeys(name for group in MODELS.values() for name in group.names())
     others = [name for name in of_models if name not in model.names()]
@@ -76,7 +83,7 @@ def main():
         model=config_of(model, settings["model"]),
         optimizer=optimizer_config(training, settings["training"]),
         training=training,
-        machine=config_of(MachineConfig),
+        machine=config_of(MachineConfig, settings["training"]),
     )
 
 

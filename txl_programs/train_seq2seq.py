@@ -7,11 +7,12 @@
 
 Unless --num_layers, --d_model, --num_heads and --dff are all given, a preset chooses the size of the model, the batch
 size and the number of steps by the number of pairs and the machine. A flag that you give replaces the preset's value.
-Training resumes from the latest checkpoint in model_dir. Translate with the run by txl-translate; serve it with
-txl-export-saved-model; average its checkpoints with txl-average-checkpoints.
+Training resumes from the latest checkpoint in model_dir: start the same command again, or give model_dir alone.
+Translate with the run by txl-translate; serve it with txl-export-saved-model; average its checkpoints with
+txl-average-checkpoints.
 
   data          dataset, or train_path with valid_path, test_path, source_level, target_level, skip_bad_lines ...
-  run           model_dir init_from extend_vocab train_steps iterations save_steps max_to_keep eval_sources seed ...
+  run           model_dir init_from extend_vocab train_steps iterations save_steps patience max_to_keep seed ...
   training      learning_rate schedule warmup_steps optimizer beta_2 clip batch_size batch_tokens ...
   model         preset num_layers d_model num_heads dff max_len rate norm_first share_embeddings label_smoothing ...
   machine       strategy mixed_precision matmul_precision jit_compile steps_per_execution
@@ -52,7 +53,7 @@ from txl_programs.flag_values import (
     unused,
     values,
 )
-from txl_programs.opening import origin_of
+from txl_programs.opening import origin_of, settings_to_resume
 from txl_programs.program import run_training
 
 flags.DEFINE_string(
@@ -135,6 +136,9 @@ def choose_settings(data, exists):
 
 def settings_of(folder):
     """Values for flags that are not given, by group: from --init_from, from the existing run, or from a preset."""
+    resumed = settings_to_resume(folder, ("dataset", "train_path"))
+    if resumed:
+        return resumed
     origin, settings = origin_of(folder, "encoder_decoder")
     if origin:
         if FLAGS.preset:
@@ -155,13 +159,13 @@ def main():
     from txl_tf.runs.folder import RunFolder
     from txl_tf.runs.train import train_run
 
-    made = FLAGS.dataset == "dates"
-    check_used(
-        (changed(["n_pairs"]), made, "is for --dataset=dates"),
-        (changed(["valid_fraction"]), not (made or FLAGS.valid_path), "is for pairs of your own without --valid_path"),
-    )
     settings = settings_of(RunFolder(FLAGS.model_dir, "encoder_decoder"))
     data = config_of(PairsConfig, settings["data"])
+    made = data.dataset == "dates"
+    check_used(
+        (changed(["n_pairs"]), made, "is for --dataset=dates"),
+        (changed(["valid_fraction"]), not (made or data.valid_path), "is for pairs of your own without --valid_path"),
+    )
     training = config_of(PairsTrainingConfig, settings["training"])
     train_run(
         FLAGS.model_dir,
@@ -169,8 +173,8 @@ def main():
         model=config_of(TransformerConfig, settings["model"]),
         optimizer=optimizer_config(training, settings["training"]),
         training=training,
-        final=config_of(SearchConfig),
-        machine=config_of(MachineConfig),
+        final=config_of(SearchConfig, settings["training"]),
+        machine=config_of(MachineConfig, settings["training"]),
     )
 
 

@@ -10,6 +10,7 @@ from txl_config.environment import (
     is_address,
     is_installed,
     is_pipe,
+    too_old,
     wait_for_all,
 )
 
@@ -20,5 +21,6 @@ __all__ = [
     "is_address",
     "is_installed",
     "is_pipe",
+    "too_old",
     "wait_for_all",
 ]

@@ -29,6 +29,8 @@ from txl_tf.training.trained_model import is_scaled
 
 logger = logging.getLogger("txl_tf")
 
+_SECONDS_BETWEEN_LINES = 30  # at most, so that nobody takes a slow training for one that hangs
+
 if TYPE_CHECKING:  # Keras declares that `model` and `params` may be `None`, which they are not in a training
 
     class Callback(keras.callbacks.Callback):
@@ -168,11 +170,27 @@ class Validate(Callback):
         if step < training.train_steps and step % training.save_steps < training.iterations:
             totals = self.model.metric_totals  # the evaluation of some models resets the sums of the training
             try:
-                found = self.model.evaluate(self.batches, verbose=0, return_dict=True, callbacks=[self.stop])
+                watching = [self.stop, ValidationProgress()]
+                found = self.model.evaluate(self.batches, verbose=0, return_dict=True, callbacks=watching)
             finally:
                 self.model.set_metric_totals(totals)
             self.checkpoints.check_validation(found["loss"])
             logs |= {f"val_{name}": value for name, value in found.items()}
+
+
+class ValidationProgress(Callback):
+    """Logs a line every 30 seconds of a validation."""
+
+    last_line: float  # time of the last line, or of the beginning
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.last_line = time.perf_counter()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        now = time.perf_counter()
+        if now - self.last_line >= _SECONDS_BETWEEN_LINES:
+            logger.info("validating: %s batches so far", f"{batch + 1:,}")
+            self.last_line = now
 
 
 class RunState(Callback):
@@ -254,7 +272,9 @@ class RunState(Callback):
         done = step >= self.training.train_steps or self.model.stop_training
         if "val_loss" in logs:
             self.checkpoints.save_best(logs[self.checkpoints.folder.family.monitor])
-            done = done or self.checkpoints.stops_early(self.training, step)
+            if not done and self.checkpoints.stops_early(self.training, step):
+                logger.info("stopping early: no better validation for patience=%d steps", self.training.patience)
+                done = True
         if done or self.is_due(step):
             self.save(proven="val_loss" in logs)
         if self.model.stop_agreed:
@@ -274,8 +294,10 @@ class RunState(Callback):
 
 
 class Progress(Callback):
-    """Logs a line at the end of every Keras epoch, which is an interval of `iterations` steps; and one after the first
-    steps of a session, with their speed.
+    """Logs a line at the end of every Keras epoch, which is an interval of `iterations` steps.
+
+    It also logs one after the first steps of a session, and one whenever 30 seconds have passed without another. The
+    estimate of the time left includes validations as soon as one was measured.
 
     It adds values to the logs of the epoch, for the loggers after it: `step`, `learning_rate` of the last step, and
     `tokens_per_second` of the training without validation, from the mean number of tokens of a step.
@@ -285,35 +307,60 @@ class Progress(Callback):
         show: function of the logs, and of the prefix of the names in them, "" or "val_", that returns the measurements
             as text. It may add values to the logs.
         tokens_per_step: mean number of tokens that a step predicts.
+        samples: whether a sample follows every validation.
     """
 
     begin: tuple[int, float]  # (step, time) at which the measured steps begin
     end: tuple[int, float]
+    validated: bool = False  # whether the last interval ended with a validation
+    pause: float = 0.0  # seconds that a validation takes, with the sample and the checkpoint after it
+    last_line: float  # time of the last line
 
-    def __init__(self, training: RunConfig, show: Callable[[dict, str], str], tokens_per_step: float):
+    def __init__(
+        self,
+        training: RunConfig,
+        show: Callable[[dict, str], str],
+        tokens_per_step: float,
+        samples: bool = False,
+    ):
         super().__init__()
         self.train_steps = training.train_steps
         self.iterations = training.iterations
+        self.save_steps = training.save_steps
         self.tokens_per_step = tokens_per_step
         self.show = show
+        self.due = "validation and sample" if samples else "validation"
         self.calls = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        logger.info("tracing the training step")
+        self.log("tracing the training step")
+
+    def log(self, line: str) -> None:
+        logger.info(line)
+        self.last_line = time.perf_counter()
 
     def on_epoch_begin(self, epoch: Any, logs: Any = None) -> None:
-        self.begin = self.end = (step_of(self.model), time.perf_counter())
+        now = time.perf_counter()
+        if self.validated:
+            self.pause = now - self.end[1]
+        self.begin = self.end = (step_of(self.model), now)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.end = (step_of(self.model), time.perf_counter())
         self.calls += 1
         if self.calls == 1:  # its time was spent on tracing
             self.begin = self.end
-        step = self.end[0]
-        if self.calls == 3 and step % self.iterations and step < self.train_steps:  # no other line follows now
+        step, now = self.end
+        if step % self.iterations == 0 or step >= self.train_steps:  # another line follows now
+            return
+        is_late = now - self.last_line >= _SECONDS_BETWEEN_LINES and self.calls > 1
+        if self.calls == 3 or is_late:
             seconds = self.step_seconds()
             speed = f"{1 / seconds:.3g} steps/s" if seconds < 1 else f"{seconds:.3g} s a step"
-            logger.info(" | ".join([self.place(step), f"loss {logs['loss']:.4f}", speed, self.left(step, seconds)]))
+            line = [self.place(step), f"loss {logs['loss']:.4f}", speed, self.left(step, seconds)]
+            if self.calls == 3:
+                line.append(self.next_validation(step))
+            self.log(" | ".join(line))
 
     def step_seconds(self) -> float:
         """The mean time of the steps of this interval, without the first step of a session; NaN without steps."""
@@ -326,11 +373,23 @@ class Progress(Callback):
         return f"step {step:>{len(str(self.train_steps))}}/{self.train_steps}"
 
     def left(self, step: int, seconds: float) -> str:
-        """The time that the steps after a step take."""
-        return f"{datetime.timedelta(seconds=round((self.train_steps - step) * seconds))} left"
+        """The time that the steps after a step take, with the validations between them."""
+        steps = self.train_steps - step
+        validations = math.ceil(steps / max(self.save_steps, self.iterations))
+        return f"{datetime.timedelta(seconds=round(steps * seconds + validations * self.pause))} left"
+
+    def next_validation(self, step: int) -> str:
+        """Says at which step the next validation is, see `Validate`."""
+        end = step - step % self.iterations + self.iterations  # of this interval
+        while end < self.train_steps and end % self.save_steps >= self.iterations:
+            end += self.iterations
+        return f"next {self.due} at step {min(end, self.train_steps)}"
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
         step = self.end[0]
+        self.validated = "val_loss" in logs
+        if self.validated:
+            self.pause = time.perf_counter() - self.end[1]
         seconds = self.step_seconds()
         optimizer = self.model.optimizer
         schedule: Any = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
@@ -347,7 +406,9 @@ class Progress(Callback):
             line.append(f"{logs['overflow']:,.0f} {unit} left out")
         if "val_loss" in logs:
             line.append("valid " + self.show(logs, "val_"))
-        logger.info(" | ".join(line))
+            if step < self.train_steps:
+                line.append(self.next_validation(step))
+        self.log(" | ".join(line))
 
 
 class StepTensorBoard(keras.callbacks.TensorBoard):

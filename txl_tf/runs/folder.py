@@ -279,7 +279,7 @@ class RunFolder(CheckpointFolder):
             step: the current step.
             text: fingerprint of the text of the validation. The best validation on another text does not count.
         """
-        patience = getattr(training, "patience", None) or 0
+        patience = training.patience or 0
         best = self.find_best() if patience else None
         if best is None or (text and best.get("text") not in (None, text)):
             return False

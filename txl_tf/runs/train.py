@@ -30,11 +30,25 @@ from txl_tf.runs.origin import Origin
 from txl_tf.runs.same_run import check_same_run
 from txl_tf.runs.setup import open_machine, worker_of
 from txl_tf.runs.weights import check_exists, load_weights
+from txl_tf.training.among_workers import check_keras
 from txl_tf.training.distribution import broadcast_from_chief, is_chief, num_workers
 from txl_tf.training.optimization import make_optimizer
 
-# Settings of the training that `config.json` records for every family.
-RECORDED = ("train_steps", "iterations", "save_steps", "seed", "mixed_precision", "matmul_precision")
+# Settings of the training that `config.json` records for every family, so that a run can resume from its folder alone.
+RECORDED = (
+    "train_steps",
+    "iterations",
+    "save_steps",
+    "patience",
+    "max_to_keep",
+    "seed",
+    "jit_compile",
+    "extend_vocab",
+    "tracker",
+    "tracker_project",
+    "mixed_precision",
+    "matmul_precision",
+)
 
 logger = logging.getLogger("txl_tf")
 
@@ -342,9 +356,17 @@ class Run:
             self.save_average()
             results = self.finish()
             folder = self.folder
+            self.log_best()
             logger.info("the run is in %s: log.csv, checkpoints, curves (tensorboard --logdir=%s)", folder, folder)
             tracked.log_results(trackers.final(results))
         return results
+
+    def log_best(self) -> None:
+        """Logs which step had the best validation, if programs open other weights by default."""
+        best = self.folder.find_best() if self.checkpoints.write else None
+        if best and self.folder.family.default_checkpoint != "best" and best["step"] != step_of(self.model):
+            found = self.show({self.folder.family.monitor: best[self.folder.family.monitor]}, "val_")
+            logger.info("the best validation was that of step %d (%s): --ckpt_path=best opens it", best["step"], found)
 
     def show_text(self, name: str, text: str) -> None:
         """Shows a text in TensorBoard at the current step, if this worker is the chief."""
@@ -369,8 +391,9 @@ class Run:
         # In the middle of an interval, its validation has not been done yet.
         stops_early = state[1] is None and checkpoints.stops_early(training, start)
         if stops_early or start >= training.train_steps:
-            why = f"no better F1 for patience={training.patience} steps" if stops_early else f"{start} steps"
-            logger.info("already trained: %s, train_steps=%d", why, training.train_steps)
+            why = f"no better validation for patience={training.patience} steps" if stops_early else f"{start} steps"
+            longer = "" if stops_early else ". With a larger train_steps, the training goes on"
+            logger.info("already trained: %s, train_steps=%d%s", why, training.train_steps, longer)
             # Sets the moving average of the weights, as the end of `fit` does.
             model.optimizer.finalize_variable_values(model.trainable_variables)
             return
@@ -383,7 +406,7 @@ class Run:
         followers = [
             callbacks.CheckFinite(checkpoints),
             callbacks.Validate(self.validation(), stop, training, checkpoints),
-            callbacks.Progress(training, self.show, self.tokens_per_step()),
+            callbacks.Progress(training, self.show, self.tokens_per_step(), self.samples),
         ]
         if checkpoints.write:
             log_file = self.folder.log_file
@@ -464,8 +487,10 @@ class EpochRun(Run):
     def prepare(self) -> None:
         """Raises ParameterError for settings that fail on several devices.
 
-        These are XLA and, on the devices of one machine, several steps in a call.
+        These are XLA and, on the devices of one machine, several steps in a call. Several workers need a newer Keras.
         """
+        if num_workers(self.strategy) > 1:
+            check_keras()
         replicas = self.strategy.num_replicas_in_sync
         training = self.training
         where = f"for {self.kind} on several devices, got {replicas}"

@@ -10,11 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from txl_tf.errors import ParameterError
+from txl_tf.environment import too_old
+from txl_tf.errors import ParameterError, UnsupportedError
 from txl_tf.training.distribution import any_worker, divided, num_workers, own_rows
 from txl_tf.training.trained_model import TrainedModel
+
+_OLDEST_KERAS = (3, 9)  # `fit` of earlier versions does not take the rows of a worker, a distributed dataset
+
+
+def check_keras() -> None:
+    """Raises UnsupportedError, which names the version, if this Keras cannot train such models with several workers."""
+    if problem := too_old("keras", _OLDEST_KERAS, "several workers that train a tagger or an encoder-decoder need"):
+        raise UnsupportedError("fit", keras.__version__, f"Keras {'.'.join(map(str, _OLDEST_KERAS))} or later", problem)
 
 
 class AmongWorkers(TrainedModel):
@@ -47,7 +57,9 @@ class AmongWorkers(TrainedModel):
 
         Raises:
             ParameterError: the argument is not a dataset with a known number of batches, or the model has no weights.
+            UnsupportedError: Keras is older than 3.9.
         """
+        check_keras()
         dataset = arguments.get(name)
         if isinstance(dataset, tf.distribute.DistributedDataset):  # the `validation_data` of `fit`
             return

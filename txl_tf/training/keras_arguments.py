@@ -279,7 +279,14 @@ def _result(metric: keras.metrics.Metric) -> Any:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return metric.result()
-    return metric.stateless_result(sum_over_replicas([tf.convert_to_tensor(x) for x in metric.variables]))
+    return metric.stateless_result([_over_replicas(variable) for variable in metric.variables])
+
+
+def _over_replicas(variable: keras.Variable) -> Any:
+    """The sum of a metric's variable over all replicas. Before Keras 3.10, an update itself sums over them."""
+    value = tf.convert_to_tensor(variable)
+    is_own = variable.value.synchronization == tf.VariableSynchronization.ON_READ  # each replica has its own sum
+    return sum_over_replicas(value) if is_own else value
 
 
 NO_METRICS = CompiledMetrics()

@@ -100,6 +100,15 @@ class ClipAfterAverage(MixedIntoOptimizer):
             for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
                 average.assign(variable)
 
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Keras's method. It counts every batch. Before Keras 3.10, Keras itself would count the updates alone."""
+        if self.batches_per_update == 1 or not len(grads):
+            super().apply(grads, trainable_variables)
+            return
+        batches = tf.identity(self._iterations.value)
+        super().apply(grads, trainable_variables)
+        self._iterations.assign(batches + 1)
+
     def _backend_apply_gradients(self, grads, trainable_variables) -> None:
         if self.batches_per_update == 1:
             super()._backend_apply_gradients(grads, trainable_variables)

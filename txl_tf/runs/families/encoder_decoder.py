@@ -184,6 +184,7 @@ TRANSFORMER = register(
         training=PairsTrainingConfig,
         final=SearchConfig,
         batching=("batch_size", "batch_tokens"),
+        recorded=("eval_sources", *SearchConfig.names()),
         pipeline=TranslationPipeline,
         run=PairsRun,
     )

@@ -25,6 +25,7 @@ from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batches
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.documents import Documents
+from txl_tf.data.vocabulary import newline_ids
 from txl_tf.errors import ParameterError, visible
 from txl_tf.language.language_model import LanguageModel, TransformerXLLM
 from txl_tf.language.transformer_lm import TransformerLM
@@ -50,7 +51,26 @@ from txl_tf.training.distribution import broadcast_from_chief, is_chief
 
 logger = logging.getLogger("txl_tf")
 
-_PROMPT = 32  # tokens of the text before a sample
+_PROMPT = 32  # tokens of the text before a sample, at least; unless the text has no line that ends soon after
+_SEARCHED = 4096  # tokens of the text in which the prompt of a sample is looked for
+
+
+def sample_prompt(tokens: np.ndarray, newline: int | None, least: int = _PROMPT) -> np.ndarray:
+    """Returns tokens of a text after which a sample reads well: whole lines that begin a paragraph.
+
+    A text without lines or paragraphs in its beginning gives a prompt of `least` tokens.
+
+    Args:
+        tokens: `[n]`, ids of the text.
+        newline: id of the token that ends a line; `None` if the vocabulary has none.
+        least: length of the prompt, at least, if the text is long enough.
+    """
+    tokens = np.asarray(tokens[:_SEARCHED])
+    begins = np.flatnonzero(tokens == newline) + 1  # lines begin here
+    paragraphs = [begin for begin in begins[1:] if tokens[begin - 2] == newline]
+    start = [*paragraphs, *begins, 0][0]
+    ends = [end for end in begins if least <= end - start <= 8 * least]
+    return tokens[start : ends[0] if ends else start + least]
 
 
 def steps_per_call(most: int, *ends: int) -> int:
@@ -235,8 +255,9 @@ class LanguageModelRun(Run):
 
     def sample(self) -> None:
         vocab = self.corpus.vocab
-        prompt = np.array(self.corpus.splits["valid"][:_PROMPT])
         training = self.training
+        newline = newline_ids(vocab)
+        prompt = sample_prompt(self.corpus.splits["valid"], newline[-1] if newline else None)
         (tokens,) = self.model.generate(prompt[None], training.sample_tokens, temperature=0.8, seed=training.seed)
         title = f"a sample at temperature 0.8, after {vocab.decode(prompt)!r}:"
         text = visible(vocab.decode(tokens[len(prompt) :]))
@@ -299,7 +320,15 @@ TRANSFORMER_XL = register(
         training=TrainingConfig,
         final=EvaluationConfig,
         batching=("tgt_len", "train_batch_size", "static_shapes", "shuffle_documents"),
-        recorded=("eval_batch_size",),
+        recorded=(
+            "eval_batch_size",
+            "eval_split",
+            "do_eval",
+            "sample_tokens",
+            "gradient_accumulation_steps",
+            "recompute",
+            "reset_memory_at_documents",
+        ),  # fmt: skip
         pipeline=LanguagePipeline,
         run=LanguageModelRun,
     )

@@ -276,7 +276,6 @@ TENER = register(
         reading=("bigrams", "token_level", "tag_scheme"),
         training=_Training,
         batching=("batch_size",),
-        recorded=("patience",),
         monitor="val_f1",
         best_of=max,
         default_checkpoint="best",

@@ -1,0 +1,89 @@
+"""Training that resumes from --model_dir alone: the three programs take all settings from config.json."""
+
+import dataclasses
+
+import pytest
+from helpers import make_run, program, raises_parameter, run_here, word_vocab
+from small_runs import make_encoder_decoder, make_tagger
+
+from txl_tf.config import PairsConfig, TaggedConfig
+from txl_tf.runs import train
+from txl_tf.runs.folder import RunFolder
+
+# Settings of a run that differ from the defaults of the flags.
+TRAINING = {"train_steps": 70, "iterations": 7, "save_steps": 14, "patience": 28, "seed": 3}
+TRAINING |= {"mixed_precision": "bfloat16", "learning_rate": 0.125, "warmup_steps": 5}
+RUNS = {
+    "train.py": (
+        lambda folder: make_run(folder, word_vocab(), untie_r=True),
+        {"dataset": "text", "data_path": "some.txt", "level": "word"},
+        {"tgt_len": 9, "train_batch_size": 4, "sample_tokens": 11, "do_eval": True},
+    ),
+    "tools/train_seq2seq.py": (
+        make_encoder_decoder,
+        {"train_path": "pairs.tsv", "source_level": "word"},
+        {"batch_size": 6, "eval_sources": 8, "beam_size": 3},
+    ),
+    "tools/train_ner.py": (
+        make_tagger,
+        {"train_path": "train.txt", "bigrams": False},
+        {"batch_size": 6},
+    ),
+}
+
+
+@pytest.fixture(params=RUNS)
+def resumed(request, tmp_path, monkeypatch):
+    """`(settings, run)`: a function of flags that returns what `train_run` gets, and what the run was trained with."""
+    make, data, training = RUNS[request.param]
+    folder = RunFolder(tmp_path / "run")
+    make(folder.path)
+    config = {**folder.read_config(), "data": data, "training": {**TRAINING, **training}}
+    folder.describe(config, folder.load_vocabs())
+
+    def settings(*flags):
+        got = {}
+        monkeypatch.setattr(train, "train_run", lambda folder, **settings: got.update(settings))
+        for tool in program(request.param):
+            run_here(tool, f"--model_dir={folder}", *flags)
+        return got
+
+    return settings, config
+
+
+def test_a_folder_alone_gives_all_settings(resumed):
+    settings, config = resumed
+    got = settings()
+    found = dataclasses.asdict(got["data"]) if dataclasses.is_dataclass(got["data"]) else got["data"]
+    assert {name: found[name] for name in config["data"]} == config["data"]
+    assert isinstance(got["data"], PairsConfig | TaggedConfig | dict)
+    model = got["model"].to_dict()
+    assert {name: model[name] for name in ("n_layer", "num_layers", "d_model", "untie_r") if name in model} == {
+        name: config["model"][name] for name in ("n_layer", "num_layers", "d_model", "untie_r") if name in model
+    }
+    groups = (got["training"], got["optimizer"], got["machine"], got.get("final"))
+    values = {name: value for group in groups if group for name, value in group.to_dict().items()}
+    assert {name: values[name] for name in config["training"]} == config["training"]
+
+
+def test_train_steps_extends_the_training_and_changes_nothing_else(resumed):
+    settings, _ = resumed
+    before = settings()
+    after = settings("--train_steps=99")
+    assert after["training"] == dataclasses.replace(before["training"], train_steps=99)
+    assert {**after, "training": None} == {**before, "training": None}
+
+
+@pytest.mark.parametrize("resumed", ["train.py", "tools/train_seq2seq.py"], indirect=True)
+def test_a_preset_of_a_run_that_resumes_is_refused(resumed):
+    settings, _ = resumed
+    with raises_parameter("preset", "tiny"):
+        settings("--preset=tiny")
+
+
+@pytest.mark.parametrize("resumed", ["train.py"], indirect=True)
+def test_a_run_that_started_from_another_needs_no_flag_for_it(resumed, tmp_path):
+    settings, config = resumed
+    folder = RunFolder(tmp_path / "run")
+    folder.describe({**config, "init_from": {"model_dir": "there", "checkpoint": "ckpt-1"}}, folder.load_vocabs())
+    assert settings()["training"].init_from == "there"

@@ -1,0 +1,77 @@
+"""The lines that a training prints: when, what they estimate, and what they announce."""
+
+import types
+
+import pytest
+
+from txl_tf.config import TrainingConfig
+from txl_tf.runs import callbacks
+
+
+@pytest.fixture
+def training(monkeypatch, caplog):
+    """A function that trains with a clock of its own, and returns the lines of the log.
+
+    A step takes `seconds` seconds, the first one 5 more, a validation 40.
+    """
+    clock = types.SimpleNamespace(now=0.0)
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(callbacks, "step_of", lambda model: model.step)
+
+    def train(seconds, steps, samples=False, **settings):
+        config = TrainingConfig(**settings)
+        progress = callbacks.Progress(config, lambda logs, prefix: f"{prefix}loss {logs[prefix + 'loss']}", 10, samples)
+        model = types.SimpleNamespace(step=0, optimizer=types.SimpleNamespace(_learning_rate=1.0, learning_rate=1.0))
+        progress.set_model(model)
+        progress.on_train_begin()
+        progress.on_epoch_begin(0)
+        for step in range(1, steps + 1):
+            clock.now += seconds + (5 if step == 1 else 0)
+            model.step = step
+            progress.on_train_batch_end(step, {"loss": 2.0})
+            if step % config.iterations == 0 or step == config.train_steps:
+                logs = {"loss": 2.0, "grad_norm": 1.0}
+                if step % config.save_steps < config.iterations and step < config.train_steps:
+                    clock.now += 40
+                    logs["val_loss"] = 3.0
+                progress.on_epoch_end(0, logs)
+                progress.on_epoch_begin(0)
+        return [record.message for record in caplog.records]
+
+    with caplog.at_level("INFO", "txl_tf"):
+        yield train
+
+
+def test_no_two_lines_are_more_than_30_seconds_and_a_step_apart(training):
+    lines = training(4.0, 50, train_steps=100, iterations=50, save_steps=100)
+    steps = [int(line.split()[1].partition("/")[0]) for line in lines[1:]]
+    assert steps == [3, 11, 19, 27, 35, 43, 50]  # 30 s are 8 steps
+    assert all("4 s a step" in line for line in lines[1:-1])
+    assert lines[1].endswith("0:06:28 left | next validation at step 100")
+    assert lines[2].endswith("0:05:56 left")  # 89 steps of 4 s
+
+
+def test_a_fast_training_has_a_line_for_each_interval(training):
+    lines = training(0.1, 60, train_steps=100, iterations=20, save_steps=100)
+    assert [line.split("|")[0].strip() for line in lines[1:]] == [f"step {n:3}/100" for n in (3, 20, 40, 60)]
+
+
+def test_the_time_left_counts_validations_and_the_next_one_is_announced(training):
+    """Validations are at the ends of the intervals in which a multiple of `save_steps` lies: 40, 60, 80."""
+    lines = training(1.0, 60, samples=True, train_steps=100, iterations=20, save_steps=25)
+    assert lines[1].endswith("0:01:37 left | next validation and sample at step 40")
+    at_40, at_60 = (next(line for line in lines if line.startswith(f"step  {n}/100 | loss")) for n in (40, 60))
+    assert at_40.endswith("0:03:00 left | valid val_loss 3.0 | next validation and sample at step 60")  # 60 + 3 * 40
+    assert "0:02:00 left" in at_60 and at_60.endswith("step 80")  # 40 + 2 * 40
+
+
+def test_a_long_validation_says_that_it_is_alive(monkeypatch, caplog):
+    clock = types.SimpleNamespace(now=0.0)
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: clock.now)
+    watch = callbacks.ValidationProgress()
+    with caplog.at_level("INFO", "txl_tf"):
+        watch.on_test_begin()
+        for batch in range(5):
+            clock.now += 20
+            watch.on_test_batch_end(batch)
+    assert [record.message for record in caplog.records] == [f"validating: {n} batches so far" for n in (2, 4)]
