@@ -168,7 +168,10 @@ def _import_tensorflow() -> None:
 
 @contextlib.contextmanager
 def _hidden(*packages: str) -> Iterator[None]:
-    """Hides packages that Keras imports if they are installed: no program needs them, and they take a second."""
+    """In this block, hides packages that Keras imports if they are installed, which takes a second.
+
+    Keras does not need them at its import. A program that needs one of them can import it later.
+    """
     hidden: dict[str, Any] = {name: None for name in packages if name not in sys.modules}
     sys.modules.update(hidden)
     try:

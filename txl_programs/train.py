@@ -183,7 +183,7 @@ def settings_of(folder):
         raise unused("preset", f"has no effect with --init_from={FLAGS.init_from}: the new run has that run's model")
     data = data_arguments(settings["data"])
     own_text = data.get("dataset") == "text"
-    if origin and not origin.goes_on:
+    if origin and not origin.resumes:
         training = completed(TrainingConfig, settings["training"])
         tokens_per_step = training["train_batch_size"] * training["tgt_len"]
         schedule = schedule_for(given_steps() or steps_for(size_of_text(data)[-1] / tokens_per_step))

@@ -424,14 +424,14 @@ def newline_ids(vocab: Vocab) -> list[int]:
 
 
 def line_start_ids(vocab: Vocab) -> list[int]:
-    """Returns the ids before a line that is scored by itself: the end of a document, or else of a line.
+    """Returns the ids to put before a line that is scored alone: the document token or, without one, the newline.
 
-    The list is empty if each line begins with `bos`, or if the vocabulary has no such token. Then nothing predicts the
-    first token.
+    Without a document token, the list is empty if lines begin with `bos`, or if there is no token for a newline. The
+    first token then gets no score.
     """
     if vocab.document is not None:
         return [vocab.ids[vocab.document]]
-    return [] if vocab.level == "word" and vocab.bos else newline_ids(vocab)
+    return [] if vocab.bos else newline_ids(vocab)
 
 
 def as_iterable(texts: str | bytes | Iterable[str | bytes]) -> Iterable[str | bytes]:

@@ -481,11 +481,15 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         return self.nll_of(outputs[:, -tf.shape(labels)[1] :], labels)
 
     def _check_ids(self, name: str, ids: Any) -> Tensor:
-        """`ids` as an int tensor `[batch, tgt_len]`. In eager execution, all of them must be in the vocabulary."""
+        """`ids` as an int tensor `[batch, tgt_len]`.
+
+        In eager execution, all ids must be in the vocabulary, except that labels may be -100.
+        """
         ids = tf.convert_to_tensor(ids)
         if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
             allowed = "integers [batch, tgt_len]"
-            message = f"{name} must be {allowed}, got {ids.dtype.name} {list(ids.shape)}"
+            shape = "of unknown rank" if ids.shape.rank is None else list(ids.shape)
+            message = f"{name} must be {allowed}, got {ids.dtype.name} {shape}"
             raise ParameterError(name, ids, allowed, message)
         if not tf.executing_eagerly():
             return ids

@@ -44,7 +44,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 def stored(init: Init) -> Init:
-    """Decorator of `__init__`: sets an attribute for each argument but `**kwargs`, before the body runs."""
+    """Decorator of `__init__`: before the body runs, sets each argument but `**kwargs` as an attribute."""
     return _storing(init, inspect.signature(init))
 
 
@@ -66,9 +66,9 @@ def takes(group: type[Config], required: Iterable[str] = ()) -> Callable[[Init],
         written = {parameter.name for parameter in own}
         defaults = {name: getattr(group, name, inspect.Parameter.empty) for name in group.names()}
         defaults |= dict.fromkeys(required, inspect.Parameter.empty)
-        others = {name: default for name, default in defaults.items() if name not in written}
-        fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=x) for name, x in others.items()]
-        return _storing(init, inspect.Signature([*own, *fields, rest]), group, list(others))
+        unwritten = {name: default for name, default in defaults.items() if name not in written}
+        fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=x) for name, x in unwritten.items()]
+        return _storing(init, inspect.Signature([*own, *fields, rest]), group, list(unwritten))
 
     return decorate
 

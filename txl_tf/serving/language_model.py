@@ -217,7 +217,12 @@ class LanguageModelSignatures(StoredModel):
     def generate(
         self, tokens: tf.Tensor, lengths: tf.Tensor, stop_ids: tf.Tensor, **options: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """The continuations of prompts of ids, see the class. `tokens` and `lengths` are the first of each row."""
+        """The continuations of prompts of ids.
+
+        Returns:
+            Of all samples, `sequences` `[B, n, N]` and `sequence_lengths` `[B, n]`; of the first sample of each row,
+            `tokens` `[B, N]` and `lengths` `[B]`.
+        """
         stops = stops_of_ids(stop_ids, tf.shape(tokens)[0], self.lm.network.n_token)
         texts = self._write(*checked_options(self.limits, "tokens", tokens, lengths, options), stops)
         first = {"tokens": texts.tokens[:, 0], "lengths": texts.lengths[:, 0]}
@@ -230,7 +235,10 @@ class LanguageModelSignatures(StoredModel):
         return self._scores(*self._encode(text), [])
 
     def score_lines(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The nll of every token of single lines, which may end with a newline. See the class."""
+        """The nll of every token of single lines, which may end with a newline.
+
+        Each line is scored with the token of its end, if the vocabulary has one, after the tokens of `line_start_ids`.
+        """
         vocab = self.text.vocab
         text = read_text(vocab, text)
         size = tf.strings.length(text)
@@ -294,13 +302,16 @@ class LanguageModelSignatures(StoredModel):
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
         short = Check(lengths <= most, f"text must be at most {most} tokens long", lengths)
-        ids, lengths = checked([short, limits.check_size("text", tf.shape(text)[0], longest)], ids, lengths)
+        ids, lengths = checked([short, limits.size_check("text", tf.shape(text)[0], longest)], ids, lengths)
         return ids.to_tensor(0), lengths
 
     def _segment_checks(self, tokens: tf.Tensor, state: tf.Tensor, *checks: Check) -> list[Check]:
-        """The checks of a request with a segment and a state, with some `checks` after those of its size."""
+        """The checks of a request with a segment and a state. The message of the first one that fails is reported.
+
+        The order: the size of the request, then `checks`, then the rows and numbers of the state, and last the ids.
+        """
         return [
-            *self.limits.check_ids("tokens", tokens),
+            *self.limits.size_checks("tokens", tokens),
             *checks,
             same_rows("state", state, "tokens", tokens),
             finite("state", state),

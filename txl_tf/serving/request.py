@@ -135,14 +135,14 @@ class RequestLimits:
         longest = longest or max_tokens
         self.max_bytes = max(REQUEST_BYTES, row_bytes(longest, longest), self.max_rows * row_bytes(1))
 
-    def check_rows(self, name: str, rows: Any) -> list[Check]:
+    def row_checks(self, name: str, rows: Any) -> list[Check]:
         """Checks of the number of rows of an argument."""
         return [
             Check(rows >= 1, f"{name} must have at least 1 row", rows),
             Check(rows <= self.max_rows, f"{name} must have at most {self.max_rows} rows", rows),
         ]
 
-    def check_size(self, name: str, rows: Any, tokens: Any, new_tokens: Any = 0) -> Check:
+    def size_check(self, name: str, rows: Any, tokens: Any, new_tokens: Any = 0) -> Check:
         """A check that a whole request takes at most `max_bytes`.
 
         Args:
@@ -159,14 +159,14 @@ class RequestLimits:
         message = functools.partial(tf.strings.format, template, numbers)
         return Check(tf.cast(rows, tf.int64) <= most_rows, message, rows)
 
-    def check_ids(self, name: str, ids: Any, new_tokens: Any = 0) -> list[Check]:
+    def size_checks(self, name: str, ids: Any, new_tokens: Any = 0) -> list[Check]:
         """Checks of the size of ids `[B, T]`, or of another argument whose first dimensions are these."""
         rows, length = tf.unstack(tf.shape(ids)[:2])
-        most = self.max_tokens
+        message = f"{name} must be 1 to {self.max_tokens} a row"
         return [
-            *self.check_rows(name, rows),
-            Check((length >= 1) & (length <= most), f"{name} must be 1 to {most} a row", length),
-            self.check_size(name, rows, length, new_tokens),
+            *self.row_checks(name, rows),
+            Check((length >= 1) & (length <= self.max_tokens), message, length),
+            self.size_check(name, rows, length, new_tokens),
         ]
 
     def checked_text(self, name: str, text: tf.Tensor) -> tf.Tensor:
@@ -174,7 +174,7 @@ class RequestLimits:
         found = tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64))
         most = self.max_bytes // TEXT_BYTES
         size = Check(found <= most, f"text must have at most {most} bytes in all rows", found)
-        return checked([*self.check_rows(name, tf.shape(text)[0]), size], text)
+        return checked([*self.row_checks(name, tf.shape(text)[0]), size], text)
 
 
 def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

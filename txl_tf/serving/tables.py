@@ -48,10 +48,9 @@ def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: s
 
 def check_utf8(name: str, text: tf.Tensor) -> Check:
     """A check that all strings of `text` `[B]` are UTF-8."""
-    replacement = ord("\ufffd")
-    valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", replacement_char=replacement) == text
-    found = tf.strings.join(["other bytes in row ", tf.strings.as_string(tf.where(~valid)[:1, 0])])
-    return Check(valid, f"{name} must be UTF-8 in every row", found)
+    valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8") == text  # other bytes become U+FFFD
+    first_bad_row = tf.strings.as_string(tf.where(~valid)[:1, 0])
+    return Check(valid, f"{name} must be UTF-8 in every row", tf.strings.join(["other bytes in row ", first_bad_row]))
 
 
 def read_text(vocab: Vocab, text: tf.Tensor) -> tf.Tensor:

@@ -273,13 +273,13 @@ class TaggingSignatures(StoredModel):
         """The tags and entities for the inputs of the network, see `Tagger.entities`."""
         if not self.reads_sentences:
             name, first = next(iter(inputs.items()))
-            checked_inputs = checked([*self.limits.check_ids(name, first)], inputs)
+            checked_inputs = checked([*self.limits.size_checks(name, first)], inputs)
             return self.model.entities(checked_inputs if self.named else checked_inputs[name])
         if self.lattice:  # the shapes come first, because the other checks compare the tensors
             inputs = checked(self._shape_checks(**inputs), inputs)
             checks = self._lattice_checks(**inputs)
         else:
-            checks = [*self.limits.check_ids("chars", inputs["chars"]), padded_at_the_end("chars", inputs["chars"])]
+            checks = [*self.limits.size_checks("chars", inputs["chars"]), padded_at_the_end("chars", inputs["chars"])]
             if "bigrams" in inputs:
                 checks.append(same_shape("bigrams", inputs["bigrams"], "chars", inputs["chars"]))
         name = "lattice" if self.lattice else "chars"
@@ -342,7 +342,7 @@ class TaggingSignatures(StoredModel):
         too_long = "a text is longer than max_tokens of the export, send its sentences one by one"
         message = f"{too_long}: text must be at most {most} {unit} a row"
         short = Check(longest <= most, message, longest)
-        inputs = self.graph.features(checked([short, limits.check_size("text", rows, longest)], tokens.strings))
+        inputs = self.graph.features(checked([short, limits.size_check("text", rows, longest)], tokens.strings))
         if self.lattice:
             inputs = checked(self._item_checks("text", rows, tf.shape(inputs["lattice"])[1]), inputs)
         return self._entities({name: inputs[name] for name in self.inputs}), tokens
@@ -361,7 +361,7 @@ class TaggingSignatures(StoredModel):
     def _item_checks(self, name: str, rows: tf.Tensor, items: Any) -> list[Check]:
         """Checks of the number of items of a row, and of the size of the request."""
         message = f"{name} must have at most {self.max_items} characters and words a row"
-        return [Check(items <= self.max_items, message, items), self.limits.check_size(name, rows, items)]
+        return [Check(items <= self.max_items, message, items), self.limits.size_check(name, rows, items)]
 
     def _shape_checks(
         self, lattice: Any, bigrams: Any, seq_len: Any, lex_num: Any, pos_s: Any, pos_e: Any
@@ -371,7 +371,7 @@ class TaggingSignatures(StoredModel):
         length = tf.shape(bigrams)[1]
         most = self.limits.max_tokens
         return [
-            *self.limits.check_rows("lattice", rows),
+            *self.limits.row_checks("lattice", rows),
             Check((length >= 1) & (length <= most), f"bigrams must be 1 to {most} a row", length),
             Check(items >= length, "lattice must be at least as long as bigrams", items),
             *self._item_checks("lattice", rows, items),

@@ -193,7 +193,7 @@ class TranslationSignatures(StoredModel):
         """Checks of ids `[B, T]` of a vocabulary of `n_token` symbols."""
         empty = tf.reduce_any(tf.reduce_all(ids == PADDING, 1))
         return [
-            *self.limits.check_ids(name, ids, self._new_tokens(tf.shape(ids)[1])),
+            *self.limits.size_checks(name, ids, self._new_tokens(tf.shape(ids)[1])),
             Check(tf.logical_not(empty), f"{name} must have a symbol in every row", empty),
             in_vocabulary(name, ids, n_token),
         ]
@@ -211,6 +211,6 @@ class TranslationSignatures(StoredModel):
             Check(lengths <= most, f"{name} must be at most {most} symbols, its end included", lengths),
             Check(reserved == 1, f"{name} must be one line without the symbols of padding, start and end", reserved),
             Check(lengths > 1, f"{name} must not be empty", lengths),
-            limits.check_size(name, rows, longest, self._new_tokens(longest)),
+            limits.size_check(name, rows, longest, self._new_tokens(longest)),
         ]
         return checked(checks, ids).to_tensor(PADDING)

@@ -178,7 +178,7 @@ def write(
 def _option_checks(limits: RequestLimits, given: str, batch: Any, n: Any, vectors: dict[str, tf.Tensor]) -> list[Check]:
     """The checks of a request with `[batch, n]` tokens; `vectors` are its lengths and its options."""
     most = limits.max_tokens
-    checks = limits.check_rows(given, batch)
+    checks = limits.row_checks(given, batch)
     checks.append(Check(n <= most, f"tokens must be at most {most} a row", n))
     for name, vector in vectors.items():
         rows = tf.shape(vector)
@@ -194,5 +194,5 @@ def _option_checks(limits: RequestLimits, given: str, batch: Any, n: Any, vector
     rows = tf.cast(batch, tf.int64) * tf.cast(tf.reduce_max(vectors["num_return_sequences"]), tf.int64)
     message = f"{given} must have at most {limits.max_rows} rows, times num_return_sequences"
     new_tokens = tf.reduce_max(tf.pad(vectors["max_new_tokens"], [[0, 1]]))
-    size = limits.check_size(given, rows, tf.maximum(n, 1), new_tokens)
+    size = limits.size_check(given, rows, tf.maximum(n, 1), new_tokens)
     return [*checks, Check(rows <= limits.max_rows, message, rows), size]

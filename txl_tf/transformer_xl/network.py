@@ -534,7 +534,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
     @property
     def _default_save_signature(self) -> Any:
-        """The signature for `tf.saved_model.save(network, folder)`: `hidden` states of texts from the beginning."""
+        """The signature for `tf.saved_model.save(network, folder)`: `hidden`, computed with an empty memory."""
         tokens = tf.TensorSpec([None, None], tf.int32, "tokens")
         return tf.function(lambda tokens: {"hidden": self(tokens)[0]}, autograph=False, input_signature=[tokens])
 

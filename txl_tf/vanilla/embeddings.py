@@ -59,12 +59,13 @@ class Embeddings(Shared, Layer):
     lut: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # `__init__` cannot tell positional arguments from keywords.
         if len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
             message = (
-                f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, the larger number: "
+                f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, which is not smaller: "
                 "write vocab= and d_model="
             )
-            raise ParameterError("vocab", args[0], f"more than d_model={args[1]} by position", message)
+            raise ParameterError("vocab", args[0], f"not smaller than d_model={args[1]} by position", message)
         return super().__new__(cls, *args, **kwargs)
 
     @stored

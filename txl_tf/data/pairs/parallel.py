@@ -155,9 +155,9 @@ def read_pairs(
         names["valid"] = f"{config.valid_fraction:.0%} of {names['train']}"
         all_pairs = splits["train"]
         all_texts = sides["train"]
-        for split, chosen in (("train", ~held_out), ("valid", held_out)):
-            splits[split] = Pairs(*(lines.take(chosen) for lines in all_pairs))
-            sides[split] = [text.take(chosen) for text in all_texts]
+        for split, in_split in (("train", ~held_out), ("valid", held_out)):
+            splits[split] = Pairs(*(lines.take(in_split) for lines in all_pairs))
+            sides[split] = [text.take(in_split) for text in all_texts]
     read = {split: [without_ends(text.lines) for text in texts] for split, texts in sides.items() if split != "train"}
     numbers = {split: texts[0].numbers for split, texts in sides.items()}
     source_vocab, target_vocab = vocabs
@@ -167,7 +167,12 @@ def read_pairs(
 def _new_vocabs(
     config: PairsConfig, train: Sequence[SideText], held_out: np.ndarray | None, has_unknown: bool
 ) -> list[Vocab]:
-    """Makes the vocabularies of sources and of targets. Symbols that only held-out pairs have come last."""
+    """Makes the vocabularies of sources and of targets from the training file.
+
+    Args:
+        train: its sources and its targets.
+        held_out: bool, the pairs that `valid_fraction` keeps for validation; `None` without it. See `_make_vocab`.
+    """
     if held_out is None:
         sources, targets = (text.lines for text in train)
         held_sources, held_targets = [], []
@@ -238,9 +243,9 @@ def _extended(vocab: Vocab, new: Vocab) -> Vocab:
 
 def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = False) -> None:
     """Raises ParameterError if options choose symbols, or differ from those of the vocabularies."""
-    chosen = ("min_freq", "max_size", "source_symbols", "target_symbols", "vocab_size")
     if not extends:
-        check_left_out({name: getattr(config, name) for name in chosen}, KNOWN_SYMBOLS)
+        options = ("min_freq", "max_size", "source_symbols", "target_symbols", "vocab_size")
+        check_left_out({name: getattr(config, name) for name in options}, KNOWN_SYMBOLS)
     source, target = vocabs
     known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
     for name, value in known.items():
@@ -251,9 +256,14 @@ def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = Fals
 
 
 def _make_vocab(
-    config: PairsConfig, side: str, lower_case: bool, lines: list[str], others: Sequence[str], has_unknown: bool
+    config: PairsConfig, side: str, lower_case: bool, lines: list[str], held_out_lines: Sequence[str], has_unknown: bool
 ) -> Vocab:
-    """Makes the vocabulary of a side: the symbols of `lines` by frequency, then those that only `others` have."""
+    """Makes the vocabulary of a side: subwords, the symbols of a file, or the symbols of `lines` by frequency.
+
+    `held_out_lines` are from the same file, but `valid_fraction` keeps their pairs for validation. The symbols that
+    only they have come last. They add nothing to subwords or to the symbols of a file, and nothing if `min_freq` or
+    `max_size` leaves out rare symbols.
+    """
     level = getattr(config, f"{side}_level")
     path = getattr(config, f"{side}_symbols")
     if level == "subword":
@@ -278,8 +288,9 @@ def _make_vocab(
         vocab.count(lines)
         if not leaves_out:
             counts = vocab.counter.copy()
-            vocab.count(others)
-            vocab.counter.update({symbol: counts[symbol] - n for symbol, n in vocab.counter.items()})
+            vocab.count(held_out_lines)
+            for symbol in vocab.counter:  # symbols that only held-out lines have count 0, so they come last
+                vocab.counter[symbol] = counts[symbol]
         for symbol in _NAMES[level]:  # no part of `max_size`
             vocab.counter.pop(symbol, None)
         vocab.build()

@@ -114,7 +114,7 @@ class LanguageModelRun(Run):
             documents = self.data.get("documents")  # by default, whether the vocabulary has them
             documents = vocab.document is not None if documents is None else documents
             self.data = {**self.data, "cutoffs": bins, "documents": documents}
-        extends = self.training.extend_vocab and not origin.goes_on
+        extends = self.training.extend_vocab and not origin.resumes
         data = without_choice(self.data) if self.training.extend_vocab and not extends else self.data
         corpus = open_corpus(data, vocab, extends)
         corpus.cutoffs = bins

@@ -76,19 +76,20 @@ class TaggerRun(EpochRun):
             message = f"token_level must be char for {name}, whose lexicon has words of characters, got word"
             raise ParameterError("token_level", "word", ["char"], message)
         if self.takes_words and not lexicon and not self.origin:
-            allowed = "a file of words, a line each, or jieba"
+            allowed = "a file of words, a line each, jieba, or towns"
             raise ParameterError("lexicon", lexicon, allowed, f"lexicon must be given for {name}: {allowed}")
         if lexicon and not self.takes_words:
             message = f"lexicon must be left out for {name}, which takes no words, got {lexicon}"
             raise ParameterError("lexicon", lexicon, "left out", message)
         if (self.origin or self.training.warm_start_path) and not self.folder.steps():
+            # `unit_vectors` scales initial embeddings to length 1, but these embeddings are trained already.
             check_left_out({"unit_vectors": self.data.unit_vectors}, "the embeddings are those that it starts from")
 
     def open_corpus(self) -> TaggedCorpus:
         if not self.origin:
             return read_corpus(self.data, as_before=self.is_old)
         origin = self.origin
-        extends = self.training.extend_vocab and not origin.goes_on
+        extends = self.training.extend_vocab and not origin.resumes
         data = self.data
         if self.training.extend_vocab and not extends:  # the new symbols were chosen when the training began
             without_vectors: dict[str, Any] = dict.fromkeys(VECTORS)
