@@ -137,8 +137,10 @@ def _taken_by_bases(cls: type) -> list[str]:
     """Names that `**kwargs` of a constructor may contain: the arguments of the base classes, and of Keras's layers."""
     inits = [(base.__module__, vars(base).get("__init__")) for base in cls.__mro__[1:]]
     stored = [name for _, init in inits for name in getattr(init, "stored", ())]
-    others = [init for module, init in inits if init is not None and not module.startswith(("txl_tf.", "keras."))]
-    return [*stored, *(name for init in others for name in keywords_of(init)), *_OF_KERAS]
+    foreign_inits = [
+        init for module, init in inits if init is not None and not module.startswith(("txl_tf.", "keras."))
+    ]
+    return [*stored, *(name for init in foreign_inits for name in keywords_of(init)), *_OF_KERAS]
 
 
 def values_of(x: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class Dropping(Settings):
             self._draw = self.draw_key
 
     def _make_generator(self) -> None:
+        """Makes the seed generator, unless the layer has one. A layer without a seed draws a random one."""
         if self.seed_generator is not None:
             return
         if self.seed is None:
@@ -494,8 +495,8 @@ def check_tensors(sizes: dict[str, Any], **tensors: tuple[Any, str]) -> None:
         if not _KINDS[kind](dtype) or not shape.is_compatible_with(expected):
             raise tensor_error(name, tensor, described(kind, dims, sizes))
         if shape.rank is not None:
-            found = zip(dims, shape.as_list(), strict=True)
-            sizes.update((dim, size) for dim, size in found if size is not None and dim != "...")
+            named_sizes = zip(dims, shape.as_list(), strict=True)
+            sizes.update((dim, size) for dim, size in named_sizes if size is not None and dim != "...")
 
 
 def described(kind: str, dims: Sequence[str], sizes: dict[str, Any]) -> str:

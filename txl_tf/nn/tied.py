@@ -118,9 +118,9 @@ class Tied(MixedIntoLayer):
         if self.saved is None:
             return self._embedding_at(self.place, layers) or self.embedding
         name, index, config = (self.saved[key] for key in ("layer", "index", "embedding"))
-        found = self._embedding_at(None if name is None else (name, index), layers)
-        if found is not None:
-            return found
+        embedding = self._embedding_at(None if name is None else (name, index), layers)
+        if embedding is not None:
+            return embedding
         # If no layer upstream has an embedding, this is the last part of a larger model, saved separately, and it gets
         # its own copy of the embedding. If one has, that layer was renamed, and a copy would silently untie the two.
         if name is not None and any(self.fits(part) for layer in layers for part in self._embeddings_in(layer)):

@@ -238,8 +238,8 @@ class Evaluator:
             nll = evaluated
             count = self._num_labels(split)
         rate = count / (time.perf_counter() - started)
-        found = f"loss {nll:.6f} nats | {self.metric} {to_metric(nll, self.metric):.4f}"
-        logger.info("%s: %s | %s tokens | %s tokens/s", split, found, f"{count:,}", f"{rate:,.0f}")
+        figures = f"loss {nll:.6f} nats | {self.metric} {to_metric(nll, self.metric):.4f}"
+        logger.info("%s: %s | %s tokens | %s tokens/s", split, figures, f"{count:,}", f"{rate:,.0f}")
         if split in self.corpus.sizes:
             logger.info("%s: %s", split, self._by_text(nll, split))
         return nll
@@ -263,12 +263,13 @@ class Evaluator:
         return np.concatenate(labels, 1).ravel(), np.concatenate(values, 1).ravel()
 
     def _slide(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `_score`, with a sliding window over the split as one text, at most as long as `most` batches.
+        """The labels of a split, and their nll with a sliding window.
 
-        `batch_size` windows are computed at a time.
+        The split is one text, of which as many tokens are read as `self.most` batches have. `batch_size` windows are
+        computed at a time.
         """
-        most = self.most * self.batch_size * self.tgt_len + 1 if self.most else None
-        tokens = np.asarray(self.corpus.splits[split][:most])
+        n_tokens = self.most * self.batch_size * self.tgt_len + 1 if self.most else None
+        tokens = np.asarray(self.corpus.splits[split][:n_tokens])
         bar = keras.utils.Progbar(len(tokens) - 1, verbose=verbose, unit_name="token")
         window: Any = self.sliding_window
         return tokens[1:], sliding_window_nll(lm, tokens, window, self.batch_size, self.sliding_step, progress=bar.add)

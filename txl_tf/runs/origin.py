@@ -144,18 +144,18 @@ class Origin:
     def _name(self, path: str) -> str:
         return path.removeprefix(f"{self.source.path.rstrip('/')}/")
 
-    def say_unknown(self, counts: dict[str, tuple[int, int]], unk: str, of_note: Iterable[str] | None = None) -> None:
+    def say_unknown(self, counts: dict[str, tuple[int, int]], unk: str, warn_for: Iterable[str] | None = None) -> None:
         """Logs which share of the new text is unknown. A large share is a warning.
 
         Args:
             counts: `{part of the text, such as "characters": (number of unknown ones, number of all)}`.
             unk: the unknown symbol.
-            of_note: the parts that can cause a warning; by default all.
+            warn_for: the parts that can cause a warning; by default all.
         """
         shares = {part: unknown / max(total, 1) for part, (unknown, total) in counts.items()}
         said = " and ".join(f"{share:.2%} of the {part}" for part, share in shares.items())
         said += f" {'is' if [*shares] == ['text'] else 'are'} {unk}" if shares else ""
-        if any(shares[part] > _MUCH_UNKNOWN for part in (shares if of_note is None else of_note)):
+        if any(shares[part] > _MUCH_UNKNOWN for part in (shares if warn_for is None else warn_for)):
             logger.warning(
                 f"{said}: the vocabulary of init_from={self.path} lacks many symbols of the new text. extend_vocab "
                 "gives them rows of their own"

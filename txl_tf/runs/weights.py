@@ -334,23 +334,23 @@ def check_exists(path: str | os.PathLike) -> None:
             raise UnreadableCheckpoint("checkpoint", path, "a checkpoint that can be read", message)
 
 
-def check_fits(path: str, found: dict[str, list], variables: dict[str, Any], extend: bool = False) -> None:
+def check_fits(path: str, shapes: dict[str, list], variables: dict[str, Any], extend: bool = False) -> None:
     """Raises MisfitError, which names every difference, unless a checkpoint fits a model.
 
     Args:
         path: prefix of the checkpoint.
-        found: `{name: shape}` of its weights.
+        shapes: `{name: shape}` of its weights.
         variables: `{name: variable}` of the model.
         extend: whether a variable may be longer in one dimension.
     """
     problems = []
     for name, variable in variables.items():
-        if name not in found:
+        if name not in shapes:
             problems.append(f"{name} is missing from the checkpoint")
-        elif list(found[name]) != list(variable.shape) and not (extend and _is_longer(variable.shape, found[name])):
-            problems.append(f"{name} is {list(found[name])} in the checkpoint and {list(variable.shape)} in the model")
-    for name in sorted(set(found) - set(variables)):
-        problems.append(f"{name} {list(found[name])} is in the checkpoint and not in the model")
+        elif list(shapes[name]) != list(variable.shape) and not (extend and _is_longer(variable.shape, shapes[name])):
+            problems.append(f"{name} is {list(shapes[name])} in the checkpoint and {list(variable.shape)} in the model")
+    for name in sorted(set(shapes) - set(variables)):
+        problems.append(f"{name} {list(shapes[name])} is in the checkpoint and not in the model")
     if problems:
         allowed = "a checkpoint that fits the model"
         raise MisfitError("checkpoint", path, allowed, f"{path} does not fit the model:", problems)

@@ -49,9 +49,9 @@ def tf_config() -> str:
         index = workers.index(f"{os.environ['SLURMD_NODENAME']}:{port + int(os.environ['SLURM_LOCALID'])}")
     except (KeyError, RuntimeError, ValueError) as error:
         variables = {name: os.environ.get(name) for name in _SET_BY_SRUN}
-        found = " ".join(f"{name}={value}" for name, value in variables.items())
+        values = " ".join(f"{name}={value}" for name, value in variables.items())
         message = (
-            f"Slurm's variables do not name the tasks of srun ({type(error).__name__}: {error}), got {found}; "
+            f"Slurm's variables do not name the tasks of srun ({type(error).__name__}: {error}), got {values}; "
             "set TF_CONFIG, or train in this task alone, by strategy=one"
         )
         raise ParameterError("SLURM_*", variables, "as srun sets them", message) from error
