@@ -66,12 +66,12 @@ def encoded(
     """
     for number, line in zip(numbers or itertools.count(1), lines, strict=False):
         try:
-            found = encode(line)
+            result = encode(line)
         except ValueError as error:
-            found = LineError(line, number, error, name)
+            result = LineError(line, number, error, name)
             if strict:
-                raise found from error
-        yield found
+                raise result from error
+        yield result
 
 
 def in_places(answer: Callable[[list], Iterable], items: Iterable) -> list:

@@ -69,9 +69,9 @@ def _reordered(dataset: tf.data.Dataset, taken_apart: bool = False) -> Iterator[
 # ------------------------------------------------------------------------------------------------ reading beforehand
 
 ROWS = 2000  # approximate number of rows that `first_batches` reads
-_OF_ARRAYS = ("TensorSliceDataset", "TensorDataset", "ZipDataset", "TakeDataset", "SkipDataset", "RepeatDataset")
+_ARRAY_DATASETS = ("TensorSliceDataset", "TensorDataset", "ZipDataset", "TakeDataset", "SkipDataset", "RepeatDataset")
 _IN_BATCHES = ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
-_PASSED_ON = (*_OF_ARRAYS, *_IN_BATCHES, "MapDataset", "ParallelMapDataset", "PrefetchDataset", "OptionsDataset")
+_PASSED_ON = (*_ARRAY_DATASETS, *_IN_BATCHES, "MapDataset", "ParallelMapDataset", "PrefetchDataset", "OptionsDataset")
 
 
 def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
@@ -98,21 +98,21 @@ def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
 def _before_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """Returns the part of a dataset of arrays before any shuffle; `None` if there is no such part."""
     structure = tf.nest.map_structure(lambda spec: 0, dataset.element_spec)
-    found = dataset
+    before_shuffles = dataset
     if not isinstance(dataset.element_spec, tuple) or len(dataset.element_spec) < 2:
         return None
     while True:
         if _kind_of(dataset) in _REORDERS:
-            (found,) = dataset._inputs()
+            (before_shuffles,) = dataset._inputs()
         elif _kind_of(dataset) not in _PASSED_ON:
             return None
         inputs = dataset._inputs()
         if len(inputs) != 1:
             break
         (dataset,) = inputs
-    if not all(_kind_of(source) in _OF_ARRAYS for source in _sources(dataset)):
+    if not all(_kind_of(source) in _ARRAY_DATASETS for source in _sources(dataset)):
         return None
-    return found if tf.nest.map_structure(lambda spec: 0, found.element_spec) == structure else None
+    return before_shuffles if tf.nest.map_structure(lambda spec: 0, before_shuffles.element_spec) == structure else None
 
 
 def _sources(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

@@ -142,10 +142,10 @@ class SubwordVocab(Vocab):
         return hashlib.sha256(self.model).hexdigest()
 
     def difference(self, other: Vocab) -> str | None:
-        found = super().difference(other)
-        if found is None and self.fingerprint() != other.fingerprint():
+        first_difference = super().difference(other)
+        if first_difference is None and self.fingerprint() != other.fingerprint():
             return "the pieces are the same, the SentencePiece models are not"
-        return found
+        return first_difference
 
     # ------------------------------------------------------------------------------------------------- text <-> ids
 
@@ -281,9 +281,9 @@ def train_on_lines(
         )
     except RuntimeError as error:
         for pattern, word in ((_TOO_HIGH, "most"), (_TOO_LOW, "least")):
-            found = pattern.search(str(error))
-            if found:
-                allowed = f"at {word} {found[1]} for this text and {subword_type}"
+            match = pattern.search(str(error))
+            if match:
+                allowed = f"at {word} {match[1]} for this text and {subword_type}"
                 raise ParameterError("vocab_size", vocab_size, allowed) from error
         message = f"SentencePiece cannot make {vocab_size} subwords of this text: {error}"
         raise ParameterError("vocab_size", vocab_size, "a number that fits the text", message) from error
@@ -305,11 +305,11 @@ def _by_frequency(vocab: SubwordVocab) -> bytes:
     """
     fields = list(_fields_of(vocab.model))
     pieces = [field for number, field in fields if number == _PIECES]
-    others = [field for number, field in fields if number != _PIECES]
+    other_fields = [field for number, field in fields if number != _PIECES]
     processor = vocab.processor
     n_special = sum(processor.is_unknown(i) or processor.is_control(i) for i in range(len(pieces)))
     order = sorted(range(n_special, len(pieces)), key=lambda i: -vocab.counter[vocab.symbols[i]])
-    return b"".join([*pieces[:n_special], *(pieces[i] for i in order), *others])
+    return b"".join([*pieces[:n_special], *(pieces[i] for i in order), *other_fields])
 
 
 def _fields_of(message: bytes) -> Iterator[tuple[int, bytes]]:

@@ -96,8 +96,8 @@ class Vocab:
         one_of(COUNTED_LEVELS)("level", level)
         if level != "word" and (self.bos or self.eos):
             name = "bos" if self.bos else "eos"
-            found = f"got {brief(self.bos)} and {brief(self.eos)} at level {brief(level)}"
-            message = f"bos and eos need level 'word', {found}"
+            both_values = f"got {brief(self.bos)} and {brief(self.eos)} at level {brief(level)}"
+            message = f"bos and eos need level 'word', {both_values}"
             raise ParameterError(name, self.bos or self.eos, f"None at level {level}", message)
         options = {"lower_case": self.lower_case, "special": special, "unk": self.unk, "min_freq": self.min_freq}
         given = [name for name, value in options.items() if value]
@@ -151,11 +151,11 @@ class Vocab:
 
     def difference(self, other: Vocab) -> str | None:
         """Describes the first token that differs from `other`'s, called "there"; `None` if all are the same."""
-        for i, (here, there) in enumerate(itertools.zip_longest(self.symbols, other.symbols)):
-            if here != there:
-                shown_here = "nothing" if here is None else brief(here)
-                shown_there = "nothing" if there is None else brief(there)
-                return f"symbol {i} is {shown_there} there and {shown_here} here"
+        for i, (own_symbol, other_symbol) in enumerate(itertools.zip_longest(self.symbols, other.symbols)):
+            if own_symbol != other_symbol:
+                shown = "nothing" if own_symbol is None else brief(own_symbol)
+                shown_other = "nothing" if other_symbol is None else brief(other_symbol)
+                return f"symbol {i} is {shown_other} there and {shown} here"
         return None
 
     # ----------------------------------------------------------------------------------------------- building

@@ -47,9 +47,9 @@ class Lines(NamedTuple):
     def __getitem__(self, i: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride] a line, not a field
         return self.ids[self.ends[i - 1] if i else 0 : self.ends[i]]
 
-    def take(self, chosen: np.ndarray) -> Lines:
-        """Returns the lines for which the bool array `chosen`, `[lines]`, is true."""
-        return Lines(self.ids[np.repeat(chosen, self.lengths)], np.cumsum(self.lengths[chosen]))
+    def take(self, is_taken: np.ndarray) -> Lines:
+        """Returns the lines for which the bool array `is_taken`, `[lines]`, is true."""
+        return Lines(self.ids[np.repeat(is_taken, self.lengths)], np.cumsum(self.lengths[is_taken]))
 
 
 class Pairs(NamedTuple):
@@ -213,7 +213,7 @@ def read_sides(path: str | Iterable[str]) -> tuple[SideText, SideText]:
 
 
 def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tuple[np.ndarray, str | None]:
-    """Returns which pairs have at most `max_len` symbols on both sides, and a sentence about the others.
+    """Returns which pairs have at most `max_len` symbols on both sides, and a sentence about those that are longer.
 
     Args:
         lengths: int `[pairs]`, symbols of the longer side, with its end.
@@ -230,8 +230,8 @@ def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tup
     if not fits.any():
         message = f"{name} has no pair left: all of them are longer than max_len={max_len}"
         raise ParameterError(name, int(lengths.min()), f"pairs of at most max_len={max_len} symbols", message)
-    found = f"{np.sum(~fits):,} (longer than max_len={max_len}); the first is line {texts[0].numbers[first]}"
-    return fits, f"{name}: lines left out by skip_bad_lines: {found}, with {lengths[first]:,} symbols, its end included"
+    reason = f"{np.sum(~fits):,} (longer than max_len={max_len}); the first is line {texts[0].numbers[first]}"
+    return fits, f"{name}: lines left out by skip_bad_lines: {reason}, with {lengths[first]:,} symbols, its end included"
 
 
 def _extended(vocab: Vocab, new: Vocab) -> Vocab:
@@ -250,9 +250,9 @@ def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = Fals
     known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
     for name, value in known.items():
         if getattr(config, name) != value:
-            found = getattr(config, name)
-            message = f"{name} must be {brief(value)}, as the vocabularies to use, got {brief(found)}"
-            raise ParameterError(name, found, [value], message)
+            value_given = getattr(config, name)
+            message = f"{name} must be {brief(value)}, as the vocabularies to use, got {brief(value_given)}"
+            raise ParameterError(name, value_given, [value], message)
 
 
 def _make_vocab(
@@ -350,8 +350,8 @@ def encode_lines(
             (i, line) for i, line in zip(numbers, plain, strict=True) if not set(line.split()).isdisjoint(RESERVED)
         )
         reserved = ", ".join(RESERVED)
-        found = f"{name}, line {number} has one of {reserved}, which are no text: {brief(line)}"
-        message = f"{found}; {WAY_OUT}" if side else found
+        reason = f"{name}, line {number} has one of {reserved}, which are no text: {brief(line)}"
+        message = f"{reason}; {WAY_OUT}" if side else reason
         raise ParameterError(f"{name}, line {number}", line, f"a text without {reserved}", message)
     encoded = Lines(ids, ends)
     if np.any(encoded.lengths == 1):
@@ -367,15 +367,15 @@ def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
     for split, pairs in corpus.splits.items():
         for side, lines in zip(SIDES, pairs, strict=True):
             longest = int(np.argmax(lines.lengths))
-            found = lines.lengths[longest]
+            length = lines.lengths[longest]
             number = corpus.numbers[split][longest]
-            if found > max_len:
+            if length > max_len:
                 where = f"{corpus.file_of(split)}, line {number}"
                 message = (
-                    f"{where}: the {side} has {found:,} symbols, its end included; at most max_len={max_len} are "
+                    f"{where}: the {side} has {length:,} symbols, its end included; at most max_len={max_len} are "
                     f"allowed; {WAY_OUT}"
                 )
-                raise ParameterError(where, int(found), f"at most max_len={max_len} symbols", message)
+                raise ParameterError(where, int(length), f"at most max_len={max_len} symbols", message)
 
 
 # ----------------------------------------------------------------------------------------------------------- batches

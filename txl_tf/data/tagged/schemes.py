@@ -178,6 +178,7 @@ def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | No
 
 
 def _check_prefixes(text: list[TaggedSentence], names: dict[str, str], split: str, scheme: str) -> None:
+    """Raises ParameterError if a tag of a split has a prefix that the scheme of the training file does not have."""
     for number, tag in numbered_tags(text):
         if split_tag(tag)[0] not in f"O{SCHEMES[scheme]}":
             where = f"{names[split]}, line {number}"

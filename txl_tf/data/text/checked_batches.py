@@ -298,9 +298,9 @@ def check_batch(
     for argument, name, ids in (("x", "tokens", tokens), ("y", "labels", labels)):
         array = np.asarray(ids)
         if array.ndim != 2 or 0 in array.shape or not np.issubdtype(array.dtype, np.integer):
-            found = type(ids).__name__ if array.dtype == object else f"{array.dtype} {list(array.shape)}"
+            type_or_shape = type(ids).__name__ if array.dtype == object else f"{array.dtype} {list(array.shape)}"
             what = "the tokens of one batch" if argument == "x" else "the labels of x"
-            message = f"{argument} must be integers [batch, tgt_len], {what}, got {found}"
+            message = f"{argument} must be integers [batch, tgt_len], {what}, got {type_or_shape}"
             raise ParameterError(argument, ids, "integers [batch, tgt_len]", message)
         check_ids(name, array[array != IGNORED] if name == "labels" else array, n_token)
         arrays.append(array.astype(np.int32))
@@ -342,8 +342,10 @@ def check_weights_fit(sample_weight: Any, labels: Any) -> None:
     """Raises ParameterError unless weights, an array or tensor, have the shape of the labels or of their rows."""
     if sample_weight.dtype == object or not _weights_fit(sample_weight, tf.TensorShape(labels.shape)):
         allowed = f"numbers [batch] or [batch, tgt_len] = {[*labels.shape]}"
-        found = f"{tf.as_dtype(sample_weight.dtype).name} {[*sample_weight.shape]}"
-        raise ParameterError("sample_weight", sample_weight, allowed, f"sample_weight must be {allowed}, got {found}")
+        dtype_and_shape = f"{tf.as_dtype(sample_weight.dtype).name} {[*sample_weight.shape]}"
+        raise ParameterError(
+            "sample_weight", sample_weight, allowed, f"sample_weight must be {allowed}, got {dtype_and_shape}"
+        )
 
 
 def weights_of_labels(sample_weight: Any, labels: tf.Tensor) -> tf.Tensor:
@@ -361,7 +363,7 @@ def plain_messages() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(r"assertion failed: \[(.*)\]$", error.message, re.MULTILINE)  # [text] [number] [text] ...
-        if not found:
+        match = re.search(r"assertion failed: \[(.*)\]$", error.message, re.MULTILINE)  # [text] [number] [text] ...
+        if not match:
             raise
-        raise tf.errors.InvalidArgumentError(None, None, found[1].replace("] [", " ")) from None
+        raise tf.errors.InvalidArgumentError(None, None, match[1].replace("] [", " ")) from None

@@ -91,10 +91,10 @@ class Recipe:
         if isinstance(portion, Rows):
             return texts_of_rows(table_rows(portion), level, portion.field, **rows)
         advice = "level='byte' reads any file" if self.dataset == "text" and self.vocab is None else ""
-        found = read_texts(portion, level, self.options.get("text_field"), progress, numbered, advice=advice, **rows)
+        texts = read_texts(portion, level, self.options.get("text_field"), progress, numbered, advice=advice, **rows)
         if self.spooled:
-            return (text._replace(name=f"text {text.name.rpartition(' ')[2]}") for text in found)  # number of the line
-        return found
+            return (text._replace(name=f"text {text.name.rpartition(' ')[2]}") for text in texts)  # number of the line
+        return texts
 
 
 def _nothing(reason: str) -> None:
@@ -173,10 +173,10 @@ def _check_options(config: TextConfig) -> None:
     counted = {name: getattr(config, name) for name in ("lower_case", "min_freq", "max_size")}
     given = [name for name, value in counted.items() if value]
     if config.level == "subword" and given:
-        found = counted[given[0]]
+        value = counted[given[0]]
         why = "vocab_size sets the size of the vocabulary"
-        message = f"{given[0]} is not for level 'subword', got {brief(found)}: {why}"
-        raise ParameterError(given[0], found, "left out at level subword", message)
+        message = f"{given[0]} is not for level 'subword', got {brief(value)}: {why}"
+        raise ParameterError(given[0], value, "left out at level subword", message)
     if config.level != "subword" and config.vocab_size is not None:
         message = (
             f"vocab_size={config.vocab_size} needs level 'subword', got {brief(config.level)}: max_size limits other "
@@ -186,6 +186,7 @@ def _check_options(config: TextConfig) -> None:
 
 
 def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
+    """The recipe of a data set of the paper, whose files are in the folder `data_path`."""
     data_path = config.data_path
     vocab_options, counted_splits, _ = PAPER_DATASETS[dataset]
     own: dict[str, Any] = {"level": config.level == "subword"}
@@ -193,17 +194,17 @@ def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
     own.update({name: getattr(config, name) for name in names}, raw_text=config.raw_text is False)
     given = [name for name, value in own.items() if value]
     if given:
-        found = getattr(config, given[0])
+        value = getattr(config, given[0])
         message = (
-            f"{given[0]} is for your own text, got {brief(found)}: dataset {brief(dataset)} has "
+            f"{given[0]} is for your own text, got {brief(value)}: dataset {brief(dataset)} has "
             "the original's tokens; dataset 'text' with data_path reads its files like any others"
         )
-        raise ParameterError(given[0], found, f"left out with dataset={dataset}", message)
+        raise ParameterError(given[0], value, f"left out with dataset={dataset}", message)
     folders = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path or [])
     if len(folders) != 1 or not folders[0]:
-        found = f", got {brief(data_path)}" if data_path else ""
+        got = f", got {brief(data_path)}" if data_path else ""
         allowed = "a folder of train.txt, valid.txt, test.txt"
-        message = f"dataset {brief(dataset)} needs data_path: {allowed}{found}"
+        message = f"dataset {brief(dataset)} needs data_path: {allowed}{got}"
         raise ParameterError("data_path", data_path, allowed, message)
     folder = os.fspath(folders[0]).rstrip("/")
     files = {split: [f"{folder}/{split}.txt"] for split in SPLITS}
@@ -227,7 +228,7 @@ def take_vocab(recipe: Recipe, vocab: Vocab, extends: bool = False) -> None:
             from those of the vocabulary; or the vocabulary cannot be extended.
     """
     config = recipe.options
-    chosen = recipe.vocab_options
+    own_options = recipe.vocab_options
     if extends:
         vocab.check_extendable()
     else:
@@ -235,11 +236,11 @@ def take_vocab(recipe: Recipe, vocab: Vocab, extends: bool = False) -> None:
     if recipe.dataset != "lm1b":
         check_left_out({"vocab_path": recipe.vocab_file}, KNOWN_SYMBOLS)
     for name in ("level", "lower_case", "raw_text") if recipe.dataset not in PAPER_DATASETS else ("level",):
-        found = chosen.get(name, False)
+        value = own_options.get(name, False)
         known = getattr(vocab, name)
-        if found != known:
-            message = f"{name} must be {known!r}, as that of the vocabulary to use, got {found!r}"
-            raise ParameterError(name, found, [known], message)
+        if value != known:
+            message = f"{name} must be {known!r}, as that of the vocabulary to use, got {value!r}"
+            raise ParameterError(name, value, [known], message)
     has_end = vocab.document is not None
     if ("documents" in config) != has_end:
         has = "has" if has_end else "has no"

@@ -201,11 +201,11 @@ def encode(
             calls = _train_and_valid(counts, vocab.document is not None, recipe.options["valid_fraction"])
         else:
             calls = ((portion, split, math.inf) for portion in _portions(recipe, paths, workers))
-        found = set()
+        splits = set()
         for piece in workers.each(functools.partial(encode_portion, recipe, vocab), calls, progress):
-            found.add(piece.split)
+            splits.add(piece.split)
             yield piece
-        if "valid_fraction" in recipe.options and "valid" not in found:
+        if "valid_fraction" in recipe.options and "valid" not in splits:
             fraction = recipe.options["valid_fraction"]
             message = (
                 f"the last document is more than valid_fraction={fraction} of the text of "

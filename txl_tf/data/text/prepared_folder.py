@@ -72,6 +72,7 @@ class _Info:
 
 
 def _check_info(info: dict[str, Any]) -> None:
+    """Raises ParameterError unless the content of a `corpus-info.json`, or of the original's, is valid."""
     if info.get("format", FORMAT) != FORMAT:
         raise ParameterError("format", info["format"], f"{FORMAT}, which this version reads")
     own = {"format", "files"} & info.keys()
@@ -130,8 +131,8 @@ def check_sums(data_dir: str, info: dict[str, Any], tokens_too: bool) -> None:
         logger.warning("%s was prepared without checksums: damage to it goes unnoticed", data_dir)
         return
     if set(names) != info["sha256"].keys():
-        allowed, found = (", ".join(map(brief, files)) for files in (names, info["sha256"]))
-        message = f"{data_dir}/{INFO_FILE}: sha256 must be of {named(allowed)}, got {named(found)}"
+        allowed, summed = (", ".join(map(brief, files)) for files in (names, info["sha256"]))
+        message = f"{data_dir}/{INFO_FILE}: sha256 must be of {named(allowed)}, got {named(summed)}"
         raise ParameterError("sha256", list(info["sha256"]), names, message)
     for name in names if tokens_too else [vocab]:
         if sha256(f"{data_dir}/{name}") != info["sha256"][name]:
