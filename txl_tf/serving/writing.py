@@ -69,10 +69,10 @@ _RANGES = {
 def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
     """`Stops` of ids `[B, S, L]`, or of one row for all rows."""
     valid = stop_ids >= 0
-    most = tf.shape(stop_ids)[2]
+    longest = tf.shape(stop_ids)[2]
     checks = [
         *_check_stops("stop_ids", stop_ids, batch),
-        Check(most <= LONGEST_STOP, f"stop_ids must be at most {LONGEST_STOP} a stop string", most),
+        Check(longest <= LONGEST_STOP, f"stop_ids must be at most {LONGEST_STOP} a stop string", longest),
         Check(~(valid[..., 1:] & ~valid[..., :-1]), "stop_ids must have -1 behind ids alone", stop_ids),
         in_vocabulary("stop_ids", stop_ids, n_token, least=-1),
     ]
@@ -90,9 +90,9 @@ def stops_of_text(stop: tf.Tensor, batch: tf.Tensor, text: GraphTokenizer) -> St
 
 def _stops(strings: tf.Tensor, lengths: tf.Tensor, units: tf.Tensor, batch: tf.Tensor) -> Stops:
     """`Stops` of units of stop strings `[B, S, L]` and their lengths; `units` are those of every token."""
-    _, count, most = tf.unstack(tf.shape(strings))
-    strings = tf.broadcast_to(aligned(strings, lengths), [batch, count, most])
-    return Stops(tf.constant(-1), strings, units, tf.fill([1, most], BEFORE))
+    _, count, longest = tf.unstack(tf.shape(strings))
+    strings = tf.broadcast_to(aligned(strings, lengths), [batch, count, longest])
+    return Stops(tf.constant(-1), strings, units, tf.fill([1, longest], BEFORE))
 
 
 def _check_stops(name: str, stops: tf.Tensor, batch: tf.Tensor) -> list[Check]:
@@ -147,18 +147,18 @@ def write(
     prompt = tf.pad(prompt, [[0, 0], [0, tf.cast(n == 0, tf.int32)]])
     first = tf.where(empty, start_token, prompt[:, 0])
     prompt = tf.concat([first[:, None], prompt[:, 1:]], 1)
-    most = options.pop("max_new_tokens")
+    max_new_tokens = options.pop("max_new_tokens")
     wanted = options.pop("num_return_sequences")
     number: Any = tf.reduce_max(wanted)
-    longest = n + tf.reduce_max(most)
+    longest = n + tf.reduce_max(max_new_tokens)
     asked = tf.range(number) < wanted[:, None]
     sampling = of_sequences(Sampling(seeds=options.pop("seed"), **options), number)
     written = generate_tokens(
         lm,
         prompt,
         tf.maximum(lengths, 1),
-        uniform_draws(sampling.seeds, 0, tf.reduce_max(most)),
-        tf.reshape(tf.where(asked, most[:, None], 0), [-1]),
+        uniform_draws(sampling.seeds, 0, tf.reduce_max(max_new_tokens)),
+        tf.reshape(tf.where(asked, max_new_tokens[:, None], 0), [-1]),
         sampling,
         stops._replace(strings=repeated(stops.strings, number)),
         number,
@@ -177,19 +177,19 @@ def write(
 
 def _option_checks(limits: RequestLimits, given: str, batch: Any, n: Any, vectors: dict[str, tf.Tensor]) -> list[Check]:
     """The checks of a request with `[batch, n]` tokens; `vectors` are its lengths and its options."""
-    most = limits.max_tokens
+    max_tokens = limits.max_tokens
     checks = limits.row_checks(given, batch)
-    checks.append(Check(n <= most, f"tokens must be at most {most} a row", n))
+    checks.append(Check(n <= max_tokens, f"tokens must be at most {max_tokens} a row", n))
     for name, vector in vectors.items():
         rows = tf.shape(vector)
         valid = (rows[0] == batch) | (rows[0] == 1) if name in DEFAULTS else rows[0] == batch
         checks.append(Check(valid, f"{name} must be [batch], as {given} are", rows))
 
-    of_request = {
+    ranges_of_request = {
         "lengths": (lambda x: (x >= 0) & (x <= n), "lie between 0 and those of tokens"),
-        "max_new_tokens": (lambda x: (x >= 0) & (x <= most), f"lie between 0 and {most}"),
+        "max_new_tokens": (lambda x: (x >= 0) & (x <= max_tokens), f"lie between 0 and {max_tokens}"),
     }
-    for name, (holds, allowed) in (of_request | _RANGES).items():
+    for name, (holds, allowed) in (ranges_of_request | _RANGES).items():
         checks.append(Check(holds(vectors[name]), f"{name} must {allowed}", vectors[name]))
     rows = tf.cast(batch, tf.int64) * tf.cast(tf.reduce_max(vectors["num_return_sequences"]), tf.int64)
     message = f"{given} must have at most {limits.max_rows} rows, times num_return_sequences"

@@ -113,17 +113,17 @@ def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
     def grad(upstream):
         betas = _betas(emissions, transitions, mask)
         weight = upstream[:, None] * tf.cast(mask, upstream.dtype)
-        of_emissions = tf.exp(alphas + betas - log_z[:, None, None]) * weight[..., None]
+        emissions_grad = tf.exp(alphas + betas - log_z[:, None, None]) * weight[..., None]
         arrive = emissions[:, 1:] + betas[:, 1:] - log_z[:, None, None]
         pairs = tf.exp(alphas[:, :-1, :, None] + transitions + arrive[:, :, None])  # [B, T - 1, K, K]
-        return of_emissions, tf.tensordot(weight[:, 1:], pairs, [[0, 1], [0, 1]]), None
+        return emissions_grad, tf.tensordot(weight[:, 1:], pairs, [[0, 1], [0, 1]]), None
 
     return log_z, grad
 
 
 def _logsumexp(x: Tensor, axis: Any) -> Tensor:
-    most = tf.reduce_max(x, axis, keepdims=True)
-    return tf.squeeze(most, axis) + tf.math.log(tf.reduce_sum(tf.exp(x - most), axis))
+    largest = tf.reduce_max(x, axis, keepdims=True)
+    return tf.squeeze(largest, axis) + tf.math.log(tf.reduce_sum(tf.exp(x - largest), axis))
 
 
 def _log_norm(alphas: Any, mask: Tensor) -> Tensor:

@@ -167,15 +167,15 @@ class PositionalEncoding(Layer):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # Finds arguments of another common signature, (d_model, dropout, max_len).
-        found = None
+        misplaced = None
         allowed = "a positive integer, given once"
         if len(args) > 1 and ("max_len" in kwargs or (is_number(args[1]) and 0 <= args[1] < 1)):
-            found = ("max_len", args[1])
+            misplaced = ("max_len", args[1])
         elif "dropout" in kwargs:
-            found = ("dropout", kwargs["dropout"])
+            misplaced = ("dropout", kwargs["dropout"])
             allowed = "given as rate="
-        if found is not None:
-            name, rate = found
+        if misplaced is not None:
+            name, rate = misplaced
             width = args[0] if args else kwargs.get("d_model")
             message = (
                 f"{name} must be {allowed}, got {rate}; the order (d_model, dropout, max_len) is written "

@@ -238,17 +238,17 @@ class Translator:
         model = self.model
         longest = rounded(max(map(len, sources)))
         source = padded(sources, width=min(longest, model.max_len))
-        most = int(most_symbols(search, longest, model))
+        max_new_tokens = int(most_symbols(search, longest, model))
         options: dict[str, Any] = {
             "start": START_ID,
             "end": END_ID,
-            "max_new_tokens": most,
+            "max_new_tokens": max_new_tokens,
             "suppress_tokens": self.never,
         }
         if search.beam_size > 1:
             options |= {"beam_size": search.beam_size, "n_best": search.n_best, "length_penalty": search.length_penalty}
         ids, scores = model.generate(source, **options)
-        ids = ids.numpy().reshape([len(sources), -1, most])
+        ids = ids.numpy().reshape([len(sources), -1, max_new_tokens])
         scores = scores.numpy().reshape([len(sources), -1])
         unk = self.source_vocab.unk
         unknown_id = -1 if unk is None else self.source_vocab.ids.get(unk, -1)

@@ -231,7 +231,10 @@ def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tup
         message = f"{name} has no pair left: all of them are longer than max_len={max_len}"
         raise ParameterError(name, int(lengths.min()), f"pairs of at most max_len={max_len} symbols", message)
     reason = f"{np.sum(~fits):,} (longer than max_len={max_len}); the first is line {texts[0].numbers[first]}"
-    return fits, f"{name}: lines left out by skip_bad_lines: {reason}, with {lengths[first]:,} symbols, its end included"
+    return (
+        fits,
+        f"{name}: lines left out by skip_bad_lines: {reason}, with {lengths[first]:,} symbols, its end included",
+    )
 
 
 def _extended(vocab: Vocab, new: Vocab) -> Vocab:

@@ -116,36 +116,38 @@ def make_recipe(config: TextConfig) -> Recipe:
         message = "dataset 'text' needs data_path: a UTF-8 text file, or several separated by commas"
         raise ParameterError("data_path", config.data_path, "the path of a text", message)
     raw_text = bool(config.raw_text)
-    kept: dict[str, Any] = {name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")}
+    vocab_options: dict[str, Any] = {
+        name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")
+    }
     options: dict[str, Any] = {
-        **kept,
+        **vocab_options,
         "valid_fraction": config.valid_fraction,
         "cutoffs": config.cutoffs and list(config.cutoffs),
     }
     if config.text_field is not None:
         options["text_field"] = config.text_field
-    of_rows = config.text_field is not None or (dataset == "text" and have_documents(paths, raw_text))
-    if config.documents or (config.documents is None and of_rows):
+    has_rows = config.text_field is not None or (dataset == "text" and have_documents(paths, raw_text))
+    if config.documents or (config.documents is None and has_rows):
         options["documents"] = True
     if config.skip_bad_lines:
-        if not of_rows:
+        if not has_rows:
             why = "it skips rows of JSON lines, JSON arrays and Parquet, and the text has no such rows"
             check_left_out({"skip_bad_lines": True}, why)
         options["skip_bad_lines"] = True
     if config.level == "subword":
         options.update(vocab_size=config.vocab_size or SUBWORDS, subword_type=config.subword_type)
-        kept = {"level": "subword"}
+        vocab_options = {"level": "subword"}
     if config.level == "word":
-        kept.update(special=["<eos>", UNK], eos="<eos>", unk=UNK)
+        vocab_options.update(special=["<eos>", UNK], eos="<eos>", unk=UNK)
     elif config.min_freq > 1 or config.max_size is not None:
-        kept.update(special=[UNK], unk=UNK)
+        vocab_options.update(special=[UNK], unk=UNK)
     if "documents" in options:
-        kept.update(document=END)
-    kept.update(raw_text=raw_text)
-    empty_vocab(**kept)  # checks the options
+        vocab_options.update(document=END)
+    vocab_options.update(raw_text=raw_text)
+    empty_vocab(**vocab_options)  # checks the options
     return Recipe(
         dataset,
-        kept,
+        vocab_options,
         {"train": paths},
         paths,
         options,
