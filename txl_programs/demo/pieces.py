@@ -110,7 +110,13 @@ def legend(low: str, high: str, look: str = "hot") -> Markup:
 
 
 def bars(rows: Iterable[tuple[str, float, str]], look: str = "cool", chosen: int | None = None) -> Markup:
-    """Rows with a name, a bar of length 0 to 1, and a text."""
+    """Rows with a name, a bar and a text.
+
+    Args:
+        rows: `(name, length from 0 to 1, text)` of each row.
+        look: class of the bars.
+        chosen: index of the row that is outlined.
+    """
     lines = [
         element(
             "div", element("span", name, class_="name"),
@@ -190,6 +196,7 @@ def matrix(
 
 
 def _cells(values, left, y, cell, title, columns):
+    """The rectangles of a row of a `matrix`, without those that are too pale to be seen."""
     size = {"width": round(cell - min(1, cell / 10), 2), "height": ROW - 1, "class_": "hot"}
     return [
         element(

@@ -117,8 +117,8 @@ def draw_terms(terms, probs, labels, layer, head, same_length=False):
     scores = np.ma.masked_array([*terms, terms.sum(0)], np.broadcast_to(masked, (5, qlen, klen)))
     extent = segment_extent(qlen, klen)
     for axes, values, title in zip(grid.flat, scores, (*TERMS, "(a) + (b) + (c) + (d)"), strict=False):
-        most = max(np.abs(values).max(), 1e-9)
-        image = axes.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto", extent=extent)
+        largest = max(np.abs(values).max(), 1e-9)
+        image = axes.imshow(values, cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="auto", extent=extent)
         axes.set_title(f"{title}; spread {spread(values):.2g}", fontsize=9)
         figure.colorbar(image, ax=axes, aspect=12, pad=0.01, label="score")
     probable = show_roots(grid[2, 1], np.ma.masked_array(probs, masked), probs.max(), extent)
@@ -145,8 +145,8 @@ def written_by(model, source, never=()):
 
     `never`: ids that it must not write.
     """
-    most = int(most_symbols(SearchConfig(), len(source), model))
-    options = {"start": START_ID, "end": END_ID, "max_new_tokens": most, "suppress_tokens": never}
+    max_new_tokens = int(most_symbols(SearchConfig(), len(source), model))
+    options = {"start": START_ID, "end": END_ID, "max_new_tokens": max_new_tokens, "suppress_tokens": never}
     ids = model.generate(source[None], **options)[0][0].numpy()
     ends = np.flatnonzero((ids == END_ID) | (ids == PADDING))
     return ids[: ends[0] + 1] if len(ends) else ids

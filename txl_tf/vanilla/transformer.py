@@ -253,7 +253,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             "max_len": self.max_len,
             "pos_embed": self.pos_embed,
             "rate": self.rate,
-            "of_layers": {
+            "layer_arguments": {
                 "d_model": self.d_model,
                 "num_heads": self.num_heads,
                 "dff": self.dff,

@@ -159,8 +159,8 @@ class Guard:
         headers = dict(scope["headers"])
         takes_body = scope["method"] == "POST"
         length = headers.get(b"content-length", b"unknown" if takes_body else b"0")
-        most = self.limits.most_bytes if takes_body else 0
-        if not length.isdigit() or int(length[:20]) > most or b"transfer-encoding" in headers:
+        max_bytes = self.limits.most_bytes if takes_body else 0
+        if not length.isdigit() or int(length[:20]) > max_bytes or b"transfer-encoding" in headers:
             raise Refused(413, TOO_MUCH, most=self.limits.most_bytes)
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if takes_body and kind != b"application/json":
