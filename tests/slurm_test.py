@@ -71,10 +71,10 @@ def test_steps_that_share_a_node_have_other_ports(environment):
 
 def test_the_tasks_of_a_node_must_fit_the_ports_of_a_step(environment):
     """The next step begins 20 ports later."""
-    step = {**STEP, "SLURM_STEP_NODELIST": "n9", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-    environment(**step, **dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"), "20"))
+    environment(**{**STEP, "SLURM_STEP_NODELIST": "n9", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    environment(SLURM_STEP_NUM_TASKS="20", SLURM_STEP_TASKS_PER_NODE="20")
     assert json.loads(slurm.tf_config())["cluster"]["worker"][-1] == "n9:10199"
-    environment(**dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"), "21"))
+    environment(SLURM_STEP_NUM_TASKS="21", SLURM_STEP_TASKS_PER_NODE="21")
     with raises_parameter("SLURM_STEP_TASKS_PER_NODE", 21, limit="20"):
         slurm.tf_config()
 

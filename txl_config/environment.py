@@ -65,7 +65,7 @@ def _keras_backend() -> tuple[str, str]:
 
 
 def check_versions() -> None:
-    """Raises ImportError, which names the version, where TensorFlow or Keras is older than the library supports.
+    """Raises ImportError, which names the version, if TensorFlow or Keras is older than the library supports.
 
     It imports both: `tf-nightly` and others are the module `tensorflow`, too, but not the package of that name.
     """

@@ -110,7 +110,7 @@ class TaggerView:
             for i, part in enumerate(items)
         ]  # fmt: skip
         n = len(tokens)
-        words = [(found.start, found.end, place) for found, place in zip(items[n:], places[n:], strict=True)]
+        words = [(word.start, word.end, place) for word, place in zip(items[n:], places[n:], strict=True)]
         wide = min(ITEM, max(LEAST_ITEM, room / n)) if self.run.model.token_level == "char" else WORD
         drawn = [lattice(places[:n], words, wide), *self._heads(item, layer, head)]
         title = "The lattice: characters, and the words that the lexicon finds" if words else "What the network reads"

@@ -157,7 +157,10 @@ def _graphs_of(function: Any) -> Iterator[Any]:
 
 
 def _reordered_in(graph: Any, taken_apart: bool) -> Iterator[tuple[list[Component], bool]]:
-    """Like `_reordered`, for the datasets in a GraphDef: if any of it takes elements apart, all are taken apart."""
+    """Yields, for every dataset in a GraphDef that changes the order: its components, and whether they are taken apart.
+
+    If any dataset in the graph takes elements apart, all of them count as taken apart. See `_reordered`.
+    """
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     kinds = {node.name: node.op.rstrip("V0123456789") for node in nodes}
     taken_apart = taken_apart or not {*kinds.values()}.isdisjoint(_TAKES_APART)

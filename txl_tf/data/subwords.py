@@ -222,8 +222,9 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
 
 
 def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_type: str) -> SubwordVocab:
-    """Makes the subwords of an encoder-decoder. The first ids are `<pad>`, `<s>`, `</s>` and `<unk>`, as in
-    `txl_tf.data.pairs.parallel`, and a newline becomes `</s>`.
+    """Makes the subwords of an encoder-decoder. A newline becomes `</s>`.
+
+    The first ids are those of `<pad>`, `<s>`, `</s>` and `<unk>`, which `txl_tf/data/pairs/parallel.py` expects.
 
     Args:
         lines: strings.
@@ -255,7 +256,7 @@ def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_ty
 def train_on_lines(
     lines: list[str], vocab_size: int, subword_type: str, options: dict[str, Any] | None = None, **config: Any
 ) -> SubwordVocab:
-    """Like `train_subwords`, but uses all of the lines, which must be lines of `training_lines`.
+    """Makes subwords from all of the lines, which `training_lines` returned. Other arguments: see `train_subwords`.
 
     Args:
         options: further options of SentencePiece's trainer, such as the ids of special pieces.

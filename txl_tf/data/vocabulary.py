@@ -240,7 +240,7 @@ class Vocab:
     def encode_stream(
         self, texts: Iterable[str | bytes], name: str = "text", first_line: int = 1
     ) -> Iterator[np.ndarray]:
-        """Like `encode`, but yields the ids of each string as an array of its own, in bounded memory."""
+        """Yields the ids of each string as an array, in bounded memory. Arguments and errors: see `encode`."""
         unk_id = -1 if self.unk is None else self.ids.get(self.unk, -1)
         id_of: Callable[[str, int], int] = self.ids.get
         for text in texts:

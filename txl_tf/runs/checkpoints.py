@@ -232,7 +232,7 @@ class RunCheckpoints:
         return step
 
     def stops_early(self, training: RunConfig, step: int) -> bool:
-        """`RunFolder.stops_early`, for all workers."""
+        """Whether the training should stop early, as the chief decides for all workers; see `RunFolder.stops_early`."""
         return bool(self._from_chief(int(self.write and self.folder.stops_early(training, step, self._text))))
 
     def _from_chief(self, number: int) -> int:

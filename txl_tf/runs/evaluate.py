@@ -172,7 +172,7 @@ def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
 
 
 def sizes_of(evaluation: EvaluationConfig) -> tuple[int, int]:
-    """`(tgt_len, eval_batch_size)` of an evaluation. Raises ParameterError where one is not given."""
+    """`(tgt_len, eval_batch_size)` of an evaluation. Raises ParameterError if one is not given."""
     for name in ("tgt_len", "eval_batch_size"):
         at_least(1)(name, getattr(evaluation, name))
     return evaluation.tgt_len or 0, evaluation.eval_batch_size or 0
@@ -199,7 +199,7 @@ class Evaluator:
         self.metric = metric_of(corpus.by_character)
 
     def check(self, split: str) -> None:
-        """Raises ParameterError where the corpus has no such split, ValueError where it is shorter than a batch."""
+        """Raises ParameterError if the corpus has no such split, ValueError where it is shorter than a batch."""
         if split not in self.corpus.splits:
             raise ParameterError("eval_split", split, list(self.corpus.splits))
         name = split if split == self.eval_path else f"the {split} split"

@@ -143,7 +143,7 @@ class RunFolder(CheckpointFolder):
         return self._family or family_in(self.read_config() if self.has_config() else {})
 
     def load_vocabs(self) -> list[Vocab]:
-        """The vocabularies of the run. Raises ParameterError where one is not that of `config.json`."""
+        """The vocabularies of the run. Raises ParameterError if one is not that of `config.json`."""
         config = self.read_config()
         loaded = []
         for name, size in family_in(config).vocabs.items():
@@ -368,7 +368,7 @@ class RunFolder(CheckpointFolder):
             yield
 
     def _check_files(self) -> None:
-        """Raises OSError where a file has the name of a folder, or a pipe that of a file."""
+        """Raises OSError if a file stands where the run needs a folder, or the folder contains a pipe or a socket."""
         for name in tf.io.gfile.listdir(self.path):
             path = os.path.join(self.path, name.rstrip("/"))
             if name.rstrip("/") in ("best", "ema", *_EVENTS) and not tf.io.gfile.isdir(path):

@@ -262,7 +262,7 @@ def _spans_of_both(predicted: Sequence, expected: Sequence, scheme: str | None) 
 
 
 def format_scores(rows: list[tuple]) -> str:
-    """`score_table` as text."""
+    """Formats the rows of `score_table` as text."""
     width = max(width_of(kind) for kind, *_ in rows)
     lines = [f"{filled('kind', width)}  precision   recall       F1  entities"]
     for kind, precision, recall, f1, number in rows:
@@ -271,7 +271,7 @@ def format_scores(rows: list[tuple]) -> str:
 
 
 def format_confusion(table: dict[tuple[str, str], int]) -> str:
-    """`confusion` as text: a row for every expected type, a column for every type that was found."""
+    """Formats the result of `confusion` as text: a row for every expected type, a column for every predicted type."""
     kinds = [*sorted({kind for pair in table for kind in pair} - {NONE}), NONE]
     width = max(map(width_of, kinds)) + 2
     lines = [filled("expected / found", max(width, 18)) + "".join(filled(kind, width, left=False) for kind in kinds)]

@@ -64,7 +64,7 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
 
 
 def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
-    """Raises ParameterError where a new run would remove the best weights of a run that had checkpoints.
+    """Raises ParameterError if a new run would remove the best weights of a run that had checkpoints.
 
     A run that was killed before its first checkpoint is no error: its steps are done again.
     """
@@ -128,7 +128,7 @@ def check_text(folder: RunFolder, fingerprints: dict[str, str], remedy: str) -> 
 
 
 def check_same_config(folder: RunFolder, config: dict) -> None:
-    """Raises MisfitError where the folder holds a run of another configuration, or a damaged `best.json`."""
+    """Raises MisfitError if the folder holds a run of another configuration, or a damaged `best.json`."""
     folder.find_best()
     changes = _changes(folder.read_config(), json.loads(json.dumps(config)))
     if changes:

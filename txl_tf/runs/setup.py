@@ -76,7 +76,7 @@ def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
 
 
 def without_choice(data: dict) -> dict:
-    """`data` without the settings that chose the new symbols of an extended vocabulary."""
+    """Leaves out the settings that chose the new symbols of an extended vocabulary."""
     return {name: value for name, value in data.items() if name not in ("min_freq", "max_size")}
 
 

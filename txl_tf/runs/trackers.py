@@ -158,6 +158,9 @@ def _name_of(folder: RunFolder) -> str:
 
 
 def final(results: dict) -> dict[str, float]:
-    """`{"final_valid_loss": ...}` of `{split: loss}`, or `{split: {name: value}}`."""
+    """Names the results of final evaluations for a tracker, such as `{"final_valid_loss": ...}`.
+
+    `results` are `{split: loss}` or `{split: {name: value}}`.
+    """
     named = {split: result if isinstance(result, dict) else {"loss": result} for split, result in results.items()}
     return {f"final_{split}_{name}": value for split, result in named.items() for name, value in result.items()}

@@ -185,7 +185,7 @@ class Run:
         raise NotImplementedError
 
     def from_data(self) -> dict[str, Any]:
-        """The hyper-parameters that the data decides. Raises ParameterError where the data does not fit the model."""
+        """The hyper-parameters that the data decides. Raises ParameterError if the data does not fit the model."""
         raise NotImplementedError
 
     def batches(self, start: int) -> Any:
@@ -207,10 +207,10 @@ class Run:
     # --------------------------------------------------------------------------------- what subclasses may override
 
     def prepare(self) -> None:
-        """Completes the settings. Raises ParameterError where they do not fit each other or the machine."""
+        """Completes the settings. Raises ParameterError if they do not fit each other or the machine."""
 
     def options(self) -> tuple[dict, dict]:
-        """`(of_model, of_compile)`: further arguments of the model and of its `compile`."""
+        """Two dictionaries with further arguments: of the model, and of its `compile`."""
         return {}, {}
 
     @property

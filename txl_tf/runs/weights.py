@@ -71,7 +71,7 @@ def tf1_variables(lm: TransformerXLLM) -> dict[str, np.ndarray]:
 
 
 def check_original(lm: TransformerXLLM) -> None:
-    """Raises ParameterError where the original program cannot compute a part of the model, such as a user's layer."""
+    """Raises ParameterError if the original program cannot compute a part of the model, such as a user's layer."""
     scheme = getattr(lm.network, "scheme", None)  # a user's network may have none
     positions = getattr(scheme, "known_as", "relative")
     if positions != "relative":
@@ -232,7 +232,7 @@ class CheckpointReader:
         return {name: self.shapes[key] for name, key in self.weights.items()}
 
     def get(self, key: str) -> np.ndarray:
-        """An array, whose checksum is verified. Raises UnreadableCheckpoint where it is not as it was written."""
+        """An array, whose checksum is verified. Raises UnreadableCheckpoint if it is not as it was written."""
         with reading_checkpoint(self.path):
             return self._reader.get_tensor(key)
 
@@ -254,7 +254,7 @@ def reading_checkpoint(path: str) -> Iterator[None]:
 
 
 def check_whole(path: str, finite: bool = False) -> None:
-    """Raises UnreadableCheckpoint where an array of a checkpoint is not as it was written.
+    """Raises UnreadableCheckpoint if an array of a checkpoint is not as it was written.
 
     With `finite`, also where a weight in the checkpoint of a run is not finite.
     """

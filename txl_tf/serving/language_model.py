@@ -46,7 +46,7 @@ NEW_TOKEN_BYTES = 512  # about how many bytes the random numbers of a new token 
 
 
 def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """`RequestLimits` of a language model."""
+    """The largest request to a language model, by the arrays that a row of tokens takes."""
     network = lm.network
     first, *later = lm.softmax.bin_sizes
     # A network without attention has neither heads nor feed-forward nets.

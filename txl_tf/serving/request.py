@@ -170,7 +170,7 @@ class RequestLimits:
         ]
 
     def checked_text(self, name: str, text: tf.Tensor) -> tf.Tensor:
-        """`text` `[B]`, after checks of its size, which come before it is cut into tokens."""
+        """Adds checks of the size of `text` `[B]`, and returns it. Call it before the text is cut into tokens."""
         n_bytes = tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64))
         max_bytes = self.max_bytes // TEXT_BYTES
         size = Check(n_bytes <= max_bytes, f"text must have at most {max_bytes} bytes in all rows", n_bytes)

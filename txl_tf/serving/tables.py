@@ -192,7 +192,7 @@ class SymbolTable(tf.Module):
         return self.table.lookup(symbols) >= 0
 
     def ids(self, symbols: tf.Tensor) -> tf.Tensor:
-        """int64: the ids of symbols. Those that the vocabulary lacks, and "<pad>", have that of the unknown symbol."""
+        """int64: the ids of symbols. "<pad>" and symbols that the vocabulary lacks get the id of the unknown symbol."""
         return tf.maximum(self.table.lookup(symbols), UNKNOWN_ID)
 
 
@@ -205,7 +205,7 @@ def lower(text: tf.Tensor) -> tf.Tensor:
 
 
 def forms_of(words: tf.Tensor) -> tf.Tensor:
-    """`form_of` of every word, string `[C]`."""
+    """The form of every word, string `[C]`: "^" before a capital, and the last three characters, with digits as 0."""
     first = tf.strings.substr(words, 0, 1, "UTF8_CHAR")
     length = tf.strings.length(words, "UTF8_CHAR")
     last = tf.strings.substr(words, tf.maximum(length - 3, 0), tf.minimum(length, 3), "UTF8_CHAR")

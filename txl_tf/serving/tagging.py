@@ -180,9 +180,9 @@ def _dense(rows: Any) -> tf.Tensor:
 
 
 def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """`RequestLimits` of a tagger. The tokens of `row_bytes` are items; all rows have as many as the longest one.
+    """The largest request to a tagger. The tokens of `row_bytes` are items; all rows have as many as the longest one.
 
-    Of a network that is no `SentenceNetwork`, only the width of its hidden states is known.
+    If the network is no `SentenceNetwork`, only the width of its hidden states is known.
     """
     network: Any = tagger.network
     n_label = len(tagger.labels)
@@ -327,7 +327,7 @@ class TaggingSignatures(StoredModel):
     # ------------------------------------------------------------------------------------------------- their parts
 
     def _read(self, text: tf.Tensor) -> tuple[dict[str, tf.Tensor], Tokens]:
-        """`Tagger.entities` of texts, and their tokens."""
+        """The entities of texts, see `Tagger.entities`, and the tokens of the texts."""
         limits = self.limits
         max_tokens = limits.max_tokens
         rows = tf.shape(text)[0]
@@ -348,7 +348,10 @@ class TaggingSignatures(StoredModel):
         return self._entities({name: inputs[name] for name in self.inputs}), tokens
 
     def _found_in(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """`Tagger.entities` of inputs of any length. It needs a position, so inputs without one are padded to one."""
+        """The entities for inputs of any length, see `Tagger.entities`, which needs at least one position.
+
+        So inputs without positions are padded to one position, which is cut off afterwards.
+        """
         length = tf.shape(inputs["bigrams" if self.lattice else "chars"])[1]
         padded = {}
         for name, x in inputs.items():

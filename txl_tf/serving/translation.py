@@ -39,7 +39,7 @@ logger = logging.getLogger("txl_tf")
 
 
 def limits_of(model: Transformer, beam_size: int, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """`RequestLimits` of an encoder-decoder. A row reads a source and writes a target."""
+    """The largest request to an encoder-decoder. A row reads a source and writes a target."""
     width = 4 * model.d_model
     token_bytes = 8 * width + 4 * model.dff  # the states of the encoder
     pair_bytes = 4 * model.num_heads  # the scores of a pair of tokens

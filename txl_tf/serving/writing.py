@@ -67,7 +67,7 @@ _RANGES = {
 
 
 def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
-    """`Stops` of ids `[B, S, L]`, or of one row for all rows."""
+    """The `Stops` for stop strings of ids, `[B, S, L]` or `[1, S, L]` for all rows."""
     valid = stop_ids >= 0
     longest = tf.shape(stop_ids)[2]
     checks = [
@@ -81,7 +81,7 @@ def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
 
 
 def stops_of_text(stop: tf.Tensor, batch: tf.Tensor, text: GraphTokenizer) -> Stops:
-    """`Stops` of strings `[B, S]`, or of one row for all rows."""
+    """The `Stops` for stop strings of text, `[B, S]` or `[1, S]` for all rows."""
     size = tf.strings.length(stop)
     short = Check(size <= LONGEST_STOP, f"stop must be at most {LONGEST_STOP} bytes a string", size)
     stop = checked([*_check_stops("stop", stop, batch), short], stop)
@@ -89,7 +89,14 @@ def stops_of_text(stop: tf.Tensor, batch: tf.Tensor, text: GraphTokenizer) -> St
 
 
 def _stops(strings: tf.Tensor, lengths: tf.Tensor, units: tf.Tensor, batch: tf.Tensor) -> Stops:
-    """`Stops` of units of stop strings `[B, S, L]` and their lengths; `units` are those of every token."""
+    """The `Stops` for stop strings given as units.
+
+    Args:
+        strings: int32 `[B, S, L]`, the units of each stop string.
+        lengths: int32 `[B, S]`, the number of units of each.
+        units: the units of every token of the vocabulary.
+        batch: B.
+    """
     _, count, longest = tf.unstack(tf.shape(strings))
     strings = tf.broadcast_to(aligned(strings, lengths), [batch, count, longest])
     return Stops(tf.constant(-1), strings, units, tf.fill([1, longest], BEFORE))
@@ -127,7 +134,7 @@ def write(
     lm: LanguageModel, start_token: int, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor],
     stops: Stops,
 ) -> Texts:  # fmt: skip
-    """Writes the texts that follow `tokens`. The tensors among the arguments are like `WRITTEN`.
+    """Writes the texts that follow `tokens`. The specs of the tensors among the arguments are in `WRITTEN`.
 
     Args:
         lm: language model.

@@ -447,7 +447,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             )
 
     def _count_forbidden(self, mask: Tensor, tags: Tensor) -> np.ndarray:
-        """`[forbidden steps, entities]` of the tags, `[B, T]`, where `mask` is true."""
+        """Counts in the tags `[B, T]`, where `mask` is true: `[steps that the scheme forbids, entities]`."""
         rows = np.nonzero(mask)[0]
         tags = tags[mask]
         n = len(self.labels)

@@ -166,7 +166,7 @@ class TextTagger:
     def tag_in_sentences(
         self, texts: Sequence[Sequence[str]], left_out: Collection[str] = (), split: bool | None = True
     ) -> list[TaggedText]:
-        """`tag` for lines of text that are split into `pieces`; by default, into their sentences."""
+        """Tags lines of text, each of which is split into `pieces`; by default, into its sentences."""
         pieces = [self.pieces(tokens, split) for tokens in texts]
         results = iter(self.tag([piece for text in pieces for piece in text], left_out))
         return [joined([next(results) for _ in text]) for text in pieces]

@@ -327,7 +327,11 @@ class OwnKeys(CachedMemory):
         self.used = 0  # number of attentions to it
 
     def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """`MultiHeadAttention.attention` for the new element, which it adds to the cache."""
+        """Self-attention of the new element to the elements before it, whose keys and values are in the cache.
+
+        It also adds the keys and values of the new element to the cache. Arguments and results: see
+        `MultiHeadAttention.attention`.
+        """
         if mha is not self.layer.mha1 or not q is k is v:
             raise NotCacheable(f"{self.layer.name} gives its self-attention other queries than keys")
         positions = tf.range(shape_of(self.cache[0])[2])

@@ -383,7 +383,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return self.target_vocab_size
 
     def loss_of(self, inputs: Any, labels: Tensor, sample_weight: Any = None, **options: Any) -> tuple[Tensor, ...]:
-        """`sums_of` for the logits of a call; `**options` are arguments of the call."""
+        """Calls the model, with `**options` as further arguments, and returns the `sums_of` of its logits."""
         return self.sums_of(self(inputs, **options), labels, sample_weight)
 
     def sums_of(self, logits: Tensor, labels: Tensor, sample_weight: Any = None) -> tuple[Tensor, ...]:
@@ -506,7 +506,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         length_penalty: float,
         allowed: Any = None,
     ) -> Any:
-        """`beam_search` as one graph."""
+        """The graph of a beam search."""
         options = {"length_penalty": length_penalty, "allowed": allowed}
         return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, **options)
 
@@ -534,7 +534,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return self._start_cached(source, rows_each, max_new_tokens)
 
     def _start_cached(self, source: Tensor, rows_each: int, max_new_tokens: int) -> tuple[Any, Any, Any]:
-        """`start_decoding` with cached keys and values."""
+        """The state before the first step with cached keys and values, see `start_decoding`."""
         source = pack(source != PADDING, source)[1]
         padding_mask = create_padding_mask(source)
         enc_output = self.encoder(source, padding_mask)

@@ -184,7 +184,7 @@ class Translator:
         strict: bool = True,
         numbers: Iterable[int] | None = None,
     ) -> Iterator[list[Translation] | LineError]:
-        """`translate` for a stream of lines, in bounded memory; see `txl_tf.data.lines`."""
+        """Translates a stream of lines in bounded memory. Arguments: see `translate` and `txl_tf.data.lines`."""
         return answers(sources, self.encode, self._search, name, strict, POOL * self.batch_size, numbers)
 
     def attention(self, source: str | bytes, target: str, which: str = "cross") -> PairAttention:

@@ -53,7 +53,7 @@ class Lines(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Sources and targets, a line of one for every line of the other."""
+    """Sources and targets. Line i of the targets belongs to line i of the sources."""
 
     sources: Lines
     targets: Lines
@@ -314,7 +314,7 @@ def _make_subwords(config: PairsConfig, path: str | None, lines: list[str]) -> S
 
 
 def encode_side(vocab: Vocab, text: SideText) -> Lines:
-    """Like `encode_lines`, for a side of a file; messages have the line numbers of the file."""
+    """Returns the ids of the lines of a side of a file. Messages have the line numbers of the file."""
     return encode_lines(vocab, text.lines, text.name, text.side, text.numbers)
 
 

@@ -80,7 +80,7 @@ def read_tagged_as(
     scheme: str | None = None,
     columns: ColumnsConfig | None = None,
 ) -> list[TaggedSentence]:
-    """Like `read_tagged`, in the scheme of a model's labels.
+    """Reads a file of tagged sentences, and converts the tags to the scheme of a model's labels; see `read_tagged`.
 
     It reads the output of tools/tag.py, too: a file of single characters has no digits of segmentation; if all lines
     have two columns, and `columns` needs others, the two are token and tag.

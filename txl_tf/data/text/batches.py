@@ -168,7 +168,7 @@ def _read_ahead(tokens_of: Callable[..., Any], rows: range, n_column: int) -> Ca
 
 
 def _as_int32(ids: np.ndarray) -> np.ndarray:
-    """Like `as_ids`: an id outside int32 becomes the nearest int32, which is not in any table either."""
+    """Converts ids to int32. An id outside int32 becomes the nearest int32, which is not in any table either."""
     held = np.iinfo(np.int32)
     given = np.iinfo(ids.dtype)
     return ids.clip(max(held.min, given.min), min(held.max, given.max)).astype(np.int32)

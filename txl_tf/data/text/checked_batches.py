@@ -225,7 +225,9 @@ def _weights_for(labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, list
     """
     weights = tf.cast(weights, tf.float32)
     weights_shape: Any = tf.shape(weights)
-    rows, columns = tf.unstack(tf.concat([weights_shape, [1, 1]], 0)[:2])  # `[B]` is read as `[B, 1]`
+    sizes: Any = tf.concat([weights_shape, [1, 1]], 0)  # `[B]` is read as `[B, 1]`
+    rows = sizes[0]
+    columns = sizes[1]
     rank = tf.size(weights_shape)
     shape = tf.shape(labels)
     fit = ((rank == 1) | (rank == 2)) & (rows == shape[0]) & ((columns == 1) | (columns == shape[1]))
@@ -349,7 +351,7 @@ def check_weights_fit(sample_weight: Any, labels: Any) -> None:
 
 
 def weights_of_labels(sample_weight: Any, labels: tf.Tensor) -> tf.Tensor:
-    """Like `check_weights`, but for graphs: without checks, and always float32 `[batch, tgt_len]`."""
+    """Returns the weights of labels, float32 `[batch, tgt_len]`, 0 for ignored labels, without checks, for graphs."""
     counts = tf.cast(~_is_ignored(labels), tf.float32)
     if sample_weight is None:
         return counts

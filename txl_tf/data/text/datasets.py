@@ -82,7 +82,7 @@ class Recipe:
         numbered: bool = True,
         skipped: Callable[[str], None] | None = None,
     ) -> Iterator[Text]:
-        """Yields the texts of a portion; `progress`, `numbered` and `skipped` as in `read_texts`."""
+        """Yields the texts of a portion; for the other arguments, see `read_texts`."""
         if self.dataset == "pydoc":
             return iter([Text(PYDOC, [pydoc_text()])])
         level = "line" if self.vocab_options.get("bos") else self.vocab_options["level"]
@@ -304,7 +304,10 @@ def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
 
 
 def is_by_character_in(data: dict[str, Any], vocab: Vocab) -> bool:
-    """Like `is_by_character`, for `"data"` in the `config.json` of a run; a converted run does not contain it."""
+    """Whether the tokens of a run are characters or bytes, by the `"data"` in its `config.json`.
+
+    The `config.json` of a converted run does not record this: then the data set and the vocabulary decide.
+    """
     return data.get("by_character", is_by_character(data.get("dataset"), vocab))
 
 

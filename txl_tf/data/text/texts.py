@@ -105,9 +105,9 @@ def find_files(data_path: Any) -> list[str]:
 
 
 def find_named_files(data_path: Any) -> list[tuple[str, str]]:
-    """Like `find_files`, but returns pairs: the file, and its path relative to the given folder.
+    """Finds files as `find_files` does. Returns `(file, its path relative to the given folder)` for each.
 
-    For a pattern, that is the last folder before the first wildcard.
+    For a pattern, the path is relative to the last folder before the first wildcard.
     """
     named_files = []
     for path in _paths_of(data_path):
@@ -424,7 +424,10 @@ def _kind_of(data: bytes, whole: bool) -> _Kind | None:
 
 
 def _array_or_text(text: str, whole: bool) -> _Kind | None:
-    """Like `_kind_of`, for a text that begins with "[": an array if the first elements are objects or strings."""
+    """Returns the kind of a text that begins with "[": an array if its first elements are objects or strings.
+
+    Returns `None` if more of the text is needed to decide. `whole` is true if `text` is the whole text.
+    """
     place = 1
     decoder = json.JSONDecoder()
     for _ in range(_LOOK_AT):

@@ -70,7 +70,10 @@ class PairsRun(EpochRun):
         return corpus
 
     def _has_unknown(self) -> bool:
-        """Whether the vocabularies get `<unk>`: as those of the run that resumes or gives weights; new ones do."""
+        """Whether the vocabularies get `<unk>`.
+
+        New ones do. If the run resumes or takes weights from a checkpoint, they do if those of that run have it.
+        """
         warm_start = self.training.warm_start_path
         known = self.folder if self.folder.steps() else RunFolder.around(warm_start) if warm_start else None
         if known is None or not known.has_config():

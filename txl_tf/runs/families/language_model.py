@@ -270,13 +270,13 @@ def least_weights(model: dict) -> int:
 
 
 def check_model(model: Any) -> None:
-    """Raises ParameterError where hyper-parameters, of any family of language models, do not fit each other."""
+    """Raises ParameterError if hyper-parameters, of any family of language models, do not fit each other."""
     check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val)
     check_positions(model)
 
 
 def check_positions(model: Any, resets: bool = False) -> None:
-    """Raises ParameterError where hyper-parameters, or resets of the memory, do not fit the scheme of positions."""
+    """Raises ParameterError if hyper-parameters, or resets of the memory, do not fit the scheme of positions."""
     if "positions" not in model.names():
         return
     scheme = checked_scheme(model.positions, model)
