@@ -31,7 +31,7 @@ CHECKS: dict[Callable, int] = {}  # function: number of its article
 rng = np.random.default_rng(0)
 
 
-def of_article(number):
+def check_of_article(number):
     """Registers a check of one article: a generator of pairs (the article's result, ours) that should be equal."""
     return lambda function: CHECKS.setdefault(function, number) and function
 
@@ -76,7 +76,7 @@ def plain_mask(qlen, mlen, same_length):
     return mask + below if same_length else mask
 
 
-@of_article(1)
+@check_of_article(1)
 def positional_embedding():
     distances = tf.range(8.0, -1, -1)
     inv_freq = 1 / 10000 ** (tf.range(0, 12, 2.0) / 12)
@@ -87,14 +87,14 @@ def positional_embedding():
         yield tf.tile(expected, [1, bsz or 1, 1]), swapped(got)
 
 
-@of_article(1)
+@check_of_article(1)
 def rel_shift():
     x = numbers(3, 5, 2, 4)
     yield plain_rel_shift(x), layers.rel_shift(x, time_major=True)
     yield tf.transpose(plain_rel_shift(x), [2, 3, 0, 1]), layers.rel_shift(tf.transpose(x, [2, 3, 0, 1]))
 
 
-@of_article(1)
+@check_of_article(1)
 def create_mask():
     for qlen, mlen in ((3, 3), (3, 5), (4, 1), (3, 0)):
         for same_length in (False, True):
@@ -117,7 +117,7 @@ def plain_relative_attention(layer, w, r, u, v, mask, mems):
     return layer_norm(w + output, layer.layer_norm)
 
 
-@of_article(1)
+@check_of_article(1)
 def rel_multihead_attn():
     layer = randomised(layers.RelMultiHeadAttn(8, 2, 3))
     w, u, v = numbers(4, 2, 8), numbers(2, 3), numbers(2, 3)
@@ -150,12 +150,12 @@ def plain_embedding(layer, x):
     ends = [0, *layer.cutoffs, layer.n_token]
     for first, last, table, proj in zip(ends[:-1], ends[1:], layer.tables, layer.projs, strict=True):
         mask = (x >= first) & (x < last)
-        of_bin = tf.gather(table, tf.boolean_mask(x, mask) - first)
-        y += tf.scatter_nd(tf.where(mask), of_bin if proj is None else of_bin @ proj, tf.shape(y, tf.int64))
+        bin_rows = tf.gather(table, tf.boolean_mask(x, mask) - first)
+        y += tf.scatter_nd(tf.where(mask), bin_rows if proj is None else bin_rows @ proj, tf.shape(y, tf.int64))
     return y * math.sqrt(layer.d_proj)
 
 
-@of_article(1)
+@check_of_article(1)
 def adaptive_embedding():
     x = tf.constant(rng.integers(0, 50, [7, 3]))
     for *sizes, options in BINS:
@@ -164,7 +164,7 @@ def adaptive_embedding():
         yield plain_embedding(layer, x), swapped(layer(swapped(x), static_shapes=True))
 
 
-@of_article(1)
+@check_of_article(1)
 def adaptive_softmax():
     """The log-probability of every word: its own in bin 0; else its cluster's plus its own within the bin."""
     hidden = numbers(2, 7, 8)
@@ -223,21 +223,21 @@ def source_and_masks():
     return numbers(2, 5, 8), numbers(2, 4, 8), padding, layers.create_look_ahead_mask(4)
 
 
-@of_article(2)
+@check_of_article(2)
 def positional_encoding():
     yield plain_encoding(50, 512), layers.positional_encoding(50, 512)
     pos, i = np.arange(50)[:, None], np.arange(512)[None]
     yield pos / 10000 ** (2 * (i // 2) / 512), layers.get_angles(pos, i, 512)
 
 
-@of_article(2)
+@check_of_article(2)
 def scaled_dot_product_attention():
     q, k, v = numbers(2, 3, 4, 6), numbers(2, 3, 5, 6), numbers(2, 3, 5, 7)
     for mask in (None, source_and_masks()[2]):
         yield from zip(plain_attention(q, k, v, mask), layers.scaled_dot_product_attention(q, k, v, mask), strict=True)
 
 
-@of_article(2)
+@check_of_article(2)
 def multi_head_attention():
     layer = randomised(layers.MultiHeadAttention(8, 2), None, None, 8)  # built for the input shape [None, None, 8]
     source, target, padding, _ = source_and_masks()
@@ -248,14 +248,14 @@ def multi_head_attention():
     yield from zip(expected, layer(value, key, target, mask=keras_mask), strict=True)
 
 
-@of_article(2)
+@check_of_article(2)
 def feed_forward():
     x = numbers(2, 4, 8)
     for ours in (layers.PositionWiseFFN(16, 8), layers.point_wise_feed_forward_network(8, 16)):
         yield plain_ffn(randomised(ours, None, None, 8), x), ours(x)
 
 
-@of_article(2)
+@check_of_article(2)
 def encoder_layer():
     layer = randomised(layers.EncoderLayer(8, 2, 16))
     x, _, padding, _ = source_and_masks()
@@ -263,7 +263,7 @@ def encoder_layer():
     yield layer_norm(y + plain_ffn(layer.ffn, y), layer.layernorm2), layer(x, training=False, mask=padding)
 
 
-@of_article(2)
+@check_of_article(2)
 def decoder_layer():
     layer = randomised(layers.DecoderLayer(8, 2, 16))
     source, x, padding, look_ahead = source_and_masks()
@@ -278,7 +278,7 @@ def decoder_layer():
 # -------------------------------------------------------------------------------- article 3: what enters the model
 
 
-@of_article(3)
+@check_of_article(3)
 def embeddings_and_positions():
     embeddings = randomised(layers.Embeddings(vocab=9, d_model=8))
     positions = layers.PositionalEncoding(d_model=8, rate=0.1, max_len=20)
@@ -288,17 +288,17 @@ def embeddings_and_positions():
     yield one_hot + plain_encoding(20, 8)[:, :6], positions(embeddings(ids))
 
 
-@of_article(3)
+@check_of_article(3)
 def concatenated_one_hot():
     """A position that is concatenated before a linear layer is an embedding that is added after it."""
-    x, kernel, of_position = numbers(6, 4), numbers(4, 5), numbers(6, 5)
-    yield tf.concat([x, tf.eye(6)], 1) @ tf.concat([kernel, of_position], 0), x @ kernel + of_position
+    x, kernel, position_rows = numbers(6, 4), numbers(4, 5), numbers(6, 5)
+    yield tf.concat([x, tf.eye(6)], 1) @ tf.concat([kernel, position_rows], 0), x @ kernel + position_rows
 
 
 # ------------------------------------------------------------------------- article 4: relative positions and FLAT
 
 
-@of_article(4)
+@check_of_article(4)
 def rotation():
     """What the article says about sinusoidal encodings, with `w_i = 10000 ** (-2i / 8)`.
 
@@ -317,7 +317,7 @@ def rotation():
     yield tf.linalg.diag_part(products, k=-k), tf.linalg.diag_part(products, k=k)
 
 
-@of_article(4)
+@check_of_article(4)
 def tener_scores():
     """A vector for the distance of every pair, which no matrix projects; distances have a sign."""
     layer = randomised(layers.TenerAttn(8, 2, key_position_term=False))
@@ -354,7 +354,7 @@ def our_fusion(fusion):
     return fusion(pairs, layers.positional_embedding(distances, frequencies, convention="interleaved")[0]), pairs.index
 
 
-@of_article(4)
+@check_of_article(4)
 def flat_fusion():
     fusion = randomised(layers.PositionFusion(8, "ff"))
     r, index = our_fusion(fusion)
@@ -362,7 +362,7 @@ def flat_fusion():
     yield plain_fusion(fusion)[both], tf.gather(r, index)[both]
 
 
-@of_article(4)
+@check_of_article(4)
 def flat_scores():
     """The four terms (a) to (d), with `R_ij` in place of `R_{i-j}`."""
     fusion = randomised(layers.PositionFusion(8, "ff"))
@@ -376,8 +376,8 @@ def flat_scores():
     position = tf.einsum("bind,bijnd->bnij", q, r) + tf.einsum("nd,bijnd->bnij", layer.v, r)  # (b), (d)
     expected = tf.nn.softmax(content + position - 1e9 * tf.cast(tf.logical_not(ITEMS), tf.float32)[:, None, None])
     ours = tf.transpose(layer.attention_probs(x, *our_fusion(fusion), ITEMS), [1, 0, 2, 3])
-    of_items = tf.cast(ITEMS, tf.float32)[:, None, :, None]
-    yield expected * of_items, ours * of_items
+    is_item = tf.cast(ITEMS, tf.float32)[:, None, :, None]
+    yield expected * is_item, ours * is_item
 
 
 # ------------------------------------------------------------------------------------------------------ the program

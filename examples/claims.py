@@ -84,8 +84,8 @@ def nll_by_length(lm, text, n_windows=256):
     """Mean nll of the first, second and third `SEGMENT` characters of windows of a text."""
     starts = np.linspace(0, len(text) - LONGEST - 1, n_windows).astype(int)
     windows = text[starts[:, None] + np.arange(LONGEST + 1)]
-    found, _ = lm.score(windows[:, :-1], windows[:, 1:])
-    return found.numpy().reshape(n_windows, 3, SEGMENT).mean((0, 2))
+    nll, _ = lm.score(windows[:, :-1], windows[:, 1:])
+    return nll.numpy().reshape(n_windows, 3, SEGMENT).mean((0, 2))
 
 
 def positions(train, valid, seed):
@@ -121,8 +121,8 @@ def print_table(title, by_seed):
     for row in first:
         cells = []
         for column in columns:
-            found = [rows[row][column] for rows in by_seed]
-            cells.append(f"{np.mean(found):.3f} ({min(found):.3f} to {max(found):.3f})")
+            values = [rows[row][column] for rows in by_seed]
+            cells.append(f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})")
         print(f"| {row} | {' | '.join(cells)} |", flush=True)
 
 

@@ -96,7 +96,8 @@ def passages(classes, length):
     labels = np.repeat(np.arange(len(classes))[:, None], number, 1)
     is_held_out = np.arange(number) % 5 == 4
     return [
-        (tokens[:, chosen].reshape(-1, length), labels[:, chosen].ravel()) for chosen in (~is_held_out, is_held_out)
+        (tokens[:, in_split].reshape(-1, length), labels[:, in_split].ravel())
+        for in_split in (~is_held_out, is_held_out)
     ]
 
 
@@ -167,7 +168,7 @@ def labelled(vocab, paths, length):
         is_held_out = np.zeros([len(labels)], bool)
         for label in range(len(names)):
             is_held_out[np.flatnonzero(labels == label)[4::5]] = True
-        encoded = [(tokens[chosen], labels[chosen]) for chosen in (~is_held_out, is_held_out)]
+        encoded = [(tokens[in_split], labels[in_split]) for in_split in (~is_held_out, is_held_out)]
     return names, *encoded
 
 

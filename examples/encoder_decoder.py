@@ -79,9 +79,11 @@ def train(output, n_dates, epochs, seed):
     model.fit([source, target], labels, batch_size=64, epochs=epochs)
 
     written, iso = zip(*pairs["test"], strict=True)
-    found = translate(model, to_ids(written, LENGTH))
-    print(f"{written[0]}  ->  {found[0]}")
-    print(f"right dates of {len(iso)} never seen: {np.mean([a == b for a, b in zip(found, iso, strict=True)]):.3f}")
+    translations = translate(model, to_ids(written, LENGTH))
+    print(f"{written[0]}  ->  {translations[0]}")
+    print(
+        f"right dates of {len(iso)} never seen: {np.mean([a == b for a, b in zip(translations, iso, strict=True)]):.3f}"
+    )
 
     # To load the file, another program imports txl_tf first and then calls keras.saving.load_model(path).
     model.save(Path(output) / "model.keras")

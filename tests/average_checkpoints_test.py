@@ -138,7 +138,7 @@ def test_a_run_of_another_vocabulary_or_model_is_named(run, tmp_path):
     assert f"model_dir {folder} has another vocabulary " in str(raised.value)
     with raises_parameter("checkpoints", paths["heads"]) as raised:
         average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", paths["heads"]])
-    assert "n_head is 3 there and 2 here" in str(raised.value)
+    assert "n_head is 3 in" in str(raised.value)
     average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", f"{tmp_path}/free/ckpt-1"])
 
 

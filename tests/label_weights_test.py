@@ -275,6 +275,28 @@ def test_weights_of_another_kind_or_shape_are_refused(small_lm):
         lm.evaluate(dataset, verbose=0)
 
 
+def checked_weights(weights):
+    """What `check_batches` makes of weights whose rank is unknown in the graph."""
+    spec = tf.TensorSpec([2, None], tf.int32)
+    specs = (spec, spec, tf.TensorSpec(None, tf.float32))
+    dataset = tf.data.Dataset.from_generator(lambda: iter([(IDS, IDS, weights)]), output_signature=specs)
+    ((_, _, found),) = check_batches(dataset, 23, static_shapes=False).dataset
+    return found
+
+
+@pytest.mark.parametrize("shape", [[2], [2, 1], [2, 5]], ids=str)
+def test_weights_of_unknown_rank_are_of_labels_or_of_rows(shape):
+    weights = np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
+    expected = np.broadcast_to(weights.reshape(2, -1), [2, 5])
+    np.testing.assert_array_equal(checked_weights(weights), expected)
+
+
+@pytest.mark.parametrize("shape", [[], [5], [3], [2, 0], [2, 4], [1, 5], [2, 5, 1]], ids=str)
+def test_weights_of_unknown_rank_and_another_shape_are_refused(shape):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"weights must be \[batch\] or \[batch, tgt_len\]"):
+        checked_weights(np.ones(shape, np.float32))
+
+
 def test_other_ids_outside_the_vocabulary_stay_errors(small_lm):
     lm = make(small_lm)
     for bad in (-1, -99, -101, 23):

@@ -182,6 +182,11 @@ def test_ids_that_are_no_matrix_of_integers_are_an_error(small_lm):
         lm.log_probs(np.zeros([5], np.int32))
     with pytest.raises(ValueError, match=r"labels must have the shape of tokens, .*2, 5.*got .*2, 4"):
         lm.score(np.zeros([2, 5], np.int32), np.zeros([2, 4], np.int32))
+    of_unknown_rank = tf.TensorSpec(None, tf.int32)
+    with raises_parameter("tokens", limit="[batch, tgt_len]"):
+        tf.function(lm.log_probs, autograph=False).get_concrete_function(of_unknown_rank)
+    with raises_parameter("labels", limit="[batch, tgt_len]"):
+        tf.function(lm.score, autograph=False).get_concrete_function(tf.TensorSpec([2, 5], tf.int32), of_unknown_rank)
 
 
 def test_memory_may_be_one_tensor_of_all_layers(small_lm, small_batches):

@@ -8,6 +8,7 @@ import os
 
 import pytest
 import tensorflow as tf
+from helpers import raises_parameter
 
 from txl_tf.training import distribution, slurm
 
@@ -66,6 +67,16 @@ def test_steps_that_share_a_node_have_other_ports(environment):
         environment(SLURM_JOB_ID=job, SLURM_STEP_ID=step)
         ports.append(json.loads(slurm.tf_config())["cluster"]["worker"][0])
     assert ports == ["n10:10140", "n10:10160", "n10:10180", "n10:10000"]
+
+
+def test_the_tasks_of_a_node_must_fit_the_ports_of_a_step(environment):
+    """The next step begins 20 ports later."""
+    environment(**{**STEP, "SLURM_STEP_NODELIST": "n9", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    environment(SLURM_STEP_NUM_TASKS="20", SLURM_STEP_TASKS_PER_NODE="20")
+    assert json.loads(slurm.tf_config())["cluster"]["worker"][-1] == "n9:10199"
+    environment(SLURM_STEP_NUM_TASKS="21", SLURM_STEP_TASKS_PER_NODE="21")
+    with raises_parameter("SLURM_STEP_TASKS_PER_NODE", 21, limit="20"):
+        slurm.tf_config()
 
 
 def test_the_gpus_of_a_task_are_those_that_slurm_shows_it(environment):

@@ -350,8 +350,8 @@ def test_a_served_model_takes_and_gives_text_where_the_library_is_not(run, tmp_p
     lm, vocab = load_run(str(run[0]))
     export.export_saved_model(lm, str(tmp_path / "served"), vocab)
     assert (tmp_path / "served" / "assets" / "vocab.model").read_bytes() == vocab.model
-    said = f"{tmp_path / 'served'}: to load it in Python, import tensorflow_text first. Servers have it"
-    assert said in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'served'}: to load this model in Python, import tensorflow_text first" in said
     code = STRANGER.replace("import tensorflow_text\n", "")
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "served")], capture_output=True, text=True)
     assert done.returncode and "Op type not registered 'SentencepieceOp'" in done.stderr  # docs/serving.md has it
@@ -391,7 +391,7 @@ def test_without_tensorflow_text_the_model_has_signatures_of_ids_alone_and_that_
 
     monkeypatch.setattr(export, "has_tensorflow_text", lambda: True)
     export.export_saved_model(lm, "served", vocab)
-    assert "served: to load it in Python, import tensorflow_text first" in capsys.readouterr().out
+    assert "served: to load this model in Python, import tensorflow_text first" in capsys.readouterr().out
 
 
 @pytest.mark.slow

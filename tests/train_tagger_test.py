@@ -549,7 +549,7 @@ def test_sentences_that_were_tagged_wrongly_are_listed():
     "family, options, name, value, allowed",
     [
         ("tener", {"data": {"lexicon": "words"}}, "lexicon", "words", "left out"),
-        ("flat", {"data": {"lexicon": None}}, "lexicon", None, "a file of words, a line each, or jieba"),
+        ("flat", {"data": {"lexicon": None}}, "lexicon", None, "a file of words, a line each, jieba, or towns"),
         ("flat", {"data": {"lexicon": None, "token_level": "word"}}, "token_level", "word", ["char"]),
         ("tener", {"model": {"max_seq_len": 4}}, "max_seq_len", ANY, "at most 4"),
         (

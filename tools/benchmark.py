@@ -293,6 +293,7 @@ def start(mode, name, checkout, shape, seconds, folder, stack):
         return lambda: processes.answer(name, trained(mode, checkout, folder), checkout)
 
     def export():
+        """One turn: a new process exports the model; another one, without txl_tf, predicts 3 or more tokens with it."""
         with tempfile.TemporaryDirectory() as parent, processes.Process() as process:
             directory = os.path.join(parent, "1")
             figures = processes.alone("export", checkout, name=name, shape=shape, directory=directory)

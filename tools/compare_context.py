@@ -105,9 +105,9 @@ def compare_speed():
         turns = vanilla_turn(attn_len), memory_turn(attn_len)
         for turn in turns:  # traces
             turn()
-        found = [[turn() for turn in turns] for _ in range(FLAGS.rounds)]
-        vanilla, memory = (statistics.median(seconds) for seconds in zip(*found, strict=True))
-        ratio = statistics.median(a / b for a, b in found)
+        times = [[turn() for turn in turns] for _ in range(FLAGS.rounds)]
+        vanilla, memory = (statistics.median(seconds) for seconds in zip(*times, strict=True))
+        ratio = statistics.median(a / b for a, b in times)
         rows.append((attn_len, vanilla, memory, ratio))
         print(f"| {attn_len} | {vanilla:.3g} | {memory:.3g} | {ratio:,.0f} | {PAPER.get(attn_len, '')} |", flush=True)
     return rows

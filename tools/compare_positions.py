@@ -83,8 +83,8 @@ def make_model(positions, mem_len, seed):
         )
 
     wanted = txl_tf.TransformerXLLM(**SIZES, d_inner=D_INNER, mem_len=mem_len).count_params()
-    of_a_unit = SIZES["n_layer"] * (2 * SIZES["d_model"] + 1)
-    return model(D_INNER + round((wanted - model(D_INNER).count_params()) / of_a_unit))
+    parameters_of_unit = SIZES["n_layer"] * (2 * SIZES["d_model"] + 1)
+    return model(D_INNER + round((wanted - model(D_INNER).count_params()) / parameters_of_unit))
 
 
 def compiled(lm, steps):
@@ -136,8 +136,9 @@ def with_extremes(values):
     return mean if len(values) == 1 else f"{mean} ({min(values):.3f} to {max(values):.3f})"
 
 
-def print_row(positions, steps, found, ratios):
-    without, with_memory, longer = zip(*found, strict=True)
+def print_row(positions, steps, losses, ratios):
+    """Prints a row of the table: the losses of all seeds, and the ratios of the speeds of training and evaluation."""
+    without, with_memory, longer = zip(*losses, strict=True)
     gain = [a - b for a, b in zip(without, with_memory, strict=True)]
     cells = [with_extremes(values) for values in (without, with_memory, gain, longer)]
     parameters = make_model(positions, MEMORY, seed=0).count_params()
@@ -147,17 +148,17 @@ def print_row(positions, steps, found, ratios):
     )
 
 
-def draw(found):
+def draw(losses):
     """Bars with the losses in `{scheme: [(without memory, with memory, longer), ...]}`, averaged over the seeds."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     labels = "without memory", f"memory {MEMORY}", f"memory {LONGER}, trained with {MEMORY}"
-    means = np.array([np.mean(of_scheme, 0) for of_scheme in found.values()])
-    places = np.arange(len(found))
+    means = np.array([np.mean(scheme_losses, 0) for scheme_losses in losses.values()])
+    places = np.arange(len(losses))
     for i, label in enumerate(labels):
         bars = axes.bar(places + (i - 1) * 0.27, means[:, i], 0.25, label=label, color=COLORS[i])
         axes.bar_label(bars, fmt="%.2f", fontsize=7)
-    axes.set_xticks(places, list(found))
+    axes.set_xticks(places, list(losses))
     axes.set(ylabel="nats a character", ylim=(0.9 * means.min(), None))
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
@@ -176,14 +177,14 @@ def main():
     first = seconds[FLAGS.positions[0]]
     print("| positions | parameters | steps | without memory | with memory | gain | 4 times | train | evaluate |")
     print("|---|---|---|---|---|---|---|---|---|")
-    found = {}
+    losses = {}
     for positions, times in seconds.items():
         ratios = [a / b for a, b in zip(first, times, strict=True)]
         steps = max(1, round(FLAGS.train_steps * ratios[0]))
-        found[positions] = [compare_training(positions, steps, train, valid, int(seed)) for seed in FLAGS.seeds]
-        print_row(positions, steps, found[positions], ratios)
+        losses[positions] = [compare_training(positions, steps, train, valid, int(seed)) for seed in FLAGS.seeds]
+        print_row(positions, steps, losses[positions], ratios)
     if FLAGS.output:
-        draw(found).savefig(FLAGS.output, format="png", dpi=150)
+        draw(losses).savefig(FLAGS.output, format="png", dpi=150)
         print(FLAGS.output)
 
 

@@ -155,6 +155,7 @@ def cost_of(module, client, n_layer):
     computations = {computation.id: computation for computation in whole.computations}
 
     def once(computation):
+        """The cost by XLA's own analysis of a computation and of those that it calls."""
         alone = hlo_pb2.HloModuleProto(name=whole.name, id=whole.id, entry_computation_id=computation.id)
         alone.entry_computation_name = computation.name
         alone.host_program_shape.CopyFrom(computation.program_shape)
@@ -171,6 +172,7 @@ def cost_of(module, client, n_layer):
         return {name: analysis.get(name, 0.0) for name in ("flops", "bytes accessed")}
 
     def all_times(computation):
+        """The cost of a computation, with the body of each loop as often as it runs."""
         total = once(computation)
         for loop in computation.instructions:
             if loop.opcode == "while":
@@ -212,8 +214,8 @@ def make_case():
     folder = RunFolder(FLAGS.model_dir, "language_model")
     parts = FLAGS.gradient_accumulation_steps
     tokens = None
-    of_optimizer = OptimizerConfig.names()
-    names = ["tgt_len", "train_batch_size", "eval_batch_size", "train_steps", "mixed_precision", *of_optimizer]
+    optimizer_names = OptimizerConfig.names()
+    names = ["tgt_len", "train_batch_size", "eval_batch_size", "train_steps", "mixed_precision", *optimizer_names]
     settings = values(names)
     if FLAGS.model_dir and folder.has_config():
         config = folder.read_config()
@@ -222,8 +224,8 @@ def make_case():
         settings = {**settings, **config["training"], **values(names, given_only=True)}
         tokens = corpus_of(folder).splits["train"] if model["cutoffs"] else None
     elif FLAGS.n_token is None:
-        found = f"{FLAGS.model_dir} is no run" if FLAGS.model_dir else "there is no model_dir"
-        message = f"{found}: give n_token, the size of the vocabulary, and cutoffs"
+        reason = f"{FLAGS.model_dir} is no run" if FLAGS.model_dir else "there is no model_dir"
+        message = f"{reason}: give n_token, the size of the vocabulary, and cutoffs"
         raise ParameterError("n_token", None, "given without a run", message)
     else:
         family = family_of(train.MODELS[FLAGS.model])
@@ -243,12 +245,13 @@ def make_case():
         rows[program] = batch // FLAGS.replicas
 
     def make_lm(rows):
+        """Makes and compiles the model without memory for its weights."""
         capacities = []
         if model["cutoffs"]:
             text = zipf_text(16 * rows * tgt_len, model["n_token"]) if tokens is None else tokens
             capacities = choose_bin_capacities(text, rows // parts, tgt_len, model["cutoffs"])
         with unallocated():
-            optimizer = make_optimizer(**{name: settings[name] for name in (*of_optimizer, "train_steps")})
+            optimizer = make_optimizer(**{name: settings[name] for name in (*optimizer_names, "train_steps")})
             lm = family.make(**model, recompute=FLAGS.recompute, seed=0, dtype=policy)
             lm.compile(optimizer, static_shapes=True, bin_capacities=capacities, gradient_accumulation_steps=parts)
             lm.optimizer.build(lm.trainable_variables)
@@ -309,14 +312,14 @@ def row_of(program, rows, tokens, compiled):
 def rows_that_fit(rows, compiled, attempt):
     """`(rows, compiled)` for the largest training batch that fits into the memory of a core, within 5%."""
     parts = FLAGS.gradient_accumulation_steps
-    most = None
-    while most is None or most - rows > max(parts, rows / 20):
-        n = 2 * rows if most is None else (rows + most) // 2 // parts * parts
+    too_many = None
+    while too_many is None or too_many - rows > max(parts, rows / 20):
+        n = 2 * rows if too_many is None else (rows + too_many) // 2 // parts * parts
         try:
             compiled = attempt(n)
             rows = n
         except RuntimeError:  # it does not fit
-            most = n
+            too_many = n
     return rows, compiled
 
 

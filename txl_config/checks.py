@@ -80,11 +80,11 @@ def keras_initializer(value: Any) -> Callable[..., Any] | None:
     if not isinstance(value, str | dict) and not callable(value):
         return None
     try:
-        found = initializers.get(value)
+        initializer = initializers.get(value)
     except (ValueError, TypeError, KeyError, AttributeError):  # no initializer has this name or configuration
         return None
-    is_initializer = isinstance(found, keras.initializers.Initializer)
-    return found if is_initializer or not isinstance(value, str | dict | type) else None
+    is_initializer = isinstance(initializer, keras.initializers.Initializer)
+    return initializer if is_initializer or not isinstance(value, str | dict | type) else None
 
 
 def satisfies(test: Callable[[Any], bool], what: str) -> Check:
@@ -241,8 +241,8 @@ def already_checked(group: type[Config], values: Any) -> Generator[None]:
     A value is checked once: when a group of hyper-parameters is created. The model of the group, and the network in the
     model, get the same values, and check only those that differ.
     """
-    found = {field.name: (getattr(values, field.name), _rule_of(field)) for field in dataclasses.fields(group)}
-    token = _checked.set(found)
+    rules = {field.name: (getattr(values, field.name), _rule_of(field)) for field in dataclasses.fields(group)}
+    token = _checked.set(rules)
     try:
         yield
     finally:

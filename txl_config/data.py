@@ -248,8 +248,10 @@ class TaggedConfig(ColumnsConfig):
         if self.min_freq is None:
             object.__setattr__(self, "min_freq", MIN_FREQ[self.token_level])
         if self.dataset == "towns":
-            of_files = ("train_path", "valid_path", "test_path", "segment_digits", *ColumnsConfig.names())
-            check_left_out({name: getattr(self, name) for name in of_files}, "dataset=towns makes its sentences itself")
+            options_of_files = ("train_path", "valid_path", "test_path", "segment_digits", *ColumnsConfig.names())
+            check_left_out(
+                {name: getattr(self, name) for name in options_of_files}, "dataset=towns makes its sentences itself"
+            )
             if self.token_level != "char":
                 raise ParameterError("token_level", self.token_level, "char for dataset=towns")
         if not (self.char_vectors or self.bigram_vectors or self.word_vectors):
@@ -267,11 +269,11 @@ class TaggedConfig(ColumnsConfig):
             if not self.bigrams:
                 check_left_out({"bigram_vectors": self.bigram_vectors}, "there are no bigrams")
             return
-        not_of_words = {
+        not_for_words = {
             "segment_digits": "words have no digit of segmentation",
             "lexicon": "its words are found among characters",
             "char_vectors": "the words have word_vectors",
             "bigram_vectors": "words have no bigrams",
         }
-        for name, why in not_of_words.items():
+        for name, why in not_for_words.items():
             check_left_out({name: getattr(self, name)}, f"with token_level=word, {why}")

@@ -138,6 +138,7 @@ def wait_for_all(own: str, others: Iterable[str]) -> None:
 
 
 def _listening(address: str) -> socket.socket:
+    """Returns a socket that listens at the port of an address. Raises OSError if it cannot."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]

@@ -23,14 +23,14 @@ def brief(value: Any) -> str:
         return f"a {type(value).__name__} that is too long to print"
 
 
-def shortened(message: str, most: int = MOST_CHARACTERS) -> str:
-    """Returns a message of at most `most` characters. The middle is cut out, because the end often says what to do."""
-    if len(message) <= most:
+def shortened(message: str, max_characters: int = MOST_CHARACTERS) -> str:
+    """Cuts the middle out of a message with more than `max_characters`. The end often says what to do."""
+    if len(message) <= max_characters:
         return message
-    gap = f" ... ({len(message) - most:,} characters and more are left out) ... "
-    rest = max(most - len(gap), 0)
+    gap = f" ... ({len(message) - max_characters:,} characters and more are left out) ... "
+    rest = max(max_characters - len(gap), 0)
     end = rest * 2 // 5
-    return (message[: rest - end] + gap + message[len(message) - end :])[:most]
+    return (message[: rest - end] + gap + message[len(message) - end :])[:max_characters]
 
 
 def named(value: Any) -> str:

@@ -280,7 +280,7 @@ def check_places(model: dict[str, Any], **lengths: int) -> None:
         model: the model's hyper-parameters, by name.
         **lengths: the options that set the length of segments, with their values.
     """
-    most = model.get("context_len", TransformerLMConfig.context_len)
+    n_positions = model.get("context_len", TransformerLMConfig.context_len)
     for name, length in lengths.items():
-        if "learned" in (model.get("pos_embed"), model.get("positions")) and length > most:
-            raise ParameterError(name, length, f"at most context_len={most}, as many positions are learned")
+        if "learned" in (model.get("pos_embed"), model.get("positions")) and length > n_positions:
+            raise ParameterError(name, length, f"at most context_len={n_positions}, as many positions are learned")

@@ -35,12 +35,13 @@ _LATER = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
 _PAPER = {"dropatt": 0.0, "untie_r": True, "train_steps": 400_000, "iterations": 200, "save_steps": 4000}
 
 
-def _sized(*sizes: int, segment: int, rows: int, **others: Any) -> dict[str, Any]:
+def _sized(*sizes: int, segment: int, rows: int, **other_settings: Any) -> dict[str, Any]:
     lengths = {"tgt_len": segment, "mem_len": segment, "train_batch_size": rows, "eval_batch_size": rows}
-    return {**dict(zip(SIZES, sizes, strict=True)), **lengths, **others}
+    return {**dict(zip(SIZES, sizes, strict=True)), **lengths, **other_settings}
 
 
 def _recipe(preset: str, level: str) -> dict[str, Any]:
+    """Returns the settings of a preset that do not depend on the size of the text; empty for `base`."""
     by_word = level in ("word", "subword")
     rate = 2e-3 if level in ("char", "subword") else 1e-3  # with 2e-3, bytes do not learn, and words learn less
     if preset == "tiny":
@@ -76,9 +77,9 @@ def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1)
         return recipe
     segment = recipe["tgt_len"]
 
-    def rows_of(most: int, tokens: float) -> int:
-        """Returns a multiple of `replicas`, at most `most`, such that `tokens` have a segment for each row."""
-        return int(max(1, min(most, tokens // segment) // replicas)) * replicas
+    def rows_of(max_rows: int, tokens: float) -> int:
+        """Returns a multiple of `replicas`, at most `max_rows`, such that `tokens` have a segment for each row."""
+        return int(max(1, min(max_rows, tokens // segment) // replicas)) * replicas
 
     recipe["train_batch_size"] = rows = rows_of(recipe["train_batch_size"], n_tokens / 8)
     recipe["eval_batch_size"] = rows_of(16, n_tokens / 40)  # a twentieth of the text is for validation
@@ -114,12 +115,12 @@ def pair_settings(preset: str, n_pairs: float, n_tokens: float) -> dict[str, Any
     """
     if preset == "base":
         return {}
-    sizes, rows, tokens, rate, most = {
+    sizes, rows, tokens, rate, max_steps = {
         "tiny": ((2, 128, 4, 512), 64, 8192, 2e-3, 4000),
         "small": ((3, 256, 4, 1024), 128, 16_384, 1e-3, 20_000),
     }[preset]
     epoch = max(n_pairs / rows, n_tokens / tokens)
-    schedule = schedule_for(steps_for(epoch, 20, 500, most))
+    schedule = schedule_for(steps_for(epoch, 20, 500, max_steps))
     warmup = min(200, schedule["train_steps"] // 5)
     batch = {"batch_size": rows, "batch_tokens": tokens, "learning_rate": rate, "warmup_steps": warmup}
     return {**dict(zip(PAIR_SIZES, sizes, strict=True)), **batch, **schedule}

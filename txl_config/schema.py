@@ -72,8 +72,8 @@ def known_names(function: Function) -> Function:
     Python's own error does not list them.
     """
     known = keywords_of(function)
-    *of_class, name = function.__qualname__.split(".")
-    called = of_class[-1] if name == "__init__" else name
+    *class_names, name = function.__qualname__.split(".")
+    called = class_names[-1] if name == "__init__" else name
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -83,9 +83,12 @@ def known_names(function: Function) -> Function:
     return typing.cast("Function", call)
 
 
-def differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns `{name: (value before, value now)}` for the values that differ. A tuple equals a list of its values."""
-    return {name: (before[name], value) for name, value in now.items() if _as_list(value) != _as_list(before[name])}
+def differing(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns `{name: (value in first, value in second)}` for the values that differ.
+
+    `first` must have all names of `second`. A tuple equals a list of its values.
+    """
+    return {name: (first[name], value) for name, value in second.items() if _as_list(value) != _as_list(first[name])}
 
 
 def _as_list(value: Any) -> Any:

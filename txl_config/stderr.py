@@ -26,6 +26,6 @@ def without_notes(note: re.Pattern[bytes]) -> Generator[None]:
             os.dup2(stderr, 2)
             os.close(stderr)
             written.seek(0)
-            others = [line for line in written if not note.match(line)]
+            other_lines = [line for line in written if not note.match(line)]
             with contextlib.suppress(OSError):
-                os.write(2, b"".join(others))
+                os.write(2, b"".join(other_lines))

@@ -130,6 +130,7 @@ def _plain(message: str) -> str:
 
 
 def _plain_part(message: str) -> str:
+    """A part of an error of absl's flags in this project's words; other parts as they are."""
     match = re.fullmatch(r"--(\w+)=(.*): value should be one of <(.*)>", message, re.S)
     if match:
         name, value, choices = match.groups()
@@ -160,14 +161,14 @@ def refuse_empty() -> None:
 
 def _flag_files(argv: Sequence[str], known: Sequence[str] = ()) -> list[str]:
     """The flag files that the command line names, and those that these files name."""
-    found = list(known)
+    paths = list(known)
     for word, following in itertools.pairwise([*argv, ""]):
         match = re.fullmatch(r"--?flagfile(?:=(.*))?", word, re.S)
         if match:
             path = os.path.expanduser(match[1] or following)
-            if path not in found:
-                found = _flag_files(_lines_of(path), [*found, path])
-    return found
+            if path not in paths:
+                paths = _flag_files(_lines_of(path), [*paths, path])
+    return paths
 
 
 def _lines_of(path: str) -> list[str]:

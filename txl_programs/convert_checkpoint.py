@@ -72,11 +72,12 @@ FROM_PYTORCH = ("pytorch_checkpoint", *CORPUS, *RECORDED, *MEMORY, *OPTIONAL)
 
 def described(names, model):
     """Arguments of a model or a layer, as text."""
-    found = model if isinstance(model, dict) else vars(model)
-    return " ".join(f"{name}={found[name]}" for name in names)
+    arguments = model if isinstance(model, dict) else vars(model)
+    return " ".join(f"{name}={arguments[name]}" for name in names)
 
 
 def from_tf1():
+    """Converts a checkpoint of the original program to a run, and prints where its arguments come from."""
     if FLAGS.corpus is None:
         message = "--corpus must be given: the cache.pkl or vocabulary file of the checkpoint"
         raise ParameterError("corpus", None, "the cache.pkl or vocabulary file of the checkpoint", message)
@@ -89,6 +90,7 @@ def from_tf1():
 
 
 def from_pytorch():
+    """Converts a checkpoint of PyTorch to a run, and prints where its arguments come from."""
     made = pytorch_to_run(**values(("pytorch_checkpoint", *CORPUS)), **values(ModelConfig, given_only=True))
     source = made.source
     print(f"{source.path}: {source.kind}, {made.n_parameter:,} parameters, {len(made.vocab):,} symbols")
@@ -116,8 +118,8 @@ def check_flags(what, taken):
         taken: the flags that it uses.
     """
     own = FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
-    others = [flag.name for flag in own if flag.name not in ("to_tf1", *taken)]
-    check_used((others, False, f"is not for {what}, which takes {', '.join(taken)}"))
+    other_flags = [flag.name for flag in own if flag.name not in ("to_tf1", *taken)]
+    check_used((other_flags, False, f"is not for {what}, which takes {', '.join(taken)}"))
 
 
 def main():

@@ -94,8 +94,8 @@ def values(of: Iterable[str] | type[Config], given_only: bool = False) -> dict[s
     if isinstance(of, type):
         fields = [field for field in dataclasses.fields(of) if field.name in FLAGS]
         return {field.name: _value(field) for field in fields if FLAGS[field.name].present or not given_only}
-    chosen = {name: FLAGS[name] for name in of}
-    return {name: flag.value for name, flag in chosen.items() if flag.present or not given_only}
+    flags = {name: FLAGS[name] for name in of}
+    return {name: flag.value for name, flag in flags.items() if flag.present or not given_only}
 
 
 def _value(field: dataclasses.Field) -> Any:
@@ -151,16 +151,16 @@ def completed(group: type[Config], instead: Mapping[str, Any], leave_out: Collec
         instead: values that replace defaults of flags.
         leave_out: names of hyper-parameters to leave out.
     """
-    found = {}
+    completed_values = {}
     for field in dataclasses.fields(group):
         name = field.name
         if name in leave_out:
             continue
         if name in instead and not (name in FLAGS and FLAGS[name].present):
-            found[name] = instead[name]
+            completed_values[name] = instead[name]
         elif name in FLAGS:
-            found[name] = _value(field)
-    return found
+            completed_values[name] = _value(field)
+    return completed_values
 
 
 def config_of(group: type[Group], instead: Mapping[str, Any] | None = None, leave_out: Collection[str] = ()) -> Group:
@@ -185,11 +185,11 @@ def optimizer_config(training: RunConfig, instead: Mapping[str, Any]) -> Optimiz
 
     If the default of --warmup_steps is not less than the number of training steps, the warm-up takes a tenth of them.
     """
-    found = completed(OptimizerConfig, instead)
+    arguments = completed(OptimizerConfig, instead)
     steps = training.train_steps
-    warmup = found["warmup_steps"]
-    if warmup >= steps and found["schedule"] != "noam" and not FLAGS["warmup_steps"].present:
-        found["warmup_steps"] = steps // 10
+    warmup = arguments["warmup_steps"]
+    if warmup >= steps and arguments["schedule"] != "noam" and not FLAGS["warmup_steps"].present:
+        arguments["warmup_steps"] = steps // 10
         message = "The default warmup_steps=%d is not less than train_steps=%d: warmup_steps=%d is used instead."
         logging.getLogger("txl_tf").info(message, warmup, steps, steps // 10)
-    return OptimizerConfig(**found)
+    return OptimizerConfig(**arguments)

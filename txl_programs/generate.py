@@ -181,12 +181,12 @@ def read_prompt(vocab):
     return (with_newlines(prompt) if vocab.has_plain_text else prompt).removesuffix(b"\n")
 
 
-def line_of(found, number=None):
-    """The output for a prompt of --input, `(prompt, texts)`."""
-    if isinstance(found, LineError):
-        error = {"prompt": found.text, "error": found.reason}
+def line_of(answer, number=None):
+    """The output for the answer to a prompt of --input: `(prompt, texts)`, or a `LineError`."""
+    if isinstance(answer, LineError):
+        error = {"prompt": answer.text, "error": answer.reason}
         return as_json(error) if FLAGS.format == "json" else "\n" * FLAGS.num_return_sequences
-    prompt, texts = found
+    prompt, texts = answer
     if FLAGS.format == "json":
         return as_json({"prompt": prompt, "texts": texts})
     return "".join(text.replace("\n", r"\n") + "\n" for text in texts)

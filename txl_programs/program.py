@@ -86,6 +86,7 @@ def run_training(main: Callable[[], Any], rows_to_divide: Callable[[], list[int]
 
 
 def _run(main: Callable[[], int | None], argv: Sequence[str]) -> int | None:
+    """Runs a program once its flags are parsed. An error of the user's becomes one message, unless --verbosity is 1."""
     refuse_stray(argv)
     refuse_empty()
     verbose = FLAGS["verbosity"].present
@@ -125,6 +126,12 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def _train_on_workers(main: Callable[[], Any], rows_to_divide: Callable[[], list[int]]) -> Any:
+    """Trains in this process or, with --ray_address or --ray_workers, starts the same command on workers of Ray.
+
+    Args:
+        main: trains in this process.
+        rows_to_divide: returns the numbers of rows that the number of workers must divide.
+    """
     check_used((("tracker_project",), given(["tracker"]), "is for --tracker, which is not given"))
     if FLAGS.ray_workers == 0:  # this process is a worker
         return main()
@@ -168,7 +175,10 @@ def _import_tensorflow() -> None:
 
 @contextlib.contextmanager
 def _hidden(*packages: str) -> Iterator[None]:
-    """Hides packages that Keras imports if they are installed: no program needs them, and they take a second."""
+    """In this block, hides packages that Keras imports if they are installed, which takes a second.
+
+    Keras does not need them at its import. A program that needs one of them can import it later.
+    """
     hidden: dict[str, Any] = {name: None for name in packages if name not in sys.modules}
     sys.modules.update(hidden)
     try:

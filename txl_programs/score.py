@@ -72,12 +72,12 @@ def as_object(score, number=None, *, symbols):
     if isinstance(score, LineError):
         return as_json({"text": score.text, "error": score.reason})
     numbers = {name: getattr(score, name) for name in ("nll", "ppl", "bpb")}
-    found = {"text": score.text, "tokens": score.tokens, "bytes": score.bytes}
-    found |= {name: _rounded(value) for name, value in numbers.items()}
+    fields = {"text": score.text, "tokens": score.tokens, "bytes": score.bytes}
+    fields |= {name: _rounded(value) for name, value in numbers.items()}
     if FLAGS.format == "tokens":
         pairs = zip(score.ids, score.token_nll.tolist(), strict=True)
-        found["token_nll"] = [[symbols[i], _rounded(nll)] for i, nll in pairs]
-    return as_json(found)
+        fields["token_nll"] = [[symbols[i], _rounded(nll)] for i, nll in pairs]
+    return as_json(fields)
 
 
 def _rounded(value):

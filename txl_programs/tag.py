@@ -82,14 +82,14 @@ def columns_of(folder):
     return ColumnsConfig(**{name: known.get(name) for name in ColumnsConfig.names()})
 
 
-def lines_of(found, number=None, tag_first=False):
-    """The output for a sentence, a `TaggedLine`. With `tag_first`, the tokens are in the second column."""
+def lines_of(tagged, number=None, tag_first=False):
+    """The output for a sentence, a `TaggedLine` or a `LineError`. With `tag_first`, tokens are the second column."""
     if FLAGS.format == "json":
-        error = {"error": found.reason} if isinstance(found, LineError) else {"entities": found.entities}
-        return as_json({"text": found.text, **error})
-    if isinstance(found, LineError):
+        error = {"error": tagged.reason} if isinstance(tagged, LineError) else {"entities": tagged.entities}
+        return as_json({"text": tagged.text, **error})
+    if isinstance(tagged, LineError):
         return "\n"
-    rows = [(token.translate(WRITTEN), tag) for token, tag in zip(found.tokens, found.tags, strict=True)]
+    rows = [(token.translate(WRITTEN), tag) for token, tag in zip(tagged.tokens, tagged.tags, strict=True)]
     return "".join(f"{tag} {token}\n" if tag_first else f"{token} {tag}\n" for token, tag in rows) + "\n"
 
 
@@ -136,13 +136,13 @@ def compare(sentences, pipeline, format_line):
     writes_entities = FLAGS.output or FLAGS["format"].present
     if writes_entities:
         pairs = zip(tokens, results, strict=True)
-        lines = (TaggedLine.of(tagger, space.join(of_line), of_line, result) for of_line, result in pairs)
+        lines = (TaggedLine.of(tagger, space.join(line_tokens), line_tokens, result) for line_tokens, result in pairs)
         write_answers(lines, format_line)
-    found = [result.tags for result in results]
+    predicted = [result.tags for result in results]
     scheme = model.scheme
-    report = [format_scores(score_table(found, tags, scheme)), format_confusion(confusion(found, tags, scheme))]
+    report = [format_scores(score_table(predicted, tags, scheme)), format_confusion(confusion(predicted, tags, scheme))]
     if FLAGS.list_wrong:
-        report.append(format_wrong(places, tokens, found, tags, scheme, space))
+        report.append(format_wrong(places, tokens, predicted, tags, scheme, space))
     out = sys.stderr if writes_entities and not FLAGS.output else sys.stdout  # the entities take the standard output
     print(*report, sep="\n\n", file=out)
 

@@ -120,10 +120,10 @@ def data_arguments(instead=None):
     text.pop("seed", None)  # --seed is the seed of the weights
     folder = os.path.dirname(FLAGS.corpus_info_path or "") or FLAGS.data_dir or instead.get("data_dir")
     if folder:
-        if of_text := given(text):
-            names = ", ".join(f"--{name}" for name in of_text)
+        if text_flags := given(text):
+            names = ", ".join(f"--{name}" for name in text_flags)
             message = f"data_dir {folder} is a prepared corpus: leave out {names}"
-            raise ParameterError(of_text[0], FLAGS[of_text[0]].value, "left out with data_dir", message)
+            raise ParameterError(text_flags[0], FLAGS[text_flags[0]].value, "left out with data_dir", message)
         return {"data_dir": folder}
     if not (text["dataset"] or text["data_path"]):
         return {}
@@ -148,10 +148,10 @@ def model_defaults(group, instead):
     left_out = ()
     if FLAGS.positions != "relative" and "positions" not in instead:  # presets are for relative positions
         left_out = getattr(SCHEMES[FLAGS.positions], "refused", RELATIVE_ONLY)  # classes exist once they are imported
-    found = {name: value for name, value in instead.items() if name not in left_out}
+    defaults = {name: value for name, value in instead.items() if name not in left_out}
     if group is TransformerLMConfig:  # the default of --mem_len is Transformer-XL's
-        found.setdefault("mem_len", TransformerLMConfig.mem_len)
-    return found
+        defaults.setdefault("mem_len", TransformerLMConfig.mem_len)
+    return defaults
 
 
 def size_of_text(data):
@@ -190,22 +190,22 @@ def settings_of(folder):
         raise unused("preset", f"has no effect with --init_from={FLAGS.init_from}: the new run has that run's model")
     data = data_arguments(settings["data"])
     own_text = data.get("dataset") == "text"
-    if origin and not origin.goes_on:
+    if origin and not origin.resumes:
         training = completed(TrainingConfig, settings["training"])
         tokens_per_step = training["train_batch_size"] * training["tgt_len"]
         schedule = schedule_for(given_steps() or steps_for(size_of_text(data)[-1] / tokens_per_step))
         schedule["warmup_steps"] = schedule["train_steps"] // 10
         settings["training"] |= schedule
         if given_steps() is None:
-            chosen = " ".join(f"--{name}={value}" for name, value in schedule.items())
-            logging.getLogger("txl_tf").info("by the size of the text: %s", chosen)
+            flags = " ".join(f"--{name}={value}" for name, value in schedule.items())
+            logging.getLogger("txl_tf").info("by the size of the text: %s", flags)
     elif not origin and data and (FLAGS.preset or own_text):
         steps = folder.steps()
-        chosen = choose_settings(data, bool(steps)) if FLAGS.preset or not steps else {}
-        kept = {"model": {}, "training": {}, **(folder.read_config() if steps else {})}
-        sizes = SIZES if steps else chosen
-        settings["model"] = {**kept["model"], **{name: chosen[name] for name in sizes if name in chosen}}
-        settings["training"] = {**chosen, **kept["training"]}
+        preset = choose_settings(data, bool(steps)) if FLAGS.preset or not steps else {}
+        recorded = {"model": {}, "training": {}, **(folder.read_config() if steps else {})}
+        sizes = SIZES if steps else preset
+        settings["model"] = {**recorded["model"], **{name: preset[name] for name in sizes if name in preset}}
+        settings["training"] = {**preset, **recorded["training"]}
     elif not origin and data and given_steps() is None and not folder.steps():
         log_defaults()
     if own_text and FLAGS.strategy != "tpu":  # where the graph of generation would take long to compile
@@ -236,24 +236,24 @@ def choose_settings(data, exists):
     n_cores = os.cpu_count() or 1
     preset = FLAGS.preset or choose_preset(n_bytes, n_gpus, n_cores)
     replicas = FLAGS.logical_cpus or max(n_gpus, 1)
-    found = preset_settings(preset, level, n_tokens, 1 if FLAGS.strategy == "one" else replicas)
-    all_given = found and set(found) <= set(given(found))
+    settings = preset_settings(preset, level, n_tokens, 1 if FLAGS.strategy == "one" else replicas)
+    all_given = settings and set(settings) <= set(given(settings))
     if exists or all_given:
-        return found
+        return settings
     sizes = values(SIZES, given_only=True)
-    message = f"preset {preset}: {layer_weights(found | sizes) / 1e6:.1f} M parameters besides the embeddings"
+    message = f"preset {preset}: {layer_weights(settings | sizes) / 1e6:.1f} M parameters besides the embeddings"
     if given_steps() is None:
-        message += f", {found.get('train_steps', FLAGS.train_steps):,} steps"
+        message += f", {settings.get('train_steps', FLAGS.train_steps):,} steps"
     if not FLAGS.preset:
         size = f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.0f} kB"
         machine = "there is a GPU or a TPU" if n_gpus else f"there is no GPU, but {n_cores} cores"
         base = f"{layer_weights(sizes) / 1e6:.1f} M parameters"
         message += f", because the text has {size} and {machine}; --preset=base for {base}"
     if sizes:
-        kept = ", ".join(f"{name}={value}" for name, value in sizes.items())
-        message += f"; {kept} as given, all else as in the preset"
+        given_sizes = ", ".join(f"{name}={value}" for name, value in sizes.items())
+        message += f"; {given_sizes} as given, all else as in the preset"
     logging.getLogger("txl_tf").info(message)
-    return found
+    return settings
 
 
 def log_defaults():

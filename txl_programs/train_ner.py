@@ -71,9 +71,9 @@ def main():
         family = origin.family if origin else None
     kind = family.name if family and not FLAGS["model"].present else FLAGS.model
     model = MODELS[kind]
-    of_models = dict.fromkeys(name for group in MODELS.values() for name in group.names())
-    others = [name for name in of_models if name not in model.names()]
-    check_used((others, False, f"is not a flag of --model={kind}"))
+    model_flags = dict.fromkeys(name for group in MODELS.values() for name in group.names())
+    unused_flags = [name for name in model_flags if name not in model.names()]
+    check_used((unused_flags, False, f"is not a flag of --model={kind}"))
     data = config_of(TaggedConfig, settings["data"])
     training = config_of(TaggerTrainingConfig, settings["training"])
     check_used((changed(["n_sentences"]), data.dataset == "towns", "is for --dataset=towns"))

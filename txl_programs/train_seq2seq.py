@@ -94,9 +94,9 @@ def size_of_pairs(data):
         for block in blocks_of(path):
             sizes[i] += len(block)
             lines[i] += block.count(b"\n")
-    of_token = [BYTES[data.source_level], BYTES[data.target_level]]
+    bytes_of_token = [BYTES[data.source_level], BYTES[data.target_level]]
     shares = sizes if len(sizes) == 2 else [sum(sizes) / 2] * 2
-    tokens = sum(size / width for size, width in zip(shares, of_token, strict=True))
+    tokens = sum(size / width for size, width in zip(shares, bytes_of_token, strict=True))
     return max([1, *lines]), sum(sizes), tokens
 
 
@@ -112,14 +112,14 @@ def choose_settings(data, exists):
     n_gpus = len(tf.config.list_physical_devices("GPU"))
     n_cores = os.cpu_count() or 1
     preset = FLAGS.preset or choose_preset(n_bytes, n_gpus, n_cores)
-    found = pair_settings(preset, n_pairs, n_tokens)
+    settings = pair_settings(preset, n_pairs, n_tokens)
     sizes = values(PAIR_SIZES, given_only=True)
     defaults = values(PAIR_SIZES)
-    all_given = found and set(found) <= set(given(found))
+    all_given = settings and set(settings) <= set(given(settings))
     if exists or not n_bytes or all_given:
-        return found
-    weights = pair_weights(**{name: found.get(name, defaults[name]) for name in PAIR_SIZES} | sizes) / 1e6
-    steps = FLAGS.train_steps if FLAGS["train_steps"].present else found.get("train_steps", FLAGS.train_steps)
+        return settings
+    weights = pair_weights(**{name: settings.get(name, defaults[name]) for name in PAIR_SIZES} | sizes) / 1e6
+    steps = FLAGS.train_steps if FLAGS["train_steps"].present else settings.get("train_steps", FLAGS.train_steps)
     says = f"preset {preset}: {weights:.1f} M parameters besides the embeddings, {steps:,} steps"
     if not FLAGS.preset:
         machine = "there is a GPU" if n_gpus else f"there is no GPU, but {n_cores} cores"
@@ -127,11 +127,11 @@ def choose_settings(data, exists):
         base = pair_weights(**sizes_of_base) / 1e6
         says += f", because there are {n_pairs:,} pairs of {n_bytes / 1e6:,.2f} MB and {machine}; --preset=base for "
         says += f"{base:.1f} M"
-    kept = [f"{name}={value}" for name, value in sizes.items()]
-    if kept:
-        says += f"; {', '.join(kept)} as given, all else as in the preset"
+    given_sizes = [f"{name}={value}" for name, value in sizes.items()]
+    if given_sizes:
+        says += f"; {', '.join(given_sizes)} as given, all else as in the preset"
     logging.getLogger("txl_tf").info(says)
-    return found
+    return settings
 
 
 def settings_of(folder):
@@ -148,10 +148,10 @@ def settings_of(folder):
         return settings
     exists = bool(folder.steps())
     has_sizes = exists or FLAGS.warm_start_path or len(given(PAIR_SIZES)) == len(PAIR_SIZES)
-    chosen = choose_settings(config_of(PairsConfig), exists) if FLAGS.preset or not has_sizes else {}
-    kept = folder.read_config() if exists else {"model": {}, "training": {}}
-    settings["model"] = {**kept["model"], **{name: chosen[name] for name in PAIR_SIZES if name in chosen}}
-    settings["training"] = {**chosen, **kept["training"]}
+    preset = choose_settings(config_of(PairsConfig), exists) if FLAGS.preset or not has_sizes else {}
+    recorded = folder.read_config() if exists else {"model": {}, "training": {}}
+    settings["model"] = {**recorded["model"], **{name: preset[name] for name in PAIR_SIZES if name in preset}}
+    settings["training"] = {**preset, **recorded["training"]}
     return settings
 
 

@@ -70,20 +70,20 @@ from txl_tf.runs.metrics import as_spelt, check_tokenizer, corpus_scores, counte
 from txl_tf.vanilla.translator import POOL, Translation, Translator, assumed_length, did_not_end
 
 
-def lines_of(found, number):
-    """The output for the translations of a source."""
+def lines_of(translations, number):
+    """The output for the translations of a source, or for the `LineError` of a line."""
     if not (FLAGS.scores or FLAGS.n_best > 1):
-        return "\n" if isinstance(found, LineError) else f"{found[0].text}\n"
-    if isinstance(found, LineError):
+        return "\n" if isinstance(translations, LineError) else f"{translations[0].text}\n"
+    if isinstance(translations, LineError):
         return f"{number}\t\t\n" * FLAGS.n_best
-    return "".join(f"{number}\t{score:.4f}\t{text}\n" for text, score in found)
+    return "".join(f"{number}\t{score:.4f}\t{text}\n" for text, score in translations)
 
 
-def counts_of(found):
+def counts_of(translations):
     """`(unfinished, unknown, lines)` to add up over the sources: whether the best translation was cut off, the unknown
     symbols of the source, and whether it has any.
     """
-    best = found[0]
+    best = translations[0]
     return int(not best.ended), best.unknown, int(best.unknown > 0)
 
 
@@ -101,25 +101,25 @@ def say_counts(tally, search, model):
 
 def collecting_best(answers, best):
     """Yields the answers, and appends the best translation of each to the list `best`; an empty text if it has none."""
-    for found in answers:
-        best.append(Translation("", 0.0) if isinstance(found, LineError) else found[0])
-        yield found
+    for translations in answers:
+        best.append(Translation("", 0.0) if isinstance(translations, LineError) else translations[0])
+        yield translations
 
 
-def of_every_line(sources, answers):
+def for_every_line(sources, answers):
     """Yields an answer for every source. `answers` has one for every different source, in order of first occurrence."""
-    found = {}
+    answer_of = {}
     for source in sources:
-        if source not in found:
-            found[source] = next(answers)
-        yield found[source]
+        if source not in answer_of:
+            answer_of[source] = next(answers)
+        yield answer_of[source]
 
 
-def report(found, references, level):
+def report(texts, references, level):
     """Prints the error rates of the best translations. A source without a translation counts as wrong."""
-    rates = error_rates(found, references, level)
-    lines = f"{rates['lines']:.2%} of {len(found):,} lines wrong, {rates['symbols']:.2%} of the {counted_in(level)}"
-    scores = corpus_scores(found, references, FLAGS.bleu_tokenize, level)
+    rates = error_rates(texts, references, level)
+    lines = f"{rates['lines']:.2%} of {len(texts):,} lines wrong, {rates['symbols']:.2%} of the {counted_in(level)}"
+    scores = corpus_scores(texts, references, FLAGS.bleu_tokenize, level)
     print(lines, *scores.values() or ["(pip install sacrebleu for BLEU and chrF)"], sep="\n", file=sys.stderr)
 
 
@@ -152,9 +152,9 @@ def compare(folder, vocabs):
     best = []
     answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)
-    answers = of_every_line(sides[0], collecting_best(answers, best))
+    answers = for_every_line(sides[0], collecting_best(answers, best))
     tally = write_answers(answers, answering.text, answering.numbers, FLAGS.raw)
-    report([found.text for found in best], list(references.values()), vocabs[1].level)
+    report([translation.text for translation in best], list(references.values()), vocabs[1].level)
     return tally
 
 

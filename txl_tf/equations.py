@@ -323,17 +323,17 @@ def embed(
     Returns:
         `[n, E]`.
     """
-    first, *others = clusters
-    if not others:
+    first, *later = clusters
+    if not later:
         return rows_of(first.table, first.projection, ids) * width**0.5
     parts: list[Tensor] = []
     for i, cluster in enumerate(clusters):
         if cluster is first:
-            is_in_cluster = ids < others[0].first  # an id below 0 too, so that its lookup raises an error
-        elif cluster is others[-1]:
+            is_in_cluster = ids < later[0].first  # an id below 0 too, so that its lookup raises an error
+        elif cluster is later[-1]:
             is_in_cluster = ids >= cluster.first
         else:
-            is_in_cluster = (ids >= cluster.first) & (ids < others[i].first)
+            is_in_cluster = (ids >= cluster.first) & (ids < later[i].first)
 
         def embed_words(ids: Tensor, cluster: Cluster = cluster) -> Tensor:
             return rows_of(cluster.table, cluster.projection, ids - cluster.first)  # [any, E]
@@ -371,16 +371,16 @@ def nll(
     Returns:
         `[n]`, nats.
     """
-    first, *others = clusters
+    first, *later = clusters
     n_first = first.bias.shape[0]
     cluster_of = tf.searchsorted([cluster.first for cluster in clusters], labels, side="right") - 1
-    of_head = tf.where(cluster_of <= 0, labels, n_first + cluster_of - 1)
-    total = ops.cross_entropy(of_head, ops.logits(h, *head_of(first, entries), first.projection))
-    for i, cluster in enumerate(others, 1):
+    head_labels = tf.where(cluster_of <= 0, labels, n_first + cluster_of - 1)
+    total = ops.cross_entropy(head_labels, ops.logits(h, *head_of(first, entries), first.projection))
+    for i, cluster in enumerate(later, 1):
 
         def word_nll(h: Tensor, labels: Tensor, cluster: Cluster = cluster) -> Tensor:
-            of_words = ops.logits(h, cluster.table, cluster.bias, cluster.projection)  # [any, N]
-            return ops.cross_entropy(labels - cluster.first, of_words)
+            word_logits = ops.logits(h, cluster.table, cluster.bias, cluster.projection)  # [any, N]
+            return ops.cross_entropy(labels - cluster.first, word_logits)
 
         total += route(cluster_of == i, word_nll, cluster.first, h, labels)
     return total
@@ -395,11 +395,11 @@ def log_probs(h: Tensor, clusters: Sequence[Cluster], entries: tuple[Tensor, Ten
         entries: weights and biases of the entries in the first softmax that stand for the later clusters, see
             `head_of`. `None` for a single cluster.
     """
-    first, *others = clusters
+    first, *later = clusters
     head = tf.nn.log_softmax(ops.logits(h, *head_of(first, entries), first.projection))
     n_first = first.bias.shape[0]
-    of_clusters = [head[..., :n_first]]
-    for i, cluster in enumerate(others):
+    parts = [head[..., :n_first]]
+    for i, cluster in enumerate(later):
         tail = tf.nn.log_softmax(ops.logits(h, cluster.table, cluster.bias, cluster.projection))
-        of_clusters.append(head[..., n_first + i, None] + tail)
-    return tf.concat(of_clusters, -1)
+        parts.append(head[..., n_first + i, None] + tail)
+    return tf.concat(parts, -1)

@@ -195,8 +195,8 @@ def check_kept(path: str, data: str | bytes) -> None:
     if not tf.io.gfile.exists(path):
         return
     with reading(path), tf.io.gfile.GFile(path, "rb") as file:
-        found = file.read()
-    if found != (data.encode() if isinstance(data, str) else data):
+        content = file.read()
+    if content != (data.encode() if isinstance(data, str) else data):
         message = f"{path} would be written over, and holds something else: choose a new folder, or move it"
         raise ParameterError(path, None, "a file of the same content, or no file", message)
 
@@ -354,13 +354,13 @@ def remove_leftovers(folder: str, name: str | None = None) -> list[str]:
     except OSError:
         return []
     removed = []
-    for found in names:
-        match = _TEMPORARY.fullmatch(found)
+    for entry in names:
+        match = _TEMPORARY.fullmatch(entry)
         if not match or (name is not None and match["name"] != name) or is_alive(int(match["process"])):
             continue
         with contextlib.suppress(OSError):
-            remove(os.path.join(folder, found))
-            removed.append(found)
+            remove(os.path.join(folder, entry))
+            removed.append(entry)
     if removed:
         logger.info("%s: removed %s, which a dead process left", folder, ", ".join(removed))
     return removed

@@ -17,9 +17,9 @@ END = 2
 
 def contestants(mode, jit=False):
     makers = {
-        REFERENCE: documents_transformer(),
-        "keras attention float32": documents_transformer(own_attention=True),
-        "reference bfloat16": documents_transformer("mixed_bfloat16"),
+        REFERENCE: tutorial_transformer(),
+        "keras attention float32": tutorial_transformer(own_attention=True),
+        "reference bfloat16": tutorial_transformer("mixed_bfloat16"),
         "txl_tf float32": library_transformer(),
         "txl_tf bfloat16": library_transformer("mixed_bfloat16"),
     }
@@ -36,7 +36,9 @@ def arguments_of(shape):
     return arguments | dict.fromkeys(["input_vocab_size", "target_vocab_size"], shape["n_token"])
 
 
-def documents_transformer(dtype="float32", own_attention=False):
+def tutorial_transformer(dtype="float32", own_attention=False):
+    """Returns the maker of the tutorial's model, with Keras's attention layer if `own_attention`."""
+
     def make(source, target, **arguments):
         import keras
 
@@ -52,6 +54,8 @@ def documents_transformer(dtype="float32", own_attention=False):
 
 
 def library_transformer(dtype="float32", jit_compile=False):
+    """Returns the maker of `txl_tf.Transformer`."""
+
     def make(source, target, **arguments):
         import txl_tf
 

@@ -97,8 +97,8 @@ def random_sentences(shape):
         bigrams = rng.integers(2, shape["n_bigram"], n)
         sentences.append([ids[:n], ids[n:], bigrams, starts, ends])
     tags = [rng.integers(0, shape["n_tag"], len(chars)) for chars, *_ in sentences]
-    every = zip(sentences, tags, strict=True)
-    return [Sentence(*(x.astype(np.int32) for x in [*arrays, some])) for arrays, some in every]
+    tagged = zip(sentences, tags, strict=True)
+    return [Sentence(*(x.astype(np.int32) for x in [*ids, tags_of_one])) for ids, tags_of_one in tagged]
 
 
 def sentence_batches(shape, lattice, by_length):
@@ -106,27 +106,29 @@ def sentence_batches(shape, lattice, by_length):
     sentences = random_sentences(shape)
     order = np.random.default_rng(1).permutation(len(sentences))
     if by_length:
-        lengths = [len(some.chars) + lattice * len(some.words) for some in sentences]
+        lengths = [len(sentence.chars) + lattice * len(sentence.words) for sentence in sentences]
         order = order[np.argsort([lengths[i] for i in order], kind="stable")]
-    rows = np.random.default_rng(2).permutation(order.reshape(-1, shape["batch_size"]))
+    indices_of_batches = np.random.default_rng(2).permutation(order.reshape(-1, shape["batch_size"]))
     inputs = lattice_inputs if lattice else character_inputs
-    batches = [[sentences[i] for i in some] for some in rows]
-    return [(inputs(batch), padded([some.tags for some in batch])) for batch in batches]
+    batches = [[sentences[i] for i in indices] for indices in indices_of_batches]
+    return [(inputs(batch), padded([sentence.tags for sentence in batch])) for batch in batches]
 
 
 def character_inputs(batch):
     """The inputs of `txl_tf.Tener`, int32 `[batch, L]` each."""
-    return {"chars": padded([some.chars for some in batch]), "bigrams": padded([some.bigrams for some in batch])}
+    return {
+        "chars": padded([sentence.chars for sentence in batch]),
+        "bigrams": padded([sentence.bigrams for sentence in batch]),
+    }
 
 
 def lattice_inputs(batch):
     """The inputs of `txl_tf.Flat`: `lattice`, `pos_s` and `pos_e` `[batch, T]`, and `bigrams` `[batch, L]`."""
-    places = [np.arange(len(some.chars)) for some in batch]
     return {
-        "lattice": padded([np.concatenate([some.chars, some.words]) for some in batch]),
-        "bigrams": padded([some.bigrams for some in batch]),
-        "seq_len": np.array([len(some.chars) for some in batch], np.int32),
-        "lex_num": np.array([len(some.words) for some in batch], np.int32),
-        "pos_s": padded([np.concatenate([place, some.starts]) for place, some in zip(places, batch, strict=True)]),
-        "pos_e": padded([np.concatenate([place, some.ends]) for place, some in zip(places, batch, strict=True)]),
+        "lattice": padded([np.concatenate([sentence.chars, sentence.words]) for sentence in batch]),
+        "bigrams": padded([sentence.bigrams for sentence in batch]),
+        "seq_len": np.array([len(sentence.chars) for sentence in batch], np.int32),
+        "lex_num": np.array([len(sentence.words) for sentence in batch], np.int32),
+        "pos_s": padded([np.append(np.arange(len(sentence.chars)), sentence.starts) for sentence in batch]),
+        "pos_e": padded([np.append(np.arange(len(sentence.chars)), sentence.ends) for sentence in batch]),
     }

@@ -30,10 +30,11 @@ def with_reference(config, entry):
     sections = {}
     for topic in reference.topics(config):
         sections.setdefault(topic.section, []).append({topic.title: topic.src_uri})
-    return {"Reference": ["reference/index.md", *({section: found} for section, found in sections.items())]}
+    return {"Reference": ["reference/index.md", *({section: pages} for section, pages in sections.items())]}
 
 
 def on_files(files, config):
+    """Adds the generated pages to the files of the site. MkDocs calls it."""
     root = Path(config.config_file_path).parent
     PLACES.clear()
     PLACES.update({path: uri for uri, path in config.extra["included"].items()})
@@ -59,12 +60,12 @@ def on_files(files, config):
 def reference_pages(config, root):
     """`{path on the site: Markdown}` of the reference. The names that it has become NAMES."""
     pkg = reference.package(config.extra["packages"], root)
-    found = reference.pages(config, pkg)
+    topics = reference.pages(config, pkg)
     NAMES.clear()
-    NAMES.update(reference.names_in_code(found))
+    NAMES.update(reference.names_in_code(topics))
     apart = {*reference.public(config, pkg), *config.extra["bases"]}
-    pages = {uri: reference.page(pkg, apart, config.extra["methods"], *page) for uri, page in found.items()}
-    return pages | {"reference/index.md": reference.overview(config, pkg, found)}
+    pages = {uri: reference.page(pkg, apart, config.extra["methods"], *page) for uri, page in topics.items()}
+    return pages | {"reference/index.md": reference.overview(config, pkg, topics)}
 
 
 def on_page_markdown(markdown, page, **kwargs):
@@ -74,6 +75,8 @@ def on_page_markdown(markdown, page, **kwargs):
 
 
 def on_page_content(html, page, files, **kwargs):
+    """Adds links to sources and to names of the reference to the HTML of a page. MkDocs calls it."""
+
     def url(uri):
         return files.get_file_from_path(uri).url_relative_to(page.file)
 

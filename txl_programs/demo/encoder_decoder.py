@@ -43,14 +43,14 @@ class EncoderDecoderView:
             translator = Translator(self.model, self.source_vocab, self.target_vocab, search)
             return translator.translate([source], "The source")[0]
 
-    def show(self, found: list[Translation]) -> Markup:
+    def show(self, targets: list[Translation]) -> Markup:
         """The translations with their scores, the best one first. A click on one calls `look`."""
         rows = [
             element(
                 "tr", element("td", i + 1), element("td", target.text, class_="target"),
                 element("td", f"{target.score:.3g}"), data_pick=str(i), tabindex=0, role="button",
             )
-            for i, target in enumerate(found)
+            for i, target in enumerate(targets)
         ]  # fmt: skip
         head = element("tr", *(element("th", name) for name in ("", said("target"), said("score, nats"))))
         note = said("The score is the log-probability; of a search, divided by the length penalty. Click a target.")
@@ -63,22 +63,22 @@ class EncoderDecoderView:
             source, target: lines.
             pick: "i" or "i:layer:head". The buttons get i. The default is the first head of the last layer.
         """
-        i, *of_head = picked(pick, 1, 3)
+        i, *layer_and_head = picked(pick, 1, 3)
         n_layer = self.model.num_layers
         n_head = self.model.num_heads
-        layer, head = of_head or (n_layer - 1, 0)
+        layer, head = layer_and_head or (n_layer - 1, 0)
         if not (layer < n_layer and head < n_head):
             raise other_click(pick, "model", "Translate the source again.")
         with self.run.lock:
-            found = self.reader.attention(source.strip("\n"), target)
-        chosen = f"{i}:{layer}:{head}"
+            attention = self.reader.attention(source.strip("\n"), target)
+        clicked = f"{i}:{layer}:{head}"
         heads = [
-            choices(said("Layer {layer}, head", layer=m), [(str(h), f"{i}:{m}:{h}") for h in range(n_head)], chosen)
+            choices(said("Layer {layer}, head", layer=m), [(str(h), f"{i}:{m}:{h}") for h in range(n_head)], clicked)
             for m in range(n_layer)
         ]
-        rows = [Place(short(symbol)) for symbol in found.queries]
-        columns = [short(symbol) for symbol in found.keys]
-        drawn = matrix(found.weights[layer, head], rows, columns, ROOM)
+        rows = [Place(short(symbol)) for symbol in attention.queries]
+        columns = [short(symbol) for symbol in attention.keys]
+        drawn = matrix(attention.weights[layer, head], rows, columns, ROOM)
         note = "A row is a symbol that is written; a column, one of the source. Rows sum to 1; colours are roots."
         title = "Layer {layer}, head {head}: where it looks to write “{target}”"
         return figure(said(title, layer=layer, head=head, target=target), *heads, drawn, note=said(note))

@@ -32,14 +32,14 @@ class Refusal(ParameterError):
 
 def preferred(header: str | None) -> str:
     """The language of a visitor: the one of `LANGUAGES` that the value of an Accept-Language header puts first."""
-    best, most = "en", 0.0
+    best, largest_weight = "en", 0.0
     pattern = re.compile(r"\s*(zh|en)(?:-[\w-]*)?\s*(?:;\s*q\s*=\s*([\d.]{1,6}))?\s*", re.IGNORECASE | re.ASCII)
     for part in (header or "")[:1000].split(","):
         if match := pattern.fullmatch(part):
             with contextlib.suppress(ValueError):
                 weight = float(match[2] or 1)
-                if weight > most:
-                    best, most = match[1].lower(), weight
+                if weight > largest_weight:
+                    best, largest_weight = match[1].lower(), weight
     return best
 
 
@@ -55,8 +55,8 @@ def speaking(language: str) -> Iterator[None]:
 
 def said(sentence: str, **values: Any) -> str:
     """A sentence of the page in the visitor's language, with values in the places of their names."""
-    found = SENTENCES.get(sentence, sentence) if _language.get() == "zh" else sentence
-    return found.format(**values) if values else found
+    translated = SENTENCES.get(sentence, sentence) if _language.get() == "zh" else sentence
+    return translated.format(**values) if values else translated
 
 
 def explained(error: Exception) -> str:
@@ -71,21 +71,21 @@ def explained(error: Exception) -> str:
     return OTHER.format(message=message)
 
 
-def labels_in(config: dict[str, Any], of_this_page: Mapping[str, str]) -> dict[str, Any]:
+def labels_in(config: dict[str, Any], page_labels: Mapping[str, str]) -> dict[str, Any]:
     """Gradio's configuration of a page with labels in the visitor's language.
 
     Args:
         config: of `gr.Blocks`; it is not changed.
-        of_this_page: Chinese for English labels that no catalogue can have, such as those with names of runs.
+        page_labels: Chinese for English labels that no catalogue can have, such as those with names of runs.
     """
     if _language.get() == "en":
         return config
-    chinese = {**LABELS, **of_this_page}
+    chinese = {**LABELS, **page_labels}
     return {**config, "components": [_labelled(component, chinese) for component in config.get("components", [])]}
 
 
 def _labelled(component, chinese):
     props = component.get("props", {})
     names = ("label", "info", "placeholder", *_LABEL_OF.get(component.get("type"), ()))
-    found = {name: props[name] for name in names if isinstance(props.get(name), str)}
-    return {**component, "props": {**props, **{name: chinese.get(text, text) for name, text in found.items()}}}
+    english = {name: props[name] for name in names if isinstance(props.get(name), str)}
+    return {**component, "props": {**props, **{name: chinese.get(text, text) for name, text in english.items()}}}

@@ -142,9 +142,9 @@ class LanguageModelView:
         """Reads a text. Yields `(tokens read, tokens, None)`, and at the end the picture, coloured by nll."""
         ids = self.encode_two(text)
         nll = []
-        for start, (some,) in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, [self.mem_len])):
-            nll.append(some)
-            yield start + len(some), len(ids), None
+        for start, (values,) in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, [self.mem_len])):
+            nll.append(values)
+            yield start + len(values), len(ids), None
         yield len(ids), len(ids), self._show_read(ids, np.concatenate(nll))
 
     def _locked(self, steps):
@@ -157,6 +157,7 @@ class LanguageModelView:
             yield step
 
     def _show_read(self, ids, nll):
+        """The text, coloured by nll, with the number of tokens and the mean nll."""
         first, *labels = self._labels(ids)
         places = [Place(first, look="first", title=said("nothing predicts the first token"))]
         for i, (label, value) in enumerate(zip(labels, nll, strict=True), 1):
@@ -183,9 +184,9 @@ class LanguageModelView:
             probs = [*probs, math.exp(-reading.nll[-1])]
         names = map(short, self._labels(likeliest))
         rows = [(name, prob, f"{prob:.3f}") for name, prob in zip(names, probs, strict=True)]
-        chosen = likeliest.index(ids[place])
+        actual = likeliest.index(ids[place])
         note = said("Probabilities of the most likely tokens; the token of the text is outlined.")
-        return figure(said("Alternatives for token {place}", place=place), bars(rows, chosen=chosen), note=note)
+        return figure(said("Alternatives for token {place}", place=place), bars(rows, chosen=actual), note=note)
 
     def _check_place(self, place, ids):
         if not 1 <= place < len(ids):
@@ -201,13 +202,14 @@ class LanguageModelView:
     def remember(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
         """Like `read`, with each token coloured by the benefit of the memory."""
         ids = self.encode_two(text)
-        found = []
+        values = []
         for start, nll in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, self.kept)):
-            found.append(nll)
+            values.append(nll)
             yield start + nll.shape[1], len(ids), None
-        yield len(ids), len(ids), self._show_remembered(ids, np.concatenate(found, 1))
+        yield len(ids), len(ids), self._show_remembered(ids, np.concatenate(values, 1))
 
     def _show_remembered(self, ids, nll):
+        """The text, coloured by the bits that the memory saves or costs. `nll` is with none, half and all of it."""
         places = []
         for i, label in enumerate(self._labels(ids)):
             look = "first" if i == 0 else ""
@@ -237,10 +239,10 @@ class LanguageModelView:
             room: pixels of the picture.
         """
         ids = self.encode_two(text)
-        place, *of_head = picked(pick, 1, 3)
-        layer, head = of_head or (None, None)
+        place, *layer_and_head = picked(pick, 1, 3)
+        layer, head = layer_and_head or (None, None)
         self._check_place(place, ids)
-        if of_head and not (layer < self.lm.network.n_layer and head < self.lm.network.n_head):
+        if layer_and_head and not (layer < self.lm.network.n_layer and head < self.lm.network.n_head):
             raise other_click(pick, "model", "Read the text again.")
         with self.run.lock:
             back = look_back(self.lm, ids, place, self.tgt_len)
@@ -251,6 +253,7 @@ class LanguageModelView:
         return figure(title, *parts, self._show_heads(labels, place, back, layer, head, room))
 
     def _show_worth(self, back):
+        """Bars with the nll of the token with none, half and all of the memory."""
         if not self.mem_len:
             return element("p", said("This model has no memory."), class_="note")
         names = "no memory", "half of it, {kept}", "all of it, {kept}"
@@ -264,7 +267,7 @@ class LanguageModelView:
         """The text that the token sees, coloured by the attention of one head or of the mean of all heads."""
         probs = back.probs.mean((0, 1)) if layer is None else back.probs[layer, head]
         zeros = max(0, -back.first_key)
-        of_memory = float(probs[: back.segment - back.first_key].sum())
+        memory_share = float(probs[: back.segment - back.first_key].sum())
         places = []
         for i in range(max(0, back.first_key), place):
             prob = float(probs[i - back.first_key])
@@ -273,10 +276,10 @@ class LanguageModelView:
             title = said(sentence, token=short(labels[i]), prob=prob, back=place - i)
             places.append(Place(labels[i], prob**0.5, title, None, look))
         places.append(Place(labels[place], look="asked"))
-        of_head = "the mean of all heads" if layer is None else "layer {layer}, head {head}"
-        which = said(of_head, layer=layer, head=head)
+        template = "the mean of all heads" if layer is None else "layer {layer}, head {head}"
+        heads = said(template, layer=layer, head=head)
         sentence = "{which}: {share:.0%} of the attention goes to the memory, which is underlined"
-        note = said(sentence, which=which, share=of_memory)
+        note = said(sentence, which=heads, share=memory_share)
         if zeros:
             note += said("; {share:.0%} of it to the zeros before the text", share=float(probs[:zeros].sum()))
         return element("div", tokens(places), element("p", note, class_="note"))

@@ -76,11 +76,12 @@ class LanguageModelPage(Board):
     # --------------------------------------------------------------------------------------------------------- write
 
     def _build_write(self, names):
+        """The controls and the result of `write` and `go_on`."""
         limits = self.limits
         prompt = gr.Textbox(self.spelled(PROMPT), label="Prompt", lines=3, max_lines=12, elem_id="prompt")
         with gr.Row():
-            most = limits.max_new_tokens
-            number = count_slider(most, min(200, most), "New tokens", elem_id="new-tokens")
+            max_new_tokens = limits.max_new_tokens
+            number = count_slider(max_new_tokens, min(200, max_new_tokens), "New tokens", elem_id="new-tokens")
             rows = count_slider(limits.max_rows, 1, "Samples")
             temperature = gr.Slider(0, 2, 0.8, step=0.05, label="Temperature", info="0 takes the most likely token")
         with gr.Accordion("More options", open=False, elem_id="more"):
@@ -145,24 +146,26 @@ class LanguageModelPage(Board):
     @answered
     def go_on(self, key, number, *values):
         """Continues the texts of `write`."""
-        kept = self.shelf.get(key)
+        written = self.shelf.get(key)
         options = self._options(*values)
-        if kept is None:
+        if written is None:
             sentence = "There is no text to continue, or the page has forgotten it. Generate a text first."
             raise Refusal("text", None, "generated before", sentence)
-        prompt, texts = kept
+        prompt, texts = written
         number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
         for name in texts:
             self.views[name].check(options)
         yield from self._write(prompt, texts, number, options, key)
 
     def _write(self, prompt, texts, number, options, key):
+        """Continues the texts of all runs in turns, and shows them about every `SECONDS`."""
+
         def show(writing):
-            shown = {name: self.views[name].show_written(prompt, some, writing) for name, some in texts.items()}
+            shown = {name: self.views[name].show_written(prompt, samples, writing) for name, samples in texts.items()}
             return side_by_side(shown, list(texts)), key
 
         yield show(True)
-        steps = [self.views[name].write(some, number, options) for name, some in texts.items()]
+        steps = [self.views[name].write(samples, number, options) for name, samples in texts.items()]
         seen = time.monotonic()
         while steps:
             steps = [step for step in steps if next(step, "ended") is None]
@@ -174,6 +177,7 @@ class LanguageModelPage(Board):
     # --------------------------------------------------------------------------------------------- read and remember
 
     def _build_reading(self, names, read, look, name):
+        """The controls and the result of a handler `read`, whose clicks `look` answers."""
         text = gr.Textbox(self.spelled(PASSAGE), label="Text", lines=4, max_lines=20, elem_id=f"{name}-text")
         with gr.Row():
             button = gr.Button("Read", variant="primary", min_width=80, scale=0, elem_id=name)
@@ -206,16 +210,16 @@ class LanguageModelPage(Board):
     def show_alternatives(self, asked, data: gr.EventData):
         """The most likely tokens at the clicked position."""
         asked = self._pick(asked, data)
-        found = {name: self.views[name].alternatives(asked.text, pick) for name, pick in asked.of_runs.items()}
-        yield side_by_side(found, asked.names), asked
+        answers = {name: self.views[name].alternatives(asked.text, pick) for name, pick in asked.of_runs.items()}
+        yield side_by_side(answers, asked.names), asked
 
     @answered
     def show_look(self, asked, data: gr.EventData):
         """The attention of the heads at the clicked position."""
         asked = self._pick(asked, data)
         room = room_of(asked.of_runs)
-        found = {name: self.views[name].look(asked.text, pick, room) for name, pick in asked.of_runs.items()}
-        yield side_by_side(found, asked.names), asked
+        answers = {name: self.views[name].look(asked.text, pick, room) for name, pick in asked.of_runs.items()}
+        yield side_by_side(answers, asked.names), asked
 
     def _pick(self, asked, data):
         """The click in its run, and in other runs with the same tokens at the same positions."""

@@ -44,11 +44,11 @@ class Limits:
         """Returns a text. Raises ParameterError if it is empty or too long."""
         if not isinstance(text, str) or not text:
             raise Refusal(name, text, "not empty", "{name} is empty. Type or paste a text.", name=said(name))
-        most = CHARACTERS_OF_A_TOKEN * self.max_tokens
-        if len(text) > most:
+        max_characters = CHARACTERS_OF_A_TOKEN * self.max_tokens
+        if len(text) > max_characters:
             sentence = "{name} has {number:,} characters. This page accepts at most {most:,}."
-            allowed = f"at most {most} characters"
-            raise Refusal(name, text, allowed, sentence, name=said(name), number=len(text), most=most)
+            allowed = f"at most {max_characters} characters"
+            raise Refusal(name, text, allowed, sentence, name=said(name), number=len(text), most=max_characters)
         return text
 
     def check_tokens(self, number: int, name: str = "The text") -> None:

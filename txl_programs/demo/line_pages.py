@@ -45,9 +45,11 @@ class EncoderDecoderPage(Board):
         """The best translations of every chosen run."""
         views = self.chosen(names)
         n_best = self.limits.check_number("Targets", n_best, max(BEAMS))
-        found = {name: view.translate(source, beams, n_best, penalty) for name, view in views.items()}
-        targets = {name: [target.text for target in some] for name, some in found.items()}
-        shown = {name: views[name].show(some) for name, some in found.items()}
+        translations = {name: view.translate(source, beams, n_best, penalty) for name, view in views.items()}
+        targets = {
+            name: [target.text for target in run_translations] for name, run_translations in translations.items()
+        }
+        shown = {name: views[name].show(run_translations) for name, run_translations in translations.items()}
         yield side_by_side(shown, list(views)), Asked(source, tuple(views), targets)
 
     @answered
@@ -92,10 +94,10 @@ class TaggerPage(Board):
         name, pick = self.clicked(asked, data)
         left_out, before = asked.of_runs.get(name, (frozenset(), ""))
         if pick.startswith(("out:", "in:")):
-            now = self.views[name].toggled(asked.text, left_out, pick), before
+            state = self.views[name].toggled(asked.text, left_out, pick), before
         else:
-            now = left_out, pick
-        asked = asked._replace(of_runs={**asked.of_runs, name: now})
+            state = left_out, pick
+        asked = asked._replace(of_runs={**asked.of_runs, name: state})
         yield self._show(asked), asked
 
     def _show(self, asked):

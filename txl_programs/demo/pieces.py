@@ -62,9 +62,11 @@ def notice(text: str, look: str = "error") -> Markup:
 
 
 def side_by_side(sections: dict[str, Markup], names: Sequence[str]) -> Markup:
-    """The answers of some of the runs with these names, each below the name of its run. A single run needs no name.
+    """The answers of several runs, each below the name of its run. If the page shows only one run, without the name.
 
-    A click in a section contains the index of its run among the names.
+    Args:
+        sections: `{name of a run: its answer}`.
+        names: the names of all runs of the page. The data of a click in a section contains the index of its run here.
     """
     columns = []
     for name, body in sections.items():
@@ -80,10 +82,9 @@ def figure(title: str, *body: Markup, note: str = "") -> Markup:
 
 
 def facts(**values: str) -> Markup:
-    """Names and numbers in one line; `_` is a space in a name."""
-    return element(
-        "p", *(element("span", element("b", v), f" {k.replace('_', ' ')}") for k, v in values.items()), class_="facts"
-    )
+    """Names and numbers in one line. The `_` in a name is shown as a space."""
+    spans = [element("span", element("b", value), f" {name.replace('_', ' ')}") for name, value in values.items()]
+    return element("p", *spans, class_="facts")
 
 
 # ------------------------------------------------------------------------------------------------------------ texts
@@ -109,7 +110,13 @@ def legend(low: str, high: str, look: str = "hot") -> Markup:
 
 
 def bars(rows: Iterable[tuple[str, float, str]], look: str = "cool", chosen: int | None = None) -> Markup:
-    """Rows with a name, a bar of length 0 to 1, and a text."""
+    """Rows with a name, a bar and a text.
+
+    Args:
+        rows: `(name, length from 0 to 1, text)` of each row.
+        look: class of the bars.
+        chosen: index of the row that is outlined.
+    """
     lines = [
         element(
             "div", element("span", name, class_="name"),
@@ -134,7 +141,13 @@ def marked(text: str, spans: Sequence[Span], kinds: Sequence[str]) -> Markup:
 
 
 def choices(name: str, options: Iterable[tuple[str, str]], chosen: str) -> Markup:
-    """Small buttons. Each has a text and the data of a click on it."""
+    """A row of small buttons.
+
+    Args:
+        name: what is chosen. It stands before the buttons.
+        options: `(text, pick)` of each button: its text, and the value that the page receives if it is clicked.
+        chosen: the `pick` of the button that is drawn as the chosen one.
+    """
     buttons = [
         element("button", text, data_pick=pick, class_="chip chosen" if pick == chosen else "chip", type="button")
         for text, pick in options
@@ -183,6 +196,7 @@ def matrix(
 
 
 def _cells(values, left, y, cell, title, columns):
+    """The rectangles of a row of a `matrix`, without those that are too pale to be seen."""
     size = {"width": round(cell - min(1, cell / 10), 2), "height": ROW - 1, "class_": "hot"}
     return [
         element(

@@ -64,12 +64,12 @@ def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
             page.chinese = {english: described(runs)}
         for task in tasks:
             name, kind = PAGES[task]
-            of_task = kind([run for run in runs if run.task == task], limits)
+            board = kind([run for run in runs if run.task == task], limits)
             if len(tasks) == 1:
-                of_task.build()
+                board.build()
             else:
                 with gr.Tab(name):
-                    of_task.build()
+                    board.build()
     for block in page.blocks.values():
         if isinstance(block, Component):
             check_values(block)

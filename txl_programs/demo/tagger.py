@@ -41,9 +41,9 @@ class TaggerView:
     def __init__(self, run: OpenRun, limits: Limits):
         self.run = run
         self.limits = limits
-        most = run.model.network.max_seq_len
+        max_seq_len = run.model.network.max_seq_len
         sizes = line_sizes(run.folder)
-        window = min(sizes.longest if sizes else most, most)
+        window = min(sizes.longest if sizes else max_seq_len, max_seq_len)
         vocab, bigram_vocab, *lexicon = run.vocabs
         encoder = encoder_of(vocab, bigram_vocab, lexicon[0] if lexicon else None)
         self.tagger = TextTagger(run.model, encoder, window=window, sizes=sizes)
@@ -66,8 +66,8 @@ class TaggerView:
         """The entities of a sentence by characters. Words of the lexicon may be left out."""
         tokens = self.split(text)
         with self.run.lock:
-            (found,) = self.tagger.tag_in_sentences([tokens], left_out, split=None)
-        rows = self.tagger.describe(text.strip("\n"), found)["entities"]
+            (tagged,) = self.tagger.tag_in_sentences([tokens], left_out, split=None)
+        rows = self.tagger.describe(text.strip("\n"), tagged)["entities"]
         return [Span(row["start"], row["end"], row["kind"], row["prob"]) for row in rows]
 
     def show(self, text: str, left_out: Collection[str] = (), pick: str = "", room: int = ROOM) -> Markup:
@@ -94,10 +94,10 @@ class TaggerView:
         tokens = self.split(text)
         if not hasattr(self.network, "attention_probs"):
             return element("p", said("No picture of attention: this network has none."), class_="note")
-        most = min(MOST_DRAWN, self.tagger.most)
-        if len(tokens) > most:
+        max_tokens = min(MOST_DRAWN, self.tagger.most)
+        if len(tokens) > max_tokens:
             sentence = "No picture: the sentence has {number:,} tokens, and a picture at most {most}."
-            return element("p", said(sentence, number=len(tokens), most=most), class_="note")
+            return element("p", said(sentence, number=len(tokens), most=max_tokens), class_="note")
         with self.run.lock:
             items, probs = self.tagger.attention(tokens, left_out)
         item, layer, head = self._picked(pick, len(items))
@@ -105,12 +105,12 @@ class TaggerView:
         if item is not None:
             shares = (probs.mean((0, 1)) if layer is None else probs[layer, head])[item]
         places = [
-            Place(found.text, float(shares[i]) ** 0.5, said(OF_ATTENTION, text=found.text, share=shares[i]), str(i),
+            Place(part.text, float(shares[i]) ** 0.5, said(OF_ATTENTION, text=part.text, share=shares[i]), str(i),
                   "asked" if i == item else "hot")
-            for i, found in enumerate(items)
+            for i, part in enumerate(items)
         ]  # fmt: skip
         n = len(tokens)
-        words = [(found.start, found.end, place) for found, place in zip(items[n:], places[n:], strict=True)]
+        words = [(word.start, word.end, place) for word, place in zip(items[n:], places[n:], strict=True)]
         wide = min(ITEM, max(LEAST_ITEM, room / n)) if self.run.model.token_level == "char" else WORD
         drawn = [lattice(places[:n], words, wide), *self._heads(item, layer, head)]
         title = "The lattice: characters, and the words that the lexicon finds" if words else "What the network reads"
@@ -125,11 +125,11 @@ class TaggerView:
         """
         if not pick:
             return None, None, None
-        item, *of_head = picked(pick, 1, 3)  # "item" or "item:layer:head"
-        layer, head = of_head or (None, None)
+        item, *layer_and_head = picked(pick, 1, 3)  # "item" or "item:layer:head"
+        layer, head = layer_and_head or (None, None)
         if item >= n_items:
             return None, None, None
-        if of_head and not (layer < self.network.n_layer and head < self.network.n_head):
+        if layer_and_head and not (layer < self.network.n_layer and head < self.network.n_head):
             raise other_click(pick, "model", "Tag the sentence again.")
         return item, layer, head
 
@@ -137,13 +137,13 @@ class TaggerView:
         """Buttons for the mean of all heads and for each of them."""
         if item is None:
             return []
-        chosen = str(item) if layer is None else f"{item}:{layer}:{head}"
+        clicked = str(item) if layer is None else f"{item}:{layer}:{head}"
         n_head = self.network.n_head
         heads = [
-            choices(said("Layer {layer}, head", layer=m), [(str(h), f"{item}:{m}:{h}") for h in range(n_head)], chosen)
+            choices(said("Layer {layer}, head", layer=m), [(str(h), f"{item}:{m}:{h}") for h in range(n_head)], clicked)
             for m in range(self.network.n_layer)
         ]
-        mean = choices(said("Attention"), [(said("mean of all heads"), str(item))], chosen)
+        mean = choices(said("Attention"), [(said("mean of all heads"), str(item))], clicked)
         return [legend(said("none"), said("most of the attention")), mean, *heads]
 
     def _words(self, tokens, left_out):
@@ -170,5 +170,5 @@ def changed(before: list[Span], after: list[Span]) -> str:
         gone = len(set(old) - set(new))
         come = len(set(new) - set(old))
         return said("{gone} of {number} entities go, {come} come", gone=gone, number=len(old), come=come)
-    most = max((abs(old[key] - new[key]) for key in old), default=0.0)
-    return said("the same entities, probabilities change by at most {most:.3f}", most=most)
+    largest_change = max((abs(old[key] - new[key]) for key in old), default=0.0)
+    return said("the same entities, probabilities change by at most {most:.3f}", most=largest_change)

@@ -93,7 +93,7 @@ class Board:
 
 
 def count_slider(most: int, value: int, label: str, **options: Any) -> gr.Slider:
-    """The component to choose a number from 1 to `most` with; where that is 1, none that is seen."""
+    """The component to choose a number from 1 to `most` with. It is invisible if `most` is 1."""
     return gr.Slider(1, max(2, most), value, step=1, label=label, visible=most > 1, **options)
 
 
@@ -112,7 +112,7 @@ def room_of(names: Collection[str]) -> int:
 
 
 def answered(function: Callable) -> Callable:
-    """A handler, of a generator of `(markup, state)`. Where it raises ValueError, the page has the sentence instead."""
+    """Makes a handler of a generator of `(markup, state)`. If it raises ValueError, the page shows the sentence."""
 
     @functools.wraps(function)
     def answer(*arguments, **named):
@@ -134,9 +134,9 @@ def in_turns(steps: dict[str, Iterator[tuple[int, int, Markup | None]]]) -> Iter
     names = list(steps)
     while steps:
         for name in list(steps):
-            done, total, found = next(steps[name])
-            shown[name] = found or progress(done, total)
-            if found is not None:
+            done, total, result = next(steps[name])
+            shown[name] = result or progress(done, total)
+            if result is not None:
                 del steps[name]
         yield side_by_side(shown, names)
 

@@ -111,9 +111,9 @@ def relative_gains(nll, model, hard=1.0):
     gains = []
     for short in range(nll.shape[1] - 1):
         baseline = nll[:, short].min(0)
-        chosen = np.argsort(-baseline, kind="stable")[: math.ceil(hard * len(baseline))]
-        before = np.minimum(baseline, nll[model, short])[chosen].mean()
-        after = np.minimum(baseline, nll[model, short + 1])[chosen].mean()
+        hardest = np.argsort(-baseline, kind="stable")[: math.ceil(hard * len(baseline))]
+        before = np.minimum(baseline, nll[model, short])[hardest].mean()
+        after = np.minimum(baseline, nll[model, short + 1])[hardest].mean()
         gains.append(1 - math.exp(after - before))
     return np.array(gains)
 
@@ -160,8 +160,8 @@ def draw_context(nll, names, step, spans, metric):
         for hard, style in zip(HARD, ("-.", "--", ":"), strict=True):
             gains = relative_gains(nll, i, hard)
             more = "" if (gains < THRESHOLD).any() else "at least "
-            which = "all tokens" if hard == 1 else f"hardest {hard:.0%}"
-            label = f"{names[i]}: the paper's gain, {which}: RECL {more}{recl(gains, step)}"
+            part = "all tokens" if hard == 1 else f"hardest {hard:.0%}"
+            label = f"{names[i]}: the paper's gain, {part}: RECL {more}{recl(gains, step)}"
             right.plot(contexts[:-1], 100 * gains, style, color=color, lw=1, alpha=0.7, label=label)
     left.set_ylabel(METRICS[metric])
     left.set_title(f"the same {nll.shape[2]:,} tokens, given more and more context", fontsize=10)

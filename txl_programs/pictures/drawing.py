@@ -69,10 +69,10 @@ def use_font(path, text, family="monospace"):
     known = font_manager.get_font(file).get_charmap()
     lacking = [character for character in dict.fromkeys(text) if ord(character) not in known]
     if lacking:
-        some = [*map(repr, lacking[:5]), *(["..."] if len(lacking) > 5 else [])]
+        first_lacking = [*map(repr, lacking[:5]), *(["..."] if len(lacking) > 5 else [])]
         message = (
-            f"the font {os.path.basename(file)} has no glyphs for {', '.join(some)}: choose another one by --font, "
-            "such as --font=NotoSansCJKsc-Regular.otf for Chinese"
+            f"the font {os.path.basename(file)} has no glyphs for {', '.join(first_lacking)}: choose another one by "
+            "--font, such as --font=NotoSansCJKsc-Regular.otf for Chinese"
         )
         raise ParameterError("font", path, "a font with these characters", message)
 

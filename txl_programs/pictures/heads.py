@@ -117,8 +117,8 @@ def draw_terms(terms, probs, labels, layer, head, same_length=False):
     scores = np.ma.masked_array([*terms, terms.sum(0)], np.broadcast_to(masked, (5, qlen, klen)))
     extent = segment_extent(qlen, klen)
     for axes, values, title in zip(grid.flat, scores, (*TERMS, "(a) + (b) + (c) + (d)"), strict=False):
-        most = max(np.abs(values).max(), 1e-9)
-        image = axes.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto", extent=extent)
+        largest = max(np.abs(values).max(), 1e-9)
+        image = axes.imshow(values, cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="auto", extent=extent)
         axes.set_title(f"{title}; spread {spread(values):.2g}", fontsize=9)
         figure.colorbar(image, ax=axes, aspect=12, pad=0.01, label="score")
     probable = show_roots(grid[2, 1], np.ma.masked_array(probs, masked), probs.max(), extent)
@@ -145,8 +145,8 @@ def written_by(model, source, never=()):
 
     `never`: ids that it must not write.
     """
-    most = int(most_symbols(SearchConfig(), len(source), model))
-    options = {"start": START_ID, "end": END_ID, "max_new_tokens": most, "suppress_tokens": never}
+    max_new_tokens = int(most_symbols(SearchConfig(), len(source), model))
+    options = {"start": START_ID, "end": END_ID, "max_new_tokens": max_new_tokens, "suppress_tokens": never}
     ids = model.generate(source[None], **options)[0][0].numpy()
     ends = np.flatnonzero((ids == END_ID) | (ids == PADDING))
     return ids[: ends[0] + 1] if len(ends) else ids
@@ -202,7 +202,16 @@ def draw_pair(weights, queries, keys, which, layer, head=None):
 
 
 def heads_grid(n_head, head, width, height):
-    """`(figure, grid of axes, heads)` of one head or of all, two in a row; a cell has these inches."""
+    """Makes a figure with a cell for one head, or for all heads in two columns.
+
+    Args:
+        n_head: number of heads of the model.
+        head: the head to show; `None` for all.
+        width, height: inches of a cell.
+
+    Returns:
+        `(figure, grid of axes, heads)`: `heads` are the numbers of the heads that are shown.
+    """
     heads, columns = (range(n_head), min(2, n_head)) if head is None else ([head], 1)
     rows = -(-len(heads) // columns)
     figure = Figure(figsize=(width * columns + 1.5, (height + 0.6) * rows + 0.6), layout="constrained")
@@ -213,13 +222,21 @@ def heads_grid(n_head, head, width, height):
 
 
 def show_roots(axes, probs, top, extent=None):
-    """Draws probabilities by their square roots: most are small, and would all look like 0."""
+    """Draws probabilities up to `top`, coloured by their square roots: most are small, and would all look like 0."""
     axes.set_facecolor(GREY)
     return axes.imshow(np.sqrt(probs), cmap="Blues", vmin=0, vmax=top**0.5, aspect="auto", extent=extent)
 
 
 def probability_bar(figure, image, grid, top, shrink=0.8, aspect=30):
-    """The colour bar of `show_roots`."""
+    """Adds a colour bar whose ticks are probabilities up to `top`, at the positions of their square roots.
+
+    Args:
+        figure: the figure.
+        image: from `show_roots`.
+        grid: the axes next to which the bar stands.
+        top: the largest probability.
+        shrink, aspect: see Matplotlib's `colorbar`.
+    """
     bar = figure.colorbar(image, ax=grid, shrink=shrink, aspect=aspect, pad=0.01)
     ticks = [tick for tick in (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1) if tick <= top]
     bar.set_ticks(np.sqrt(ticks), labels=[f"{tick:g}" for tick in ticks])
@@ -227,7 +244,7 @@ def probability_bar(figure, image, grid, top, shrink=0.8, aspect=30):
 
 
 def segment_extent(qlen, klen):
-    """Keys count from the segment's first, so that those of the memory are negative."""
+    """The extent of an image `[qlen, klen]`: key 0 is the segment's first token, and keys of the memory are < 0."""
     return qlen - klen - 0.5, qlen - 0.5, qlen - 0.5, -0.5
 
 
@@ -239,11 +256,13 @@ def mark_memory(axes, qlen, klen, n_key):
 
 
 def about_keys(mlen, hatched):
+    """The label of the axis of the keys. `hatched`: whether `mark_memory` has drawn hatches."""
     hatched = ", hatched where it is zeros before the text" if hatched else ""
     return f"keys: {mlen} of memory{hatched}; right of the line the segment"
 
 
 def label_segment(axes, labels, qlen, fontsize):
+    """Writes tokens at the image of a segment: all `labels` at the keys, and the last `qlen` at the queries."""
     label_axes(axes, range(qlen - len(labels), qlen), labels, range(qlen), labels[-qlen:], fontsize)
 
 

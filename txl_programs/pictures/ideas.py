@@ -123,27 +123,27 @@ def draw_positions(table):
     products = table @ table.T
     middle = len(table) // 2
     figure = Figure(figsize=(13, 4), layout="constrained")
-    of_table, of_products, by_distance = figure.subplots(1, 3)
+    table_axes, product_axes, distance_axes = figure.subplots(1, 3)
     for axes, values, title, label in (
-        (of_table, table, "PE(pos): sines and cosines in turn", "dimension"),
-        (of_products, products, "PE(pos) . PE(other)", "other position"),
+        (table_axes, table, "PE(pos): sines and cosines in turn", "dimension"),
+        (product_axes, products, "PE(pos) . PE(other)", "other position"),
     ):
-        most = np.abs(values).max()
-        image = axes.imshow(values, cmap="RdBu_r", aspect="auto", vmin=-most, vmax=most, interpolation="nearest")
+        largest = np.abs(values).max()
+        image = axes.imshow(values, cmap="RdBu_r", aspect="auto", vmin=-largest, vmax=largest, interpolation="nearest")
         figure.colorbar(image, ax=axes)
         axes.set(title=title, xlabel=label, ylabel="position")
     distances = np.arange(len(table)) - middle
-    by_distance.plot(distances, products[middle], color=COLORS[0], label=f"from position {middle}")
-    by_distance.plot(-distances, products[middle], "--", color=COLORS[1], label="the same, mirrored")
+    distance_axes.plot(distances, products[middle], color=COLORS[0], label=f"from position {middle}")
+    distance_axes.plot(-distances, products[middle], "--", color=COLORS[1], label="the same, mirrored")
     backwards = products[middle, middle::-1]  # distances 0 ... middle
     up = rises(backwards)
     title = "the same forwards and backwards"
     if len(up):
         title = f"{title}, not monotone:\n{len(up)} of {middle} steps rise, the first after k = {up[0]}"
-    by_distance.set_title(title, fontsize=9)
-    by_distance.set(xlabel="distance k", ylabel="PE(pos) . PE(pos + k)")
-    by_distance.margins(y=0.22)  # room for the legend
-    by_distance.legend(frameon=False, loc="upper right", fontsize=8)
+    distance_axes.set_title(title, fontsize=9)
+    distance_axes.set(xlabel="distance k", ylabel="PE(pos) . PE(pos + k)")
+    distance_axes.margins(y=0.22)  # room for the legend
+    distance_axes.legend(frameon=False, loc="upper right", fontsize=8)
     return figure
 
 
@@ -172,19 +172,19 @@ def draw_wavelengths(n, d_model):
     shorter = int(np.sum(periods <= n))
     by_pair.set_title(f"{shorter} of {len(periods)} waves go round within {n:,} positions (line)", fontsize=10)
     by_pair.set(xlabel="pair of dimensions", ylabel="period, positions")
-    chosen = np.unique(np.linspace(0, len(periods) - 1, 5).astype(int)[:-1])
+    pairs = np.unique(np.linspace(0, len(periods) - 1, 5).astype(int)[:-1])
     positions = np.linspace(0, min(n, 100) - 1, 1000)
-    for pair, color in zip(chosen, colors(len(chosen)), strict=True):
+    for pair, color in zip(pairs, colors(len(pairs)), strict=True):
         label = f"pair {pair}: {periods[pair]:,.4g}"
         waves.plot(positions, np.sin(2 * np.pi * positions / periods[pair]), color=color, label=label)
     waves.set_title("sines of some pairs, and their periods", fontsize=10)
     waves.set(xlabel="position", ylabel="sine", ylim=(-1.1, 1.75))
     waves.legend(frameon=False, fontsize=8, loc="upper center", ncols=2)
-    found = gaps(n, d_model)
-    nearest = int(np.argmin(found))
-    apart.plot(np.arange(1, n), found, color=COLORS[0], lw=1)
-    apart.plot(nearest + 1, found[nearest], "o", color=COLORS[1])
-    title = f"of {n:,} positions, the nearest two are {nearest + 1} apart: {found[nearest]:.3g}"
+    distances = gaps(n, d_model)
+    nearest = int(np.argmin(distances))
+    apart.plot(np.arange(1, n), distances, color=COLORS[0], lw=1)
+    apart.plot(nearest + 1, distances[nearest], "o", color=COLORS[1])
+    title = f"of {n:,} positions, the nearest two are {nearest + 1} apart: {distances[nearest]:.3g}"
     apart.set_title(title, fontsize=10)
     apart.set(xlabel="distance k", ylabel="|PE(pos) - PE(pos + k)|")
     apart.set_ylim(bottom=0)

@@ -171,6 +171,7 @@ def check_text_given():
 
 
 def attention():
+    """The picture of the attention of a layer: of a language model in a text, or of an encoder-decoder."""
     folder = RunFolder(only_one(FLAGS.model_dir))
     if folder.family.task == "encoder_decoder":
         return attention_of_run_of_pairs(folder)
@@ -182,6 +183,7 @@ def attention():
 
 
 def terms():
+    """The picture of the four terms of a head's scores."""
     folder = RunFolder(only_one(FLAGS.model_dir), "language_model")
     family = folder.family.name
     if family != "transformer_xl":
@@ -211,6 +213,7 @@ def text_of_run(folder):
 
 
 def attention_of_run_of_pairs(folder):
+    """The picture of the attention of an encoder-decoder, while it writes its translation of one line."""
     check_used((("tgt_len", "mem_len"), False, f"is for language models, and {folder} holds an encoder-decoder"))
     check_text_given()
     model = folder.read_config()["model"]
@@ -226,9 +229,9 @@ def attention_of_run_of_pairs(folder):
     target = written_by(translator.model, source, translator.never)
     which = FLAGS.attention or "cross"
     weights = attention_of_pair(translator.model, source, target, which, layer)
-    of_source, of_target = (labels_of(vocab, ids) for vocab, ids in zip(vocabs, (source, target), strict=True))
-    queries = of_source if which == "encoder" else of_target
-    keys = [label_of(vocabs[1].symbols[START_ID]), *of_target[:-1]] if which == "decoder" else of_source
+    source_labels, target_labels = (labels_of(vocab, ids) for vocab, ids in zip(vocabs, (source, target), strict=True))
+    queries = source_labels if which == "encoder" else target_labels
+    keys = [label_of(vocabs[1].symbols[START_ID]), *target_labels[:-1]] if which == "decoder" else source_labels
     return draw_pair(weights, queries, keys, which, layer, FLAGS.head)
 
 
@@ -247,6 +250,7 @@ def labels_of(vocab, ids):
 
 
 def memory():
+    """The picture of the nll with less and less memory: by position in a segment or, with --text, along a text."""
     folder = RunFolder(only_one(FLAGS.model_dir), "language_model")
     config = folder.read_config()
     vocab = folder.load_vocab()
@@ -276,7 +280,7 @@ def memory_along(folder, vocab, mem_len, tgt_len, changes):
         raise ParameterError("text", FLAGS.text, f"2 to {MOST_ALONG} tokens", message)
     lm = load_model(folder, **changes)
     labels = labels_of(vocab, ids)
-    nll = np.concatenate([some for _, some in nll_by_memory(lm, ids, tgt_len, kept)], 1)
+    nll = np.concatenate([values for _, values in nll_by_memory(lm, ids, tgt_len, kept)], 1)
     return draw_memory_along(nll, labels, kept, tgt_len)
 
 
@@ -323,10 +327,10 @@ def held_out(folder, vocab):
     """The ids of `text_path`, or of the run's valid split."""
     if FLAGS.text_path is not None:
         return encode_text(FLAGS.text_path, vocab, folder.read_config()["data"])[0]
-    found = corpus_of(folder)
-    check_vocab(folder, [found.vocab], "give a text_path")
-    check_text(folder, {"valid": found.fingerprint("valid")}, "give a text_path")
-    return np.asarray(found.splits["valid"][: FLAGS.max_tokens])
+    corpus = corpus_of(folder)
+    check_vocab(folder, [corpus.vocab], "give a text_path")
+    check_text(folder, {"valid": corpus.fingerprint("valid")}, "give a text_path")
+    return np.asarray(corpus.splits["valid"][: FLAGS.max_tokens])
 
 
 def lengths():

@@ -55,9 +55,9 @@ from txl_tf.taggers.text_tagger import TextTagger
 def open_tagger(model_dir, family="tener"):
     """`(tagger, encoder)` of a run of this family."""
     folder = RunFolder(model_dir, "tagger")
-    found = folder.family.name
-    if found != family:
-        message = f"model_dir {folder} must hold a run of family={family}, got family={found}"
+    family_of_run = folder.family.name
+    if family_of_run != family:
+        message = f"model_dir {folder} must hold a run of family={family}, got family={family_of_run}"
         raise ParameterError("model_dir", folder.path, f"a run of family={family}", message)
     vocab, bigram_vocab, *lexicon = folder.load_vocabs()
     return load_model(folder), encoder_of(vocab, bigram_vocab, lexicon[0] if lexicon else None)
@@ -66,14 +66,14 @@ def open_tagger(model_dir, family="tener"):
 # --------------------------------------------------------------------------------------------------------- direction
 
 
-def tener_curves(network, inputs, most):
-    """The part of TENER's scores that depends on positions, by distance: `[n_head, 2 * most + 1]`.
+def tener_curves(network, inputs, max_distance):
+    """The part of TENER's scores that depends on positions, by distance: `[n_head, 2 * max_distance + 1]`.
 
     It is `(q + v) . R_d + k . R_{-d}`, where q and k are the means over all characters.
     """
     attention = network.stacked[FLAGS.layer].self_attn
     q, k = mean_queries_and_keys(network, inputs)
-    r = two_way_positions(most + 1, q.shape[-1]).numpy()[1:]  # -most ... most
+    r = two_way_positions(max_distance + 1, q.shape[-1]).numpy()[1:]  # -max_distance ... max_distance
     scores = (q + attention.r_w_bias.numpy()) @ r.T
     return scores + k @ r[::-1].T if attention.key_position_term else scores
 
@@ -93,38 +93,43 @@ def mean_queries_and_keys(network, inputs):
     return means[0] - bias, means[1]
 
 
-def absolute_curves(network, most):
+def absolute_curves(network, max_distance):
     """Products of absolute positions by distance, averaged over 100 positions.
 
     Returns:
-        `[2 * most + 1]`, the products of the sinusoids, and `[n_head, 2 * most + 1]`, after each head's projections.
+        `[2 * max_distance + 1]`, the products of the sinusoids; and `[n_head, 2 * max_distance + 1]`, after each head's
+        projections.
     """
     attention = network.stacked[FLAGS.layer].self_attn
-    places = np.arange(1, 101 + 2 * most, dtype="float32")
+    places = np.arange(1, 101 + 2 * max_distance, dtype="float32")
     p = positional_embedding(places, tensor2tensor_frequencies(network.d_model))[0].numpy()
     q, k, _ = np.split(p @ attention.qkv_kernel.numpy(), 3, 1)
     split = [x.reshape(len(p), attention.n_head, -1).transpose(1, 0, 2) for x in (q, k)]
     tables = [p @ p.T, *(split[0] @ split[1].transpose(0, 2, 1))]
-    queries = np.arange(most, most + 100)
-    curves = [[table[queries, queries + d].mean() for d in range(-most, most + 1)] for table in tables]
+    queries = np.arange(max_distance, max_distance + 100)
+    curves = [[table[queries, queries + d].mean() for d in range(-max_distance, max_distance + 1)] for table in tables]
     return np.array(curves[0]), np.array(curves[1:])
 
 
-def draw_direction(runs, most):
-    """Figure of `{name: (tagger, inputs)}`."""
+def draw_direction(runs, max_distance):
+    """Figure of the curves of all heads, by signed distance, for runs given as `{name: (tagger, inputs)}`."""
     figure = Figure(
         figsize=(5 * (len(runs) + any(is_absolute(t) for t, _ in runs.values())), 3.6), layout="constrained"
     )
     panels = []
     for name, (tagger, inputs) in runs.items():
         if is_absolute(tagger):
-            plain, projected = absolute_curves(tagger.network, most)
+            plain, projected = absolute_curves(tagger.network, max_distance)
             panels += [("sinusoids: p(i) . p(i + d)", plain[None]), (f"{name}: after the projections", projected)]
         else:
-            panels.append((f"{name}: by direction", tener_curves(tagger.network, inputs, most)))
+            panels.append((f"{name}: by direction", tener_curves(tagger.network, inputs, max_distance)))
     for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for head, curve in enumerate(curves):
-            axes.plot(range(-most, most + 1), curve - curve.mean(), label=f"head {head}" if len(curves) > 1 else None)
+            axes.plot(
+                range(-max_distance, max_distance + 1),
+                curve - curve.mean(),
+                label=f"head {head}" if len(curves) > 1 else None,
+            )
         axes.axvline(0, color="0.7", linewidth=0.8)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("distance d, key minus query")

@@ -39,11 +39,11 @@ def draw_scaling(rows):
         axes.set_visible(False)
     for axes, (mode, argument) in zip(grid.flat, panels, strict=False):
         for name, color in zip(names, colors(len(names)), strict=True):
-            chosen = [
+            points = [
                 row for row in rows if (row["mode"], row["argument"], row["contestant"]) == (mode, argument, name)
             ]
-            values = [row["value"] for row in chosen]
-            axes.plot(values, [row["microseconds_per_token"] for row in chosen], "o-", color=color, ms=4, label=name)
+            values = [row["value"] for row in points]
+            axes.plot(values, [row["microseconds_per_token"] for row in points], "o-", color=color, ms=4, label=name)
         tidy(axes)
         ticks = sorted({row["value"] for row in rows if (row["mode"], row["argument"]) == (mode, argument)})
         if argument in LOGARITHMIC:

@@ -75,12 +75,12 @@ def count_workers(ray: ModuleType, cluster: ClusterConfig) -> int:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(min((int(node.get(name, 0) // number) for name, number in needs.items()), default=1) for node in nodes)
     if not room:
-        most = ", ".join(f"{max(node.get(name, 0) for node in nodes):g} {name}" for name in needs)
+        largest = ", ".join(f"{max(node.get(name, 0) for node in nodes):g} {name}" for name in needs)
         message = (
             f"the Ray cluster has no room for a worker of ray_cpus={cluster.ray_cpus} and ray_gpus={cluster.ray_gpus}: "
-            f"of {len(nodes)} machines, none has more than {most}"
+            f"of {len(nodes)} machines, none has more than {largest}"
         )
-        raise ParameterError("ray_cpus", cluster.ray_cpus, f"at most {most}", message)
+        raise ParameterError("ray_cpus", cluster.ray_cpus, f"at most {largest}", message)
     free = ray.available_resources()
     if any(free.get(name, 0) < number for name, number in needs.items()):
         logger.info("the Ray cluster has no room for a worker at the moment: waiting until others are done")

@@ -64,9 +64,9 @@ def run_workers(
         from ray.train.tensorflow import TensorflowTrainer
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        desk = ray.remote(num_cpus=0, scheduling_strategy=here)(Desk).remote()
-        most: Any = cluster.ray_workers
+        this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        desk = ray.remote(num_cpus=0, scheduling_strategy=this_node)(Desk).remote()
+        max_workers: Any = cluster.ray_workers
         least = cluster.ray_min_workers
         devices = max(cluster.ray_gpus, 1)
         trainer = TensorflowTrainer(
@@ -79,7 +79,7 @@ def run_workers(
                 "environment": passed_on(os.environ),
             },
             scaling_config=ScalingConfig(
-                num_workers=(least, most) if least else most,
+                num_workers=(least, max_workers) if least else max_workers,
                 use_gpu=cluster.ray_gpus > 0,
                 resources_per_worker=cluster.resources,
             ),
@@ -200,10 +200,10 @@ def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: Tra
         while True:
             try:
                 done = fit.done.is_set()  # before `read`, which then has all of the output
-                written, now, gone = ray.get(desk.read.remote())
-                if now > max(starts, 1):
-                    logger.info("%s: all start again, restart %d of %d", gone, now - 1, cluster.ray_restarts)
-                starts = now
+                written, n_starts, gone = ray.get(desk.read.remote())
+                if n_starts > max(starts, 1):
+                    logger.info("%s: all start again, restart %d of %d", gone, n_starts - 1, cluster.ray_restarts)
+                starts = n_starts
                 if not (starts or waited) and time.monotonic() > latest:
                     waited = True
                     logger.info("waiting for room for %s", in_words)
@@ -226,8 +226,10 @@ def _needed(cluster: TrainingClusterConfig, free: Mapping[str, float]) -> tuple[
     workers: Any = cluster.ray_min_workers or cluster.ray_workers
     needed = {name: each * workers for name, each in cluster.resources.items()}
     enough = all(free.get(name, 0) >= amount for name, amount in needed.items())
-    amounts, found = (", ".join(f"{some.get(name, 0):g} {name}" for name in needed) for some in (needed, free))
-    return f"{workers} workers, {amounts}: the cluster has {found} free", enough
+    amounts, free_amounts = (
+        ", ".join(f"{resources.get(name, 0):g} {name}" for name in needed) for resources in (needed, free)
+    )
+    return f"{workers} workers, {amounts}: the cluster has {free_amounts} free", enough
 
 
 @contextlib.contextmanager
@@ -308,8 +310,8 @@ def worker_environment(environment: dict[str, str], rows: Sequence[int]) -> dict
     if config["task"]["index"] >= working:
         return None
     config["cluster"]["worker"] = workers[:working]
-    kept = {name: value for name, value in environment.items() if name != "TF_USE_LEGACY_KERAS"}  # Ray sets it
-    return {**kept, "TF_CONFIG": json.dumps(config)}
+    passed = {name: value for name, value in environment.items() if name != "TF_USE_LEGACY_KERAS"}  # Ray sets it
+    return {**passed, "TF_CONFIG": json.dumps(config)}
 
 
 def _pass_on(file: Any, desk: Any) -> None:

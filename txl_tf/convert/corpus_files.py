@@ -85,9 +85,9 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
         raise ParameterError("dataset", dataset, sorted(known), message)
     dataset = next(iter(known), None)
     if dataset not in PAPER_DATASETS and "vocab" not in info:
-        found = f"; {', '.join(map(repr, said.values()))} is none of them" if said else ""
+        named_datasets = f"; {', '.join(map(repr, said.values()))} is none of them" if said else ""
         names = ", ".join(PAPER_DATASETS)
-        message = f"dataset is needed, to tell how text becomes the words of {path}: one of {names}{found}"
+        message = f"dataset is needed, to tell how text becomes the words of {path}: one of {names}{named_datasets}"
         raise ParameterError("dataset", dataset, list(PAPER_DATASETS), message)
     options = info["vocab"] if "vocab" in info else dict(PAPER_DATASETS[str(dataset)][0])
     if cache and cache.lower_case is not None:

@@ -111,15 +111,15 @@ def find_tf1_checkpoint(path: str) -> str:
     with reading(os.path.join(path, "checkpoint")):
         state = tf.train.get_checkpoint_state(path)
     names = sorted(name for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
-    found = [os.path.join(path, name.removesuffix(".index")) for name in names]
+    prefixes = [os.path.join(path, name.removesuffix(".index")) for name in names]
     if state:  # it may name the folder of the training on another machine
         latest = os.path.join(path, os.path.basename(state.model_checkpoint_path))
-        found = [latest] if latest in found else found
-    if len(found) != 1:
-        names = ": " + ", ".join(map(os.path.basename, found)) if found else ""
-        message = f"{path} holds {len(found) or 'no'} checkpoints{names}" + (". Name one" if found else "")
+        prefixes = [latest] if latest in prefixes else prefixes
+    if len(prefixes) != 1:
+        names = ": " + ", ".join(map(os.path.basename, prefixes)) if prefixes else ""
+        message = f"{path} holds {len(prefixes) or 'no'} checkpoints{names}" + (". Name one" if prefixes else "")
         raise ParameterError("tf1_checkpoint", path, "the folder of one checkpoint", message)
-    return found[0]
+    return prefixes[0]
 
 
 def model_arguments(path: str, **expected) -> dict:
@@ -133,25 +133,25 @@ def model_arguments(path: str, **expected) -> dict:
     Raises:
         ValueError: a variable is missing, or the shapes contradict `expected`. The message names them.
     """
-    found = _Shapes(path)
-    if not found:
+    shapes = _Shapes(path)
+    if not shapes:
         message = f"{path} holds no variable of the original program: none begins with transformer/"
         raise ParameterError("tf1_checkpoint", path, "a checkpoint of the original program", message)
     expected = {name: value for name, value in expected.items() if value is not None}
-    r_w_bias = found["r_w_bias"]
+    r_w_bias = shapes["r_w_bias"]
     if len(r_w_bias) not in (2, 3):
         message = f"{path} does not fit any model: transformer/r_w_bias is {r_w_bias}"
         raise ParameterError("transformer/r_w_bias", r_w_bias, "of 2 or 3 dimensions", message)
-    d_model, d_inner = found["layer_0/ff/layer_1/kernel"]
-    d_embed, widths, sizes = _bins(found)
-    same_dim, share = _projection_choices(found, d_model, d_embed, widths, len(sizes))
+    d_model, d_inner = shapes["layer_0/ff/layer_1/kernel"]
+    d_embed, widths, sizes = _bins(shapes)
+    same_dim, share = _projection_choices(shapes, d_model, d_embed, widths, len(sizes))
 
     def choose(name, possible):
         return expected[name] if expected.get(name) in possible else possible[0]
 
     arguments = {
         "n_token": sum(sizes),
-        "n_layer": count_scopes(found, "layer_{}/"),
+        "n_layer": count_scopes(shapes, "layer_{}/"),
         "d_model": d_model,
         "d_embed": d_embed,
         "n_head": r_w_bias[-2],
@@ -194,28 +194,28 @@ def count_scopes(names: Iterable[str], scope: str) -> int:
     return max((int(match[1]) + 1 for match in map(pattern.match, names) if match), default=0)
 
 
-def _bins(found: _Shapes) -> tuple[int, list[int], list[int]]:
+def _bins(shapes: _Shapes) -> tuple[int, list[int], list[int]]:
     """`d_embed`, the width of each table and the size of each cluster."""
-    n_table = count_scopes(found, "adaptive_embed/cutoff_{}/")
-    n_bin = max(count_scopes(found, "adaptive_softmax/cutoff_{}/"), n_table)
-    if n_bin and "adaptive_softmax/bias" not in found:
-        sizes = [found[f"adaptive_softmax/cutoff_{i}/b"][0] for i in range(n_bin)]
+    n_table = count_scopes(shapes, "adaptive_embed/cutoff_{}/")
+    n_bin = max(count_scopes(shapes, "adaptive_softmax/cutoff_{}/"), n_table)
+    if n_bin and "adaptive_softmax/bias" not in shapes:
+        sizes = [shapes[f"adaptive_softmax/cutoff_{i}/b"][0] for i in range(n_bin)]
     else:
-        sizes = found["adaptive_softmax/bias"]
-    if "adaptive_embed/lookup_table" in found or not n_table:
-        widths = [found["adaptive_embed/lookup_table"][1]]
+        sizes = shapes["adaptive_softmax/bias"]
+    if "adaptive_embed/lookup_table" in shapes or not n_table:
+        widths = [shapes["adaptive_embed/lookup_table"][1]]
     else:
-        widths = [found[f"adaptive_embed/cutoff_{i}/lookup_table"][1] for i in range(len(sizes))]
+        widths = [shapes[f"adaptive_embed/cutoff_{i}/lookup_table"][1] for i in range(len(sizes))]
     return widths[0], widths, sizes
 
 
-def _projection_choices(found: _Shapes, d_model: int, d_embed: int, widths: list, n_bin: int) -> tuple[list, list]:
+def _projection_choices(shapes: _Shapes, d_model: int, d_embed: int, widths: list, n_bin: int) -> tuple[list, list]:
     """Values of `proj_same_dim` and of `proj_share_all_but_first` that fit the variables. The simplest is first."""
-    projected = [f"adaptive_embed/cutoff_{i}/proj_W" in found for i in range(len(widths))]
+    projected = [f"adaptive_embed/cutoff_{i}/proj_W" in shapes for i in range(len(widths))]
     by_choice = [is_projected for width, is_projected in zip(widths, projected, strict=True) if width == d_model]
     same_dim = [any(by_choice)] if len(widths) > 1 and by_choice else [True, False]
     tail = projected[1:] if len(widths) > 1 else [d_embed != d_model for _ in range(1, n_bin)]
-    own = [f"adaptive_softmax/cutoff_{i}/proj" in found for i in range(1, n_bin)]
+    own = [f"adaptive_softmax/cutoff_{i}/proj" in shapes for i in range(1, n_bin)]
     return same_dim, [not any(own)] if any(tail) else [False, True]
 
 
@@ -270,6 +270,7 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
     files = {vocab_file("vocab", vocab.level): vocab.get_data(), INFO_FILE: json_text(info)}
 
     def write(source):
+        """Writes the checkpoint `source` of the run in the original's format. Returns the prefix of its files."""
         path = os.fspath(tf1_checkpoint)
         if ".ckpt" not in os.path.basename(path):
             path = os.path.join(path, f"model.ckpt-{checkpoint_step(source)}")

@@ -190,9 +190,9 @@ class PlainUnpickler(_PythonUnpickler):
 
     def count_object(self) -> None:
         self._objects += 1
-        most = OBJECTS + self._size // 8
-        if self._objects > most:
-            raise ValueError(f"more than {most} objects in a file of {self._size} bytes")
+        max_objects = OBJECTS + self._size // 8
+        if self._objects > max_objects:
+            raise ValueError(f"more than {max_objects} objects in a file of {self._size} bytes")
 
     def load_mark(self) -> None:
         if len(self.metastack) >= MAX_MARKS:
@@ -336,10 +336,10 @@ def _is_small(value: Any) -> bool:
     return type(value) in (float, bool) or (type(value) is int and value.bit_length() < 64)
 
 
-def by_text(found: Any) -> dict[str, Any]:
-    """The items whose keys are text, which Python 2 wrote as bytes; `{}` if `found` is no dictionary."""
-    items = found.items() if isinstance(found, dict) else ()
-    return {text(key): value for key, value in items if is_text(key)}
+def by_text(value: Any) -> dict[str, Any]:
+    """The items whose keys are text, which Python 2 wrote as bytes; `{}` if `value` is no dictionary."""
+    items = value.items() if isinstance(value, dict) else ()
+    return {text(key): item for key, item in items if is_text(key)}
 
 
 def described(error: Exception) -> str:
@@ -352,9 +352,9 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {message[:500]}" if message else type(error).__name__
 
 
-def are_sizes(values: Any, most: int) -> bool:
-    """Whether `values` is a list or tuple of integers from 0 to `most`."""
-    return type(values) in (list, tuple) and all(type(value) is int and 0 <= value <= most for value in values)
+def are_sizes(values: Any, largest: int) -> bool:
+    """Whether `values` is a list or tuple of integers from 0 to `largest`."""
+    return type(values) in (list, tuple) and all(type(value) is int and 0 <= value <= largest for value in values)
 
 
 def texts_of(symbols: Any) -> list[str]:

@@ -113,32 +113,34 @@ class ModelMapping:
 
     def _arguments(self, cutoffs: list[int]) -> dict[str, Any]:
         """All arguments of the model, compared with the files and the given arguments."""
-        found = {name: getattr(self, name) for name in SHAPES}
-        found["div_val"] = self._div_val(len(cutoffs) + 1)
-        self._compare({"div_val": found["div_val"]} if cutoffs else {})
+        arguments = {name: getattr(self, name) for name in SHAPES}
+        arguments["div_val"] = self._div_val(len(cutoffs) + 1)
+        self._compare({"div_val": arguments["div_val"]} if cutoffs else {})
         self._compare({"proj_same_dim": True} if self.n_table > 1 else {})
         self._compare({"proj_share_all_but_first": self.shares} if self.projected and cutoffs else {})
-        found["proj_share_all_but_first"] = self.shares
-        self.origins[TENSORS] += found
+        arguments["proj_share_all_but_first"] = self.shares
+        self.origins[TENSORS] += arguments
         if self.n_table > 1 or not cutoffs:
             self.origins[TENSORS].append("cutoffs")
         told = self._memory() | {name: self._told(name, 0.0) for name in ("dropout", "dropatt")}
         told["layer_norm_epsilon"] = float(self._told("layer_norm_epsilon", NORM_EPSILON))
-        found["cutoffs"] = [self.n_token - 1] if self.splits_last_word else cutoffs
+        arguments["cutoffs"] = [self.n_token - 1] if self.splits_last_word else cutoffs
         try:
-            check_bins(self.n_token, self.d_embed, found["cutoffs"], found["div_val"])
-            return ModelConfig(**found, **told).to_dict()
+            check_bins(self.n_token, self.d_embed, arguments["cutoffs"], arguments["div_val"])
+            return ModelConfig(**arguments, **told).to_dict()
         except ValueError as error:
             raise self._unfit("a model of consistent sizes", f"{self.source.path}: {error}") from error
 
-    def _compare(self, found: dict[str, Any]) -> None:
+    def _compare(self, from_shapes: dict[str, Any]) -> None:
         """Raises ParameterError if a size in a file or an argument differs from the shapes."""
         for who, said in ((self.source.told_by, self.source.said), (COMMAND, self.given)):
-            wrong = [name for name, value in found.items() if name in said and said[name] != value]
+            wrong = [name for name, value in from_shapes.items() if name in said and said[name] != value]
             if wrong:
-                says, is_so = (", ".join(f"{name}={shown(of[name])}" for name in wrong) for of in (said, found))
+                says, is_so = (
+                    ", ".join(f"{name}={shown(group[name])}" for name in wrong) for group in (said, from_shapes)
+                )
                 message = f"{who} says {says}, but by the shapes of its tensors {self.source.path} has {is_so}"
-                raise ParameterError(wrong[0], said[wrong[0]], [found[wrong[0]]], message)
+                raise ParameterError(wrong[0], said[wrong[0]], [from_shapes[wrong[0]]], message)
 
     def _told(self, name: str, default: Any) -> Any:
         """The value in a file, or else the given value, or else the default. The first two must agree."""
@@ -157,6 +159,7 @@ class ModelMapping:
         return value
 
     def _cutoffs(self) -> list[int]:
+        """The first words of the later clusters, from the shapes of the tables or, if there is one table, as told."""
         if self.n_table > 1:
             return list(itertools.accumulate(table.shape[0] for table in self.tables[:-1]))
         if not self.n_cluster:
@@ -179,6 +182,7 @@ class ModelMapping:
         return said if said in possible else possible[0]
 
     def _memory(self) -> dict[str, Any]:
+        """The arguments of the memory, which no shape shows: they are told by the checkpoint or the command."""
         mem_len = self._told("mem_len", None)
         if mem_len is None:
             message = (
@@ -253,6 +257,7 @@ class ModelMapping:
                 self._weights[f"{scope}proj_W"] = (self.emb_projs[i],), np.transpose
 
     def _map_layers(self) -> None:
+        """Maps the tensors of the layers, and u and v, to variables of `TransformerXLLM`."""
         heads = self.n_head * self.d_head
         width, inner = self.d_model, self.d_inner
         shapes = {

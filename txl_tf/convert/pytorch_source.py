@@ -116,12 +116,12 @@ def open_source(path: str | os.PathLike) -> Source:
     says_hf = path.endswith((".safetensors", ".index.json"))
     if says_hf or (os.path.basename(path) in HF_FILES and os.path.isfile(config_file)):
         return _hugging_face(path, config_file, None)
-    found = read_torch_file(path)
-    if isinstance(found, dict) and "model_state" in found:
-        return _nvidia(path, found)
-    if isinstance(found, Named):
-        return _module(path, found)
-    tensors = named_tensors(found)
+    content = read_torch_file(path)
+    if isinstance(content, dict) and "model_state" in content:
+        return _nvidia(path, content)
+    if isinstance(content, Named):
+        return _module(path, content)
+    tensors = named_tensors(content)
     names = [name.removeprefix("module.") for name in tensors]
     if any(name.startswith("transformer.") for name in names):
         return _hugging_face(path, config_file, tensors)
@@ -138,14 +138,15 @@ def _file_in(path: str) -> str:
     if not os.path.isdir(path):
         return path
     files = HF_FILES if os.path.isfile(os.path.join(path, CONFIG_FILE)) else (*OTHER_FILES, *HF_FILES)
-    found = [name for name in files if os.path.isfile(os.path.join(path, name))]
-    if not found:
+    existing = [name for name in files if os.path.isfile(os.path.join(path, name))]
+    if not existing:
         message = f"there is no PyTorch checkpoint in {path}: none of {', '.join(files)}. Name the file itself"
         raise FileNotFoundError(message)
-    return os.path.join(path, found[0])
+    return os.path.join(path, existing[0])
 
 
 def _hugging_face(path: str, config_file: str, tensors: dict | None) -> Source:
+    """A checkpoint of Hugging Face. Its `config_file` says the arguments. `tensors` of `None` are read from `path`."""
     if not os.path.isfile(config_file):
         raise FileNotFoundError(f"{path} is Hugging Face's, which needs its {config_file} beside it")
     if os.path.getsize(config_file) > MAX_CONFIG:
@@ -172,21 +173,22 @@ def _check_model_type(config: dict) -> None:
         raise ParameterError("model_type", model_type, ["transfo-xl"], message)
 
 
-def _nvidia(path: str, found: dict) -> Source:
-    config = found.get("model_config")
-    args = found.get("args")
-    if not isinstance(found["model_state"], dict) or not isinstance(config, dict):
+def _nvidia(path: str, content: dict) -> Source:
+    """A checkpoint of NVIDIA, a dictionary that contains the arguments of the model and the vocabulary."""
+    config = content.get("model_config")
+    args = content.get("args")
+    if not isinstance(content["model_state"], dict) or not isinstance(config, dict):
         message = f"{path} is no checkpoint of NVIDIA: model_state and model_config must be dictionaries"
         raise FileError("path", path, "a checkpoint of NVIDIA", message)
     dataset = args.attributes.get("dataset") if isinstance(args, Named) else None
-    step = found.get("train_step")
+    step = content.get("train_step")
     return Source(
         path,
         NVIDIA,
-        named_tensors(found["model_state"]),
+        named_tensors(content["model_state"]),
         by_text(config),
         told_by=f"model_config of {path}",
-        vocab=found.get("vocab"),
+        vocab=content.get("vocab"),
         dataset=dataset if type(dataset) is str else None,
         step=step if type(step) is int and step > 0 else 0,
     )

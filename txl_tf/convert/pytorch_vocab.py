@@ -40,10 +40,10 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
     """
     path = os.fspath(path)
     if os.path.isdir(path):
-        found = vocabulary_beside(path)
-        if found is None:
+        file = vocabulary_beside(path)
+        if file is None:
             raise FileNotFoundError(f"there is no vocabulary in {path}: none of {', '.join(FILES)}")
-        path = found
+        path = file
     name = os.path.basename(path)
     info_file = os.path.join(os.path.dirname(path), INFO_FILE)
     if path.endswith((".pkl", ".bin", ".pt")) and name != "cache.pkl":
@@ -54,20 +54,20 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
     return SourceCorpus(path, dataset, Vocab.load(path, **options), {}, {}), [note] if note else []
 
 
-def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any = None) -> tuple[SourceCorpus, list]:
+def vocabulary_of(content: Any, path: str, dataset: str | None = None, said: Any = None) -> tuple[SourceCorpus, list]:
     """The vocabulary in the contents of a file: a `Vocab`, its `__dict__`, or a `Corpus` or dictionary that has one.
 
     Args:
-        found: the contents of the file `path`.
+        content: the content of the file `path`.
         said: the dataset, if another part of the file names it.
 
     Other arguments, returns and raises: see `read_vocabulary`.
     """
-    corpus = _attributes(found)
+    corpus = _attributes(content)
     inner = _attributes(corpus.get("vocab"))
     vocab = inner if "idx2sym" in inner else corpus
     if "idx2sym" not in vocab:
-        kind = f"a {shown(found.name)}" if isinstance(found, Named) else shown(found)
+        kind = f"a {shown(content.name)}" if isinstance(content, Named) else shown(content)
         message = (
             f"{path} holds no list of words (idx2sym) but {kind}. A vocabulary of subwords (NVIDIA's --vocab=bpe) is "
             "not supported"
@@ -89,10 +89,10 @@ def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any =
     return SourceCorpus(path, dataset, vocab_of(symbols, path, options), {}, splits), [*notes, note] if note else notes
 
 
-def _attributes(found: Any) -> dict[str, Any]:
-    if isinstance(found, Named):
-        return found.attributes
-    return by_text(found)
+def _attributes(value: Any) -> dict[str, Any]:
+    if isinstance(value, Named):
+        return value.attributes
+    return by_text(value)
 
 
 def _is_unicode(symbol: str) -> bool:
@@ -139,13 +139,13 @@ def _options(symbols: list[str], dataset: str | None, stored: dict) -> tuple[dic
     return options | ({"lower_case": lower_case} if type(lower_case) is bool else {}), note
 
 
-def _tokens(found: Any, path: str) -> np.ndarray | None:
+def _tokens(split: Any, path: str) -> np.ndarray | None:
     """The tokens of a split: a tensor; in lm1b a list of tensors, or for its training text a list of files: `None`."""
-    pieces = [found] if isinstance(found, Tensor) else found
+    pieces = [split] if isinstance(split, Tensor) else split
     if type(pieces) is not list or not pieces or not all(isinstance(piece, Tensor) for piece in pieces):
         return None
     wrong = [piece for piece in pieces if piece.dtype != "int64" or len(piece.shape) != 1]
     if wrong or sum(piece.size for piece in pieces) > os.path.getsize(path):
-        found = f"{wrong[0].dtype} {list(wrong[0].shape)}" if wrong else "more of them than the file has bytes"
-        raise FileError("path", path, "tokens that are int64 [n]", f"tokens of {path} must be int64 [n], got {found}")
+        got = f"{wrong[0].dtype} {list(wrong[0].shape)}" if wrong else "more of them than the file has bytes"
+        raise FileError("path", path, "tokens that are int64 [n]", f"tokens of {path} must be int64 [n], got {got}")
     return np.concatenate([piece.array() for piece in pieces])

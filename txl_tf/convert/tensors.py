@@ -161,10 +161,10 @@ def read_safetensors(path: str) -> dict[str, Tensor]:
 
 
 def unique(pairs: list) -> dict:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    items = dict(pairs)
+    if len(items) < len(pairs):
         raise ValueError("a name is there twice")
-    return found
+    return items
 
 
 def _place(path: str, name: str, entry: Any, start: int, n_byte: int) -> tuple[int, int, str, Tensor]:

@@ -103,10 +103,10 @@ def read_shards(path: str) -> dict[str, Tensor]:
     names_of: dict[str, list] = {}
     for name, shard in shards.items():
         names_of.setdefault(shard, []).append(name)
-    found: dict[str, Tensor] = {}
+    all_tensors: dict[str, Tensor] = {}
     for shard, names in names_of.items():
-        is_here = os.path.basename(shard) == shard and len(shard) < 256
-        if not is_here or not shard.endswith((".bin", ".safetensors")):
+        in_same_folder = os.path.basename(shard) == shard and len(shard) < 256
+        if not in_same_folder or not shard.endswith((".bin", ".safetensors")):
             raise ValueError(f"{shown(shard)} must be a .bin or .safetensors of the same folder")
         tensors = read_tensors(os.path.join(os.path.dirname(path), shard))
         for name in tensors:
@@ -115,8 +115,8 @@ def read_shards(path: str) -> dict[str, Tensor]:
         missing = [name for name in names if name not in tensors]
         if missing:
             raise ValueError(f"{shown(missing[0])} is not in {shown(shard)}")
-        found.update(tensors)
-    return found
+        all_tensors.update(tensors)
+    return all_tensors
 
 
 @refusing("a file of tensors")
@@ -153,7 +153,7 @@ def _read_zip(path: str) -> Any:
             raise ValueError(f"its data.pkl is compressed, and has {member.file_size} bytes")
         program = unpacked(path, member, _data_at(file, member))
         unpickler = _TorchUnpickler(BoundedFile(io.BytesIO(program)), path)
-        found = unpickler.load()
+        content = unpickler.load()
         for key, storage in unpickler.storages.items():
             member = members.get(f"{prefix}data/{key}")
             n_byte = storage.numel * storage.raw.itemsize
@@ -162,7 +162,7 @@ def _read_zip(path: str) -> Any:
                 raise ValueError(f"storage {key} of {n_byte} bytes {has}")
             storage.offset = _data_at(file, member)
             storage.member = None if member.compress_type == zipfile.ZIP_STORED else member
-        return found
+        return content
 
 
 def _data_at(file: BinaryIO, member: zipfile.ZipInfo) -> int:
@@ -192,7 +192,7 @@ def _read_pickles(path: str, file: BinaryIO) -> Any:
     system = unpickler.load()
     if version != VERSION or by_text(system).get("little_endian") is not True:
         raise ValueError(f"its version is {shown(version)}, not {VERSION}, or it is not little-endian")
-    found = unpickler.load()
+    content = unpickler.load()
     keys = unpickler.load()
     keys = [text(key) for key in keys] if type(keys) is list and all(map(is_storage_key, keys)) else None
     if keys is None or len(set(keys)) < len(keys) or set(keys) != set(unpickler.storages):
@@ -207,7 +207,7 @@ def _read_pickles(path: str, file: BinaryIO) -> Any:
         if end > bounded.size:
             raise ValueError(f"storage {key} goes to byte {end} of a file of {bounded.size} bytes: it is cut off")
         file.seek(end)
-    return found
+    return content
 
 
 # ---------------------------------------------------------------------------------------------------------- unpickling
@@ -232,7 +232,7 @@ def _first(value: Any, *_) -> Any:
     return value
 
 
-def _of_type(function: Any, kind: Any, arguments: Any, *_) -> Any:
+def _call_type(function: Any, kind: Any, arguments: Any, *_) -> Any:
     """`torch._tensor._rebuild_from_type_v2`: a tensor with attributes."""
     if function not in (_tensor, _first) or type(arguments) is not tuple:
         raise ValueError(f"a tensor rebuilt by {shown(function)}")
@@ -244,7 +244,7 @@ KNOWN = {
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_parameter"): _first,
     ("torch._utils", "_rebuild_parameter_with_state"): _first,
-    ("torch._tensor", "_rebuild_from_type_v2"): _of_type,
+    ("torch._tensor", "_rebuild_from_type_v2"): _call_type,
     ("torch", "Size"): _first,
     ("collections", "Counter"): nothing,
     ("argparse", "Namespace"): lambda *_: Named("Namespace"),
@@ -315,19 +315,19 @@ class _TorchUnpickler(PlainUnpickler):
 # ----------------------------------------------------------------------------------------------------- tensors by name
 
 
-def named_tensors(found: Any) -> dict[str, Tensor]:
+def named_tensors(content: Any) -> dict[str, Tensor]:
     """The tensors of a dictionary, or the parameters of a pickled network by the names of its `state_dict`.
 
     Raises:
         ParameterError: it is neither, or the network is too large.
     """
-    if isinstance(found, dict):
-        return {name: value for name, value in by_text(found).items() if isinstance(value, Tensor)}
-    if not isinstance(found, Named):
-        message = f"there are no tensors in {shown(found)}"
-        raise ParameterError("found", shown(found), "a dictionary of tensors or a pickled network", message)
+    if isinstance(content, dict):
+        return {name: value for name, value in by_text(content).items() if isinstance(value, Tensor)}
+    if not isinstance(content, Named):
+        message = f"there are no tensors in {shown(content)}"
+        raise ParameterError("found", shown(content), "a dictionary of tensors or a pickled network", message)
     tensors: dict[str, Tensor] = {}
-    todo = [("", found)]
+    todo = [("", content)]
     n_part = 0
     while todo:  # not recursive, and bounded: a module may contain itself, or be in many others
         prefix, module = todo.pop()

@@ -12,17 +12,17 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 
 
-def by_length(lengths: np.ndarray | Sequence[np.ndarray], most: int | Callable[..., Any]) -> Iterator[np.ndarray]:
+def by_length(lengths: np.ndarray | Sequence[np.ndarray], max_rows: int | Callable[..., Any]) -> Iterator[np.ndarray]:
     """Yields batches of rows of similar length, the shortest first: int `[B]`, the indices of rows.
 
     Args:
         lengths: int `[rows]`; or several such arrays, each of which breaks the ties of the arrays before it.
-        most: number of rows of a batch; or a function that returns it for the indices of the remaining rows, the
+        max_rows: number of rows of a batch; or a function that returns it for the indices of the remaining rows, the
             shortest row first. A batch always has at least one row.
     """
     order = np.lexsort(np.atleast_2d(lengths)[::-1])
     while order.size:
-        size = max(1, int(most(order))) if callable(most) else most
+        size = max(1, int(max_rows(order))) if callable(max_rows) else max_rows
         yield order[:size]
         order = order[size:]
 
@@ -37,8 +37,8 @@ def in_order(answer: Callable[..., Any], items: Sequence, batches: Iterator[np.n
     """
     answers: list[Any] = [None] * len(items)
     for rows in batches:
-        for row, found in zip(rows, answer([items[row] for row in rows]), strict=True):
-            answers[row] = found
+        for row, item_answer in zip(rows, answer([items[row] for row in rows]), strict=True):
+            answers[row] = item_answer
     return answers
 
 

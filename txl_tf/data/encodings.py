@@ -71,18 +71,18 @@ def not_utf8(
         path: of the file that has the text; `None`: the name is the path.
     """
     start = 0 if place < _SAMPLE else data.rfind(b"\n", 0, place) + 1
-    found, command = (None, None) if is_utf8 else _guess(data[start : start + _SAMPLE], begins and not start)
+    encoding, command = (None, None) if is_utf8 else _guess(data[start : start + _SAMPLE], begins and not start)
     ways = [advice] if advice else []
     if command:
-        ways.append(f"It seems to be {found}: {command} {shlex.quote(path or name)} > NEW_FILE converts it")
+        ways.append(f"It seems to be {encoding}: {command} {shlex.quote(path or name)} > NEW_FILE converts it")
     message = f"{name} is not UTF-8 text: see {where}" + (f". {'. '.join(ways)}" if ways else "")
-    return ParameterError(path or name, found, "UTF-8 text", message)
+    return ParameterError(path or name, encoding, "UTF-8 text", message)
 
 
 def converting(data: bytes) -> str | None:
     """Returns a sentence on how to convert a text that has `data` as a line; `None` if its encoding is not clear."""
-    found, command = _guess(data[:_SAMPLE], begins=True)
-    return command and f"The text seems to be {found}: {command} OLD_FILE > NEW_FILE converts it."
+    encoding, command = _guess(data[:_SAMPLE], begins=True)
+    return command and f"The text seems to be {encoding}: {command} OLD_FILE > NEW_FILE converts it."
 
 
 def probable_encoding(data: bytes, begins: bool = True) -> str | None:
@@ -104,15 +104,15 @@ def _guess(data: bytes, begins: bool) -> tuple[str | None, str | None]:
             if data.startswith(magic):
                 return f"packed by {kind}", command
     marked = next((name for mark, name in _MARKS.items() if begins and data.startswith(mark)), None)
-    found = marked or (None if _is_mostly_utf8(data) else _by_characters(data))
-    return found, found and f"iconv -f {found} -t utf-8"
+    encoding = marked or (None if _is_mostly_utf8(data) else _by_characters(data))
+    return encoding, encoding and f"iconv -f {encoding} -t utf-8"
 
 
 def _is_mostly_utf8(data: bytes) -> bool:
     """Whether more characters are UTF-8 than bytes are not. Then the text is UTF-8 with some damage."""
-    others = [c for c in data.decode("utf-8", "surrogateescape") if not c.isascii()]
-    bad = sum("\udc80" <= c <= "\udcff" for c in others)
-    return len(others) - bad > bad
+    not_ascii = [c for c in data.decode("utf-8", "surrogateescape") if not c.isascii()]
+    bad = sum("\udc80" <= c <= "\udcff" for c in not_ascii)
+    return len(not_ascii) - bad > bad
 
 
 def _by_characters(data: bytes) -> str | None:
@@ -132,11 +132,11 @@ def _score(data: bytes, codec: str, test: Callable[[str], float]) -> float:
         text = codecs.getincrementaldecoder(codec)().decode(data)  # the last character may be cut
     except UnicodeDecodeError:
         return 0.0
-    others = [c for c in text if not c.isascii()][:2000]
+    not_ascii = [c for c in text if not c.isascii()][:2000]
     if codec.startswith("utf-16"):
         plain = sum(c.isascii() and (c.isprintable() or c.isspace()) for c in text)
-        return (plain + sum(map(test, others))) / max(len(text), 1)
-    return sum(map(test, others)) / max(len(others), 1)
+        return (plain + sum(map(test, not_ascii))) / max(len(text), 1)
+    return sum(map(test, not_ascii)) / max(len(not_ascii), 1)
 
 
 def _characters(common: str, codec: str, first: int, last: int) -> Callable[[str], float]:

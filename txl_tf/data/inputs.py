@@ -26,53 +26,54 @@ def has_ending(path: str | os.PathLike, *endings: str) -> bool:
 
 
 def exists(path: str) -> bool:
-    return _info(path).type.name != "NotFound" if _is_pyarrows(path) else tf.io.gfile.exists(path)
+    return _info(path).type.name != "NotFound" if _read_by_pyarrow(path) else tf.io.gfile.exists(path)
 
 
 def is_folder(path: str) -> bool:
-    return _info(path).type.name == "Directory" if _is_pyarrows(path) else tf.io.gfile.isdir(path)
+    return _info(path).type.name == "Directory" if _read_by_pyarrow(path) else tf.io.gfile.isdir(path)
 
 
 def size(path: str) -> int:
-    """Returns the bytes of an existing file."""
-    return _info(path).size if _is_pyarrows(path) else tf.io.gfile.stat(path).length
+    """Returns the size of an existing file in bytes."""
+    return _info(path).size if _read_by_pyarrow(path) else tf.io.gfile.stat(path).length
 
 
 def stamp(path: str) -> tuple[int, int]:
-    """Returns the bytes of an existing file and its time in nanoseconds, which change when the file changes."""
-    if _is_pyarrows(path):
-        found = _info(path)
-        return found.size, found.mtime_ns
-    found = tf.io.gfile.stat(path)
-    return found.length, found.mtime_nsec
+    """Returns size in bytes and time in nanoseconds of an existing file: one of them changes when the file changes."""
+    if _read_by_pyarrow(path):
+        info = _info(path)
+        return info.size, info.mtime_ns
+    status = tf.io.gfile.stat(path)
+    return status.length, status.mtime_nsec
 
 
 def opened(path: str) -> BinaryIO:
     """Opens a file to read bytes from: `read(n)`, `seek(position)`, `tell()`, `close()`."""
-    return opened_by_pyarrow(path) if _is_pyarrows(path) else tf.io.gfile.GFile(path, "rb")
+    return opened_by_pyarrow(path) if _read_by_pyarrow(path) else tf.io.gfile.GFile(path, "rb")
 
 
 def opened_by_pyarrow(path: str) -> Any:
     """Opens a local file, or one of any file system that pyarrow knows, as a `pyarrow.NativeFile`."""
-    file_system, place = _file_system(path if is_remote(path) else os.path.abspath(path))
-    return file_system.open_input_file(place)
+    file_system, inner_path = _file_system(path if is_remote(path) else os.path.abspath(path))
+    return file_system.open_input_file(inner_path)
 
 
 def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yields `(folder, folders in it, files in it)` for a folder and all folders below it, like `os.walk`.
+    """Yields `(folder, folders in it, files in it)` for a folder and all folders below it.
 
-    A folder that the caller removes from the list of folders is not visited.
+    This is like `os.walk`, but follows symbolic links, and leaves out those that would lead in circles. A folder that
+    the caller removes from the list of folders is not visited.
     """
-    if not _is_pyarrows(folder):
+    if not _read_by_pyarrow(folder):
         for parent, folders, names in tf.io.gfile.walk(folder):
             if not is_remote(folder):
-                for some in (folders, names):
-                    some[:] = [name for name in some if not _is_loop(folder, os.path.join(parent, name))]
+                for entries in (folders, names):
+                    entries[:] = [name for name in entries if not _is_loop(folder, os.path.join(parent, name))]
             yield parent, folders, names
         return
-    found = _entries(folder)
-    folders = [name for name, info in found.items() if info.type.name == "Directory"]
-    yield folder, folders, [name for name in found if name not in folders]
+    infos = _entries(folder)
+    folders = [name for name, info in infos.items() if info.type.name == "Directory"]
+    yield folder, folders, [name for name in infos if name not in folders]
     for name in folders:
         yield from walk(os.path.join(folder, name))
 
@@ -84,20 +85,20 @@ def _is_loop(folder: str, path: str) -> bool:
     target = os.path.realpath(path)
     parent = os.path.dirname(path)
     folder = os.path.normpath(folder)
-    found = os.path.islink(target)  # `realpath` returns a link if the links form a loop
-    while not found:
-        found = f"{os.path.realpath(parent)}/".startswith(f"{target.rstrip('/')}/")
+    is_loop = os.path.islink(target)  # `realpath` returns a link if the links form a loop
+    while not is_loop:
+        is_loop = f"{os.path.realpath(parent)}/".startswith(f"{target.rstrip('/')}/")
         if os.path.normpath(parent) == folder or not parent:
             break
         parent = os.path.dirname(parent)
-    if found:
+    if is_loop:
         logger.warning("%s is a loop of symbolic links: it is left out", path)
-    return found
+    return is_loop
 
 
 def matching(pattern: str) -> list[str]:
     """Returns the files and folders that match a pattern such as `shards/*.txt`, sorted by name."""
-    if not _is_pyarrows(pattern):
+    if not _read_by_pyarrow(pattern):
         return sorted(tf.io.gfile.glob(pattern))
     folder, _, names = pattern.rpartition("/")
     if any(c in folder for c in "*?["):
@@ -110,16 +111,16 @@ def _entries(folder: str) -> dict[str, Any]:
     """Returns `{name: pyarrow.fs.FileInfo}` for the files and folders in a folder."""
     from pyarrow.fs import FileSelector
 
-    file_system, place = _file_system(folder)
-    return {info.base_name: info for info in file_system.get_file_info(FileSelector(place))}
+    file_system, inner_path = _file_system(folder)
+    return {info.base_name: info for info in file_system.get_file_info(FileSelector(inner_path))}
 
 
 def _info(path: str) -> Any:
-    file_system, place = _file_system(path)
-    return file_system.get_file_info(place)
+    file_system, inner_path = _file_system(path)
+    return file_system.get_file_info(inner_path)
 
 
-def _is_pyarrows(path: str) -> bool:
+def _read_by_pyarrow(path: str) -> bool:
     return os.fspath(path).startswith(_PYARROW)
 
 
@@ -129,7 +130,7 @@ def _file_system(path: str) -> tuple[Any, str]:
 
 
 def pyarrow(user: str) -> Any:
-    """Returns the package. Raises ParameterError, which names the `user` of the package, if it is not installed."""
+    """Returns the package. If it is not installed, raises ParameterError, which says that `user` needs the package."""
     try:
         import pyarrow
         import pyarrow.fs

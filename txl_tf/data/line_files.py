@@ -145,8 +145,8 @@ def answer_block(answering: Answering, block: Block) -> None:
     texts = []
     pieces = pieces_of(block) if block.start else without_mark(pieces_of(block))
     lines = lines_in(pieces, block.any_end)
-    found = answering.answers(lines, block.name, False, numbers=itertools.count(block.first))
-    for number, answer in enumerate(found, block.first):
+    answers = answering.answers(lines, block.name, False, numbers=itertools.count(block.first))
+    for number, answer in enumerate(answers, block.first):
         texts.append(answering.text(answer, number))
         tally.count(answer, answering.numbers)
     write_atomic(block.answers, "".join(texts).encode("utf-8", "surrogateescape"))
@@ -212,8 +212,8 @@ class LineFile:
         if not (tf.io.gfile.exists(self.done_file) and tf.io.gfile.exists(self.output)):
             return None
         done = Done(**read_json(self.done_file, lambda values: check_values(values, Done)))
-        found = (self.fingerprint, tf.io.gfile.stat(self.output).length)
-        return done if found == (done.fingerprint, done.size) else None
+        current = (self.fingerprint, tf.io.gfile.stat(self.output).length)
+        return done if current == (done.fingerprint, done.size) else None
 
     def blocks(self, most: int | None) -> list[Block]:
         """Cuts the file into blocks of `most` lines, or fewer if the lines are long; one block if `most` is `None`.
@@ -234,15 +234,15 @@ class LineFile:
         sizes = [(sum(lengths.popleft() for _ in lines), len(lines)) for lines in in_blocks(lines_without_ends(), most)]
         sizes = [tuple(map(sum, zip(*sizes, strict=True)))] if most is None else sizes
         kind = "-cr" if has_cr else ""  # earlier versions cut such a file into other lines
-        found = []
+        blocks = []
         start = 0
         first = 1
         for i, (length, lines) in enumerate(sizes):
             part = os.path.join(absolute(self.parts), f"{i:06}{kind}")
-            found.append(Block(absolute(self.path), self.path, start, length, first, lines, part, self.any_end))
+            blocks.append(Block(absolute(self.path), self.path, start, length, first, lines, part, self.any_end))
             start += length
             first += lines
-        return found
+        return blocks
 
     def missing(self, blocks: list[Block]) -> list[Block]:
         """Returns the blocks that have no answers."""

@@ -66,12 +66,12 @@ def encoded(
     """
     for number, line in zip(numbers or itertools.count(1), lines, strict=False):
         try:
-            found = encode(line)
+            result = encode(line)
         except ValueError as error:
-            found = LineError(line, number, error, name)
+            result = LineError(line, number, error, name)
             if strict:
-                raise found from error
-        yield found
+                raise result from error
+        yield result
 
 
 def in_places(answer: Callable[[list], Iterable], items: Iterable) -> list:
@@ -207,7 +207,7 @@ def text_of(line: str | bytes, errors: str = "strict") -> str:
 
 
 def sentence_of(line: str | bytes) -> str:
-    r"""Like `text_of`; the line may end with `\r\n`. Raises ParameterError if there are several lines."""
+    r"""Returns a line as text, without `\n` or `\r\n` at its end. Raises ParameterError if there are several lines."""
     text = text_of(line).removesuffix("\r")
     if "\n" in text:
         raise ParameterError(LINE, text, "one line", f"{LINE} must be one line, got {text.count(chr(10)) + 1}")

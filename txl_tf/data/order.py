@@ -69,9 +69,9 @@ def _reordered(dataset: tf.data.Dataset, taken_apart: bool = False) -> Iterator[
 # ------------------------------------------------------------------------------------------------ reading beforehand
 
 ROWS = 2000  # approximate number of rows that `first_batches` reads
-_OF_ARRAYS = ("TensorSliceDataset", "TensorDataset", "ZipDataset", "TakeDataset", "SkipDataset", "RepeatDataset")
+_ARRAY_DATASETS = ("TensorSliceDataset", "TensorDataset", "ZipDataset", "TakeDataset", "SkipDataset", "RepeatDataset")
 _IN_BATCHES = ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
-_PASSED_ON = (*_OF_ARRAYS, *_IN_BATCHES, "MapDataset", "ParallelMapDataset", "PrefetchDataset", "OptionsDataset")
+_PASSED_ON = (*_ARRAY_DATASETS, *_IN_BATCHES, "MapDataset", "ParallelMapDataset", "PrefetchDataset", "OptionsDataset")
 
 
 def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
@@ -98,21 +98,21 @@ def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
 def _before_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """Returns the part of a dataset of arrays before any shuffle; `None` if there is no such part."""
     structure = tf.nest.map_structure(lambda spec: 0, dataset.element_spec)
-    found = dataset
+    before_shuffles = dataset
     if not isinstance(dataset.element_spec, tuple) or len(dataset.element_spec) < 2:
         return None
     while True:
         if _kind_of(dataset) in _REORDERS:
-            (found,) = dataset._inputs()
+            (before_shuffles,) = dataset._inputs()
         elif _kind_of(dataset) not in _PASSED_ON:
             return None
         inputs = dataset._inputs()
         if len(inputs) != 1:
             break
         (dataset,) = inputs
-    if not all(_kind_of(source) in _OF_ARRAYS for source in _sources(dataset)):
+    if not all(_kind_of(source) in _ARRAY_DATASETS for source in _sources(dataset)):
         return None
-    return found if tf.nest.map_structure(lambda spec: 0, found.element_spec) == structure else None
+    return before_shuffles if tf.nest.map_structure(lambda spec: 0, before_shuffles.element_spec) == structure else None
 
 
 def _sources(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
@@ -157,7 +157,10 @@ def _graphs_of(function: Any) -> Iterator[Any]:
 
 
 def _reordered_in(graph: Any, taken_apart: bool) -> Iterator[tuple[list[Component], bool]]:
-    """Like `_reordered`, for the datasets in a GraphDef: if any of it takes elements apart, all are taken apart."""
+    """Yields, for every dataset in a GraphDef that changes the order: its components, and whether they are taken apart.
+
+    If any dataset in the graph takes elements apart, all of them count as taken apart. See `_reordered`.
+    """
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     kinds = {node.name: node.op.rstrip("V0123456789") for node in nodes}
     taken_apart = taken_apart or not {*kinds.values()}.isdisjoint(_TAKES_APART)

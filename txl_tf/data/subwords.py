@@ -142,10 +142,10 @@ class SubwordVocab(Vocab):
         return hashlib.sha256(self.model).hexdigest()
 
     def difference(self, other: Vocab) -> str | None:
-        found = super().difference(other)
-        if found is None and self.fingerprint() != other.fingerprint():
+        first_difference = super().difference(other)
+        if first_difference is None and self.fingerprint() != other.fingerprint():
             return "the pieces are the same, the SentencePiece models are not"
-        return found
+        return first_difference
 
     # ------------------------------------------------------------------------------------------------- text <-> ids
 
@@ -222,8 +222,9 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
 
 
 def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_type: str) -> SubwordVocab:
-    """Makes the subwords of an encoder-decoder. The first ids are `<pad>`, `<s>`, `</s>` and `<unk>`, as in
-    `txl_tf.data.pairs.parallel`, and a newline becomes `</s>`.
+    """Makes the subwords of an encoder-decoder. A newline becomes `</s>`.
+
+    The first ids are those of `<pad>`, `<s>`, `</s>` and `<unk>`, which `txl_tf/data/pairs/parallel.py` expects.
 
     Args:
         lines: strings.
@@ -255,7 +256,7 @@ def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_ty
 def train_on_lines(
     lines: list[str], vocab_size: int, subword_type: str, options: dict[str, Any] | None = None, **config: Any
 ) -> SubwordVocab:
-    """Like `train_subwords`, but uses all of the lines, which must be lines of `training_lines`.
+    """Makes subwords from all of the lines, which `training_lines` returned. Other arguments: see `train_subwords`.
 
     Args:
         options: further options of SentencePiece's trainer, such as the ids of special pieces.
@@ -281,9 +282,9 @@ def train_on_lines(
         )
     except RuntimeError as error:
         for pattern, word in ((_TOO_HIGH, "most"), (_TOO_LOW, "least")):
-            found = pattern.search(str(error))
-            if found:
-                allowed = f"at {word} {found[1]} for this text and {subword_type}"
+            match = pattern.search(str(error))
+            if match:
+                allowed = f"at {word} {match[1]} for this text and {subword_type}"
                 raise ParameterError("vocab_size", vocab_size, allowed) from error
         message = f"SentencePiece cannot make {vocab_size} subwords of this text: {error}"
         raise ParameterError("vocab_size", vocab_size, "a number that fits the text", message) from error
@@ -305,11 +306,11 @@ def _by_frequency(vocab: SubwordVocab) -> bytes:
     """
     fields = list(_fields_of(vocab.model))
     pieces = [field for number, field in fields if number == _PIECES]
-    others = [field for number, field in fields if number != _PIECES]
+    other_fields = [field for number, field in fields if number != _PIECES]
     processor = vocab.processor
     n_special = sum(processor.is_unknown(i) or processor.is_control(i) for i in range(len(pieces)))
     order = sorted(range(n_special, len(pieces)), key=lambda i: -vocab.counter[vocab.symbols[i]])
-    return b"".join([*pieces[:n_special], *(pieces[i] for i in order), *others])
+    return b"".join([*pieces[:n_special], *(pieces[i] for i in order), *other_fields])
 
 
 def _fields_of(message: bytes) -> Iterator[tuple[int, bytes]]:

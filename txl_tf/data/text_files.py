@@ -75,7 +75,7 @@ def plain_text(text: str) -> str:
 
 
 def plain_pieces(pieces: Iterable[str | bytes]) -> Iterator[str]:
-    """Like `plain_text`, for the pieces of a text, which are strings."""
+    """Yields the pieces of a text, which are strings, as plain text; see `plain_text`."""
     return (piece.replace("\ufeff", "") for piece in pieces_with_newlines(map(checked_string, pieces)))
 
 
@@ -93,9 +93,9 @@ def with_newlines(text: Text) -> Text:
 
 
 def pieces_with_newlines(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    r"""Like `with_newlines`, for the pieces of a text: a `\r\n` may begin in one piece and end in the next.
+    r"""Yields the pieces of a text with `\n` in place of `\r\n`, which two pieces may share, and of every other `\r`.
 
-    `None` among the pieces stays.
+    `None` among the pieces is yielded unchanged.
     """
     after_cr = False
     for piece in pieces:
@@ -162,7 +162,7 @@ class Readable(Protocol):
 
 
 def blocks_in(file: Readable, name: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Like `blocks_of`, for an open file, whose position is `begin`; errors call it `name`."""
+    """Yields the blocks of an open file, whose position is `begin`; see `blocks_of`. Errors call the file `name`."""
     position = begin
     block_end = (math.ceil(begin / BLOCK_BYTES) + 1) * BLOCK_BYTES
     while end is None or position < end:

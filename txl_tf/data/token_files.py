@@ -68,16 +68,16 @@ class TokenFiles:
     Args:
         paths: of the files, in order; only as many as necessary are used.
         n_symbols: size of the vocabulary.
-        most: most tokens of a file; `None`: the first file has all tokens.
+        max_tokens: most tokens of a file; `None`: the first file has all tokens.
 
     Attributes:
         files: `TokenWriter`s, the last one open.
     """
 
-    def __init__(self, paths: Iterator[str], n_symbols: int, most: int | None = None):
+    def __init__(self, paths: Iterator[str], n_symbols: int, max_tokens: int | None = None):
         self._paths = paths
         self._n_symbols = n_symbols
-        self._most = most
+        self._max_tokens = max_tokens
         self.files = [TokenWriter(next(paths), n_symbols)]
 
     @property
@@ -85,7 +85,7 @@ class TokenFiles:
         return sum(file.n_tokens for file in self.files)
 
     def add(self, ids: np.ndarray) -> None:
-        while self._most and len(ids) > (room := self._most - self.files[-1].n_tokens):
+        while self._max_tokens and len(ids) > (room := self._max_tokens - self.files[-1].n_tokens):
             self.files[-1].add(ids[:room])
             self.close()
             self.files.append(TokenWriter(next(self._paths), self._n_symbols))
@@ -155,10 +155,10 @@ def read_header(path: str) -> tuple[np.dtype, int, int]:
         raise ParameterError(path, None, "a .npy file of one row", message) from error
     if dtype.kind not in "iu":
         raise ParameterError(path, dtype, "integers", f"{not_whole} it must hold integers, got {dtype}")
-    found = tf.io.gfile.stat(path).length
-    if found != expected:
-        message = f"{not_whole} {n_tokens} tokens make {expected} bytes, and it has {found}"
-        raise ParameterError(path, found, f"{expected} bytes", message)
+    size = tf.io.gfile.stat(path).length
+    if size != expected:
+        message = f"{not_whole} {n_tokens} tokens make {expected} bytes, and it has {size}"
+        raise ParameterError(path, size, f"{expected} bytes", message)
     return dtype, n_tokens, start
 
 

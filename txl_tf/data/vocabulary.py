@@ -96,8 +96,8 @@ class Vocab:
         one_of(COUNTED_LEVELS)("level", level)
         if level != "word" and (self.bos or self.eos):
             name = "bos" if self.bos else "eos"
-            found = f"got {brief(self.bos)} and {brief(self.eos)} at level {brief(level)}"
-            message = f"bos and eos need level 'word', {found}"
+            both_values = f"got {brief(self.bos)} and {brief(self.eos)} at level {brief(level)}"
+            message = f"bos and eos need level 'word', {both_values}"
             raise ParameterError(name, self.bos or self.eos, f"None at level {level}", message)
         options = {"lower_case": self.lower_case, "special": special, "unk": self.unk, "min_freq": self.min_freq}
         given = [name for name, value in options.items() if value]
@@ -151,11 +151,11 @@ class Vocab:
 
     def difference(self, other: Vocab) -> str | None:
         """Describes the first token that differs from `other`'s, called "there"; `None` if all are the same."""
-        for i, (here, there) in enumerate(itertools.zip_longest(self.symbols, other.symbols)):
-            if here != there:
-                shown_here = "nothing" if here is None else brief(here)
-                shown_there = "nothing" if there is None else brief(there)
-                return f"symbol {i} is {shown_there} there and {shown_here} here"
+        for i, (own_symbol, other_symbol) in enumerate(itertools.zip_longest(self.symbols, other.symbols)):
+            if own_symbol != other_symbol:
+                shown = "nothing" if own_symbol is None else brief(own_symbol)
+                shown_other = "nothing" if other_symbol is None else brief(other_symbol)
+                return f"symbol {i} is {shown_other} there and {shown} here"
         return None
 
     # ----------------------------------------------------------------------------------------------- building
@@ -240,7 +240,7 @@ class Vocab:
     def encode_stream(
         self, texts: Iterable[str | bytes], name: str = "text", first_line: int = 1
     ) -> Iterator[np.ndarray]:
-        """Like `encode`, but yields the ids of each string as an array of its own, in bounded memory."""
+        """Yields the ids of each string as an array, in bounded memory. Arguments and errors: see `encode`."""
         unk_id = -1 if self.unk is None else self.ids.get(self.unk, -1)
         id_of: Callable[[str, int], int] = self.ids.get
         for text in texts:
@@ -424,14 +424,14 @@ def newline_ids(vocab: Vocab) -> list[int]:
 
 
 def line_start_ids(vocab: Vocab) -> list[int]:
-    """Returns the ids before a line that is scored by itself: the end of a document, or else of a line.
+    """Returns the ids to put before a line that is scored alone: the document token or, without one, the newline.
 
-    The list is empty if each line begins with `bos`, or if the vocabulary has no such token. Then nothing predicts the
-    first token.
+    Without a document token, the list is empty if lines begin with `bos`, or if there is no token for a newline. The
+    first token then gets no score.
     """
     if vocab.document is not None:
         return [vocab.ids[vocab.document]]
-    return [] if vocab.level == "word" and vocab.bos else newline_ids(vocab)
+    return [] if vocab.bos else newline_ids(vocab)
 
 
 def as_iterable(texts: str | bytes | Iterable[str | bytes]) -> Iterable[str | bytes]:

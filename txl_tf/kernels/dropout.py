@@ -74,7 +74,7 @@ def _threshold(rate: float) -> int:
 
 @fused
 def _mask(shape: Any, dropout_key: Tensor, rate: float, row_axis: int | None, dtype: Any) -> Tensor:
-    """What `dropout` multiplies by: 0 for elements that are dropped, else `scale_of_kept`."""
+    """The factors of `dropout`: 0 for elements that are dropped, else `scale_of_kept`."""
     words = _random_words(shape, dropout_key, row_axis)
     # Each word gives four numbers of 16 bits, in the top two bytes. The bytes below them are smaller than the unit of
     # the threshold, so they need not be cleared. The high byte of the last number is the sum of the word's lowest byte

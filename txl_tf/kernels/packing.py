@@ -57,5 +57,5 @@ def unpack_pairs(mask: Tensor | None, x: Tensor) -> Tensor:
     rows = unpack(mask, rows)
     swapped = [0, 2, 1, *range(3, rank)]
     before = tf.shape(rows)[2] - tf.shape(mask)[1]
-    of_segment = tf.transpose(unpack(mask, tf.transpose(rows[:, :, before:], swapped)), swapped)
-    return tf.transpose(tf.concat([rows[:, :, :before], of_segment], 2), [*range(3, rank), 0, 1, 2])
+    segment_columns = tf.transpose(unpack(mask, tf.transpose(rows[:, :, before:], swapped)), swapped)
+    return tf.transpose(tf.concat([rows[:, :, :before], segment_columns], 2), [*range(3, rank), 0, 1, 2])

@@ -86,7 +86,7 @@ def seen_scores(visible: Tensor | None, scores: Tensor, position_scores: Tensor 
 
 
 def hidden(visible: Tensor, dtype: Any) -> Any:
-    """What is subtracted from scores: 1e30 for keys that a query does not see, else 0."""
+    """The numbers to subtract from scores: 1e30 for keys that a query does not see, else 0."""
     return 1e30 * tf.cast(~tf.cast(visible, tf.bool), dtype)
 
 

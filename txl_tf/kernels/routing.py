@@ -34,7 +34,7 @@ class ByNumber:
 
         Args:
             mask: bool `[n]`.
-            function: function of some of the `rows`, which returns a tensor `[any, ...]`.
+            function: function of any number of rows, which returns a tensor `[any, ...]`.
             fill: unused; see `EveryRow`.
             *rows: tensors `[n, ...]`.
 
@@ -51,13 +51,16 @@ class EveryRow:
     """Every cluster computes every row. The results for rows of other clusters are not used."""
 
     def __call__(self, mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
-        """As in `ByNumber`. Rows where `mask` is false are replaced by `fill`, a value that the function accepts."""
+        """`function(*rows)` where `mask` is true, and zeros for the other rows, as `ByNumber`.
+
+        Rows where `mask` is false are replaced by `fill` before the call, a value that the function accepts.
+        """
         results = function(*(tf.where(_like(mask, x), x, tf.cast(fill, x.dtype)) for x in rows))
         return tf.where(_like(mask, results), results, tf.zeros([], results.dtype))
 
 
 class BySlots:
-    """Every cluster has a fixed number of slots. It computes its first rows, in order, and leaves out the others.
+    """Every cluster has a fixed number of slots. It computes its first rows, in order, and leaves out its other rows.
 
     Args:
         capacities: the number of slots of every cluster that will be called, in order.
@@ -73,7 +76,10 @@ class BySlots:
         self.left_out = None
 
     def __call__(self, mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
-        """As in `ByNumber`, with zeros for the rows that are left out. The number of rows must be known."""
+        """`function(*rows)` where `mask` is true and a slot is free, and zeros for the other rows.
+
+        Arguments and result are those of `ByNumber`, but `n` must be static. `fill` is the row of an unused slot.
+        """
         n = mask.shape[0]
         capacity = min(int(next(self.capacities)), n)
         count: Any = tf.cumsum(tf.cast(mask, tf.int32))

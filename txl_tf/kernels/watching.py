@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Seen:
-    """What the attentions in a block of `watching` computed, in order.
+    """The results of the attentions in a block of `watching`, in order.
 
     Attributes:
         probs: the probabilities before dropout, `[H, ..., T, K]` each.

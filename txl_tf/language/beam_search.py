@@ -66,11 +66,11 @@ def generate(
     """
     source = _check_source(model, source)
     searches = beam_size > 1 or n_best is not None
-    most = min(100, model.max_len) if max_new_tokens is None else max_new_tokens
+    n_tokens = min(100, model.max_len) if max_new_tokens is None else max_new_tokens
     for name, token in (("start", start), ("end", end)):
         if token is not None or name == "start" or searches:
             check_integer(name, token, 1, model.target_vocab_size - 1)
-    check_integer("max_new_tokens", most, 1, model.max_len)
+    check_integer("max_new_tokens", n_tokens, 1, model.max_len)
     suppressed = check_suppressed(suppress_tokens, end, model.target_vocab_size)
     check_integer("beam_size", beam_size, 1, model.target_vocab_size - 1 - len(suppressed))
     if n_best is not None:
@@ -85,7 +85,7 @@ def generate(
     sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
     # Tensors as arguments: a Python number would have its own graph.
     source = tf.constant(source, tf.int32)
-    limit = tf.constant(most)
+    limit = tf.constant(n_tokens)
     allowed = writable(model, suppressed)
     if not searches:
         end = -1 if end is None else end
@@ -96,6 +96,7 @@ def generate(
 
 
 def _check_source(model: Any, source: Any) -> np.ndarray:
+    """Returns sources of ids as an array. Raises ParameterError if one is no row of ids, too long, or only padding."""
     source = np.asarray(source)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
         allowed = "integers [batch, any]"
@@ -174,9 +175,11 @@ def sample_sequences(
     return written.tokens, written.state[1]
 
 
-def _decoder(model: Any, source: Tensor, rows_each: int, most: int, allowed: Any = None) -> tuple[Callable, Any]:
+def _decoder(
+    model: Any, source: Tensor, rows_each: int, max_new_tokens: int, allowed: Any = None
+) -> tuple[Callable, Any]:
     """`(decode, caches)`: `model.decode_step` for a source, limited to `allowed` symbols, and the first caches."""
-    caches, *rest = model.start_decoding(source, rows_each, most)
+    caches, *rest = model.start_decoding(source, rows_each, max_new_tokens)
     allowed = writable(model, ()) if allowed is None else allowed
 
     def decode(ids, place, caches):
@@ -221,14 +224,14 @@ def beam_search(
     """
     batch = shape_of(source)[0]
     size = beam_size
-    most = max_new_tokens
+    n_columns = max_new_tokens
     dtype = model.loss_dtype
     length_penalty = tf.convert_to_tensor(length_penalty, dtype)
     none = tf.constant(_NONE, dtype)
-    decode, caches = _decoder(model, source, size, most, allowed)
+    decode, caches = _decoder(model, source, size, n_columns, allowed)
     first_rows = tf.range(batch)[:, None] * size
-    columns = tf.range(most)
-    limits = tf.fill([batch], most) if limits is None else limits
+    columns = tf.range(n_columns)
+    limits = tf.fill([batch], n_columns) if limits is None else limits
 
     def penalty(length):
         """The divisor of the log-probabilities of targets with `length` tokens (Wu et al. 2016)."""
@@ -274,7 +277,7 @@ def beam_search(
         best = totals[:, 0] / penalty(limits)  # log-probabilities can only fall, and penalties only grow
         return tf.reduce_any((i < limits) & (best > scores[:, -1]))
 
-    empty = tf.zeros([batch, size, most], tf.int32)
+    empty = tf.zeros([batch, size, n_columns], tf.int32)
     # At first, all hypotheses are equal, so only one of them counts.
     totals = tf.tile(tf.where(tf.range(size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
     state = (0, tf.fill([batch, size], start), empty, totals, empty, tf.fill([batch, size], none), caches)

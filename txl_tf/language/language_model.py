@@ -116,8 +116,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        with choosing(config) as others:
-            return super().from_config(others, custom_objects)
+        with choosing(config) as without_classes:
+            return super().from_config(without_classes, custom_objects)
 
     # ------------------------------------------------------------------------------------------------- inference
 
@@ -243,7 +243,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             return write(**arguments)
         strategy = self.distribute_strategy
         texts = strategy.run(write, kwargs=arguments)
-        return tf.nest.map_structure(lambda found: strategy.experimental_local_results(found)[0], texts)
+        return tf.nest.map_structure(lambda per_replica: strategy.experimental_local_results(per_replica)[0], texts)
 
     @compiled_method(autograph=False)
     def _uniform_draws(self, seeds: Tensor, n_tokens: Size) -> Tensor:
@@ -439,12 +439,12 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
     def _nll(
         self, outputs: Tensor, labels: Tensor, static_shapes: bool, bin_capacities: Any = None
     ) -> tuple[Tensor, Tensor | None]:
-        """`(nll, kept)` of `segment_nll`."""
+        """The nll of labels from `outputs`, and bool where labels count, or `None` if all do; see `segment_nll`."""
         if not static_shapes:
             return self.nll_of(outputs, labels), None
         if self.has_own_probabilities:
-            kept = labels >= 0
-            return tf.where(kept, self.nll_of(outputs, tf.maximum(labels, 0)), 0), kept
+            is_label = labels >= 0
+            return tf.where(is_label, self.nll_of(outputs, tf.maximum(labels, 0)), 0), is_label
         if bin_capacities is None:
             bin_capacities = [labels.shape.num_elements()] * len(self.softmax.cutoffs)
         return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities)
@@ -481,11 +481,15 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         return self.nll_of(outputs[:, -tf.shape(labels)[1] :], labels)
 
     def _check_ids(self, name: str, ids: Any) -> Tensor:
-        """`ids` as an int tensor `[batch, tgt_len]`. In eager execution, all of them must be in the vocabulary."""
+        """`ids` as an int tensor `[batch, tgt_len]`.
+
+        In eager execution, all ids must be in the vocabulary, except that labels may be -100.
+        """
         ids = tf.convert_to_tensor(ids)
         if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
             allowed = "integers [batch, tgt_len]"
-            message = f"{name} must be {allowed}, got {ids.dtype.name} {list(ids.shape)}"
+            shape = "of unknown rank" if ids.shape.rank is None else list(ids.shape)
+            message = f"{name} must be {allowed}, got {ids.dtype.name} {shape}"
             raise ParameterError(name, ids, allowed, message)
         if not tf.executing_eagerly():
             return ids

@@ -47,7 +47,7 @@ def write_tokens(step: Callable, state: Any, room: Size, limits: Tensor, stops: 
     has_strings = tf.reduce_any(stops.strings >= 0)
 
     def ends(token, tail):
-        """`add_token`, computed only if there is a stop string."""
+        """Calls `add_token` only if there is a stop string."""
         nothing = zeros > 0, zeros, tail
         if stops.strings.shape[1] == 0:  # no stop strings, as the static shape says
             return nothing

@@ -97,8 +97,8 @@ def look_back(lm: LanguageModel, ids: np.ndarray, place: int, tgt_len: int) -> L
     mem_len = mems[0].shape[1]
     kept = (0, mem_len // 2, mem_len)
     nll = np.stack([lm.score(tokens, labels, last_of(mems, k))[0].numpy()[0, -1] for k in kept])
-    of_last_query = probs[:, :, 0, -1].numpy()  # from [n_layer, n_head, batch, T, K], with a batch of 1
-    return LookBack(of_last_query, first_key=start - mem_len, segment=start, kept=kept, nll=nll)
+    last_query_probs = probs[:, :, 0, -1].numpy()  # from [n_layer, n_head, batch, T, K], with a batch of 1
+    return LookBack(last_query_probs, first_key=start - mem_len, segment=start, kept=kept, nll=nll)
 
 
 def nll_by_memory(
@@ -124,9 +124,9 @@ def nll_by_memory(
         check_integer("kept", number, 0, mem_len)
     mems = lm.initial_mems(1)
     for start, tokens, labels in _segments(ids, tgt_len):
-        with_all, new_mems = lm.score(tokens, labels, mems)
-        found = [with_all if k == mem_len else lm.score(tokens, labels, last_of(mems, k))[0] for k in kept]
-        yield start + 1, np.stack([nll.numpy()[0] for nll in found])
+        full_memory_nll, new_mems = lm.score(tokens, labels, mems)
+        scores = [full_memory_nll if k == mem_len else lm.score(tokens, labels, last_of(mems, k))[0] for k in kept]
+        yield start + 1, np.stack([nll.numpy()[0] for nll in scores])
         mems = new_mems
 
 

@@ -84,8 +84,8 @@ def sample_categorical(scores: Tensor, uniform: Tensor) -> Tensor:
     """
     weights = tf.exp(tf.cast(scores - tf.reduce_max(scores, -1, keepdims=True), tf.float64))
     cumulative = tf.cumsum(weights, -1)
-    chosen = tf.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], side="right")[:, 0]
-    return tf.minimum(chosen, tf.shape(scores)[-1] - 1)  # `searchsorted` returns n if scores are NaN
+    index = tf.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], side="right")[:, 0]
+    return tf.minimum(index, tf.shape(scores)[-1] - 1)  # `searchsorted` returns n if scores are NaN
 
 
 def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -101,13 +101,13 @@ def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """
     batch, n = shape_of(scores)
     ordered, order = tf.math.top_k(scores, n)
-    kept = tf.range(n) < tf.where(top_k > 0, top_k, n)[:, None]
-    probability_before = tf.cumsum(tf.nn.softmax(tf.where(kept, ordered, -np.inf)), -1, exclusive=True)
+    is_likely = tf.range(n) < tf.where(top_k > 0, top_k, n)[:, None]
+    probability_before = tf.cumsum(tf.nn.softmax(tf.where(is_likely, ordered, -np.inf)), -1, exclusive=True)
     # A rounded sum may reach 1 too early, so `top_p` = 1 is a case of its own.
-    kept &= (probability_before < top_p[:, None]) | (top_p[:, None] == 1)
+    is_likely &= (probability_before < top_p[:, None]) | (top_p[:, None] == 1)
     places = tf.reshape(order + n * tf.range(batch)[:, None], [-1, 1])
     return tf.reshape(
-        tf.scatter_nd(places, tf.reshape(tf.where(kept, ordered, -np.inf), [-1]), [batch * n]), [batch, n]
+        tf.scatter_nd(places, tf.reshape(tf.where(is_likely, ordered, -np.inf), [-1]), [batch * n]), [batch, n]
     )
 
 
@@ -164,8 +164,8 @@ def precompute_softmax(lm: Any) -> tuple:
     if lm.has_own_probabilities:
         return ()
     tables, projs, biases, entries = lm.softmax.weights_with(lm.network.embedding)
-    first, *others = clusters_of(tables, projs, biases)
-    bins = [head_of(first, entries), *((cluster.table, cluster.bias) for cluster in others)]
+    first, *later = clusters_of(tables, projs, biases)
+    bins = [head_of(first, entries), *((cluster.table, cluster.bias) for cluster in later)]
 
     def cast(tensor):
         return None if tensor is None else tf.cast(tensor, lm.compute_dtype)
@@ -228,6 +228,7 @@ def sample(
         return draw(logits(hidden, *bins[0]), lambda i, pick: logits(pick(hidden), *bins[i]))
 
     def general():
+        """Draws with all options, which apply to the log-probabilities of all words."""
         head = tf.nn.log_softmax(logits(hidden, *bins[0]))
         tails = [tf.nn.log_softmax(logits(hidden, *tail)) for tail in bins[1:]]
         clusters = tf.split(head[:, sizes[0] :], len(tails), -1) if tails else []

@@ -169,11 +169,11 @@ class Session:
         self.excess = int(written.excess[0])
         return tokens, nll.numpy()[:, :length] if with_nll else None
 
-    def _stops_of(self, stop_strings: Iterable[str] | None, *others: Any) -> Stops:
-        """`check_stops`, computed once for many calls with the same stop strings."""
-        given = (stop_strings if isinstance(stop_strings, str) else tuple(stop_strings or ()), *others)
-        if self._checked is None or self._checked[0] != given:
-            self._checked = given, check_stops(self.lm.network.n_token, None, *given)
+    def _stops_of(self, stop_strings: Iterable[str] | None, *options: Any) -> Stops:
+        """`check_stops`, computed once for many calls with the same arguments."""
+        arguments = (stop_strings if isinstance(stop_strings, str) else tuple(stop_strings or ()), *options)
+        if self._checked is None or self._checked[0] != arguments:
+            self._checked = arguments, check_stops(self.lm.network.n_token, None, *arguments)
         return self._checked[1]
 
     def _read_segment(self, tokens: Tensor, text: TextState) -> tuple[Tensor, TextState]:

@@ -142,8 +142,8 @@ class TextGenerator:
         lengths = np.array([len(row) for row in ids])
         options = {"lengths": lengths, "num_return_sequences": n, "vocab": self.vocab, **self.stops, **self.sampling}
         arrays = [array.numpy() for array in write_texts(self.lm, padded(ids), self.max_new_tokens, **options)]
-        found = [self._text(ids[i // n], *(array[i] for array in arrays)) for i in range(len(prompts) * n)]
-        return [(prompt, found[i * n : (i + 1) * n]) for i, (prompt, _) in enumerate(prompts)]
+        texts = [self._text(ids[i // n], *(array[i] for array in arrays)) for i in range(len(prompts) * n)]
+        return [(prompt, texts[i * n : (i + 1) * n]) for i, (prompt, _) in enumerate(prompts)]
 
     def _text(self, prompt: np.ndarray, tokens: np.ndarray, length: int, excess: int) -> str:
         stream = TextStream(self.vocab)

@@ -29,10 +29,10 @@ class AbsoluteTransformer(TransformerXL):
     """
 
     def __init__(self, n_position: int = 0, **arguments: Any) -> None:
-        of_positions: dict[str, Any] = {"positions": "sinusoids"}
+        position_arguments: dict[str, Any] = {"positions": "sinusoids"}
         if n_position:
-            of_positions = {"positions": "learned", "context_len": n_position}
-        super().__init__(**{**of_positions, **arguments})
+            position_arguments = {"positions": "learned", "context_len": n_position}
+        super().__init__(**{**position_arguments, **arguments})
 
 
 @keras.saving.register_keras_serializable("txl_tf")

@@ -68,7 +68,7 @@ class WindowCache:
         self.static_shapes = static_shapes
 
     def precompute(self) -> Any:
-        """`WindowWeights`."""
+        """The values that depend only on the weights, as `WindowWeights`."""
         network = self.network
         dtype = network.compute_dtype
         layers = tuple(layer_weights(layer, dtype) for layer in network.decoder_layers)
@@ -85,7 +85,7 @@ class WindowCache:
         return WindowState(keys, values, tokens, tf.zeros([batch_size], tf.int32))
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor) -> tuple[Tensor, WindowState]:
-        """As `MemoryCache.read_prompt`. If a prompt is longer than a window, only its last window is read."""
+        """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`."""
         batch, n = shape_of(prompt)
         start = window_start(lengths, self.context_len)
         columns = tf.minimum(start[:, None] + tf.range(tf.minimum(n, self.context_len)), n - 1)
@@ -98,7 +98,7 @@ class WindowCache:
         return tf.gather(hidden, length - 1, batch_dims=1), state if self.static_shapes else writable_copy(state)
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, WindowState]:
-        """As `MemoryCache.read`, window after window."""
+        """Reads `tokens`, int32 `[B, n]`, window after window. Returns `(hidden, state)`, with hidden `[B, n, E]`."""
         weights = self.precompute()
         n = tf.shape(tokens)[1]
 
@@ -124,7 +124,7 @@ class WindowCache:
         return hidden, writable_copy(state)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
-        """As `MemoryCache.read_token`."""
+        """Reads one token for each row. Arguments and results: see `MemoryCache.read_token`."""
         state = self.with_room(weights, state)
         hidden, state = self.forward(weights, token[:, None], state, in_place=not self.static_shapes)
         return hidden[:, 0], state
@@ -134,6 +134,7 @@ class WindowCache:
         full = state.length == self.context_len
 
         def move_on():
+            """Reads the last half of every window as the beginning of a new one, which replaces only full windows."""
             again = state.tokens[:, self.context_len - self.context_len // 2 :]
             _, moved = self.forward(weights, again, self.initial_state(shape_of(again)[0]))
 
@@ -188,7 +189,7 @@ class WindowMemory(NetworkMemory):
         self.visible = visible & (key >= self.places[..., None]) if network.same_length else visible
         self.slots_of_heads = tf.repeat(self.slots, network.n_head, 0)
         rings = zip(network.decoder_layers, weights.layers, state.keys, state.values, strict=True)
-        self.layers = [WindowOfLayer(layer, of_layer, self, k, v) for layer, of_layer, k, v in rings]
+        self.layers = [WindowOfLayer(layer, layer_weights, self, k, v) for layer, layer_weights, k, v in rings]
 
     def added(self) -> Tensor | None:
         """The rows to add to the embeddings of the tokens: `[B, T, E]`, or `None`."""
@@ -206,11 +207,11 @@ class WindowOfLayer(CachedKeys):
     """The keys and values of one layer in a `WindowMemory`."""
 
     def numbers(self, k: Tensor) -> Tensor:
-        """The positions in the window, see `Memory`."""
+        """How many tokens of the window precede each of the keys `k`."""
         return self.segment.places[:, None]
 
     def attend(self, block: Any, content_q: Any, position_q: Any, k: Tensor, v: Tensor) -> Any:
-        """Writes keys and values of the segment into the window, and attends to it."""
+        """Writes keys and values of the segment into the window, and attends to the window."""
         at = self.segment
         keys, values = (
             write(ring, at.slots_of_heads, new, at.in_place) for ring, new in ((self.keys, k), (self.values, v))
@@ -242,7 +243,7 @@ class RereadWindow:
         self.static_shapes = static_shapes
 
     def precompute(self) -> Any:
-        """Nothing: no value is computed in advance."""
+        """An empty tuple: no value is computed in advance."""
         return ()
 
     def initial_state(self, batch_size: int) -> WindowState:
@@ -251,7 +252,7 @@ class RereadWindow:
         return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor) -> tuple[Tensor, WindowState]:
-        """As `MemoryCache.read_prompt`."""
+        """Reads the prompts, each from the beginning of a text: see `MemoryCache.read_prompt`."""
         start = window_start(lengths, self.context_len)
         place = tf.range(self.context_len)
         columns = tf.minimum(start[:, None] + place, shape_of(prompt)[1] - 1)
@@ -261,7 +262,7 @@ class RereadWindow:
         return self._last(state), state
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, WindowState]:
-        """As `MemoryCache.read`, token by token."""
+        """Reads `tokens`, int32 `[B, n]`, one by one. Returns `(outputs, state)`, with outputs `[B, n, any]`."""
 
         def read_one(i, outputs, state):
             output, state = self.read_token((), tokens[:, i], state)
@@ -279,7 +280,7 @@ class RereadWindow:
         return outputs, state
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
-        """As `MemoryCache.read_token`."""
+        """Reads one token for each row. Arguments and results: see `MemoryCache.read_token`."""
         half = self.context_len // 2
         place = tf.range(self.context_len)
         full = state.length == self.context_len

@@ -29,7 +29,7 @@ def clusters_of(tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases
         tables = tf.split(tables[0], sizes)
     starts = itertools.accumulate(sizes[:-1], initial=0)
     tables = [tf.convert_to_tensor(table) for table in tables]
-    return [Cluster(*of_cluster) for of_cluster in zip(starts, tables, projs, biases, strict=True)]
+    return [Cluster(*fields) for fields in zip(starts, tables, projs, biases, strict=True)]
 
 
 def mask_adaptive_logsoftmax(
@@ -83,8 +83,8 @@ def static_adaptive_logsoftmax(
         bin_capacities: list of int, one for every cluster but the first; see `choose_bin_capacities`.
 
     Returns:
-        `(nll, kept)`: the result of `mask_adaptive_logsoftmax`, and bool `[B, T]`, false for tokens that are left out.
-        Their nll is 0.
+        `(nll, is_counted)`: the result of `mask_adaptive_logsoftmax`, and bool `[B, T]`, false for tokens that are left
+        out, whose nll is 0.
 
     Raises:
         ParameterError: `bin_capacities` does not have one positive integer for every cluster but the first.
@@ -92,11 +92,11 @@ def static_adaptive_logsoftmax(
     check_capacities(bin_capacities, len(biases) - 1)
     shape = target.shape
     hidden, target = _flatten(hidden, target)
-    kept = target >= 0
+    is_counted = target >= 0
     slots = BySlots(bin_capacities)
-    found = nll(hidden, tf.maximum(target, 0), clusters_of(tables, projs, biases), clusters, slots)
-    kept = kept if slots.left_out is None else kept & ~slots.left_out
-    return tf.reshape(tf.where(kept, found, 0), shape), tf.reshape(kept, shape)
+    losses = nll(hidden, tf.maximum(target, 0), clusters_of(tables, projs, biases), clusters, slots)
+    is_counted = is_counted if slots.left_out is None else is_counted & ~slots.left_out
+    return tf.reshape(tf.where(is_counted, losses, 0), shape), tf.reshape(is_counted, shape)
 
 
 def check_capacities(bin_capacities: Any, n: int) -> None:
@@ -233,5 +233,5 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
     def static_nll(
         self, hidden: Tensor, labels: Tensor, embedding: Any, bin_capacities: Sequence[int]
     ) -> tuple[Any, Any]:
-        """`nll` for TPUs and XLA: `(nll, kept)`, see `static_adaptive_logsoftmax`."""
+        """`nll` with static shapes, for TPUs and XLA. Returns `(nll, is_counted)`, see `static_adaptive_logsoftmax`."""
         return static_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding), bin_capacities)

@@ -44,7 +44,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 def stored(init: Init) -> Init:
-    """Decorator of `__init__`: sets an attribute for each argument but `**kwargs`, before the body runs."""
+    """Decorator of `__init__`: before the body runs, sets each argument but `**kwargs` as an attribute."""
     return _storing(init, inspect.signature(init))
 
 
@@ -66,9 +66,9 @@ def takes(group: type[Config], required: Iterable[str] = ()) -> Callable[[Init],
         written = {parameter.name for parameter in own}
         defaults = {name: getattr(group, name, inspect.Parameter.empty) for name in group.names()}
         defaults |= dict.fromkeys(required, inspect.Parameter.empty)
-        others = {name: default for name, default in defaults.items() if name not in written}
-        fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=x) for name, x in others.items()]
-        return _storing(init, inspect.Signature([*own, *fields, rest]), group, list(others))
+        unwritten = {name: default for name, default in defaults.items() if name not in written}
+        fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=x) for name, x in unwritten.items()]
+        return _storing(init, inspect.Signature([*own, *fields, rest]), group, list(unwritten))
 
     return decorate
 
@@ -137,8 +137,10 @@ def _taken_by_bases(cls: type) -> list[str]:
     """Names that `**kwargs` of a constructor may contain: the arguments of the base classes, and of Keras's layers."""
     inits = [(base.__module__, vars(base).get("__init__")) for base in cls.__mro__[1:]]
     stored = [name for _, init in inits for name in getattr(init, "stored", ())]
-    others = [init for module, init in inits if init is not None and not module.startswith(("txl_tf.", "keras."))]
-    return [*stored, *(name for init in others for name in keywords_of(init)), *_OF_KERAS]
+    foreign_inits = [
+        init for module, init in inits if init is not None and not module.startswith(("txl_tf.", "keras."))
+    ]
+    return [*stored, *(name for init in foreign_inits for name in keywords_of(init)), *_OF_KERAS]
 
 
 def values_of(x: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -45,11 +45,15 @@ class Dropping(Settings):
     _always_draws: bool = False
 
     def start_keys(self, seed: Any, always: bool = False, **rates: float) -> None:
-        """Sets `seed` and the source of dropout keys. Call it in `__init__`, before the parts of the layer are made.
+        """Sets where dropout keys come from: the containing layer, a generator of this layer, or nowhere.
+
+        Call it in `__init__`. Making a generator may draw a seed from Python's `random`, from which initial weights
+        derive, too. So moving the call before or after the parts are made changes the initial weights for a given seed.
 
         Args:
-            seed: an int; or `None`, which draws one; or `draw_key` of the layer that this one is a part of.
-            always: whether the layer draws keys even if all rates are 0.
+            seed: an int; `None` for a random one, which is chosen when the generator is made; or `draw_key` of the
+                layer that contains this one.
+            always: whether to make a generator even if all rates are 0. It has no effect with a `draw_key`.
             **rates: dropout rates by name.
 
         Raises:
@@ -61,13 +65,13 @@ class Dropping(Settings):
         self._key_source = seed if callable(seed) else None
         self._always_draws = always
         self.rate_names = tuple(rates)
-        self._follow_rates(any(rates.values()))
+        self._choose_key_source(any(rates.values()))
 
     def rates(self) -> list[float]:
         """The current values of the dropout rates."""
         return [getattr(self, name) for name in self.rate_names]
 
-    def _follow_rates(self, drops: bool) -> None:
+    def _choose_key_source(self, drops: bool) -> None:
         """Chooses the source of keys: the layer that contains this one, its own generator, or none without dropout."""
         if self._key_source is not None:
             self._draw = self._key_source if drops else None
@@ -78,6 +82,7 @@ class Dropping(Settings):
             self._draw = self.draw_key
 
     def _make_generator(self) -> None:
+        """Makes the seed generator, unless the layer has one. A layer without a seed draws a random one."""
         if self.seed_generator is not None:
             return
         if self.seed is None:
@@ -95,7 +100,7 @@ class Dropping(Settings):
 
     def settings_changed(self, names: Iterable[str]) -> None:
         super().settings_changed(names)
-        self._follow_rates(any(self.rates()))
+        self._choose_key_source(any(self.rates()))
         if "seed" in names and self.seed_generator is not None:
             self.seed_generator.state.assign(keras.random.SeedGenerator(self.seed).state)
 
@@ -490,8 +495,8 @@ def check_tensors(sizes: dict[str, Any], **tensors: tuple[Any, str]) -> None:
         if not _KINDS[kind](dtype) or not shape.is_compatible_with(expected):
             raise tensor_error(name, tensor, described(kind, dims, sizes))
         if shape.rank is not None:
-            found = zip(dims, shape.as_list(), strict=True)
-            sizes.update((dim, size) for dim, size in found if size is not None and dim != "...")
+            named_sizes = zip(dims, shape.as_list(), strict=True)
+            sizes.update((dim, size) for dim, size in named_sizes if size is not None and dim != "...")
 
 
 def described(kind: str, dims: Sequence[str], sizes: dict[str, Any]) -> str:

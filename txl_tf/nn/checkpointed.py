@@ -30,12 +30,15 @@ class Checkpointed(MixedIntoLayer):
             self.show(key, part)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        """TensorFlow's method: the parts that a checkpoint contains, with those that TensorFlow does not see itself."""
         parts: dict[str, Any] = {}
         for name, value in vars(self).items():  # lists may have grown since they were set
             parts |= named_parts(name, value)
-        others = self._flatten_layers(include_self=False, recursive=False)
-        others = [part for part in others if not isinstance(part, Checkpointed)]
-        for i, part in enumerate(others):  # a user's network or a layer of Keras does not show the parts in its lists
+        other_parts = self._flatten_layers(include_self=False, recursive=False)
+        other_parts = [part for part in other_parts if not isinstance(part, Checkpointed)]
+        for i, part in enumerate(
+            other_parts
+        ):  # a user's network or a layer of Keras does not show the parts in its lists
             parts |= named_parts(f"others-{i}", part.variables)
         for key, part in parts.items():
             self.show(key, part)
@@ -57,6 +60,6 @@ def named_parts(name: str, value: Any) -> dict[str, Any]:
         return {name: value.state}
     if not isinstance(value, (list, tuple, dict)):
         return {}
-    found: Any = keras.tree.flatten_with_path(value)
-    parts = {"-".join(map(str, (name, *path))): part for path, part in found}
+    paths_and_parts: Any = keras.tree.flatten_with_path(value)
+    parts = {"-".join(map(str, (name, *path))): part for path, part in paths_and_parts}
     return {key: part for key, part in parts.items() if isinstance(part, (keras.Layer, keras.Variable))}

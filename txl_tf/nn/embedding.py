@@ -74,7 +74,7 @@ def mask_adaptive_embedding_lookup(
     """
     x = as_ids("tokens", x)
     starts = [0, *cutoffs] if len(tables) > 1 else [0]
-    clusters = [Cluster(*of_cluster) for of_cluster in zip(starts, tables, projs, strict=True)]
+    clusters = [Cluster(*fields) for fields in zip(starts, tables, projs, strict=True)]
     route = EveryRow() if static_shapes else ByNumber()
     # Flatten to one row for each token. For a product with `[B, T, e]`, TensorFlow's gradient would make one matrix for
     # every row of the batch.

@@ -53,9 +53,9 @@ def checked_numbers(name: str, mask: Any) -> Any:
         raise tensor_error(name, mask, allowed)
     if tf.executing_eagerly() and not mask.dtype.is_bool:
         numbers = np.asarray(mask)
-        others = numbers[(numbers != 0) & (numbers != 1)]
-        if others.size:
-            message = f"{name} must be {allowed}, got {shown(mask)} with the number {others.flat[0]}"
+        other_numbers = numbers[(numbers != 0) & (numbers != 1)]
+        if other_numbers.size:
+            message = f"{name} must be {allowed}, got {shown(mask)} with the number {other_numbers.flat[0]}"
             raise ParameterError(name, mask, allowed, message)
     return mask
 
@@ -184,8 +184,8 @@ def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
     if rank == 3 and dtype.is_bool:
         check_broadcasts(name, mask, sizes, ["batch", "queries", "keys"])
         return mask[None]
-    of_elements = mask.shape.is_compatible_with([sizes.get("batch"), sizes.get("keys")])
-    if of_elements and (dtype.is_bool or dtype.is_integer):
+    has_shape_of_elements = mask.shape.is_compatible_with([sizes.get("batch"), sizes.get("keys")])
+    if has_shape_of_elements and (dtype.is_bool or dtype.is_integer):
         return seen_elements(name, mask, sizes, "keys")
     shapes = [described("", dims, sizes) for dims in (["batch", "keys"], ["batch", "queries", "keys"])]
     allowed = f"bool {shapes[0]} or {shapes[1]}, true where a key is seen"

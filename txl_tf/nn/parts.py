@@ -23,18 +23,18 @@ def is_library(part: Any, cls: Any) -> bool:
     return "call" not in vars(part) and call is cls.call and call.__module__.startswith("txl_tf.")
 
 
-def own_parts(model: Any, of_keras: bool = True) -> list[str]:
+def own_parts(model: Any, count_keras: bool = True) -> list[str]:
     """The parts of a model that a user has written: `["Mine 'layer_0'", ...]`.
 
     The parts are the model itself and all layers in it. A part is a user's if its class or a method of its class is.
 
     Args:
         model: the model.
-        of_keras: whether layers of Keras count as a user's. The library's language models do not contain any.
+        count_keras: whether layers of Keras count, too. The library's language models do not contain any.
     """
     layers = model._flatten_layers()
-    parts = [part for part in layers if not _is_of_library(part)]
-    if not of_keras:
+    parts = [part for part in layers if not _is_library_part(part)]
+    if not count_keras:
         parts = [part for part in parts if not type(part).__module__.startswith("keras.")]
     names = [f"{type(part).__name__} {part.name!r}" for part in parts]
     schemes = dict.fromkeys(type(getattr(layer, "scheme", None)) for layer in layers)
@@ -44,7 +44,7 @@ def own_parts(model: Any, of_keras: bool = True) -> list[str]:
     return names + [f"{cls.__name__} 'positions'" for cls in schemes if not issubclass(cls, keras.Layer)]
 
 
-def _is_of_library(part: Any) -> bool:
+def _is_library_part(part: Any) -> bool:
     """Whether the class of a part and all its methods belong to this library."""
     ours = [base for base in type(part).__mro__ if base.__module__.startswith("txl_tf.")]
     if not ours or ours[0] is not type(part) or "call" in vars(part):
@@ -88,8 +88,8 @@ def _error_of_trace(read: Callable[[], Any]) -> Exception | None:
 
 def _cause(error: Exception) -> str:
     """The message of an error, without the text that Keras adds around it."""
-    found = re.findall("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)
-    return found[0] if found else str(error)
+    causes = re.findall("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)
+    return causes[0] if causes else str(error)
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
@@ -118,12 +118,12 @@ def choosing(config: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
     Raises:
         ParameterError: no class is registered under a name.
     """
-    found = {name: keras.saving.get_registered_object(config[name]) for name in PART_CLASSES if config.get(name)}
-    for name, cls in found.items():
+    classes = {name: keras.saving.get_registered_object(config[name]) for name in PART_CLASSES if config.get(name)}
+    for name, cls in classes.items():
         if cls is None:
             allowed = "a class that is registered, see keras.saving.register_keras_serializable"
             raise ParameterError(name, config[name], allowed)
-    token = _chosen.set({**(_chosen.get() or {}), **found})
+    token = _chosen.set({**(_chosen.get() or {}), **classes})
     try:
         yield {name: value for name, value in config.items() if name not in PART_CLASSES}
     finally:

@@ -71,8 +71,8 @@ class Positions:
     @property
     def has_own_entrance(self) -> bool:
         """Whether a user's class overrides the input of the layers that the library's class defines."""
-        of_library = next(cls for cls in type(self).__mro__ if cls.__module__ == __name__)
-        return self.overrides("enter", "of_layer", base=of_library)
+        library_class = next(cls for cls in type(self).__mro__ if cls.__module__ == __name__)
+        return self.overrides("enter", "of_layer", base=library_class)
 
     def make_weights(self, owner: Any) -> None:
         """Makes the weights for an `owner` with `n_head`, `d_head` and `d_model`: a network or an attention."""
@@ -291,9 +291,8 @@ class Learned(Sinusoids):
         owner.pos_table = owner.add_table("pos_table", shape, own_initializer(owner.initializer))
 
     def table(self, network: Any, length: Size, zero: Size = 0) -> Any:
-        most = network.context_len
-        if isinstance(length, int) and length > most:
-            allowed = f"at most context_len={most} tokens, the number of learned positions"
+        if isinstance(length, int) and length > network.context_len:
+            allowed = f"at most context_len={network.context_len} tokens, the number of learned positions"
             raise ParameterError("tokens", length, allowed, f"a segment must have {allowed}, got {length}")
         return at_least_float32(tf.convert_to_tensor(network.pos_table)[None, :length])
 

@@ -82,9 +82,9 @@ def _report(mode: Any, model: Any, asked: Sequence[Any]) -> str:
     total = model.count_params()
     ours = [layer for layer in model.layers if isinstance(layer, Unquantized)] or model._flatten_layers()
     kinds = sorted({type(layer).__name__ for layer in ours if isinstance(layer, Unquantized)})
-    found = f"at most {count:,} of the {total:,} weights of {model.name}, {count / total:.1%}"
+    quantizable_share = f"at most {count:,} of the {total:,} weights of {model.name}, {count / total:.1%}"
     left = f"The weights of {', '.join(kinds)} do not change: {Unquantized.smaller}"
-    return f"quantize({mode!r}) quantizes {found}. {left}"
+    return f"quantize({mode!r}) quantizes {quantizable_share}. {left}"
 
 
 def _can_quantize(layer: Any) -> bool:

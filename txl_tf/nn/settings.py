@@ -245,7 +245,7 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     current = type(x) if name == "__class__" else getattr(x, name, None)
     if value is current:
         return
-    fixed = _of_bases(type(x), "fixed_parts")
+    fixed = _merged_over_bases(type(x), "fixed_parts")
 
     def is_replaced(method: str) -> bool:
         if name == "__class__":
@@ -290,7 +290,7 @@ def _group(cls: type) -> type[Config] | None:
 
 
 def _fixed(cls: type) -> dict[str, str]:
-    return _of_bases(cls, "fixed_settings")
+    return _merged_over_bases(cls, "fixed_settings")
 
 
 def _copies(x: Any, name: str) -> Iterator[tuple[Any, str]]:
@@ -312,11 +312,11 @@ def _parts_with(x: Any, name: str) -> Iterator[tuple[Any, str]]:
 
 
 def _copied(cls: type) -> dict[str, tuple[str, ...]]:
-    return _of_bases(cls, "copied_settings")
+    return _merged_over_bases(cls, "copied_settings")
 
 
-def _of_bases(cls: type, name: str) -> dict[str, Any]:
-    """The dictionaries that a class and its base classes have as the attribute `name`, merged."""
+def _merged_over_bases(cls: type, name: str) -> dict[str, Any]:
+    """Merges the dictionaries that a class and its base classes have as the attribute `name`."""
     return {key: value for base in reversed(cls.__mro__) for key, value in vars(base).get(name, {}).items()}
 
 

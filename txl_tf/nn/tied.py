@@ -25,18 +25,19 @@ from txl_tf.nn.base import shown
 from txl_tf.nn.bases import MixedIntoLayer
 
 
-def layers_around(tensor: Any, downstream: bool = False) -> list[Any]:
-    """The layers from which a symbolic tensor comes, the nearest first.
+def layers_around(tensor: Any, whole_graph: bool = False) -> list[Any]:
+    """The layers from which a symbolic tensor comes, or all layers of its graph. The nearest are first.
 
     Args:
         tensor: symbolic tensor of Keras.
-        downstream: also returns the layers that use the outputs of these layers, and so on: all layers of the graph.
+        whole_graph: also returns the layers that use the outputs of these layers, the layers from which the other
+            inputs of those come, and so on.
     """
     operation, index, _ = getattr(tensor, "_keras_history", None) or (None, 0, 0)
     nodes: dict[Any, None] = {} if operation is None else {operation._inbound_nodes[index]: None}
     todo = list(nodes)
     for node in todo:  # the list grows in the loop
-        near = dict.fromkeys([*node.parent_nodes, *(node.operation._outbound_nodes if downstream else [])])
+        near = dict.fromkeys([*node.parent_nodes, *(node.operation._outbound_nodes if whole_graph else [])])
         new = [other for other in near if other not in nodes]
         nodes.update(dict.fromkeys(new))
         todo.extend(new)
@@ -117,9 +118,9 @@ class Tied(MixedIntoLayer):
         if self.saved is None:
             return self._embedding_at(self.place, layers) or self.embedding
         name, index, config = (self.saved[key] for key in ("layer", "index", "embedding"))
-        found = self._embedding_at(None if name is None else (name, index), layers)
-        if found is not None:
-            return found
+        embedding = self._embedding_at(None if name is None else (name, index), layers)
+        if embedding is not None:
+            return embedding
         # If no layer upstream has an embedding, this is the last part of a larger model, saved separately, and it gets
         # its own copy of the embedding. If one has, that layer was renamed, and a copy would silently untie the two.
         if name is not None and any(self.fits(part) for layer in layers for part in self._embeddings_in(layer)):
@@ -168,12 +169,13 @@ class Tied(MixedIntoLayer):
         return parts[index] if index < len(parts) else None
 
     def _check_holders(self, embedding: Any, hidden: Any) -> None:
-        """Raises ParameterError if a layer of the graph contains the embedding, but `hidden` does not come from it.
+        """Raises ParameterError if any layer of the graph contains the embedding.
 
-        In a file, that layer would have its own embedding. An embedding that is itself called in a functional model is
-        saved only once.
+        Call it only when no layer that `hidden` comes from contains the embedding (`place` is `None`). In a file, a
+        layer elsewhere in the graph would have its own embedding. An embedding that is itself called in a functional
+        model is saved only once.
         """
-        for layer in [] if embedding._inbound_nodes else layers_around(hidden, downstream=True):
+        for layer in [] if embedding._inbound_nodes else layers_around(hidden, whole_graph=True):
             if layer is not embedding and not isinstance(layer, Tied) and embedding in layer._flatten_layers():
                 allowed = "an embedding of a layer that hidden comes from, or of no other layer"
                 message = f"embedding must be {allowed}, but hidden does not come from {layer.name!r}, which has it"

@@ -171,11 +171,11 @@ class Validate(Callback):
             totals = self.model.metric_totals  # the evaluation of some models resets the sums of the training
             try:
                 watching = [self.stop, ValidationProgress()]
-                found = self.model.evaluate(self.batches, verbose=0, return_dict=True, callbacks=watching)
+                results = self.model.evaluate(self.batches, verbose=0, return_dict=True, callbacks=watching)
             finally:
                 self.model.set_metric_totals(totals)
-            self.checkpoints.check_validation(found["loss"])
-            logs |= {f"val_{name}": value for name, value in found.items()}
+            self.checkpoints.check_validation(results["loss"])
+            logs |= {f"val_{name}": value for name, value in results.items()}
 
 
 class ValidationProgress(Callback):
@@ -216,17 +216,17 @@ class RunState(Callback):
         checkpoints: the checkpoints of the run.
         state: `(carried, sums)` of `RunCheckpoints.restore`, or `(None, None)`.
         training: settings of the training.
-        others: the callbacks that are called before this one.
+        other_callbacks: the callbacks that are called before this one.
     """
 
     saved_step: int  # step of the last checkpoint
 
-    def __init__(self, checkpoints: RunCheckpoints, state: tuple, training: RunConfig, others: list):
+    def __init__(self, checkpoints: RunCheckpoints, state: tuple, training: RunConfig, other_callbacks: list):
         super().__init__()
         self.checkpoints = checkpoints
         self.carried, self.sums = state
         self.training = training
-        self.others = others
+        self.other_callbacks = other_callbacks
         self.stopped_by_others = False
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -240,10 +240,10 @@ class RunState(Callback):
     def finish_interval(self, step: int) -> None:
         """Ends an interval whose steps were all done by an earlier session, which was stopped in the validation."""
         epoch = step // self.training.iterations - 1
-        for callback in [*self.others, self]:
+        for callback in [*self.other_callbacks, self]:
             callback.on_epoch_begin(epoch)
         logs = self.model.training_logs()
-        for callback in [*self.others, self]:
+        for callback in [*self.other_callbacks, self]:
             callback.on_epoch_end(epoch, logs)
         if self.model.stop_training:  # the training is done, but Keras would train for one more step
             self.model._initial_epoch = self.params["epochs"]
@@ -489,10 +489,10 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
     known = {*_COLUMNS, *metrics, *(f"val_{metric}" for metric in [*metrics, *validated])}
     is_known = header[:1] == ["epoch"] and len({*header}) == len(header) and {*header} - {"overflow"} == known
     if lines and not is_known:
-        others = ", ".join(sorted(known - {"epoch"}))
-        message = f"{filename}: line 1 must be epoch, then {others}, got {brief(header)}. {_MOVE}"
+        other_columns = ", ".join(sorted(known - {"epoch"}))
+        message = f"{filename}: line 1 must be epoch, then {other_columns}, got {brief(header)}. {_MOVE}"
         raise ParameterError("log.csv", header, ["epoch", *sorted(known - {"epoch"})], message)
-    kept_lines = lines[:1]
+    lines_to_keep = lines[:1]
     for i, (line, row) in enumerate(zip(lines[1:], rows, strict=True), 2):
         step = row[header.index("step")] if len(row) == len(header) else ""
         if not step.isdecimal() or len(step) > 18:
@@ -500,18 +500,18 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
             message = f"{filename}: line {i} must have {allowed}, got {brief(row)}. {_MOVE}"
             raise ParameterError("log.csv", row, allowed, message)
         if int(step) <= last_step:
-            kept_lines.append(line)
-    if b"".join(kept_lines) != data or has_other_names(filename):
-        write_atomic(filename, b"".join(kept_lines))
+            lines_to_keep.append(line)
+    if b"".join(lines_to_keep) != data or has_other_names(filename):
+        write_atomic(filename, b"".join(lines_to_keep))
 
 
-def complete_log(filename: str, step: int, found: dict) -> bool:
+def complete_log(filename: str, step: int, validation: dict) -> bool:
     """Writes the validation at the end of a training to the line of its last step in `log.csv`, in place of "NA".
 
     Args:
         filename: path of the file.
         step: the last step.
-        found: `{column: value}`.
+        validation: `{column: value}`.
 
     Returns:
         Whether there was such a line.
@@ -519,14 +519,14 @@ def complete_log(filename: str, step: int, found: dict) -> bool:
     if not tf.io.gfile.exists(filename):
         return False
     with reading(filename), tf.io.gfile.GFile(filename) as file:
-        *before, last = list(csv.DictReader(file)) or [{}]
-    empty = {name: value for name, value in found.items() if last.get(name) == "NA"}
-    if last.get("step") != str(step) or not empty:
+        *earlier, last = list(csv.DictReader(file)) or [{}]
+    new_values = {name: value for name, value in validation.items() if last.get(name) == "NA"}
+    if last.get("step") != str(step) or not new_values:
         return False
     with io.StringIO(newline="") as text:
         writer = csv.DictWriter(text, last)
         writer.writeheader()
-        writer.writerows([*before, {**last, **empty}])
+        writer.writerows([*earlier, {**last, **new_values}])
         write_atomic(filename, text.getvalue().encode())
     return True
 

@@ -203,8 +203,8 @@ class RunCheckpoints:
             return
         family = self.folder.family
         best = self.folder.best
-        found = self.folder.find_best() or {}
-        rival = found[family.monitor] if found and found.get("text") in (None, self._text) else None
+        recorded = self.folder.find_best() or {}
+        rival = recorded[family.monitor] if recorded and recorded.get("text") in (None, self._text) else None
         if rival is not None and (value == rival or family.best_of(value, rival) != value):
             return
         step = int(self._model.optimizer.iterations.numpy())
@@ -232,7 +232,7 @@ class RunCheckpoints:
         return step
 
     def stops_early(self, training: RunConfig, step: int) -> bool:
-        """`RunFolder.stops_early`, for all workers."""
+        """Whether the training should stop early, as the chief decides for all workers; see `RunFolder.stops_early`."""
         return bool(self._from_chief(int(self.write and self.folder.stops_early(training, step, self._text))))
 
     def _from_chief(self, number: int) -> int:
@@ -258,8 +258,8 @@ class RunCheckpoints:
             raise ParameterError("checkpoint", path, allowed, message)
         check_fits(path, optimizer, self._optimizer())
         arrays = {name: read(name) for name in weights_by_name(self._model)}
-        others = [*optimizer, *self._model.carried_names, *({SUMS} & reader.shapes.keys())]
-        arrays |= {key: reader.get(key) for key in others}
+        other_keys = [*optimizer, *self._model.carried_names, *({SUMS} & reader.shapes.keys())]
+        arrays |= {key: reader.get(key) for key in other_keys}
         for key, variable in {**weights_by_name(self._model), **self._optimizer()}.items():
             variable.assign(arrays[key])
         self._last = path
@@ -270,15 +270,15 @@ class RunCheckpoints:
     def _optimizer(self) -> dict[str, Any]:
         return {f"optimizer/{i}": variable for i, variable in enumerate(self._model.optimizer.variables)}
 
-    def _sweep(self, latest: int, most: int) -> None:
-        """Deletes all but `most` checkpoints up to the step `latest`.
+    def _sweep(self, latest: int, max_to_keep: int) -> None:
+        """Deletes all but `max_to_keep` checkpoints up to the step `latest`.
 
         Checkpoints of later steps are damaged. They stay until the training writes them again.
         """
         steps = [step for step in self.folder.steps(files="index|data.*") if step <= latest]
-        for step in steps[:-most]:
+        for step in steps[:-max_to_keep]:
             delete_checkpoint(self.folder.checkpoint(step))
-        self.folder.write_state(steps[-most:])
+        self.folder.write_state(steps[-max_to_keep:])
 
 
 # ------------------------------------------------------------------------------------------------------ their average
@@ -328,28 +328,31 @@ def average_checkpoints(
     except UnreadableCheckpoint as error:
         raise source.way_out(error, "checkpoints") from error
     step = max(map(checkpoint_step, paths))
-    others: dict[str, Any] = {name: config.get(name) for name in ("fingerprints", "init_from", "training")}
-    output.create(config["data"], config["model"], vocabs, model, step, **others)
+    copied: dict[str, Any] = {name: config.get(name) for name in ("fingerprints", "init_from", "training")}
+    output.create(config["data"], config["model"], vocabs, model, step, **copied)
     return paths
 
 
 def _check_same_model(source: RunFolder, path: str) -> None:
-    """Raises ParameterError where a checkpoint lies in the folder of a run of another model or vocabulary."""
+    """Raises ParameterError if a checkpoint is in the folder of a run with another model or vocabulary than `source`.
+
+    Folders without `config.json` are not checked.
+    """
     folder = RunFolder.around(path)
     if same_path(folder.path, source.path) or not folder.has_config():
         return
-    here = source.family
-    there = folder.family
+    family = source.family
     allowed = f"checkpoints of the model of {source}"
-    if here is not there:
-        message = f"{path} is of the family {there.name}, and model_dir {source} of {here.name}"
+    if folder.family is not family:
+        message = f"{path} is of the family {folder.family.name}, and model_dir {source} of {family.name}"
         raise ParameterError("checkpoints", path, allowed, message)
     check_vocab(folder, source.load_vocabs(), "An average needs one vocabulary", f"model_dir {source}")
-    model, other = (here.config(**some.read_config()["model"]) for some in (source, folder))
-    for name, (before, now) in differing(other.to_dict(), model.to_dict()).items():
+    model = family.config(**source.read_config()["model"])
+    other_model = family.config(**folder.read_config()["model"])
+    for name, (other_value, value) in differing(other_model.to_dict(), model.to_dict()).items():
         if name not in model.free:
-            found = f"{name} is {brief(before)} there and {brief(now)} here"
-            message = f"{path} is of another model than model_dir {source}: {found}"
+            difference = f"{name} is {brief(other_value)} in {folder} and {brief(value)} in model_dir"
+            message = f"{path} is of another model than model_dir {source}: {difference}"
             raise ParameterError("checkpoints", path, allowed, message)
 
 

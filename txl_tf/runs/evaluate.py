@@ -172,7 +172,7 @@ def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
 
 
 def sizes_of(evaluation: EvaluationConfig) -> tuple[int, int]:
-    """`(tgt_len, eval_batch_size)` of an evaluation. Raises ParameterError where one is not given."""
+    """`(tgt_len, eval_batch_size)` of an evaluation. Raises ParameterError if one is not given."""
     for name in ("tgt_len", "eval_batch_size"):
         at_least(1)(name, getattr(evaluation, name))
     return evaluation.tgt_len or 0, evaluation.eval_batch_size or 0
@@ -199,7 +199,7 @@ class Evaluator:
         self.metric = metric_of(corpus.by_character)
 
     def check(self, split: str) -> None:
-        """Raises ParameterError where the corpus has no such split, ValueError where it is shorter than a batch."""
+        """Raises ParameterError if the corpus has no such split, ValueError where it is shorter than a batch."""
         if split not in self.corpus.splits:
             raise ParameterError("eval_split", split, list(self.corpus.splits))
         name = split if split == self.eval_path else f"the {split} split"
@@ -238,8 +238,8 @@ class Evaluator:
             nll = evaluated
             count = self._num_labels(split)
         rate = count / (time.perf_counter() - started)
-        found = f"loss {nll:.6f} nats | {self.metric} {to_metric(nll, self.metric):.4f}"
-        logger.info("%s: %s | %s tokens | %s tokens/s", split, found, f"{count:,}", f"{rate:,.0f}")
+        figures = f"loss {nll:.6f} nats | {self.metric} {to_metric(nll, self.metric):.4f}"
+        logger.info("%s: %s | %s tokens | %s tokens/s", split, figures, f"{count:,}", f"{rate:,.0f}")
         if split in self.corpus.sizes:
             logger.info("%s: %s", split, self._by_text(nll, split))
         return nll
@@ -263,12 +263,13 @@ class Evaluator:
         return np.concatenate(labels, 1).ravel(), np.concatenate(values, 1).ravel()
 
     def _slide(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `_score`, with a sliding window over the split as one text, at most as long as `most` batches.
+        """The labels of a split, and their nll with a sliding window.
 
-        `batch_size` windows are computed at a time.
+        The split is one text, of which as many tokens are read as `self.most` batches have. `batch_size` windows are
+        computed at a time.
         """
-        most = self.most * self.batch_size * self.tgt_len + 1 if self.most else None
-        tokens = np.asarray(self.corpus.splits[split][:most])
+        n_tokens = self.most * self.batch_size * self.tgt_len + 1 if self.most else None
+        tokens = np.asarray(self.corpus.splits[split][:n_tokens])
         bar = keras.utils.Progbar(len(tokens) - 1, verbose=verbose, unit_name="token")
         window: Any = self.sliding_window
         return tokens[1:], sliding_window_nll(lm, tokens, window, self.batch_size, self.sliding_step, progress=bar.add)

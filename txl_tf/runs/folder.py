@@ -143,7 +143,7 @@ class RunFolder(CheckpointFolder):
         return self._family or family_in(self.read_config() if self.has_config() else {})
 
     def load_vocabs(self) -> list[Vocab]:
-        """The vocabularies of the run. Raises ParameterError where one is not that of `config.json`."""
+        """The vocabularies of the run. Raises ParameterError if one is not that of `config.json`."""
         config = self.read_config()
         loaded = []
         for name, size in family_in(config).vocabs.items():
@@ -242,8 +242,8 @@ class RunFolder(CheckpointFolder):
     def way_out(self, error: UnreadableCheckpoint, argument: str) -> ParameterError:
         """The error of a damaged checkpoint, which names the newest one that is complete, to give to `argument`."""
         path = error.value
-        others = (self.checkpoint(step) for step in reversed(self.steps()))
-        whole = next((other for other in others if other != path and _is_whole(other)), None)
+        newest_first = (self.checkpoint(step) for step in reversed(self.steps()))
+        whole = next((other for other in newest_first if other != path and _is_whole(other)), None)
         if whole is None:
             message = f"{error}\nno other checkpoint in {self} is complete"
             return ParameterError(argument, path, error.allowed, message)
@@ -299,10 +299,10 @@ class RunFolder(CheckpointFolder):
                 message += f"takes {', '.join(_OPTIONS)}.{did_you_mean(name, known)}"
                 raise UnknownArgumentError(name, changes[name], known, message)
         changed = family.config(**{name: arguments[name] for name in config.names() if name in arguments})
-        for name, (before, now) in differing(config.to_dict(), changed.to_dict()).items():
+        for name, (trained_value, value) in differing(config.to_dict(), changed.to_dict()).items():
             if name not in config.free:
-                message = f"{name} must be {brief(before)}, as in model_dir {self}, got {brief(now)}: {can}"
-                raise ParameterError(name, now, [before], message)
+                message = f"{name} must be {brief(trained_value)}, as in model_dir {self}, got {brief(value)}: {can}"
+                raise ParameterError(name, value, [trained_value], message)
 
         def load(path: str) -> keras.Model:
             reader = CheckpointReader(path)
@@ -315,21 +315,24 @@ class RunFolder(CheckpointFolder):
         return self.with_checkpoint(ckpt_path, load)
 
     def check_parts(self, model: keras.Model) -> None:
-        """Raises ParameterError unless the model has the same parts of a user's own as the run was trained with."""
-        trained = self.read_config().get("own_parts", []) if self.has_config() else []
-        found = own_parts(model, of_keras=False)
-        # Keras numbers the models of a class: the name of the model itself says nothing.
+        """Raises ParameterError unless the run was trained with the same parts of a user's own as `model` has."""
+        trained_parts = self.read_config().get("own_parts", []) if self.has_config() else []
+        parts = own_parts(model, count_keras=False)
         kind = type(model).__name__
-        there, here = ([kind if part.startswith(f"{kind} ") else part for part in parts] for parts in (trained, found))
-        if here != there:
+
+        def without_number(part: str) -> str:
+            """The part without the name of the model itself, because Keras numbers the models of a class."""
+            return kind if part.startswith(f"{kind} ") else part
+
+        if list(map(without_number, parts)) != list(map(without_number, trained_parts)):
             message = (
-                f"model_dir {self} was trained with {', '.join(trained) or 'the parts of txl_tf alone'}, and this "
-                f"program makes {', '.join(found) or 'those of txl_tf'}: set the same classes before"
+                f"model_dir {self} was trained with {', '.join(trained_parts) or 'the parts of txl_tf alone'}, and "
+                f"this program makes {', '.join(parts) or 'those of txl_tf'}: set the same classes before"
             )
-            raise ParameterError("model_dir", found, trained, message)
+            raise ParameterError("model_dir", parts, trained_parts, message)
 
     def check_size(self, model: dict, reader: CheckpointReader) -> None:
-        """Raises ParameterError where `config.json` describes a far larger model than the checkpoint holds.
+        """Raises ParameterError if `config.json` describes a far larger model than the checkpoint contains.
 
         Call it before the model is made, which might not fit into memory.
 
@@ -338,11 +341,11 @@ class RunFolder(CheckpointFolder):
             reader: the checkpoint.
         """
         described = self.family.least_weights(model)
-        found = sum(math.prod(shape) for shape in reader.weight_shapes.values())
-        if described > 2 * found:
+        n_weights = sum(math.prod(shape) for shape in reader.weight_shapes.values())
+        if described > 2 * n_weights:
             message = (
                 f"{self.config_file} describes a model of at least {described:,} weights, but {reader.path} holds "
-                f"{found:,}"
+                f"{n_weights:,}"
             )
             raise ParameterError("model_dir", self.path, "the folder of a model with the weights it holds", message)
 
@@ -365,7 +368,7 @@ class RunFolder(CheckpointFolder):
             yield
 
     def _check_files(self) -> None:
-        """Raises OSError where a file has the name of a folder, or a pipe that of a file."""
+        """Raises OSError if a file stands where the run needs a folder, or the folder contains a pipe or a socket."""
         for name in tf.io.gfile.listdir(self.path):
             path = os.path.join(self.path, name.rstrip("/"))
             if name.rstrip("/") in ("best", "ema", *_EVENTS) and not tf.io.gfile.isdir(path):
@@ -467,7 +470,7 @@ class RunFolder(CheckpointFolder):
             for path in (self.config_file, *files):
                 stack.enter_context(removed_on_error(path))
             config = family.describe(data, model, vocabs)
-            parts = own_parts(trained, of_keras=False) if isinstance(trained, keras.Model) else []
+            parts = own_parts(trained, count_keras=False) if isinstance(trained, keras.Model) else []
             known = {"init_from": init_from, "training": training, "own_parts": parts}
             known = {name: value for name, value in known.items() if value}
             self.describe({**config, "fingerprints": fingerprints or {}, **known}, vocabs)

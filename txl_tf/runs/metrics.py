@@ -72,9 +72,9 @@ def error_rates(translations: list[str], references: list[list[str]], level: str
     """
     pairs = [(i, text, right) for i, text in enumerate(translations) for right in references[i]]
     rows, texts, rights = zip(*pairs, strict=True)
-    found = [_symbols(text, level) for text in texts]
+    symbols_of_texts = [_symbols(text, level) for text in texts]
     right = [_symbols(text, level) for text in rights]
-    distances = _edit_distances(found, right)
+    distances = _edit_distances(symbols_of_texts, right)
     lengths = np.array(list(map(len, right)))
     order = np.lexsort([lengths, distances, rows])  # the nearest reference of every row first
     nearest = order[np.unique(np.array(rows)[order], return_index=True)[1]]
@@ -93,7 +93,7 @@ def _symbols(text: str, level: str) -> list[str]:
     return text.split() if level == "word" else list(text)
 
 
-def _edit_distances(found: list[list[str]], right: list[list[str]]) -> np.ndarray:
+def _edit_distances(texts: list[list[str]], right: list[list[str]]) -> np.ndarray:
     """The edit distance of every pair of two lists."""
     ragged: Any = tf.RaggedTensor  # the type stubs of TensorFlow lack its methods
 
@@ -101,7 +101,7 @@ def _edit_distances(found: list[list[str]], right: list[list[str]]) -> np.ndarra
         symbols = tf.constant(list(itertools.chain.from_iterable(side)), tf.string)
         return ragged.from_row_lengths(symbols, list(map(len, side))).to_sparse()
 
-    return tf.edit_distance(sparse(found), sparse(right), normalize=False).numpy()
+    return tf.edit_distance(sparse(texts), sparse(right), normalize=False).numpy()
 
 
 def corpus_scores(
@@ -128,12 +128,12 @@ def corpus_scores(
 
     tokenize = tokenize or choose_tokenizer([line for right in references for line in right], level)
     lengths_of = functools.partial(_lengths, BLEU(tokenize=tokenize).tokenizer)
-    found = lengths_of(translations)
+    lengths = lengths_of(translations)
     expected = map(lengths_of, references)
-    nearest = [min(right, key=lambda n: (abs(n - length), n)) for length, right in zip(found, expected, strict=True)]
-    most = max(map(len, references))
+    nearest = [min(right, key=lambda n: (abs(n - length), n)) for length, right in zip(lengths, expected, strict=True)]
+    n_columns = max(map(len, references))
     # sacrebleu takes `None` where a source has fewer references than others; its annotations do not say so.
-    columns: Any = [[right[i] if i < len(right) else None for right in references] for i in range(most)]
+    columns: Any = [[right[i] if i < len(right) else None for right in references] for i in range(n_columns)]
     shown = {}
     for metric in (BLEU(tokenize=tokenize, effective_order=max(nearest) < _ORDERS), CHRF()):
         score = metric.corpus_score(translations, columns)  # comes first, because it completes the signature
@@ -209,34 +209,34 @@ def check_tokenizer(name: str) -> None:
 
 
 def score_table(
-    found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], scheme: str | None = None
+    predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], scheme: str | None = None
 ) -> list[tuple]:
     """Precision, recall and F1 by type of entity.
 
     Args:
-        found, expected: tags of every sentence.
+        predicted, expected: tags of every sentence.
         scheme: "none" for tags that mark no entities. Then every token counts, and "all" is the accuracy.
 
     Returns:
         Rows `(entity type, precision, recall, f1, entities)`: the types in alphabetical order, then all together.
     """
     right: Counter[str] = Counter()
-    of_found: Counter[str] = Counter()
-    of_expected: Counter[str] = Counter()
-    for spans, truth in _spans_of_both(found, expected, scheme):
-        of_found.update(span.kind for span in spans)
-        of_expected.update(span.kind for span in truth)
+    predicted_counts: Counter[str] = Counter()
+    expected_counts: Counter[str] = Counter()
+    for spans, truth in _spans_of_both(predicted, expected, scheme):
+        predicted_counts.update(span.kind for span in spans)
+        expected_counts.update(span.kind for span in truth)
         right.update(span.kind for span in spans & truth)
-    kinds = sorted({*of_found, *of_expected})
-    counts = [(kind, right[kind], of_found[kind], of_expected[kind]) for kind in kinds]
-    counts.append((ALL, right.total(), of_found.total(), of_expected.total()))
+    kinds = sorted({*predicted_counts, *expected_counts})
+    counts = [(kind, right[kind], predicted_counts[kind], expected_counts[kind]) for kind in kinds]
+    counts.append((ALL, right.total(), predicted_counts.total(), expected_counts.total()))
     return [(kind, *prf(r, f, e), e) for kind, r, f, e in counts]
 
 
 def confusion(
-    found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], scheme: str | None = None
+    predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], scheme: str | None = None
 ) -> dict[tuple[str, str], int]:
-    """Counts pairs of an expected and a found type, for all positions of entities.
+    """Counts pairs of an expected and a predicted type, for all positions of entities.
 
     The position of an entity is its first and its last element. Where only one side has an entity, the type of the
     other side is `NONE`: the entity was missed, wrongly cut or made up.
@@ -244,25 +244,25 @@ def confusion(
     Args: see `score_table`.
 
     Returns:
-        `{(expected type, found type): number}`.
+        `{(expected type, predicted type): number}`.
     """
     table: Counter[tuple[str, str]] = Counter()
-    for found_spans, expected_spans in _spans_of_both(found, expected, scheme):
-        found_types = {span[1:]: span.kind for span in found_spans}
+    for predicted_spans, expected_spans in _spans_of_both(predicted, expected, scheme):
+        predicted_types = {span[1:]: span.kind for span in predicted_spans}
         expected_types = {span[1:]: span.kind for span in expected_spans}
-        positions = {*found_types, *expected_types}
-        table.update((expected_types.get(place, NONE), found_types.get(place, NONE)) for place in positions)
+        positions = {*predicted_types, *expected_types}
+        table.update((expected_types.get(place, NONE), predicted_types.get(place, NONE)) for place in positions)
     return dict(table)
 
 
-def _spans_of_both(found: Sequence, expected: Sequence, scheme: str | None) -> list[tuple[set[Span], set[Span]]]:
-    """The entities of every sentence: those that were found, and those that were expected."""
-    pairs = zip(found, expected, strict=True)
+def _spans_of_both(predicted: Sequence, expected: Sequence, scheme: str | None) -> list[tuple[set[Span], set[Span]]]:
+    """The entities of every sentence: those that were predicted, and those that were expected."""
+    pairs = zip(predicted, expected, strict=True)
     return [({*spans_of(tags, scheme)}, {*spans_of(truth, scheme)}) for tags, truth in pairs]
 
 
 def format_scores(rows: list[tuple]) -> str:
-    """`score_table` as text."""
+    """Formats the rows of `score_table` as text."""
     width = max(width_of(kind) for kind, *_ in rows)
     lines = [f"{filled('kind', width)}  precision   recall       F1  entities"]
     for kind, precision, recall, f1, number in rows:
@@ -271,7 +271,7 @@ def format_scores(rows: list[tuple]) -> str:
 
 
 def format_confusion(table: dict[tuple[str, str], int]) -> str:
-    """`confusion` as text: a row for every expected type, a column for every type that was found."""
+    """Formats the result of `confusion` as text: a row for every expected type, a column for every predicted type."""
     kinds = [*sorted({kind for pair in table for kind in pair} - {NONE}), NONE]
     width = max(map(width_of, kinds)) + 2
     lines = [filled("expected / found", max(width, 18)) + "".join(filled(kind, width, left=False) for kind in kinds)]
@@ -284,7 +284,7 @@ def format_confusion(table: dict[tuple[str, str], int]) -> str:
 def format_wrong(
     places: Sequence[str],
     sentences: Sequence[Sequence[str]],
-    found: Sequence[Sequence[str]],
+    predicted: Sequence[Sequence[str]],
     expected: Sequence[Sequence[str]],
     scheme: str | None = None,
     space: str = "",
@@ -294,12 +294,12 @@ def format_wrong(
     Args:
         places: the position of each sentence in its file.
         sentences: the tokens of each sentence.
-        found, expected, scheme: see `score_table`.
+        predicted, expected, scheme: see `score_table`.
         space: separator of the tokens.
     """
     lines = []
     n = 0
-    for i, (spans, truth) in enumerate(_spans_of_both(found, expected, scheme)):
+    for i, (spans, truth) in enumerate(_spans_of_both(predicted, expected, scheme)):
         if spans == truth:
             continue
         n += 1

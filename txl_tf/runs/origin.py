@@ -33,14 +33,15 @@ class Origin:
     Args:
         folder: folder of the run that is trained.
         init_from: path of the folder of the other run.
-        task: task that its model must have, see `Family`.
+        task: task that the other run's model must have, see `Family`.
 
     Attributes:
         path: `init_from`.
-        source: `RunFolder` from which everything is read.
-        config: its `config.json`.
-        family, model: its record and its hyper-parameters.
-        goes_on: whether the training resumes: `folder` has checkpoints, and `source` is the same folder.
+        source: `RunFolder` from which everything is read: that of `init_from` or, if the training resumes, `folder`
+            itself, because the other run may be gone.
+        config: the `config.json` of `source`.
+        family, model: its family and its hyper-parameters.
+        resumes: whether the training resumes, because `folder` has checkpoints.
 
     Raises:
         ParameterError: both folders are the same, the other one holds no run, or `folder` holds a run that started from
@@ -51,7 +52,7 @@ class Origin:
     config: dict[str, Any]
     family: Family
     model: Any  # a `Config`, of the class `family.config`
-    goes_on: bool
+    resumes: bool
 
     def __init__(self, folder: RunFolder, init_from: str | os.PathLike, task: str | None = None):
         self.path = os.fspath(init_from)
@@ -59,8 +60,8 @@ class Origin:
             allowed = f"another folder than init_from={self.path}, whose run stays as it is"
             raise ParameterError("model_dir", folder.path, allowed, f"model_dir must be {allowed}")
         check_origin(folder, self.path)
-        self.goes_on = bool(folder.steps())
-        self.source = RunFolder(folder.path if self.goes_on else self.path, task)
+        self.resumes = bool(folder.steps())
+        self.source = RunFolder(folder.path if self.resumes else self.path, task)
         if not self.source.has_config():
             message = f"init_from must be the folder of a run, got {self.path}: it has no config.json"
             raise ParameterError("init_from", self.path, "the folder of a run", message)
@@ -70,18 +71,19 @@ class Origin:
 
     @functools.cached_property
     def vocabs(self) -> list[Vocab]:
-        """The vocabularies of the other run."""
+        """The vocabularies of `source`."""
         return self.source.load_vocabs()
 
     @property
     def settings(self) -> dict[str, dict]:
-        """`{group: settings}`, the defaults of the run: all settings of the training that it resumes.
+        """`{group: settings}`, the defaults of the run.
 
-        A new run takes the model, the settings of reading, and those settings of the training that decide the batches.
+        If the training resumes, these are all settings of the run. A new run takes the other run's model, its settings
+        for reading text, and those settings of its training that decide the batches.
         """
         known = {**self.config["data"], **self.config.get("vocab", {})}
         training = self.config.get("training", {})
-        if not self.goes_on:  # static shapes depend on the machine
+        if not self.resumes:  # static shapes depend on the machine
             taken = [name for name in (*self.family.batching, "eval_batch_size") if name != "static_shapes"]
             training = {name: training[name] for name in taken if name in training}
         return {
@@ -110,19 +112,24 @@ class Origin:
         if extends:
             for vocab in self.vocabs:
                 vocab.check_extendable()
-        for name, (before, now) in self._changes(model.to_dict()).items():
+        for name, (other_value, value) in self._changes(model.to_dict()).items():
             if name not in self.model.free:
                 message = (
-                    f"{name} must be {brief(before)}, as in {self.path}, got {brief(now)}: its weights fit no other. "
-                    f"init_from can change {', '.join(self.model.free)}"
+                    f"{name} must be {brief(other_value)}, as in {self.path}, got {brief(value)}: its weights fit no "
+                    f"other. init_from can change {', '.join(self.model.free)}"
                 )
-                raise ParameterError(name, now, [before], message)
+                raise ParameterError(name, value, [other_value], message)
 
     def _changes(self, model: dict) -> dict[str, tuple]:
-        """`{hyper-parameter: (value there, value here)}` where both differ, without those that the data will decide."""
-        found = differing(self.model.to_dict(), model)
-        unknown = ("n_bigram",) + tuple(name for name in model if model[name] is None or model[name] == ())
-        return {name: pair for name, pair in found.items() if name in self.model.free or name not in unknown}
+        """`{hyper-parameter: (value in the other run, value in this run)}` where the values differ.
+
+        Values of this run that the data will decide are left out: they are `None`, `()` or the default of `n_bigram`.
+        Hyper-parameters in `free`, whose every value fits the same weights, are never left out: for them, `None` is a
+        value like others.
+        """
+        differences = differing(self.model.to_dict(), model)
+        undecided = ("n_bigram",) + tuple(name for name in model if model[name] is None or model[name] == ())
+        return {name: pair for name, pair in differences.items() if name in self.model.free or name not in undecided}
 
     def checkpoint(self, training: RunConfig) -> str:
         """The path of the checkpoint whose weights are taken: `warm_start_path`, or the default of the run."""
@@ -130,25 +137,25 @@ class Origin:
 
     def record(self, training: RunConfig) -> dict:
         """The value of `"init_from"` in `config.json`."""
-        if self.goes_on:
+        if self.resumes:
             return self.config["init_from"]
         return {"model_dir": self.path, "checkpoint": self._name(self.checkpoint(training))}
 
     def _name(self, path: str) -> str:
         return path.removeprefix(f"{self.source.path.rstrip('/')}/")
 
-    def say_unknown(self, counts: dict[str, tuple[int, int]], unk: str, of_note: Iterable[str] | None = None) -> None:
+    def say_unknown(self, counts: dict[str, tuple[int, int]], unk: str, warn_for: Iterable[str] | None = None) -> None:
         """Logs which share of the new text is unknown. A large share is a warning.
 
         Args:
             counts: `{part of the text, such as "characters": (number of unknown ones, number of all)}`.
             unk: the unknown symbol.
-            of_note: the parts that can cause a warning; by default all.
+            warn_for: the parts that can cause a warning; by default all.
         """
         shares = {part: unknown / max(total, 1) for part, (unknown, total) in counts.items()}
         said = " and ".join(f"{share:.2%} of the {part}" for part, share in shares.items())
         said += f" {'is' if [*shares] == ['text'] else 'are'} {unk}" if shares else ""
-        if any(shares[part] > _MUCH_UNKNOWN for part in (shares if of_note is None else of_note)):
+        if any(shares[part] > _MUCH_UNKNOWN for part in (shares if warn_for is None else warn_for)):
             logger.warning(
                 f"{said}: the vocabulary of init_from={self.path} lacks many symbols of the new text. extend_vocab "
                 "gives them rows of their own"
@@ -159,8 +166,8 @@ class Origin:
     def say_extended(self, vocabs: list[Vocab], where: str = "") -> None:
         """Logs how many symbols `vocabs` add to the vocabularies of the other run, and where the new rows are."""
         added = (
-            f"{len(now) - len(before):,} symbols to the {len(before):,} of {name}"
-            for name, before, now in zip(self.family.vocabs, self.vocabs, vocabs, strict=False)
+            f"{len(extended) - len(known):,} symbols to the {len(known):,} of {name}"
+            for name, known, extended in zip(self.family.vocabs, self.vocabs, vocabs, strict=False)
         )
         logger.info(f"extend_vocab adds {' and '.join(added)}{where}")
 
@@ -174,12 +181,12 @@ class Origin:
     ) -> None:
         """Sets the weights of `model`, and logs which checkpoint they come from and which settings have changed.
 
-        Also logs the sizes of batches that the other run does not record, as a converted one does not, and their values
-        here.
+        If the other run does not record the sizes of its batches, for example because it was converted, also logs the
+        values that this run uses.
 
         Args:
             model: the model to train.
-            config, training, final: its settings.
+            config, training, final: the settings of this run: model, training, final evaluation.
             new_weights: beginnings of the names of weights that keep their initial values.
         """
 
@@ -190,39 +197,44 @@ class Origin:
         path = self.source.with_checkpoint(training.warm_start_path, read, "warm_start_path")
         changes = self._changes(config.to_dict())
         changes.pop("target_lengths", None)  # the text says them
-        for name, before in self.settings["training"].items():
-            if getattr(training, name, before) != before:  # settings of the evaluation are not in `training`
-                changes[name] = (before, getattr(training, name))
-        shown = [f"{name} {_shown(before)} -> {_shown(now)}" for name, (before, now) in changes.items()]
+        for name, other_value in self.settings["training"].items():
+            if getattr(training, name, other_value) != other_value:  # settings of the evaluation are not in `training`
+                changes[name] = (other_value, getattr(training, name))
+        shown = [f"{name} {_shown(other_value)} -> {_shown(value)}" for name, (other_value, value) in changes.items()]
         said = [f"step {checkpoint_step(path):,}, {os.path.dirname(self._name(path)) or 'latest'}"]
         if shown:
             said.append(f"changed: {', '.join(shown)}")
         if new_weights:
             said.append(f"new weights: {', '.join(new_weights)}")
         logger.info("init_from %s: %s", self.path, "; ".join(said))
-        here = {**(final.to_dict() if final else {}), **training.to_dict()}
+        own_settings = {**(final.to_dict() if final else {}), **training.to_dict()}
         recorded = self.config.get("training", {})
-        sizes = [name for name in (*self.family.batching, "eval_batch_size") if type(here.get(name)) is int]
-        unsaid = [name for name in sizes if name not in recorded]
-        if unsaid:
-            values = ", ".join(f"{name} {here[name]}" for name in unsaid)
-            logger.info("%s does not record %s; here: %s", self.path, ", ".join(unsaid), values)
+        sizes = [name for name in (*self.family.batching, "eval_batch_size") if type(own_settings.get(name)) is int]
+        unrecorded = [name for name in sizes if name not in recorded]
+        if unrecorded:
+            values = ", ".join(f"{name} {own_settings[name]}" for name in unrecorded)
+            logger.info("%s does not record %s; here: %s", self.path, ", ".join(unrecorded), values)
 
 
 def check_origin(folder: RunFolder, init_from: str | None) -> None:
-    """Raises ParameterError where a folder has checkpoints of a run that did not start from `init_from`."""
+    """Raises ParameterError if a folder has checkpoints of a run that started from another run than `init_from`.
+
+    Args:
+        folder: the folder of the run that is trained.
+        init_from: path of the folder of the run to start from; `None`: the run must not have started from another.
+    """
     if not folder.steps():
         return
-    found = (folder.read_config() if folder.has_config() else {}).get("init_from")
-    if found and not init_from:
-        message = f"the run in {folder} started from another: go on with init_from={found['model_dir']}"
-        raise ParameterError("init_from", init_from, [found["model_dir"]], message)
-    if init_from and not (found and same_path(found["model_dir"], init_from)):
-        started = f"started from {found['model_dir']}" if found else "did not start from another"
+    recorded = (folder.read_config() if folder.has_config() else {}).get("init_from")
+    if recorded and not init_from:
+        message = f"the run in {folder} started from another: go on with init_from={recorded['model_dir']}"
+        raise ParameterError("init_from", init_from, [recorded["model_dir"]], message)
+    if init_from and not (recorded and same_path(recorded["model_dir"], init_from)):
+        started = f"started from {recorded['model_dir']}" if recorded else "did not start from another"
         message = f"model_dir {folder} holds a run that {started}, got init_from={init_from}: choose a new folder"
         raise ParameterError("model_dir", folder.path, "a new folder", message)
 
 
 def _shown(value: Any) -> Any:
-    """A value as the log shows it: of a long list its length."""
+    """A value as the log shows it: a list as its length."""
     return f"{len(value)}" if isinstance(value, list) else value

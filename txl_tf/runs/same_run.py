@@ -64,7 +64,7 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
 
 
 def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
-    """Raises ParameterError where a new run would remove the best weights of a run that had checkpoints.
+    """Raises ParameterError if a new run would remove the best weights of a run that had checkpoints.
 
     A run that was killed before its first checkpoint is no error: its steps are done again.
     """
@@ -87,12 +87,12 @@ def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str)
     if not source.has_config():
         return
     check_vocab(source, vocabs, remedy)
-    before = source.read_config()["model"]
-    now = config["model"]
-    names = [name for name in NOT_IN_WEIGHTS if before.get(name, now.get(name)) != now.get(name)]
+    other_model = source.read_config()["model"]
+    own_model = config["model"]
+    names = [name for name in NOT_IN_WEIGHTS if other_model.get(name, own_model.get(name)) != own_model.get(name)]
     if names:
-        was, has = (", ".join(f"{name}={model[name]}" for name in names) for model in (before, now))
-        logger.warning("%s has %s; this run has %s", source, was, has)
+        values = [", ".join(f"{name}={model[name]}" for name in names) for model in (other_model, own_model)]
+        logger.warning("%s has %s; this run has %s", source, *values)
 
 
 def check_vocab(folder: RunFolder, vocabs: list[Vocab], remedy: str, who: str = "the text") -> None:
@@ -112,15 +112,15 @@ def check_vocab(folder: RunFolder, vocabs: list[Vocab], remedy: str, who: str = 
 
 
 def check_text(folder: RunFolder, fingerprints: dict[str, str], remedy: str) -> None:
-    """Raises ParameterError where a split of the text is not what the run was trained on.
+    """Raises ParameterError if a split of the text is not the text that the run was trained on.
 
     Args:
         folder: folder of the run.
         fingerprints: `{split: fingerprint}` of the splits to compare, see `Corpus.fingerprint`.
         remedy: end of the message.
     """
-    before = folder.read_config().get("fingerprints", {})
-    changed = [split for split, found in fingerprints.items() if before.get(split, found) != found]
+    recorded = folder.read_config().get("fingerprints", {})
+    changed = [split for split, fingerprint in fingerprints.items() if recorded.get(split, fingerprint) != fingerprint]
     if changed:
         splits = " and ".join(changed)
         message = f"the text of the run in {folder} has changed since it was trained on ({splits}): {remedy}"
@@ -128,7 +128,7 @@ def check_text(folder: RunFolder, fingerprints: dict[str, str], remedy: str) -> 
 
 
 def check_same_config(folder: RunFolder, config: dict) -> None:
-    """Raises MisfitError where the folder holds a run of another configuration, or a damaged `best.json`."""
+    """Raises MisfitError if the folder holds a run of another configuration, or a damaged `best.json`."""
     folder.find_best()
     changes = _changes(folder.read_config(), json.loads(json.dumps(config)))
     if changes:
@@ -141,7 +141,7 @@ def _changes(before: dict, requested: dict) -> list[str]:
     family = family_in(requested)
     existing = family_in(before)
     changes = [] if family is existing else [_change("family", existing.name, family.name)]
-    prints, old_prints = (some.get("fingerprints", {}) for some in (requested, before))
+    prints, old_prints = (config.get("fingerprints", {}) for config in (requested, before))
     same_text = old_prints and all(old_prints.get(split) == prints.get(split) for split in ("train", "valid"))
     for part in ("data", "model", *family.vocabs, "training"):
         fields = [field for group in family.groups.get(part, (Vocab,)) for field in dataclasses.fields(group)]

@@ -211,22 +211,22 @@ class Scorer:
         """The scores of lines that do not see each other."""
         texts = [np.concatenate([self.start, line.ids]) for line in lines]
         dtype = self.lm.loss_dtype
-        found = [np.full([len(text)], np.nan, dtype) for text in texts]  # nothing predicts a first token
+        scores = [np.full([len(text)], np.nan, dtype) for text in texts]  # nothing predicts a first token
         for rows in self._batches(np.array([len(text) - 1 for text in texts])):
             for i, nll in zip(rows, self._nll([texts[i] for i in rows]), strict=True):
-                found[i][1:] = nll
+                scores[i][1:] = nll
         n_start = len(self.start)
         first = 0 if n_start else 1
-        return [self._result(line, nll[n_start:], first) for line, nll in zip(lines, found, strict=True)]
+        return [self._result(line, nll[n_start:], first) for line, nll in zip(lines, scores, strict=True)]
 
     def _batches(self, lengths: np.ndarray) -> Iterator[np.ndarray]:
         """The rows of every batch, the longest first, without rows of the length 0."""
-        some = np.flatnonzero(lengths > 0)
+        rows_to_read = np.flatnonzero(lengths > 0)
 
         def fitting(left: np.ndarray) -> Any:
-            return self.batch_tokens // min(lengths[some[left[0]]], self.segment)
+            return self.batch_tokens // min(lengths[rows_to_read[left[0]]], self.segment)
 
-        return (some[rows] for rows in by_length(-lengths[some], fitting))
+        return (rows_to_read[rows] for rows in by_length(-lengths[rows_to_read], fitting))
 
     def _nll(self, texts: list[np.ndarray]) -> list[np.ndarray]:
         """The nll of every token of the texts but the first token of each."""
@@ -260,26 +260,28 @@ class Scorer:
         start = _Line("", 0, self.start)
         lines: collections.deque[_Line | LineError] = collections.deque([start])  # lines without a score
         text = self.start  # tokens to read
-        found = np.full([1], np.nan, self.lm.loss_dtype)  # nll of tokens of these lines; the first token has none
+        nll_of_lines = np.full(
+            [1], np.nan, self.lm.loss_dtype
+        )  # nll of tokens of these lines; the first token has none
         for block in itertools.chain(blocks, [None]):
             lines.extend(block or [])
             new = [line.ids for line in block or [] if not isinstance(line, LineError)]
             text = np.concatenate([text, *new])
-            nll = [found]
+            nll = [nll_of_lines]
             scores: list[LineScore | LineError] = []
             while len(text) > (self.segment if block is not None else 1):
                 segment = text[None, : self.segment + 1]
                 nll.append(read(segment[:, :-1], segment[:, 1:])[0])
                 text = text[segment.size - 1 :]
-            found = np.concatenate(nll)
-            while lines and (isinstance(lines[0], LineError) or len(lines[0].ids) <= len(found)):
+            nll_of_lines = np.concatenate(nll)
+            while lines and (isinstance(lines[0], LineError) or len(lines[0].ids) <= len(nll_of_lines)):
                 line = lines.popleft()
                 if isinstance(line, LineError):
                     scores.append(line)
                     continue
                 if line is not start:
-                    scores.append(self._result(line, found[: len(line.ids)], uncounted))
-                found = found[len(line.ids) :]
+                    scores.append(self._result(line, nll_of_lines[: len(line.ids)], uncounted))
+                nll_of_lines = nll_of_lines[len(line.ids) :]
                 if len(line.ids):
                     uncounted = 0
             yield scores

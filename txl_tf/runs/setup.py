@@ -76,7 +76,7 @@ def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
 
 
 def without_choice(data: dict) -> dict:
-    """`data` without the settings that chose the new symbols of an extended vocabulary."""
+    """Leaves out the settings that chose the new symbols of an extended vocabulary."""
     return {name: value for name, value in data.items() if name not in ("min_freq", "max_size")}
 
 
@@ -92,10 +92,10 @@ def encode_text(path: str, vocab: Vocab, data: dict, reading: dict | None = None
     """
     paths = find_files(path)
     reading = reading or {}
-    of_rows = "text_field" in reading or have_documents(paths, vocab.raw_text)
-    if not of_rows:
+    has_rows = "text_field" in reading or have_documents(paths, vocab.raw_text)
+    if not has_rows:
         check_left_out({"skip_bad_lines": reading.get("skip_bad_lines")}, f"{path} has no rows of JSON or Parquet")
-    settings = {**data, **reading} if of_rows else {}
+    settings = {**data, **reading} if has_rows else {}
     return encode_files(paths, vocab, settings.get("text_field"), settings.get("skip_bad_lines", False))
 
 

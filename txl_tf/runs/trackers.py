@@ -77,8 +77,8 @@ def tracked(training: RunConfig, checkpoints: RunCheckpoints, step: int) -> Iter
         yield Tracked()
         return
     file = os.path.join(folder.path, "tracker.json")
-    found = _read(file) if step else None
-    run_id = found.id if found and found.tracker == name else None
+    recorded = _read(file) if step else None
+    run_id = recorded.id if recorded and recorded.tracker == name else None
     open_run = {"wandb": _wandb_run, "mlflow": _mlflow_run}[name]
     with open_run(folder, training.tracker_project, run_id) as run:
         write_json(file, {"tracker": name, "id": run.id})
@@ -158,6 +158,9 @@ def _name_of(folder: RunFolder) -> str:
 
 
 def final(results: dict) -> dict[str, float]:
-    """`{"final_valid_loss": ...}` of `{split: loss}`, or `{split: {name: value}}`."""
-    named = {split: found if isinstance(found, dict) else {"loss": found} for split, found in results.items()}
-    return {f"final_{split}_{name}": value for split, found in named.items() for name, value in found.items()}
+    """Names the results of final evaluations for a tracker, such as `{"final_valid_loss": ...}`.
+
+    `results` are `{split: loss}` or `{split: {name: value}}`.
+    """
+    named = {split: result if isinstance(result, dict) else {"loss": result} for split, result in results.items()}
+    return {f"final_{split}_{name}": value for split, result in named.items() for name, value in result.items()}

@@ -131,7 +131,7 @@ def train_run(
         run.make_model(keras_optimizer)
         if folder.steps():
             folder.check_parts(run.model)
-        parts = own_parts(run.model, of_keras=False)
+        parts = own_parts(run.model, count_keras=False)
         config |= {"own_parts": parts} if parts else {}
         state = run.restore()
         if chief:
@@ -199,7 +199,7 @@ class Run:
         raise NotImplementedError
 
     def from_data(self) -> dict[str, Any]:
-        """The hyper-parameters that the data decides. Raises ParameterError where the data does not fit the model."""
+        """The hyper-parameters that the data decides. Raises ParameterError if the data does not fit the model."""
         raise NotImplementedError
 
     def batches(self, start: int) -> Any:
@@ -221,10 +221,10 @@ class Run:
     # --------------------------------------------------------------------------------- what subclasses may override
 
     def prepare(self) -> None:
-        """Completes the settings. Raises ParameterError where they do not fit each other or the machine."""
+        """Completes the settings. Raises ParameterError if they do not fit each other or the machine."""
 
     def options(self) -> tuple[dict, dict]:
-        """`(of_model, of_compile)`: further arguments of the model and of its `compile`."""
+        """Two dictionaries with further arguments: of the model, and of its `compile`."""
         return {}, {}
 
     @property
@@ -278,9 +278,9 @@ class Run:
             allowed = "a run whose vocabulary has the symbols of the text"
             raise ParameterError("init_from", self.origin.path, allowed, message) from error
         self.fingerprints = {split: self.corpus.fingerprint(split) for split in self.corpus.splits}
-        found = self.from_data()
+        settings = self.from_data()
         with already_checked(type(self.model_config), self.model_config):
-            self.model_config = dataclasses.replace(self.model_config, **found)
+            self.model_config = dataclasses.replace(self.model_config, **settings)
 
     def config(self) -> dict:
         """The content of `config.json`."""
@@ -308,12 +308,12 @@ class Run:
         """Makes the model, builds its optimizer, and prepares its checkpoints."""
         training = self.training
         policy = self.machine.dtype_policy
-        of_model, of_compile = self.options()
+        model_arguments, compile_arguments = self.options()
         with self.strategy.scope(), already_checked(type(self.model_config), self.model_config):
             arguments = self.model_config.to_dict()
-            model: Any = self.folder.family.make(**arguments, seed=training.seed, dtype=policy, **of_model)
+            model: Any = self.folder.family.make(**arguments, seed=training.seed, dtype=policy, **model_arguments)
             steps = training.steps_per_execution or 1
-            model.compile(optimizer, jit_compile=training.jit_compile, steps_per_execution=steps, **of_compile)
+            model.compile(optimizer, jit_compile=training.jit_compile, steps_per_execution=steps, **compile_arguments)
         self.model = model
         self.start()
         with self.strategy.scope():
@@ -440,17 +440,17 @@ class Run:
                 logger.info("%s: %s; the same command goes on from there", stop.reason, saved)
                 raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0)
 
-    def record_validation(self, found: dict[str, float]) -> None:
+    def record_validation(self, results: dict[str, float]) -> None:
         """Adds the validation after the last step to the curves, and keeps the weights if they are the best.
 
         Args:
-            found: result of the model's `evaluate`.
+            results: result of the model's `evaluate`.
 
         Raises:
             ValueError: the loss is not finite. The checkpoint of the last step is deleted.
         """
-        self.checkpoints.check_validation(found["loss"])
-        logs = {f"val_{name}": value for name, value in found.items()}
+        self.checkpoints.check_validation(results["loss"])
+        logs = {f"val_{name}": value for name, value in results.items()}
         self.show(logs, "val_")
         if self.checkpoints.write:
             with self.checkpoints.naming_last():
@@ -513,8 +513,8 @@ class EpochRun(Run):
 
     def evaluate(self, split: str) -> dict[str, float]:
         """The metrics of the model on a split."""
-        found = self.model.evaluate(self.batches_of(split).dataset(), verbose=0, return_dict=True)
-        return {name: float(value) for name, value in found.items()}
+        results = self.model.evaluate(self.batches_of(split).dataset(), verbose=0, return_dict=True)
+        return {name: float(value) for name, value in results.items()}
 
     @property
     def held_out(self) -> list[str]:

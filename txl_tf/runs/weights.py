@@ -71,7 +71,7 @@ def tf1_variables(lm: TransformerXLLM) -> dict[str, np.ndarray]:
 
 
 def check_original(lm: TransformerXLLM) -> None:
-    """Raises ParameterError where the original program cannot compute a part of the model, such as a user's layer."""
+    """Raises ParameterError if the original program cannot compute a part of the model, such as a user's layer."""
     scheme = getattr(lm.network, "scheme", None)  # a user's network may have none
     positions = getattr(scheme, "known_as", "relative")
     if positions != "relative":
@@ -232,7 +232,7 @@ class CheckpointReader:
         return {name: self.shapes[key] for name, key in self.weights.items()}
 
     def get(self, key: str) -> np.ndarray:
-        """An array, whose checksum is verified. Raises UnreadableCheckpoint where it is not as it was written."""
+        """An array, whose checksum is verified. Raises UnreadableCheckpoint if it is not as it was written."""
         with reading_checkpoint(self.path):
             return self._reader.get_tensor(key)
 
@@ -254,7 +254,7 @@ def reading_checkpoint(path: str) -> Iterator[None]:
 
 
 def check_whole(path: str, finite: bool = False) -> None:
-    """Raises UnreadableCheckpoint where an array of a checkpoint is not as it was written.
+    """Raises UnreadableCheckpoint if an array of a checkpoint is not as it was written.
 
     With `finite`, also where a weight in the checkpoint of a run is not finite.
     """
@@ -334,23 +334,23 @@ def check_exists(path: str | os.PathLike) -> None:
             raise UnreadableCheckpoint("checkpoint", path, "a checkpoint that can be read", message)
 
 
-def check_fits(path: str, found: dict[str, list], variables: dict[str, Any], extend: bool = False) -> None:
+def check_fits(path: str, shapes: dict[str, list], variables: dict[str, Any], extend: bool = False) -> None:
     """Raises MisfitError, which names every difference, unless a checkpoint fits a model.
 
     Args:
         path: prefix of the checkpoint.
-        found: `{name: shape}` of its weights.
+        shapes: `{name: shape}` of its weights.
         variables: `{name: variable}` of the model.
         extend: whether a variable may be longer in one dimension.
     """
     problems = []
     for name, variable in variables.items():
-        if name not in found:
+        if name not in shapes:
             problems.append(f"{name} is missing from the checkpoint")
-        elif list(found[name]) != list(variable.shape) and not (extend and _is_longer(variable.shape, found[name])):
-            problems.append(f"{name} is {list(found[name])} in the checkpoint and {list(variable.shape)} in the model")
-    for name in sorted(set(found) - set(variables)):
-        problems.append(f"{name} {list(found[name])} is in the checkpoint and not in the model")
+        elif list(shapes[name]) != list(variable.shape) and not (extend and _is_longer(variable.shape, shapes[name])):
+            problems.append(f"{name} is {list(shapes[name])} in the checkpoint and {list(variable.shape)} in the model")
+    for name in sorted(set(shapes) - set(variables)):
+        problems.append(f"{name} {list(shapes[name])} is in the checkpoint and not in the model")
     if problems:
         allowed = "a checkpoint that fits the model"
         raise MisfitError("checkpoint", path, allowed, f"{path} does not fit the model:", problems)

@@ -110,11 +110,12 @@ def export_saved_model(
 
 
 def _can_serve_text(directory: str | os.PathLike, vocabs: dict[str, Vocab]) -> bool:
-    """Whether the graph can read text with the vocabularies. Logs what subwords need."""
+    """Whether the graph can read text with the vocabularies. For subwords, logs what the export or a user needs."""
     if not any(vocab.level == "subword" for vocab in vocabs.values()):
         return True
     if has_tensorflow_text():
-        logger.info("%s: to load it in Python, import tensorflow_text first. Servers have it", directory)
+        message = "%s: to load this model in Python, import tensorflow_text first; TensorFlow Serving contains it"
+        logger.info(message, directory)
         return True
     logger.warning("%s takes ids and no text: text needs pip install tensorflow-text", directory)
     return False

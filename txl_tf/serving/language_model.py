@@ -46,19 +46,19 @@ NEW_TOKEN_BYTES = 512  # about how many bytes the random numbers of a new token 
 
 
 def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """`RequestLimits` of a language model."""
+    """The largest request to a language model, by the arrays that a row of tokens takes."""
     network = lm.network
-    first, *others = lm.softmax.bin_sizes
+    first, *later = lm.softmax.bin_sizes
     # A network without attention has neither heads nor feed-forward nets.
     n_head, d_head, d_inner = (getattr(network, name, 0) for name in ("n_head", "d_head", "d_inner"))
     keys_and_values = 4 * network.n_layer * 2 * n_head * d_head  # of a position
-    logits = first + len(others) + max(others, default=0)
+    logits = first + len(later) + max(later, default=0)
     positions = network.mem_len + (lm.context_len if lm.has_window else 0)
     fresh = positions * keys_and_values + TOKEN_BYTES * network.n_token
-    of_token = keys_and_values + 4 * (logits + 2 * d_inner)
+    token_bytes = keys_and_values + 4 * (logits + 2 * d_inner)
 
     def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:
-        return fresh + tokens * of_token + new_tokens * NEW_TOKEN_BYTES
+        return fresh + tokens * token_bytes + new_tokens * NEW_TOKEN_BYTES
 
     return RequestLimits(row_bytes, max_rows, max_tokens)
 
@@ -157,6 +157,7 @@ class LanguageModelSignatures(StoredModel):
     }
 
     def signatures(self) -> dict[str, Any]:
+        """The graphs of the signatures by their names. Those that take text need a vocabulary."""
         tokens, state = self.specs
         lengths = tf.TensorSpec([None], tf.int32)
         stop_ids = tf.TensorSpec([None, None, None], tf.int32)
@@ -186,11 +187,11 @@ class LanguageModelSignatures(StoredModel):
 
     def initial_state(self, batch_size: Any) -> dict[str, tf.Tensor]:
         """The state of new rows, before their first token."""
-        most = self.limits.max_rows
+        max_rows = self.limits.max_rows
         # A server can join requests into a batch if `batch_size` has a 1 for every row. So it may have any shape.
         rows: Any = tf.reduce_sum(tf.cast(batch_size, tf.int64))
-        valid = tf.reduce_all(batch_size >= 0) & (rows <= most)
-        rows = checked([Check(valid, f"batch_size must lie between 0 and {most}", batch_size)], rows)
+        valid = tf.reduce_all(batch_size >= 0) & (rows <= max_rows)
+        rows = checked([Check(valid, f"batch_size must lie between 0 and {max_rows}", batch_size)], rows)
         return {"state": self.state.initial(tf.cast(rows, tf.int32))}
 
     def score(self, tokens: tf.Tensor, labels: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -217,7 +218,12 @@ class LanguageModelSignatures(StoredModel):
     def generate(
         self, tokens: tf.Tensor, lengths: tf.Tensor, stop_ids: tf.Tensor, **options: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """The continuations of prompts of ids, see the class. `tokens` and `lengths` are the first of each row."""
+        """The continuations of prompts of ids.
+
+        Returns:
+            Of all samples, `sequences` `[B, n, N]` and `sequence_lengths` `[B, n]`; of the first sample of each row,
+            `tokens` `[B, N]` and `lengths` `[B]`.
+        """
         stops = stops_of_ids(stop_ids, tf.shape(tokens)[0], self.lm.network.n_token)
         texts = self._write(*checked_options(self.limits, "tokens", tokens, lengths, options), stops)
         first = {"tokens": texts.tokens[:, 0], "lengths": texts.lengths[:, 0]}
@@ -230,7 +236,10 @@ class LanguageModelSignatures(StoredModel):
         return self._scores(*self._encode(text), [])
 
     def score_lines(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The nll of every token of single lines, which may end with a newline. See the class."""
+        """The nll of every token of single lines, which may end with a newline.
+
+        Each line is scored with the token of its end, if the vocabulary has one, after the tokens of `line_start_ids`.
+        """
         vocab = self.text.vocab
         text = read_text(vocab, text)
         size = tf.strings.length(text)
@@ -261,17 +270,17 @@ class LanguageModelSignatures(StoredModel):
     def _texts(self, text: tf.Tensor, stop: tf.Tensor, **options: tf.Tensor) -> tf.Tensor:
         """The continuations of prompts, strings `[B, n]`.
 
-        A row may ask for fewer than n: the others are "". A text that was ended by a stop string ends with it.
+        A row may ask for fewer than n: its other strings are "". A text that was ended by a stop string ends with it.
         """
         stops = stops_of_text(stop, tf.shape(text)[0], self.text)
         texts = self._write(*checked_options(self.limits, "text", *self._encode(text), options), stops)
         shape = tf.shape(texts.lengths)
         longest = tf.shape(texts.tokens)[-1]
-        found = self.text.decode(tf.reshape(texts.tokens, [-1, longest]), tf.reshape(texts.lengths, [-1]))
+        strings = self.text.decode(tf.reshape(texts.tokens, [-1, longest]), tf.reshape(texts.lengths, [-1]))
         if self.text.vocab.level == "subword":
-            kept = tf.strings.length(found) - tf.reshape(texts.excess, [-1])
-            found = tf.strings.substr(found, tf.zeros_like(kept), kept)
-        return tf.reshape(found, shape)
+            sizes = tf.strings.length(strings) - tf.reshape(texts.excess, [-1])
+            strings = tf.strings.substr(strings, tf.zeros_like(sizes), sizes)
+        return tf.reshape(strings, shape)
 
     # ------------------------------------------------------------------------------------------------- their parts
 
@@ -289,18 +298,21 @@ class LanguageModelSignatures(StoredModel):
     def _encode(self, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The ids `[B, N]` of texts, filled up with zeros, and their lengths `[B]`."""
         limits = self.limits
-        most = limits.max_tokens
+        max_tokens = limits.max_tokens
         ids = self.text.encode(limits.checked_text("text", text))
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
-        short = Check(lengths <= most, f"text must be at most {most} tokens long", lengths)
-        ids, lengths = checked([short, limits.check_size("text", tf.shape(text)[0], longest)], ids, lengths)
+        short = Check(lengths <= max_tokens, f"text must be at most {max_tokens} tokens long", lengths)
+        ids, lengths = checked([short, limits.size_check("text", tf.shape(text)[0], longest)], ids, lengths)
         return ids.to_tensor(0), lengths
 
     def _segment_checks(self, tokens: tf.Tensor, state: tf.Tensor, *checks: Check) -> list[Check]:
-        """The checks of a request with a segment and a state, with some `checks` after those of its size."""
+        """The checks of a request with a segment and a state. The message of the first one that fails is reported.
+
+        The order: the size of the request, then `checks`, then the rows and numbers of the state, and last the ids.
+        """
         return [
-            *self.limits.check_ids("tokens", tokens),
+            *self.limits.size_checks("tokens", tokens),
             *checks,
             same_rows("state", state, "tokens", tokens),
             finite("state", state),

@@ -27,17 +27,16 @@ class Check(NamedTuple):
     Attributes:
         condition: bool tensor of any shape.
         message: what must be the case, or a function that returns it.
-        found: the value that was found, or a function that returns it. Functions are called where the condition is
-            false.
+        value: the value to report, or a function that returns it. Functions are called only if the condition is false.
     """
 
     condition: Any
     message: str | Callable[[], tf.Tensor]
-    found: Any
+    value: Any
 
 
 def checked(checks: list[Check], *tensors: Any) -> Any:
-    """Makes checks, and returns `tensors`.
+    """Adds checks to the graph, and returns `tensors`, which are computed only if all checks hold.
 
     If a check fails, the graph raises an InvalidArgumentError with the message of the first one. A single condition for
     all checks takes less time than one for each.
@@ -52,19 +51,20 @@ def checked(checks: list[Check], *tensors: Any) -> Any:
     held = [tf.reduce_all(check.condition) for check in checks]
 
     def fail() -> tf.Tensor:
+        """Makes the checks one after the other, so that the first one that fails ends the graph."""
         done: list[Any] = []
         for holds, check in zip(held, checks, strict=True):
             message = check.message() if callable(check.message) else check.message
-            found = check.found() if callable(check.found) else check.found
+            value = check.value() if callable(check.value) else check.value
             with tf.control_dependencies(done):
-                shown = [tf.strings.join([message, ", got"]), tf.strings.as_string(found)]
+                shown = [tf.strings.join([message, ", got"]), tf.strings.as_string(value)]
                 done = [tf.debugging.Assert(holds, shown, summarize=8)]  # a whole shape
         with tf.control_dependencies(done):
             return tf.constant(False)
 
     with tf.control_dependencies([tf.cond(tf.reduce_all(held), lambda: tf.constant(True), fail)]):
-        found: Any = tf.nest.map_structure(tf.identity, tensors)
-    return found if len(found) > 1 else found[0]
+        after_checks: Any = tf.nest.map_structure(tf.identity, tensors)
+    return after_checks if len(after_checks) > 1 else after_checks[0]
 
 
 def in_vocabulary(name: str, ids: Any, n_token: int, least: int = 0) -> Check:
@@ -95,14 +95,14 @@ def padded_at_the_end(name: str, ids: Any) -> Check:
 
 def same_rows(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
     """A check that the argument `name`, `x`, has as many rows as the argument `other`, `like`."""
-    found = tf.shape(x)[0]
-    return Check(found == tf.shape(like)[0], f"{name} must have as many rows as {other}", found)
+    rows = tf.shape(x)[0]
+    return Check(rows == tf.shape(like)[0], f"{name} must have as many rows as {other}", rows)
 
 
 def same_shape(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
     """A check that the argument `name`, `x`, has the shape of the argument `other`, `like`."""
-    found = tf.shape(x)
-    return Check(found == tf.shape(like), f"{name} must have the shape of {other}", found)
+    shape = tf.shape(x)
+    return Check(shape == tf.shape(like), f"{name} must have the shape of {other}", shape)
 
 
 class RequestLimits:
@@ -135,14 +135,14 @@ class RequestLimits:
         longest = longest or max_tokens
         self.max_bytes = max(REQUEST_BYTES, row_bytes(longest, longest), self.max_rows * row_bytes(1))
 
-    def check_rows(self, name: str, rows: Any) -> list[Check]:
+    def row_checks(self, name: str, rows: Any) -> list[Check]:
         """Checks of the number of rows of an argument."""
         return [
             Check(rows >= 1, f"{name} must have at least 1 row", rows),
             Check(rows <= self.max_rows, f"{name} must have at most {self.max_rows} rows", rows),
         ]
 
-    def check_size(self, name: str, rows: Any, tokens: Any, new_tokens: Any = 0) -> Check:
+    def size_check(self, name: str, rows: Any, tokens: Any, new_tokens: Any = 0) -> Check:
         """A check that a whole request takes at most `max_bytes`.
 
         Args:
@@ -159,22 +159,22 @@ class RequestLimits:
         message = functools.partial(tf.strings.format, template, numbers)
         return Check(tf.cast(rows, tf.int64) <= most_rows, message, rows)
 
-    def check_ids(self, name: str, ids: Any, new_tokens: Any = 0) -> list[Check]:
+    def size_checks(self, name: str, ids: Any, new_tokens: Any = 0) -> list[Check]:
         """Checks of the size of ids `[B, T]`, or of another argument whose first dimensions are these."""
         rows, length = tf.unstack(tf.shape(ids)[:2])
-        most = self.max_tokens
+        message = f"{name} must be 1 to {self.max_tokens} a row"
         return [
-            *self.check_rows(name, rows),
-            Check((length >= 1) & (length <= most), f"{name} must be 1 to {most} a row", length),
-            self.check_size(name, rows, length, new_tokens),
+            *self.row_checks(name, rows),
+            Check((length >= 1) & (length <= self.max_tokens), message, length),
+            self.size_check(name, rows, length, new_tokens),
         ]
 
     def checked_text(self, name: str, text: tf.Tensor) -> tf.Tensor:
-        """`text` `[B]`, after checks of its size, which come before it is cut into tokens."""
-        found = tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64))
-        most = self.max_bytes // TEXT_BYTES
-        size = Check(found <= most, f"text must have at most {most} bytes in all rows", found)
-        return checked([*self.check_rows(name, tf.shape(text)[0]), size], text)
+        """Adds checks of the size of `text` `[B]`, and returns it. Call it before the text is cut into tokens."""
+        n_bytes = tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64))
+        max_bytes = self.max_bytes // TEXT_BYTES
+        size = Check(n_bytes <= max_bytes, f"text must have at most {max_bytes} bytes in all rows", n_bytes)
+        return checked([*self.row_checks(name, tf.shape(text)[0]), size], text)
 
 
 def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -185,17 +185,17 @@ def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor])
     for name, spec in specs.items():
         if spec.shape.rank is None:
             continue
-        found: Any = tf.shape(unknown[name])
+        shape: Any = tf.shape(unknown[name])
         rank = spec.shape.rank
         sizes = tf.constant([-1 if size is None else size for size in spec.shape], tf.int32)
-        valid = tf.size(found) == rank
+        valid = tf.size(shape) == rank
         if any(size is not None for size in spec.shape):  # of a state, only the batch may vary
-            valid &= tf.reduce_all((tf.pad(found, [[0, rank]])[:rank] == sizes) | (sizes < 0))
+            valid &= tf.reduce_all((tf.pad(shape, [[0, rank]])[:rank] == sizes) | (sizes < 0))
         letters = [
             letter if size is None else str(size)
             for letter, size in zip(LETTERS.get(name, "BTMHDX"), spec.shape, strict=False)
         ]
-        checks.append(Check(valid, f"{name} must be [{', '.join(letters)}]", found))
+        checks.append(Check(valid, f"{name} must be [{', '.join(letters)}]", shape))
     tensors = checked(checks, unknown) if checks else unknown
     return {name: tf.ensure_shape(x, specs[name].shape) for name, x in tensors.items()}
 
@@ -260,12 +260,13 @@ class StoredModel:
         defaults = defaults or {}
 
         def concrete(function: Any, specs: dict[str, tf.TensorSpec]) -> Any:
+            """Makes the graph of one function. Arguments with default values come last."""
             names = sorted(specs, key=lambda name: name in defaults)
 
             def call(*tensors: Any) -> dict[str, tf.Tensor]:
                 with self._as_stored():
-                    found = function(**check_shapes(specs, dict(zip(names, tensors, strict=True))))
-                return {name: tf.cast(x, tf.float32) if x.dtype == tf.float64 else x for name, x in found.items()}
+                    results = function(**check_shapes(specs, dict(zip(names, tensors, strict=True))))
+                return {name: tf.cast(x, tf.float32) if x.dtype == tf.float64 else x for name, x in results.items()}
 
             # TensorFlow writes the default values of the arguments to the signature if they are tensors.
             none = inspect.Parameter.empty

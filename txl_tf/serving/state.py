@@ -67,7 +67,10 @@ class ServedMemory:
         return self._read(precompute(self.network, length), tokens, state, length)
 
     def read_token(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """`read` of one token per row, with the stored position keys."""
+        """Hidden states `[B, 1, d_model]` of one token per row, and the state after it.
+
+        It takes the stored position keys, which need not be computed for every request.
+        """
         weights = precompute(self.network)
         if self.position_keys:
             weights = [  # the token goes to the last slot: the table need not be rotated or longer
@@ -79,7 +82,7 @@ class ServedMemory:
     def _read(
         self, weights: Sequence[Any], tokens: tf.Tensor, state: tf.Tensor, length: Any
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """`read` with the weights of `precompute`."""
+        """Hidden states of a segment of `length` tokens, and the state after it. `weights` come from `precompute`."""
         hidden, cached = cached_forward(self.network, weights, tokens, self._unpack(state, length), model=self.model)
         return hidden, self._pack(cached)
 
@@ -124,15 +127,15 @@ class ServedHiddenStates:
         self.shape = [lm.network.n_layer, lm.network.mem_len, lm.network.d_model]
 
     def initial(self, rows: tf.Tensor) -> tf.Tensor:
-        """As `ServedMemory.initial`."""
+        """The state before a text: zeros, `[B, L, M, d_model]`."""
         return tf.zeros([rows, *self.shape])
 
     def read_text(self, tokens: tf.Tensor) -> tf.Tensor:
-        """As `ServedMemory.read_text`."""
+        """The outputs `[B, T, any]` of whole texts."""
         return self.lm.outputs(tokens, self.lm.initial_mems(tf.shape(tokens)[0]))[0]
 
     def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `ServedMemory.read`."""
+        """The outputs `[B, T, any]` of a segment, and the state after it."""
         mems = tf.unstack(tf.cast(state, self.lm.network.compute_dtype), axis=1)
         outputs, mems = self.lm.outputs(tokens, mems)
         return outputs, tf.cast(tf.stack(mems, 1), tf.float32)
@@ -157,17 +160,17 @@ class ServedWindow:
         self.shape = [sum(self.sizes)]
 
     def initial(self, rows: tf.Tensor) -> tf.Tensor:
-        """As `ServedMemory.initial`."""
+        """The state before a text: an empty window, `[B, X]`."""
         state: Any = self.lm.decoding_cache().initial_state(rows)
         return self._pack(state)
 
     def read_text(self, tokens: tf.Tensor) -> tf.Tensor:
-        """As `ServedMemory.read_text`."""
+        """The outputs `[B, T, any]` of whole texts, read window after window."""
         cache = self.lm.decoding_cache()
         return cache.read(tokens, cache.initial_state(tf.shape(tokens)[0]))[0]
 
     def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `ServedMemory.read`."""
+        """The outputs `[B, T, any]` of a segment, and the state after it."""
         cache: Any = self.lm.decoding_cache()
         hidden, window = cache.read(tokens, self._unpack(state))
         return hidden, self._pack(window)

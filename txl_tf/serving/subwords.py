@@ -44,12 +44,12 @@ class SubwordTokenizer(tf.Module):
         """The ids of every string. It is cut at separators, which have ids of their own outside of SentencePiece."""
         if not separators:
             return self.tokenizer.tokenize(text)
-        separator, *others = separators
+        separator, *other_separators = separators
         ids = self.vocab.separators.get(separator)
         if ids is None:
-            return self._split(text, others)
+            return self._split(text, other_separators)
         parts: Any = tf.strings.split(text, separator)  # [B, parts]
-        pieces = self._split(parts.flat_values, others)
+        pieces = self._split(parts.flat_values, other_separators)
         after = RaggedTensor.from_tensor(tf.tile(tf.constant([ids], tf.int32), [pieces.nrows(), 1]))
         joined = parts.with_flat_values(tf.concat([pieces, after], 1)).merge_dims(1, 2)
         return joined[:, : -len(ids)]  # no separator follows the last part

@@ -48,21 +48,20 @@ def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: s
 
 def check_utf8(name: str, text: tf.Tensor) -> Check:
     """A check that all strings of `text` `[B]` are UTF-8."""
-    replacement = ord("\ufffd")
-    valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", replacement_char=replacement) == text
-    found = tf.strings.join(["other bytes in row ", tf.strings.as_string(tf.where(~valid)[:1, 0])])
-    return Check(valid, f"{name} must be UTF-8 in every row", found)
+    valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8") == text  # other bytes become U+FFFD
+    first_bad_row = tf.strings.as_string(tf.where(~valid)[:1, 0])
+    return Check(valid, f"{name} must be UTF-8 in every row", tf.strings.join(["other bytes in row ", first_bad_row]))
 
 
 def read_text(vocab: Vocab, text: tf.Tensor) -> tf.Tensor:
-    """Texts as a vocabulary reads them: of plain text, see `txl_tf.data.text_files.plain_text`."""
+    """Texts as a vocabulary reads them. Plain text has no byte order mark, and only "\\n" as line ends."""
     if not vocab.has_plain_text:
         return text
     return tf.strings.regex_replace(tf.strings.regex_replace(text, "\ufeff", ""), "\r\n?", "\n")
 
 
 def _lines_of(path: str, by_symbol: bool = True) -> tf.lookup.TextFileInitializer:
-    """The lines of a file by their numbers, or unless `by_symbol` the reverse: symbols and ids of level "word"."""
+    """A table from the lines of a file to their numbers or, unless `by_symbol`, from numbers to lines."""
     line = (tf.string, tf.lookup.TextFileIndex.WHOLE_LINE)
     number = (tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER)
     if by_symbol:
@@ -86,7 +85,7 @@ class GraphTokenizer(tf.Module):
         self.symbols = tf.lookup.StaticHashTable(self._initializer(path, by_symbol=False), "")
 
     def _initializer(self, path: str, by_symbol: bool) -> Any:
-        """The content of the table of ids, or unless `by_symbol` of the table of symbols."""
+        """The content of the table from symbols to ids or, unless `by_symbol`, from ids to symbols."""
         if self.vocab.level == "word":
             return _lines_of(path, by_symbol)
         # A newline may be a symbol, so the lines of a file will not do.
@@ -111,7 +110,7 @@ class GraphTokenizer(tf.Module):
         return symbols.with_flat_values(checked(checks, ids))
 
     def _known(self, name: str, known: Any, strings: Any) -> Check:
-        """A check that the vocabulary has all `strings`, of which `known` says which it has."""
+        """A check that the vocabulary has all `strings`. `known` is true for those that it has."""
         message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
         return Check(known, message, lambda: strings[~known][:1])
 
@@ -129,14 +128,14 @@ class GraphTokenizer(tf.Module):
             ids = ids[:, 1:]  # a stop string need not begin a line
         whole = tf.cast(self.ids.lookup(flat), tf.int32)[:, None]  # such as "<eos>"
         units = ids.to_tensor(NONE)
-        most = tf.shape(units)[1]
-        units = tf.where((whole >= 0) & (tf.range(most) > 0), NONE, tf.where(whole >= 0, whole, units))
+        longest = tf.shape(units)[1]
+        units = tf.where((whole >= 0) & (tf.range(longest) > 0), NONE, tf.where(whole >= 0, whole, units))
         lengths = tf.where(whole[:, 0] >= 0, 1, tf.cast(ids.row_lengths(), tf.int32))
-        unknown = tf.reduce_any(tf.sequence_mask(lengths, most) & (units < 0), 1)
+        unknown = tf.reduce_any(tf.sequence_mask(lengths, longest) & (units < 0), 1)
         bad: Any = unknown | ((lengths == 0) & (tf.strings.length(flat) > 0))
         units, lengths = checked([self._known("stop", ~bad, flat)], units, lengths)
         shape = tf.shape(stop)
-        return tf.reshape(units, [*tf.unstack(shape), most]), tf.reshape(lengths, shape)
+        return tf.reshape(units, [*tf.unstack(shape), longest]), tf.reshape(lengths, shape)
 
     def _tokenize(self, text: Any) -> Any:
         """The symbols of every string: ragged `[B, None]`."""
@@ -193,7 +192,7 @@ class SymbolTable(tf.Module):
         return self.table.lookup(symbols) >= 0
 
     def ids(self, symbols: tf.Tensor) -> tf.Tensor:
-        """int64: the ids of symbols. Those that the vocabulary lacks, and "<pad>", have that of the unknown symbol."""
+        """int64: the ids of symbols. "<pad>" and symbols that the vocabulary lacks get the id of the unknown symbol."""
         return tf.maximum(self.table.lookup(symbols), UNKNOWN_ID)
 
 
@@ -206,7 +205,7 @@ def lower(text: tf.Tensor) -> tf.Tensor:
 
 
 def forms_of(words: tf.Tensor) -> tf.Tensor:
-    """`form_of` of every word, string `[C]`."""
+    """The form of every word, string `[C]`: "^" before a capital, and the last three characters, with digits as 0."""
     first = tf.strings.substr(words, 0, 1, "UTF8_CHAR")
     length = tf.strings.length(words, "UTF8_CHAR")
     last = tf.strings.substr(words, tf.maximum(length - 3, 0), tf.minimum(length, 3), "UTF8_CHAR")
@@ -241,14 +240,14 @@ def words_of(text: tf.Tensor) -> Tokens:
     starts = starts.flat_values
     inside = tf.logical_not(tf.strings.regex_full_match(flat, WHITE_SPACE))
     begins = inside & ((starts == 0) | tf.logical_not(tf.pad(inside[:-1], [[1, 0]])))
-    kept = tf.where(inside)[:, 0]
+    in_words = tf.where(inside)[:, 0]
     first = tf.where(begins)[:, 0]
-    number = tf.gather(tf.cumsum(tf.cast(begins, tf.int32)), kept) - 1  # of the word of every character
+    number = tf.gather(tf.cumsum(tf.cast(begins, tf.int32)), in_words) - 1  # of the word of every character
     n_words = tf.size(first)
-    words = tf.strings.unsorted_segment_join(tf.gather(flat, kept), number, n_words)
-    ends = tf.math.unsorted_segment_max(tf.gather(ends.flat_values, kept), number, n_words)
-    found = (words, tf.gather(starts, first), ends)
-    return Tokens(*(RaggedTensor.from_value_rowids(x, tf.gather(rows, first), chars.nrows()) for x in found))
+    words = tf.strings.unsorted_segment_join(tf.gather(flat, in_words), number, n_words)
+    ends = tf.math.unsorted_segment_max(tf.gather(ends.flat_values, in_words), number, n_words)
+    columns = (words, tf.gather(starts, first), ends)
+    return Tokens(*(RaggedTensor.from_value_rowids(x, tf.gather(rows, first), chars.nrows()) for x in columns))
 
 
 def _rewrite(text: str) -> str:

@@ -106,8 +106,8 @@ class SentenceGraph(tf.Module):
         self.vocab = vocab
         self.bigram_vocab = bigram_vocab
         self.lexicon: Any = lexicon
-        found = {len(word) for word in lexicon.vocab.symbols} if lexicon else ()
-        self.word_lengths = tuple(sorted(n for n in found if n <= max_tokens))
+        lengths = {len(word) for word in lexicon.vocab.symbols} if lexicon else ()
+        self.word_lengths = tuple(sorted(n for n in lengths if n <= max_tokens))
 
     def features(self, chars: Any) -> dict[str, tf.Tensor]:
         """The inputs of the network.
@@ -131,12 +131,12 @@ class SentenceGraph(tf.Module):
         if not self.lattice:
             return {"chars": _dense(chars.with_values(ids)), "bigrams": bigrams}
         begins, n_chars, word_ids = self._words(flat, rest)
-        of_chars = tf.stack([ids, places, places], 1)
+        char_items = tf.stack([ids, places, places], 1)
         starts = tf.gather(places, begins)
-        of_words = tf.stack([word_ids, starts, starts + n_chars - 1], 1)
+        word_items = tf.stack([word_ids, starts, starts + n_chars - 1], 1)
         # Items by rows; `argsort` keeps the order of equal ones: characters first, then words.
         rows = tf.concat([chars.value_rowids(), tf.gather(chars.value_rowids(), begins)], 0)
-        items = tf.gather(tf.concat([of_chars, of_words], 0), tf.argsort(rows, stable=True))
+        items = tf.gather(tf.concat([char_items, word_items], 0), tf.argsort(rows, stable=True))
         sums = tf.math.bincount(tf.cast(rows, tf.int32), minlength=tf.cast(chars.nrows(), tf.int32), dtype=tf.int64)
         items = _dense(RaggedTensor.from_row_lengths(items, sums))  # [B, T, 3]
         features = dict(zip(("lattice", "pos_s", "pos_e"), tf.unstack(items, axis=2), strict=True))
@@ -156,19 +156,19 @@ class SentenceGraph(tf.Module):
         """
         begins = tf.range(tf.size(flat, tf.int64))
         pieces = flat
-        found = [tf.zeros([0], tf.int64)]
+        begins_of_words = [tf.zeros([0], tf.int64)]
         n_chars = [tf.zeros([0], tf.int64)]
         words = [tf.zeros([0], tf.string)]
         for n in range(2, max(self.word_lengths, default=0) + 1):
-            kept = tf.where(tf.gather(rest, begins) >= n)[:, 0]  # pieces of n characters that end in their own text
-            begins = tf.gather(begins, kept)
-            pieces = tf.strings.join([tf.gather(pieces, kept), tf.gather(flat, begins + n - 1)])
+            fitting = tf.where(tf.gather(rest, begins) >= n)[:, 0]  # pieces of n characters that end in their own text
+            begins = tf.gather(begins, fitting)
+            pieces = tf.strings.join([tf.gather(pieces, fitting), tf.gather(flat, begins + n - 1)])
             if n in self.word_lengths:
                 hits = tf.where(self.lexicon.has(pieces))[:, 0]
-                found.append(tf.gather(begins, hits))
+                begins_of_words.append(tf.gather(begins, hits))
                 n_chars.append(tf.fill([tf.size(hits)], tf.constant(n, tf.int64)))
                 words.append(tf.gather(pieces, hits))
-        begins = tf.concat(found, 0)
+        begins = tf.concat(begins_of_words, 0)
         order = tf.argsort(begins, stable=True)  # keeps shorter words before longer ones
         ids = self.vocab.ids(tf.concat(words, 0))
         return tf.gather(begins, order), tf.gather(tf.concat(n_chars, 0), order), tf.gather(ids, order)
@@ -180,9 +180,9 @@ def _dense(rows: Any) -> tf.Tensor:
 
 
 def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """`RequestLimits` of a tagger. The tokens of `row_bytes` are items; all rows have as many as the longest one.
+    """The largest request to a tagger. The tokens of `row_bytes` are items; all rows have as many as the longest one.
 
-    Of a network that is no `SentenceNetwork`, only the width of its hidden states is known.
+    If the network is no `SentenceNetwork`, only the width of its hidden states is known.
     """
     network: Any = tagger.network
     n_label = len(tagger.labels)
@@ -196,11 +196,11 @@ def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestL
     n_head = getattr(network, "n_head", 0)  # networks without attention have neither heads nor feed-forward nets
     d_inner = getattr(network, "d_inner", 0)
     # In a lattice, each pair of items has a position of its own, as wide as the model, and four distances, int64.
-    of_pair = 4 * (network.d_model + 8 * n_head + 16) if lattice else 4 * 10 * n_head
+    pair_bytes = 4 * (network.d_model + 8 * n_head + 16) if lattice else 4 * 10 * n_head
     widths = network.d_embed + network.d_bigram + 8 * network.d_model + 2 * d_inner + 10 * n_label
 
     def row_bytes(items: Any, new_tokens: Any = 0) -> Any:
-        return 12 * n_label**2 + items * (4 * widths + items * of_pair)
+        return 12 * n_label**2 + items * (4 * widths + items * pair_bytes)
 
     if lattice:
         return RequestLimits(row_bytes, max_rows, max_tokens, ITEMS * max_tokens, "{} characters and words")
@@ -273,13 +273,13 @@ class TaggingSignatures(StoredModel):
         """The tags and entities for the inputs of the network, see `Tagger.entities`."""
         if not self.reads_sentences:
             name, first = next(iter(inputs.items()))
-            checked_inputs = checked([*self.limits.check_ids(name, first)], inputs)
+            checked_inputs = checked([*self.limits.size_checks(name, first)], inputs)
             return self.model.entities(checked_inputs if self.named else checked_inputs[name])
         if self.lattice:  # the shapes come first, because the other checks compare the tensors
             inputs = checked(self._shape_checks(**inputs), inputs)
             checks = self._lattice_checks(**inputs)
         else:
-            checks = [*self.limits.check_ids("chars", inputs["chars"]), padded_at_the_end("chars", inputs["chars"])]
+            checks = [*self.limits.size_checks("chars", inputs["chars"]), padded_at_the_end("chars", inputs["chars"])]
             if "bigrams" in inputs:
                 checks.append(same_shape("bigrams", inputs["bigrams"], "chars", inputs["chars"]))
         name = "lattice" if self.lattice else "chars"
@@ -290,13 +290,13 @@ class TaggingSignatures(StoredModel):
 
     def tag_text(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
         """The entities of texts: types, positions in characters, strings and probabilities."""
-        found, tokens = self._read(text)
-        places = tf.where(found["ends"])  # [entities of all rows, 2]
+        entities, tokens = self._read(text)
+        places = tf.where(entities["ends"])  # [entities of all rows, 2]
         rows = places[:, 0]
-        size = tf.shape(found["ends"], tf.int64)[0]
-        starts = tf.gather_nd(found["starts"], places)
-        kinds = tf.gather_nd(found["kinds"], places)
-        probs = tf.gather_nd(found["probs"], places)
+        size = tf.shape(entities["ends"], tf.int64)[0]
+        starts = tf.gather_nd(entities["starts"], places)
+        kinds = tf.gather_nd(entities["kinds"], places)
+        probs = tf.gather_nd(entities["probs"], places)
         ends = tf.cast(places[:, 1], tf.int32) + 1
         if self.by_words:
             ends = tf.gather_nd(tokens.ends.to_tensor(), places)
@@ -309,14 +309,14 @@ class TaggingSignatures(StoredModel):
             "probs": probs,
         }
         by_row = {name: RaggedTensor.from_value_rowids(x, rows, size, validate=False) for name, x in parts.items()}
-        numbers = tf.reduce_sum(tf.cast(found["ends"], tf.int32), 1)
+        numbers = tf.reduce_sum(tf.cast(entities["ends"], tf.int32), 1)
         return {**{name: x.to_tensor() for name, x in by_row.items()}, "numbers": numbers}
 
     def tag_characters(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
         """The tag of every character of texts, "" after the end of a row, and the lengths of rows."""
-        found, tokens = self._read(text)
+        entities, tokens = self._read(text)
         lengths = tf.cast(tokens.strings.row_lengths(), tf.int32)
-        tags = tf.gather(tf.constant(self.model.labels), found["tags"])
+        tags = tf.gather(tf.constant(self.model.labels), entities["tags"])
         visible = tf.sequence_mask(lengths, tf.shape(tags)[1])
         return {"tags": tf.where(visible, tags, ""), "lengths": lengths}
 
@@ -327,28 +327,31 @@ class TaggingSignatures(StoredModel):
     # ------------------------------------------------------------------------------------------------- their parts
 
     def _read(self, text: tf.Tensor) -> tuple[dict[str, tf.Tensor], Tokens]:
-        """`Tagger.entities` of texts, and their tokens."""
+        """The entities of texts, see `Tagger.entities`, and the tokens of the texts."""
         limits = self.limits
-        most = limits.max_tokens
+        max_tokens = limits.max_tokens
         rows = tf.shape(text)[0]
         text = limits.checked_text("text", text)
         ends = tf.strings.regex_full_match(text, r"(?s).*\n.*")
-        of_row = tf.strings.join(["a line end in row ", tf.strings.as_string(tf.where(ends)[:1, 0])])
-        one_line = Check(tf.logical_not(ends), "text must be one line in every row", of_row)
+        first_bad_row = tf.strings.join(["a line end in row ", tf.strings.as_string(tf.where(ends)[:1, 0])])
+        one_line = Check(tf.logical_not(ends), "text must be one line in every row", first_bad_row)
         text = checked([check_utf8("text", text), one_line], text)
         tokens = words_of(text) if self.by_words else characters_of(text)
         longest = tf.reduce_max(tf.cast(tokens.strings.row_lengths(), tf.int32))
         unit = "words" if self.by_words else "characters"
         too_long = "a text is longer than max_tokens of the export, send its sentences one by one"
-        message = f"{too_long}: text must be at most {most} {unit} a row"
-        short = Check(longest <= most, message, longest)
-        inputs = self.graph.features(checked([short, limits.check_size("text", rows, longest)], tokens.strings))
+        message = f"{too_long}: text must be at most {max_tokens} {unit} a row"
+        short = Check(longest <= max_tokens, message, longest)
+        inputs = self.graph.features(checked([short, limits.size_check("text", rows, longest)], tokens.strings))
         if self.lattice:
             inputs = checked(self._item_checks("text", rows, tf.shape(inputs["lattice"])[1]), inputs)
         return self._entities({name: inputs[name] for name in self.inputs}), tokens
 
     def _found_in(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """`Tagger.entities` of inputs of any length. It needs a position, so inputs without one are padded to one."""
+        """The entities for inputs of any length, see `Tagger.entities`, which needs at least one position.
+
+        So inputs without positions are padded to one position, which is cut off afterwards.
+        """
         length = tf.shape(inputs["bigrams" if self.lattice else "chars"])[1]
         padded = {}
         for name, x in inputs.items():
@@ -361,7 +364,7 @@ class TaggingSignatures(StoredModel):
     def _item_checks(self, name: str, rows: tf.Tensor, items: Any) -> list[Check]:
         """Checks of the number of items of a row, and of the size of the request."""
         message = f"{name} must have at most {self.max_items} characters and words a row"
-        return [Check(items <= self.max_items, message, items), self.limits.check_size(name, rows, items)]
+        return [Check(items <= self.max_items, message, items), self.limits.size_check(name, rows, items)]
 
     def _shape_checks(
         self, lattice: Any, bigrams: Any, seq_len: Any, lex_num: Any, pos_s: Any, pos_e: Any
@@ -369,10 +372,10 @@ class TaggingSignatures(StoredModel):
         """Checks of the shapes of the inputs of a network that reads a lattice."""
         rows, items = tf.unstack(tf.shape(lattice))
         length = tf.shape(bigrams)[1]
-        most = self.limits.max_tokens
+        max_tokens = self.limits.max_tokens
         return [
-            *self.limits.check_rows("lattice", rows),
-            Check((length >= 1) & (length <= most), f"bigrams must be 1 to {most} a row", length),
+            *self.limits.row_checks("lattice", rows),
+            Check((length >= 1) & (length <= max_tokens), f"bigrams must be 1 to {max_tokens} a row", length),
             Check(items >= length, "lattice must be at least as long as bigrams", items),
             *self._item_checks("lattice", rows, items),
             same_rows("bigrams", bigrams, "lattice", lattice),
@@ -388,11 +391,11 @@ class TaggingSignatures(StoredModel):
         """Checks of the lengths and positions in a lattice."""
         items = tf.shape(lattice)[1]
         length = tf.shape(bigrams)[1]
-        most = self.limits.max_tokens - 1
+        last = self.limits.max_tokens - 1
         return [
             Check((seq_len >= 0) & (seq_len <= length), "seq_len must lie between 0 and that of bigrams", seq_len),
             Check((lex_num >= 0) & (lex_num <= items - seq_len), "seq_len + lex_num must fit into lattice", lex_num),
-            Check((pos_e >= 0) & (pos_e <= most), f"pos_e must lie between 0 and {most}", lambda: _extremes(pos_e)),
+            Check((pos_e >= 0) & (pos_e <= last), f"pos_e must lie between 0 and {last}", lambda: _extremes(pos_e)),
             Check((pos_s >= 0) & (pos_s <= pos_e), "pos_s must lie between 0 and pos_e", lambda: _extremes(pos_s)),
         ]
 

@@ -39,15 +39,15 @@ logger = logging.getLogger("txl_tf")
 
 
 def limits_of(model: Transformer, beam_size: int, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """`RequestLimits` of an encoder-decoder. A row reads a source and writes a target."""
+    """The largest request to an encoder-decoder. A row reads a source and writes a target."""
     width = 4 * model.d_model
-    of_token = 8 * width + 4 * model.dff  # the states of the encoder
-    of_pair = 4 * model.num_heads  # the scores of a pair of tokens
+    token_bytes = 8 * width + 4 * model.dff  # the states of the encoder
+    pair_bytes = 4 * model.num_heads  # the scores of a pair of tokens
     cache = 2 * 2 * model.num_layers * width * beam_size  # of a token, twice: a step copies the cache
     fresh = 16 * model.target_vocab_size * beam_size
 
     def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:
-        return fresh + tokens * (of_token + tokens * of_pair) + (tokens + new_tokens + 50) * cache
+        return fresh + tokens * (token_bytes + tokens * pair_bytes) + (tokens + new_tokens + 50) * cache
 
     return RequestLimits(row_bytes, max_rows, max_tokens)
 
@@ -166,13 +166,13 @@ class TranslationSignatures(StoredModel):
         search = self.search
         lengths = tf.math.count_nonzero(source != PADDING, 1, dtype=tf.int32)
         allowed = writable(self.model, self.never)
-        most = self._new_tokens(tf.shape(source)[1])
+        n_columns = self._new_tokens(tf.shape(source)[1])
         limits = tf.broadcast_to(self._new_tokens(lengths), tf.shape(lengths))  # do not depend on the other rows
         if search.beam_size == 1:
-            ids, scores = sample_sequences(self.model, source, START_ID, END_ID, most, None, limits, allowed)
+            ids, scores = sample_sequences(self.model, source, START_ID, END_ID, n_columns, None, limits, allowed)
             return ids[:, None], scores[:, None]
         ids, scores = beam_search(
-            self.model, source, START_ID, END_ID, most, search.beam_size, search.length_penalty, limits, allowed
+            self.model, source, START_ID, END_ID, n_columns, search.beam_size, search.length_penalty, limits, allowed
         )
         return ids[:, : search.n_best], scores[:, : search.n_best]
 
@@ -193,7 +193,7 @@ class TranslationSignatures(StoredModel):
         """Checks of ids `[B, T]` of a vocabulary of `n_token` symbols."""
         empty = tf.reduce_any(tf.reduce_all(ids == PADDING, 1))
         return [
-            *self.limits.check_ids(name, ids, self._new_tokens(tf.shape(ids)[1])),
+            *self.limits.size_checks(name, ids, self._new_tokens(tf.shape(ids)[1])),
             Check(tf.logical_not(empty), f"{name} must have a symbol in every row", empty),
             in_vocabulary(name, ids, n_token),
         ]
@@ -206,11 +206,11 @@ class TranslationSignatures(StoredModel):
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         reserved = tf.reduce_sum(ids.with_values(tf.cast(ids.values <= END_ID, tf.int32)), 1)
         longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
-        most = limits.max_tokens
+        max_tokens = limits.max_tokens
         checks = [
-            Check(lengths <= most, f"{name} must be at most {most} symbols, its end included", lengths),
+            Check(lengths <= max_tokens, f"{name} must be at most {max_tokens} symbols, its end included", lengths),
             Check(reserved == 1, f"{name} must be one line without the symbols of padding, start and end", reserved),
             Check(lengths > 1, f"{name} must not be empty", lengths),
-            limits.check_size(name, rows, longest, self._new_tokens(longest)),
+            limits.size_check(name, rows, longest, self._new_tokens(longest)),
         ]
         return checked(checks, ids).to_tensor(PADDING)

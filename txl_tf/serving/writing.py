@@ -67,12 +67,12 @@ _RANGES = {
 
 
 def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
-    """`Stops` of ids `[B, S, L]`, or of one row for all rows."""
+    """The `Stops` for stop strings of ids, `[B, S, L]` or `[1, S, L]` for all rows."""
     valid = stop_ids >= 0
-    most = tf.shape(stop_ids)[2]
+    longest = tf.shape(stop_ids)[2]
     checks = [
         *_check_stops("stop_ids", stop_ids, batch),
-        Check(most <= LONGEST_STOP, f"stop_ids must be at most {LONGEST_STOP} a stop string", most),
+        Check(longest <= LONGEST_STOP, f"stop_ids must be at most {LONGEST_STOP} a stop string", longest),
         Check(~(valid[..., 1:] & ~valid[..., :-1]), "stop_ids must have -1 behind ids alone", stop_ids),
         in_vocabulary("stop_ids", stop_ids, n_token, least=-1),
     ]
@@ -81,7 +81,7 @@ def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
 
 
 def stops_of_text(stop: tf.Tensor, batch: tf.Tensor, text: GraphTokenizer) -> Stops:
-    """`Stops` of strings `[B, S]`, or of one row for all rows."""
+    """The `Stops` for stop strings of text, `[B, S]` or `[1, S]` for all rows."""
     size = tf.strings.length(stop)
     short = Check(size <= LONGEST_STOP, f"stop must be at most {LONGEST_STOP} bytes a string", size)
     stop = checked([*_check_stops("stop", stop, batch), short], stop)
@@ -89,10 +89,17 @@ def stops_of_text(stop: tf.Tensor, batch: tf.Tensor, text: GraphTokenizer) -> St
 
 
 def _stops(strings: tf.Tensor, lengths: tf.Tensor, units: tf.Tensor, batch: tf.Tensor) -> Stops:
-    """`Stops` of units of stop strings `[B, S, L]` and their lengths; `units` are those of every token."""
-    _, count, most = tf.unstack(tf.shape(strings))
-    strings = tf.broadcast_to(aligned(strings, lengths), [batch, count, most])
-    return Stops(tf.constant(-1), strings, units, tf.fill([1, most], BEFORE))
+    """The `Stops` for stop strings given as units.
+
+    Args:
+        strings: int32 `[B, S, L]`, the units of each stop string.
+        lengths: int32 `[B, S]`, the number of units of each.
+        units: the units of every token of the vocabulary.
+        batch: B.
+    """
+    _, count, longest = tf.unstack(tf.shape(strings))
+    strings = tf.broadcast_to(aligned(strings, lengths), [batch, count, longest])
+    return Stops(tf.constant(-1), strings, units, tf.fill([1, longest], BEFORE))
 
 
 def _check_stops(name: str, stops: tf.Tensor, batch: tf.Tensor) -> list[Check]:
@@ -127,7 +134,7 @@ def write(
     lm: LanguageModel, start_token: int, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor],
     stops: Stops,
 ) -> Texts:  # fmt: skip
-    """Writes the texts that follow `tokens`. The tensors among the arguments are like `WRITTEN`.
+    """Writes the texts that follow `tokens`. The specs of the tensors among the arguments are in `WRITTEN`.
 
     Args:
         lm: language model.
@@ -147,18 +154,18 @@ def write(
     prompt = tf.pad(prompt, [[0, 0], [0, tf.cast(n == 0, tf.int32)]])
     first = tf.where(empty, start_token, prompt[:, 0])
     prompt = tf.concat([first[:, None], prompt[:, 1:]], 1)
-    most = options.pop("max_new_tokens")
+    max_new_tokens = options.pop("max_new_tokens")
     wanted = options.pop("num_return_sequences")
     number: Any = tf.reduce_max(wanted)
-    longest = n + tf.reduce_max(most)
+    longest = n + tf.reduce_max(max_new_tokens)
     asked = tf.range(number) < wanted[:, None]
     sampling = of_sequences(Sampling(seeds=options.pop("seed"), **options), number)
     written = generate_tokens(
         lm,
         prompt,
         tf.maximum(lengths, 1),
-        uniform_draws(sampling.seeds, 0, tf.reduce_max(most)),
-        tf.reshape(tf.where(asked, most[:, None], 0), [-1]),
+        uniform_draws(sampling.seeds, 0, tf.reduce_max(max_new_tokens)),
+        tf.reshape(tf.where(asked, max_new_tokens[:, None], 0), [-1]),
         sampling,
         stops._replace(strings=repeated(stops.strings, number)),
         number,
@@ -177,22 +184,22 @@ def write(
 
 def _option_checks(limits: RequestLimits, given: str, batch: Any, n: Any, vectors: dict[str, tf.Tensor]) -> list[Check]:
     """The checks of a request with `[batch, n]` tokens; `vectors` are its lengths and its options."""
-    most = limits.max_tokens
-    checks = limits.check_rows(given, batch)
-    checks.append(Check(n <= most, f"tokens must be at most {most} a row", n))
+    max_tokens = limits.max_tokens
+    checks = limits.row_checks(given, batch)
+    checks.append(Check(n <= max_tokens, f"tokens must be at most {max_tokens} a row", n))
     for name, vector in vectors.items():
         rows = tf.shape(vector)
         valid = (rows[0] == batch) | (rows[0] == 1) if name in DEFAULTS else rows[0] == batch
         checks.append(Check(valid, f"{name} must be [batch], as {given} are", rows))
 
-    of_request = {
+    ranges_of_request = {
         "lengths": (lambda x: (x >= 0) & (x <= n), "lie between 0 and those of tokens"),
-        "max_new_tokens": (lambda x: (x >= 0) & (x <= most), f"lie between 0 and {most}"),
+        "max_new_tokens": (lambda x: (x >= 0) & (x <= max_tokens), f"lie between 0 and {max_tokens}"),
     }
-    for name, (holds, allowed) in (of_request | _RANGES).items():
+    for name, (holds, allowed) in (ranges_of_request | _RANGES).items():
         checks.append(Check(holds(vectors[name]), f"{name} must {allowed}", vectors[name]))
     rows = tf.cast(batch, tf.int64) * tf.cast(tf.reduce_max(vectors["num_return_sequences"]), tf.int64)
     message = f"{given} must have at most {limits.max_rows} rows, times num_return_sequences"
     new_tokens = tf.reduce_max(tf.pad(vectors["max_new_tokens"], [[0, 1]]))
-    size = limits.check_size(given, rows, tf.maximum(n, 1), new_tokens)
+    size = limits.size_check(given, rows, tf.maximum(n, 1), new_tokens)
     return [*checks, Check(rows <= limits.max_rows, message, rows), size]

@@ -113,17 +113,17 @@ def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
     def grad(upstream):
         betas = _betas(emissions, transitions, mask)
         weight = upstream[:, None] * tf.cast(mask, upstream.dtype)
-        of_emissions = tf.exp(alphas + betas - log_z[:, None, None]) * weight[..., None]
+        emissions_grad = tf.exp(alphas + betas - log_z[:, None, None]) * weight[..., None]
         arrive = emissions[:, 1:] + betas[:, 1:] - log_z[:, None, None]
         pairs = tf.exp(alphas[:, :-1, :, None] + transitions + arrive[:, :, None])  # [B, T - 1, K, K]
-        return of_emissions, tf.tensordot(weight[:, 1:], pairs, [[0, 1], [0, 1]]), None
+        return emissions_grad, tf.tensordot(weight[:, 1:], pairs, [[0, 1], [0, 1]]), None
 
     return log_z, grad
 
 
 def _logsumexp(x: Tensor, axis: Any) -> Tensor:
-    most = tf.reduce_max(x, axis, keepdims=True)
-    return tf.squeeze(most, axis) + tf.math.log(tf.reduce_sum(tf.exp(x - most), axis))
+    largest = tf.reduce_max(x, axis, keepdims=True)
+    return tf.squeeze(largest, axis) + tf.math.log(tf.reduce_sum(tf.exp(x - largest), axis))
 
 
 def _log_norm(alphas: Any, mask: Tensor) -> Tensor:
@@ -320,7 +320,7 @@ class CRF(Layer):
         return _elements(emissions, mask)
 
     def nll(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`crf_nll` with the weights of the layer. For `mask`, see the call.
+        """The negative log-likelihood of paths, `[batch]`, by the weights of the layer; see `crf_nll`.
 
         Raises:
             ParameterError: an element has a tag below 0 or above `n_tag - 1`. In a graph, it is an
@@ -332,7 +332,7 @@ class CRF(Layer):
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`crf_decode` with the weights of the layer: `(tags, score)` of the best allowed paths.
+        """The best allowed paths by the weights of the layer, and their scores; see `crf_decode`.
 
         The score contains the costs of forbidden transitions only if no path is allowed.
         """
@@ -342,7 +342,10 @@ class CRF(Layer):
         return unpack(mask, tags), score
 
     def piece_log_probs(self, emissions: Tensor, tags: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """`crf_piece_log_probs` among the allowed paths. `mask` must begin with elements."""
+        """The log-probabilities of pieces of paths among all allowed paths; see `crf_piece_log_probs`.
+
+        The elements of `mask` must come before the padding.
+        """
         return crf_piece_log_probs(emissions, tags, mask, *self.constrained())
 
     @property
@@ -353,7 +356,7 @@ class CRF(Layer):
         return tuple(self.named_shapes(shapes, named)["emissions"][:-1])
 
     def constrained(self) -> tuple[Tensor, Any, Any]:
-        """`(transitions, start, end)`, with the costs of forbidden transitions."""
+        """`(transitions, start, end)`: the scores, plus `FORBIDDEN` at transitions that are not allowed."""
         if not tf.executing_eagerly():  # because `decode` does not use Keras's call
             remember_graph(self)
         if self.allowed is None:

@@ -145,16 +145,16 @@ class Flat(SentenceNetwork):
         length = shape_of(chars)[1]
         n_items = shape_of(is_item)[1]
         embedded = self.lookup(self.embedding, inputs["lattice"], item_key)
-        of_chars = embedded[:, :length]
+        char_rows = embedded[:, :length]
         if self.n_bigram:
             bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
-            of_chars = tf.concat([of_chars, bigrams], -1)
-        of_chars = self.char_proj(dropout(of_chars, self.embed_dropout, drop_char))
-        of_chars *= tf.cast(chars, of_chars.dtype)[..., None]
+            char_rows = tf.concat([char_rows, bigrams], -1)
+        char_rows = self.char_proj(dropout(char_rows, self.embed_dropout, drop_char))
+        char_rows *= tf.cast(chars, char_rows.dtype)[..., None]
         words = is_item & tf.logical_not(tf.pad(chars, [[0, 0], [0, n_items - length]]))
-        of_words = self.lex_proj(dropout(embedded, self.embed_dropout, drop_word))
-        of_words *= tf.cast(words, of_words.dtype)[..., None]
-        return of_words + tf.pad(of_chars, [[0, 0], [0, n_items - length], [0, 0]])
+        word_rows = self.lex_proj(dropout(embedded, self.embed_dropout, drop_word))
+        word_rows *= tf.cast(words, word_rows.dtype)[..., None]
+        return word_rows + tf.pad(char_rows, [[0, 0], [0, n_items - length], [0, 0]])
 
     def positions(self, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
         """The positions of all pairs of items.

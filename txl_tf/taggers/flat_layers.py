@@ -224,8 +224,8 @@ class FlatLayer(Layer):
         self.attention = types.MappingProxyType(dict(attention or {}))
         self.start_keys(seed, dropout=dropout, dropatt=self.attention.get("dropatt", 0.0))
         options: dict[str, Any] = {"dtype": self.dtype_policy}
-        of_attention: dict[str, Any] = {**self.attention, "seed": self.draw_key}
-        self.attn = LatticeAttn(d_model, n_head, **of_attention, **options, name="attn")
+        attention_arguments: dict[str, Any] = {**self.attention, "seed": self.draw_key}
+        self.attn = LatticeAttn(d_model, n_head, **attention_arguments, **options, name="attn")
         self.ff_0 = Linear(d_inner, **options, name="ff_0")
         self.ff_1 = Linear(d_model, **options, name="ff_1")
         self.postprocess = AddAndNorm(**options, name="postprocess")

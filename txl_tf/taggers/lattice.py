@@ -89,10 +89,10 @@ def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, nam
     pos_s, pos_e = (tf.where(is_item, tf.cast(x, tf.int64), 0) for x in (pos_s, pos_e))
     places = tf.reduce_max(pos_e) + 1
     base = 2 * places - 1
-    found = span_distances(pos_s, pos_e)
-    code = tf.zeros_like(found["ss"])
+    distances_by_name = span_distances(pos_s, pos_e)
+    code = tf.zeros_like(distances_by_name["ss"])
     for name in names:
-        code = code * base + found[name] + places - 1
+        code = code * base + distances_by_name[name] + places - 1
     code = tf.where(is_item[:, :, None] & is_item[:, None], code, tf.reduce_max(code))
     codes, index = tf.unique(tf.reshape(code, [-1]))
     distances = []

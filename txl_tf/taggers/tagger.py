@@ -59,11 +59,11 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
             variable.assign_add(count)
 
     def result(self) -> dict[str, Tensor]:
-        right, found, expected = (tf.convert_to_tensor(count) for count in self.counts)
-        precision = tf.math.divide_no_nan(right, found)
+        right, predicted, expected = (tf.convert_to_tensor(count) for count in self.counts)
+        precision = tf.math.divide_no_nan(right, predicted)
         recall = tf.math.divide_no_nan(right, expected)
         shares = {"accuracy": recall} if self.single else {"precision": precision, "recall": recall}
-        return {**shares, "f1": tf.math.divide_no_nan(2 * right, found + expected)}
+        return {**shares, "f1": tf.math.divide_no_nan(2 * right, predicted + expected)}
 
     def reset_state(self) -> None:
         for variable in self.counts:
@@ -154,10 +154,10 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         """Raises ParameterError if no allowed path contains one of the labels."""
         unused = unused_labels(self.labels, self.scheme)
         if unused:
-            found = (
+            must = (
                 f"labels must have all tags of their kinds, got {', '.join(self.labels)}: no path in their scheme has "
             )
-            message = f"{found}{', '.join(unused)}. constraints=False allows every path"
+            message = f"{must}{', '.join(unused)}. constraints=False allows every path"
             raise ParameterError("labels", self.labels, "tags that paths in their scheme have", message)
 
     def check_setting(self, name: str, value: Any) -> Any:
@@ -262,6 +262,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return self(inputs, training=training, dropout_key=dropout_key), self._mask_of(inputs)
 
     def _mask_of(self, inputs: Any) -> Tensor:
+        """bool `[batch, time]`, true at elements. The network knows it, or it is an input, or id 0 is padding."""
         if self._knows_mask:
             return self.network.mask_of(self.network.checked(inputs))
         if isinstance(inputs, dict):
@@ -272,6 +273,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return tf.not_equal(inputs, 0)
 
     def _hidden(self, inputs: Any, training: bool | None, dropout_key: Tensor | None) -> Tensor:
+        """The result of the network, `[batch, time, width]`. It gets those arguments that its call takes."""
         takes = self._network_arguments
         options = {"training": training} if "training" in takes else {}
         if "dropout_key" in takes:
@@ -334,9 +336,9 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         emissions, mask = self.emissions(inputs)
         places = tf.broadcast_to(tf.range(tf.shape(mask)[1]), tf.shape(mask))
         packed, emissions, places = pack(mask, emissions, places)
-        found = self.entities_of(emissions, packed)
-        found["starts"] = tf.gather(places, found["starts"], batch_dims=1)
-        return {name: unpack(mask, x) for name, x in found.items()}
+        packed_entities = self.entities_of(emissions, packed)
+        packed_entities["starts"] = tf.gather(places, packed_entities["starts"], batch_dims=1)
+        return {name: unpack(mask, x) for name, x in packed_entities.items()}
 
     def entities_of(self, emissions: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """`entities` from emissions, `[B, T, K]`, and a mask that begins with elements, bool `[B, T]`."""
@@ -445,7 +447,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             )
 
     def _count_forbidden(self, mask: Tensor, tags: Tensor) -> np.ndarray:
-        """`[forbidden steps, entities]` of the tags, `[B, T]`, where `mask` is true."""
+        """Counts in the tags `[B, T]`, where `mask` is true: `[steps that the scheme forbids, entities]`."""
         rows = np.nonzero(mask)[0]
         tags = tags[mask]
         n = len(self.labels)
@@ -458,28 +460,30 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return np.array([forbidden, np.sum(np.array(self._entity)[tags] & ~continued)])
 
     def train_step(self, data: Any) -> dict[str, Any]:
+        """One step of training on one replica's share of a batch. Returns the logs of the whole batch."""
         inputs, tags, weights = self.unpacked(data)
         key = self.step_key(tf.shape(tags)[0])
         elements = self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
-            emissions, mask, tags, of_rows = self._elements(inputs, tags, elements, training=True, dropout_key=key)
-            nll, rows = self._nll_and_rows(emissions, mask, tags, of_rows)
+            emissions, mask, tags, row_weights = self._elements(inputs, tags, elements, training=True, dropout_key=key)
+            nll, rows = self._nll_and_rows(emissions, mask, tags, row_weights)
             own_loss = self.own_loss(inputs, tags, emissions, elements, training=True)
             loss = own_loss
             if loss is None:
                 loss = self.with_penalties(tf.math.divide_no_nan(nll, self.over_replicas(rows)))
             loss = self.optimizer.scale_loss(loss)
-        of_update = self.apply_gradients_of(loss, tape)
-        logs = {**self._log_loss(nll, rows, own_loss), **of_update, **self._measure(emissions, mask, tags, elements)}
+        update_logs = self.apply_gradients_of(loss, tape)
+        logs = {**self._log_loss(nll, rows, own_loss), **update_logs, **self._measure(emissions, mask, tags, elements)}
         return self.reported(logs, inputs, tags, emissions, elements, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
+        """One step of evaluation. Returns the logs of the batch, and precision, recall and F1 up to now."""
         inputs, tags, weights = self.unpacked(data)
-        emissions, mask, tags, of_rows = self._elements(inputs, tags, weights)
+        emissions, mask, tags, row_weights = self._elements(inputs, tags, weights)
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
         counts = self.count_spans(path, expected, packed)
         self.spans.update_state(self.over_replicas(counts))
-        nll, rows = self._nll_and_rows(emissions, mask, tags, of_rows)
+        nll, rows = self._nll_and_rows(emissions, mask, tags, row_weights)
         own_loss = self.own_loss(inputs, tags, emissions, weights, training=False)
         measured = self._measure(emissions, mask, tags, weights)
         logs = {**self._log_loss(nll, rows, own_loss), **self.spans.result(), **measured}
@@ -487,8 +491,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
         mask = self._mask_of(x)
-        of_rows = None if sample_weight is None else weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
-        nll, rows = self._nll_and_rows(y_pred, mask, as_ids("tags", y), of_rows)
+        row_weights = None if sample_weight is None else weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
+        nll, rows = self._nll_and_rows(y_pred, mask, as_ids("tags", y), row_weights)
         return tf.math.divide_no_nan(nll, self.over_replicas(rows))
 
     def _measure(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any) -> dict[str, Any]:
@@ -528,11 +532,14 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     # --------------------------------------------------------------------------------------------- export and saving
 
     def input_signature(self) -> Any:
+        """The specs of the inputs, for `export`."""
         if self._knows_mask:
             dims = {**self.network.input_dims}
             if not self.network.needs_bigrams:
                 del dims["bigrams"]
-            return _signature([(name, [None] * len(of_input.split()), "int32") for name, of_input in dims.items()])
+            return _signature(
+                [(name, [None] * len(dims_of_input.split()), "int32") for name, dims_of_input in dims.items()]
+            )
         if self._called_with is not None:
             return _signature(self._called_with)
         if not hasattr(self.network, "inputs"):  # a functional model has them

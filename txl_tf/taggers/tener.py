@@ -84,8 +84,8 @@ class SentenceNetwork(Layer):
     def lookup(self, table: Any, ids: Tensor, dropout_key: Tensor | None = None) -> Tensor:
         """The rows of a table for these ids. With a `dropout_key`, some ids are replaced by the unknown id."""
         if dropout_key is not None and self.token_dropout:
-            kept = dropout(tf.ones(shape_of(ids)), self.token_dropout, dropout_key) > 0
-            ids = tf.where(kept | (ids == PADDING), ids, UNKNOWN_ID)
+            is_known = dropout(tf.ones(shape_of(ids)), self.token_dropout, dropout_key) > 0
+            ids = tf.where(is_known | (ids == PADDING), ids, UNKNOWN_ID)
         return tf.cast(tf.gather(table, ids), self.compute_dtype)
 
     def checked(self, inputs: Any) -> dict[str, Tensor]:

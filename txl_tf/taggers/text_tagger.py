@@ -123,26 +123,27 @@ class TextTagger:
                 sentences than the lines of the training (`LineSizes.most`) is cut into parts with the mean number of
                 sentences of these lines.
         """
-        most = None if self.sizes is None else self.sizes.most
-        if split is False or (split is None and most is None):
+        usual_most = None if self.sizes is None else self.sizes.most
+        if split is False or (split is None and usual_most is None):
             return [tokens]
-        found = self.sentences(tokens)
-        if split or self.sizes is None or most is None:
-            return found
-        if len(found) <= most:
+        sentences = self.sentences(tokens)
+        if split or self.sizes is None or usual_most is None:
+            return sentences
+        if len(sentences) <= usual_most:
             return [tokens]
-        ends = [0, *itertools.accumulate(map(len, found))]
+        ends = [0, *itertools.accumulate(map(len, sentences))]
         cuts = [*ends[: -1 : self.sizes.usual], ends[-1]]
         return [tokens[begin:end] for begin, end in itertools.pairwise(cuts)]
 
-    def describe(self, line: str, found: TaggedText, tokens: Sequence[str] | None = None) -> dict:
+    def describe(self, line: str, tagged: TaggedText, tokens: Sequence[str] | None = None) -> dict:
         """The result of `tag` for a line as a dictionary for JSON.
 
         It contains the text of the line and its entities, with their kind, start, end, text and prob.
 
         Args:
             line: text.
-            found: the result for its tokens. `start` and `end` count tokens there, and characters in the dictionary.
+            tagged: the result for the tokens of the line. Its `start` and `end` count tokens; those in the dictionary
+                count characters.
             tokens: the tokens of the line in order; by default `split(line)`.
         """
         spans = []
@@ -152,7 +153,7 @@ class TextTagger:
             end = start + len(token)
             spans.append((start, end))
         rows = []
-        for kind, first, after, prob in found.entities:
+        for kind, first, after, prob in tagged.entities:
             start, _ = spans[first]
             _, end = spans[after - 1]
             rows.append({"kind": kind, "start": start, "end": end, "text": line[start:end], "prob": round(prob, 4)})
@@ -165,10 +166,10 @@ class TextTagger:
     def tag_in_sentences(
         self, texts: Sequence[Sequence[str]], left_out: Collection[str] = (), split: bool | None = True
     ) -> list[TaggedText]:
-        """`tag` for lines of text that are split into `pieces`; by default, into their sentences."""
+        """Tags lines of text, each of which is split into `pieces`; by default, into its sentences."""
         pieces = [self.pieces(tokens, split) for tokens in texts]
-        found = iter(self.tag([piece for text in pieces for piece in text], left_out))
-        return [joined([next(found) for _ in text]) for text in pieces]
+        results = iter(self.tag([piece for text in pieces for piece in text], left_out))
+        return [joined([next(results) for _ in text]) for text in pieces]
 
     def tag(self, sentences: Sequence[Sequence[str]], left_out: Collection[str] = ()) -> list[TaggedText]:
         """The best tags of every sentence and the entities that they mark.
@@ -192,9 +193,9 @@ class TextTagger:
         if not hasattr(network, "attention_probs"):
             message = f"a tagger with attention is needed, got one with {type(network).__name__}"
             raise ParameterError("tagger", self.tagger, "a tagger with attention", message)
-        most = network.max_seq_len
-        if not 0 < len(tokens) <= most:
-            allowed = f"1 to max_seq_len={most} for a picture"
+        max_len = network.max_seq_len
+        if not 0 < len(tokens) <= max_len:
+            allowed = f"1 to max_seq_len={max_len} for a picture"
             raise ParameterError("tokens", tokens, allowed, f"tokens must be {allowed}, got {len(tokens):,}")
         encoded = self.encoder.encode(tokens, left_out)
         places = list(zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True))
@@ -206,41 +207,46 @@ class TextTagger:
         return SentenceAttention(items, at_least_float32(tf.stack(probs)).numpy())
 
     def _tag(self, encoded: list[Encoded]) -> list[TaggedText]:
+        """Tags the sentences of one batch. Sentences that are longer than a window are tagged one by one."""
         fitting = [sentence for sentence in encoded if 0 < sentence.n <= self.most]
-        found = iter(self._tag_fitting(fitting) if fitting else [])
+        results = iter(self._tag_fitting(fitting) if fitting else [])
         empty = TaggedText([], [])
         return [
-            empty if not sentence.n else self._tag_long(sentence) if sentence.n > self.most else next(found)
+            empty if not sentence.n else self._tag_long(sentence) if sentence.n > self.most else next(results)
             for sentence in encoded
         ]
 
     def _tag_fitting(self, encoded: list[Encoded]) -> list[TaggedText]:
-        found = self._entities(features(encoded, self.lattice))
-        return self._read([sentence.n for sentence in encoded], found)
+        entities = self._entities(features(encoded, self.lattice))
+        return self._read([sentence.n for sentence in encoded], entities)
 
     def _tag_long(self, sentence: Encoded) -> TaggedText:
+        """Tags a sentence by the emissions of overlapping windows, which are cut in the middle of each overlap."""
         n = sentence.n
-        most = self.most
+        window = self.most
         rows = []
-        begins = window_begins(n, most)
-        windows = [sentence.window(begin, begin + most) for begin in begins]
+        begins = window_begins(n, window)
+        windows = [sentence.window(begin, begin + window) for begin in begins]
         for i in range(0, len(windows), self.batch_size):
             batch = features(windows[i : i + self.batch_size], self.lattice)
             rows += [*self._emissions(batch)[0].numpy()]
-        cuts = [0, *((left + right + most + 1) // 2 for left, right in itertools.pairwise(begins)), n]
+        cuts = [0, *((left + right + window + 1) // 2 for left, right in itertools.pairwise(begins)), n]
         pieces = zip(rows, begins, itertools.pairwise(cuts), strict=True)
         emissions = np.concatenate([row[first - begin : end - begin] for row, begin, (first, end) in pieces])
         return self._read([n], self._entities_of(emissions[None], np.ones([1, n], bool)))[0]
 
-    def _read(self, lengths: list[int], found: dict[str, tf.Tensor]) -> list[TaggedText]:
+    def _read(self, lengths: list[int], entities: dict[str, tf.Tensor]) -> list[TaggedText]:
+        """The results for sentences with these `lengths` from the arrays of `Tagger.entities`."""
         labels = self.tagger.labels
         kinds = self.tagger.kinds
         names = ("tags", "ends", "starts", "kinds", "probs")
         texts = []
-        for n, tags, ends, starts, kind, probs in zip(lengths, *(found[name].numpy() for name in names), strict=True):
+        for n, tags, ends, starts, kind, probs in zip(
+            lengths, *(entities[name].numpy() for name in names), strict=True
+        ):
             places = np.flatnonzero(ends)
-            entities = [Entity(kinds[kind[i]], int(starts[i]), int(i) + 1, float(probs[i])) for i in places]
-            texts.append(TaggedText([labels[tag] for tag in tags[:n]], entities))
+            spans = [Entity(kinds[kind[i]], int(starts[i]), int(i) + 1, float(probs[i])) for i in places]
+            texts.append(TaggedText([labels[tag] for tag in tags[:n]], spans))
         return texts
 
 
@@ -254,7 +260,7 @@ def joined(pieces: Sequence[TaggedText]) -> TaggedText:
     return TaggedText(tags, entities)
 
 
-def window_begins(n: int, most: int) -> list[int]:
-    """The positions where overlapping windows of `most` tokens begin in a longer sentence of `n` tokens."""
-    steps = -(-(n - most) // max(1, most // 2))
-    return [i * (n - most) // steps for i in range(steps + 1)]
+def window_begins(n: int, size: int) -> list[int]:
+    """The positions where overlapping windows of `size` tokens begin in a longer sentence of `n` tokens."""
+    steps = -(-(n - size) // max(1, size // 2))
+    return [i * (n - size) // steps for i in range(steps + 1)]

@@ -109,12 +109,14 @@ class AmongWorkers(TrainedModel):
             one_step = tf.function(one_step)
 
         def function(iterator):
-            if not isinstance(iterator, tf.distribute.DistributedIterator):  # one batch
+            if not isinstance(iterator, tf.distribute.DistributedIterator):  # train_on_batch or test_on_batch
                 message = "several workers train together by fit and evaluate, with a tf.data.Dataset"
                 raise ParameterError("x", iterator, "a tf.data.Dataset, given to fit or evaluate", message)
             self._stop_agreed = any_worker(strategy, self.stop_requested)
             logs = {}
-            for _ in range(next_steps()):  # not one graph: sums over workers may differ in shape
+            # A Python loop: in one graph, the sums over workers would need the same shapes in every step. But, for
+            # example, the gradient of an embedding has a row for every token of the batch.
+            for _ in range(next_steps()):
                 logs = one_step(iterator)
             return logs
 

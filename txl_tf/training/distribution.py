@@ -199,6 +199,12 @@ def _must_be_tpu(strategy: str, arguments: str) -> ParameterError:
 def _tpu_strategy(
     strategy: str, tpu: str | None, tpu_zone: str | None, gcp_project: str | None
 ) -> tf.distribute.TPUStrategy:
+    """Connects to a TPU. Arguments: see `make_strategy`.
+
+    Raises:
+        ParameterError: `strategy` is not for TPUs, or `tpu` is no name or address.
+        ConnectionError: the TPU cannot be reached.
+    """
     if strategy not in ("tpu", "auto"):
         raise _must_be_tpu(strategy, "tpu")
     if not tpu:
@@ -275,7 +281,7 @@ def sum_over_replicas(tensors: Any) -> Any:
     return tf.nest.pack_sequence_as(tensors, sums)
 
 
-def _of_strategy(make: Any) -> Callable:
+def _once_per_strategy(make: Any) -> Callable:
     """Decorator: computes `make(strategy)` once for each strategy, and keeps the result as long as the strategy."""
 
     @functools.wraps(make)
@@ -288,7 +294,7 @@ def _of_strategy(make: Any) -> Callable:
     return get
 
 
-@_of_strategy
+@_once_per_strategy
 def _gather_function(strategy: Any) -> Callable:
     return tf.function(lambda tensors: [strategy.gather(tensor, 0) for tensor in tensors])
 
@@ -299,7 +305,7 @@ def _sum_over_workers(strategy: Any, number: int) -> int:
     return interruptible(lambda: int(_sum_function(strategy)(tf.constant(number, tf.int64))))
 
 
-@_of_strategy
+@_once_per_strategy
 def _sum_function(strategy: Any) -> Callable:
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
@@ -358,9 +364,8 @@ def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
         shares = dataset
         if replicas > 1:
             shares = shares.map(lambda *batch: tf.nest.map_structure(split, batch)).unbatch()
-            if (
-                dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-            ):  # otherwise every step asks all workers whether the data has ended
+            if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+                # Without a known cardinality, every step would ask all workers whether the data has ended.
                 shares = shares.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
         return prefetched(shares)
 

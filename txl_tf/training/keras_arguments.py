@@ -84,12 +84,12 @@ def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _RE
 
 def is_own(model: Any, name: str) -> bool:
     """Whether a user has overridden a method or property of a model: in a subclass, in the class or in the instance."""
-    of_class = next((vars(base)[name] for base in type(model).__mro__ if name in vars(base)), None)
-    found = vars(model).get(name, of_class)
-    if found is None:
+    class_member = next((vars(base)[name] for base in type(model).__mro__ if name in vars(base)), None)
+    member = vars(model).get(name, class_member)
+    if member is None:
         return False
-    found = getattr(found, "fget", None) or getattr(found, "__func__", found)  # a property, or a bound method
-    return (getattr(found, "__module__", None) or "").partition(".")[0] not in ("txl_tf", "keras")
+    member = getattr(member, "fget", None) or getattr(member, "__func__", member)  # a property, or a bound method
+    return (getattr(member, "__module__", None) or "").partition(".")[0] not in ("txl_tf", "keras")
 
 
 def takes(method: Callable, n: int) -> bool:
@@ -145,7 +145,7 @@ def metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
 # ----------------------------------------------------------------------------------------------- compiled metrics
 
 # Names of metrics whose functions expect probabilities, while the outputs are logits.
-_OF_LOGITS = ("crossentropy", "ce", "sparse_categorical_crossentropy")
+_METRICS_OF_LOGITS = ("crossentropy", "ce", "sparse_categorical_crossentropy")
 
 
 class MeanOfFunction(keras.metrics.Mean):
@@ -204,35 +204,35 @@ class CompiledMetrics:
             taken.append(metric.name)
             _make_variables(metric, n_classes)
 
-    def update(self, labels: Tensor, outputs: Tensor, kept: Tensor, weights: Any) -> dict[str, tf.Tensor]:
-        """See `Resumable.measure`."""
-        for metrics, of_labels in ((self._plain, kept), (self._weighted, weights)):
+    def update(self, labels: Tensor, outputs: Tensor, counted: Tensor, weights: Any) -> dict[str, tf.Tensor]:
+        """Updates the metrics and returns their results. Arguments: see `Resumable.measure`."""
+        for metrics, label_weights in ((self._plain, counted), (self._weighted, weights)):
             for metric in metrics:
-                metric.update_state(labels, outputs, sample_weight=of_labels)
+                metric.update_state(labels, outputs, sample_weight=label_weights)
         results = {}
         for metric in self.metrics:
-            found = _result(metric)
-            results |= found if isinstance(found, dict) else {metric.name: found}
+            result = _result(metric)
+            results |= result if isinstance(result, dict) else {metric.name: result}
         return results
 
 
 def names_of(metric: keras.metrics.Metric) -> list[str]:
     """The names of a metric in the logs."""
-    found = metric.result()
-    return [*found] if isinstance(found, dict) else [metric.name]
+    result = metric.result()
+    return [*result] if isinstance(result, dict) else [metric.name]
 
 
 def _metrics_of(argument: str, given: Any, same: Iterable[str]) -> list[keras.metrics.Metric]:
     """The metrics of one argument of `compile`."""
     if not isinstance(given, list | tuple | types.NoneType):
         raise ParameterError(argument, given, "a list of metrics")
-    found = []
+    metrics = []
     for identifier in given or []:
         if isinstance(identifier, list | tuple):  # Keras accepts a list for each output
-            found += _metrics_of(argument, identifier, same)
+            metrics += _metrics_of(argument, identifier, same)
         elif not (isinstance(identifier, str) and identifier in same):
-            found.append(_metric(argument, identifier))
-    return found
+            metrics.append(_metric(argument, identifier))
+    return metrics
 
 
 def _is_given(metric: keras.metrics.Metric, given: Any) -> bool:
@@ -240,11 +240,12 @@ def _is_given(metric: keras.metrics.Metric, given: Any) -> bool:
 
 
 def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
+    """The metric that `compile` was given as an object, a name or a function, in the argument `argument`."""
     if isinstance(identifier, keras.metrics.Metric):
         return identifier
     if identifier in ("accuracy", "acc"):
         return keras.metrics.SparseCategoricalAccuracy(name=identifier)
-    if identifier in _OF_LOGITS:
+    if identifier in _METRICS_OF_LOGITS:
         return keras.metrics.SparseCategoricalCrossentropy(name=identifier, from_logits=True)
     try:
         metric = keras.metrics.get(identifier)

@@ -107,9 +107,11 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
                 return step(data, mems)
 
         logs, mems = strategy.run(replica_step, args=(data, mems))
-        found = {name: strategy.experimental_local_results(value) for name, value in logs.items()}
-        own_logs = {name: tf.reduce_mean(tf.stack(values), 0) for name, values in found.items() if name not in known}
-        logs = {"overflow": zero, "grad_norm": zero, **{name: values[0] for name, values in found.items()}}
+        local_results = {name: strategy.experimental_local_results(value) for name, value in logs.items()}
+        own_logs = {
+            name: tf.reduce_mean(tf.stack(values), 0) for name, values in local_results.items() if name not in known
+        }
+        logs = {"overflow": zero, "grad_norm": zero, **{name: values[0] for name, values in local_results.items()}}
         exact = {name: tf.cast(value, totals.dtype) for name, value in logs.items() if name not in own_logs}
         nll = exact["loss"] * exact["tokens"]
         totals += tf.stack([nll, *(exact[name] for name in ("tokens", "overflow", "grad_norm")), 1.0])
@@ -150,18 +152,18 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         tgt_len = state.batches.tgt_len if model.static_shapes or model.steps_per_execution == 1 else None
         for n in state.batches.calls(iterator, model.steps_per_execution):
             if n > 1:
-                found = rows
+                rows_of_batch = rows
                 run = functools.partial(several_steps, tf.constant(n), (rows, tgt_len), iterator)
             else:
                 data = next(iterator, None)
                 if data is None:
                     break
-                found, length, data = described(strategy, data)
-                known_rows = found if model.static_shapes or found == rows else None
+                rows_of_batch, length, data = described(strategy, data)
+                known_rows = rows_of_batch if model.static_shapes or rows_of_batch == rows else None
                 run = functools.partial(one_step, (known_rows, tgt_len if length == tgt_len else None), data)
             with model.stepping:
-                logs, mems, totals = run(state.mems_of(found * replicas), state.totals)
-            state.after_step(logs, found * replicas, mems, totals)
+                logs, mems, totals = run(state.mems_of(rows_of_batch * replicas), state.totals)
+            state.after_step(logs, rows_of_batch * replicas, mems, totals)
         if logs is None:
             raise StopIteration
         model.stop_agreed = stop

@@ -78,8 +78,8 @@ class ClipAfterAverage(MixedIntoOptimizer):
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
-        of_keras: Any = keras.optimizers.Optimizer.learning_rate
-        of_keras.fset(self, rate)
+        keras_property: Any = keras.optimizers.Optimizer.learning_rate
+        keras_property.fset(self, rate)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
@@ -110,6 +110,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
         self._iterations.assign(batches + 1)
 
     def _backend_apply_gradients(self, grads, trainable_variables) -> None:
+        """Keras's method: updates the weights or, between two updates, only adds the gradients to the sums."""
         if self.batches_per_update == 1:
             super()._backend_apply_gradients(grads, trainable_variables)
             return
@@ -152,6 +153,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
         _assign_all(totals, [tf.zeros_like(total) for total in sums])
 
     def _all_reduce_sum_gradients(self, grads_and_vars) -> list[tuple[Any, Any]]:
+        """Keras's method: sums the gradients over the replicas. Also stores their norm and clips them."""
         grads, variables = zip(*grads_and_vars, strict=True)
         if self.batches_per_update == 1 and not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
@@ -238,6 +240,7 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
         super().__init__(*args, nesterov=nesterov, **kwargs)
 
     def update_step(self, gradient, variable, learning_rate) -> None:
+        """Keras's method: updates a variable, with momentum in PyTorch's form, which one operation computes."""
         if not self.momentum:
             super().update_step(gradient, variable, learning_rate)
             return

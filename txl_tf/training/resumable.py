@@ -134,16 +134,16 @@ class Resumable(AmongWorkers):
     def compile_arguments(self) -> dict[str, Any]:
         return {**super().compile_arguments(), **self._extra_metrics.given}
 
-    def measure(self, labels: Tensor, outputs: Tensor, kept: Tensor, weights: Any) -> dict[str, Any]:
+    def measure(self, labels: Tensor, outputs: Tensor, counted: Tensor, weights: Any) -> dict[str, Any]:
         """Updates the metrics that `compile` was given. Returns their results over all replicas, as logs.
 
         Args:
             labels: int `[batch, labels]`.
             outputs: `[batch, labels, classes]`.
-            kept: float32 `[batch, labels]`, the weights of `metrics`.
+            counted: float32 `[batch, labels]`, the weights of `metrics`.
             weights: float32 `[batch, labels]`, the weights of `weighted_metrics`.
         """
-        return self._extra_metrics.update(labels, outputs, kept, weights)
+        return self._extra_metrics.update(labels, outputs, counted, weights)
 
     def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains, as `keras.Model.fit` does. The docstring of the model describes `x`, `y` and weights.
@@ -227,6 +227,7 @@ class Resumable(AmongWorkers):
             self._class_weights = None
 
     def make_train_function(self, force: bool = False) -> None:
+        """Makes the function for the next steps again if hooks or class weights have changed."""
         changed = self._class_weights != self._class_weights_traced  # the weights are constants of the graph
         self._class_weights_traced = self._class_weights
         self.check_weights()
@@ -292,9 +293,9 @@ class Resumable(AmongWorkers):
     def metrics(self) -> list[keras.metrics.Metric]:
         """The model's own metrics, those of `compile`, and then those that are attributes of the model."""
         has_norm = hasattr(self.inner_optimizer, "gradient_norm")
-        of_library = [*self.own_metrics, *([self.grad_norm] if has_norm else []), *self._extra_metrics.metrics]
-        names = {metric.name for metric in (*of_library, self.grad_norm)}  # Keras has a "loss" of its own
-        return [*of_library, *(metric for metric in super().metrics if metric.name not in names)]
+        library_metrics = [*self.own_metrics, *([self.grad_norm] if has_norm else []), *self._extra_metrics.metrics]
+        names = {metric.name for metric in (*library_metrics, self.grad_norm)}  # Keras has a "loss" of its own
+        return [*library_metrics, *(metric for metric in super().metrics if metric.name not in names)]
 
     @property
     def n_classes(self) -> int:

@@ -25,7 +25,7 @@ class SingleBatches:
     `self` is `Any` for type checkers, because the methods use all of `MemoryModel`, which inherits this class.
     """
 
-    _of_batches: dict[str, LoopState]
+    _loop_states: dict[str, LoopState]  # for each method, the state after its last call
 
     def train_on_batch(
         self: Any, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, return_dict: bool = False
@@ -33,11 +33,12 @@ class SingleBatches:
         """One step of training on the next segments of a text.
 
         The memory starts from zeros and is carried from call to call, until `reset_memory`. `test_on_batch` has another
-        memory, and `fit` and `evaluate` neither use nor change this one: the first call after `fit` starts from zeros.
-        One call is one step, whatever `steps_per_execution` is. Calls from several threads run one after the other.
+        memory. `fit` and `evaluate` neither use nor change this memory: after `fit`, it is as before. One call is one
+        step, whatever `steps_per_execution` is. Calls from several threads run one after the other.
 
         Args:
-            x, y: tokens and labels, int `[batch, tgt_len]` each, for all replicas. A label of -100 does not count.
+            x, y: tokens and labels of the whole batch, int `[batch, tgt_len]` each. Its rows are split over the
+                replicas. A label of -100 does not count.
             sample_weight: weights of the labels, `[batch, tgt_len]`, or of the rows, `[batch]`; `None` for 1. The loss
                 is the sum of weight times nll, divided by the sum of the weights.
             class_weight: not supported.
@@ -70,7 +71,7 @@ class SingleBatches:
 
     def reset_memory(self) -> None:
         """Resets the memory of `train_on_batch` and `test_on_batch` to zeros, for batches of any number of rows."""
-        self._of_batches = {"train_on_batch": LoopState(), "test_on_batch": LoopState()}
+        self._loop_states = {"train_on_batch": LoopState(), "test_on_batch": LoopState()}
 
     def _run_batch(
         self: Any, method: str, function: Callable, log_names: tuple[str, ...], x: Any, y: Any, sample_weight: Any
@@ -78,9 +79,9 @@ class SingleBatches:
         """Calls a function from `make_loop` for one batch. Returns its logs as floats."""
         batch = check_batch(x, y, self.network.n_token, sample_weight, self.static_shapes)
         rows, tgt_len = batch[0].shape
-        tgt_len = tgt_len if self.static_shapes else None  # the next batch may have another
-        batches = Batches(None, rows, tgt_len, tf.data.UNKNOWN_CARDINALITY)  # for a loop of single steps
-        before = self._of_batches[method]
+        tgt_len = tgt_len if self.static_shapes else None  # the next batch may have another length
+        batches = Batches(None, rows, tgt_len, tf.data.UNKNOWN_CARDINALITY)  # no dataset: the loop runs one step
+        before = self._loop_states[method]
         self._check_rows(rows, self.gradient_accumulation_steps if method == "train_on_batch" else 1)
         if before.batches is None or not self.network.mem_len:
             mems = self._on_replicas(self.initial_mems, rows)
@@ -99,5 +100,5 @@ class SingleBatches:
         with self.running(state):
             self.reset_metrics()
             logs = function(iter([data]))
-        self._of_batches[method] = state
+        self._loop_states[method] = state
         return {name: float(value) for name, value in logs.items()}

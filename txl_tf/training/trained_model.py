@@ -18,7 +18,7 @@ from txl_tf.nn.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 
 # Arguments of `keras.Model.compile` that become attributes of the model.
-_OF_KERAS = ("optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss")
+_KERAS_ARGUMENTS = ("optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss")
 
 
 class Turns:
@@ -93,7 +93,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
 
     def compile_arguments(self) -> dict[str, Any]:
         """The arguments that `compile` was given, by name."""
-        return {name: getattr(self, name) for name in _OF_KERAS}
+        return {name: getattr(self, name) for name in _KERAS_ARGUMENTS}
 
     def get_compile_config(self) -> dict[str, Any] | None:
         if not self.compiled:
@@ -208,11 +208,11 @@ class TrainedModel(Unquantized, MixedIntoModel):
 
 def results_of(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
     """`{name: result}` of metrics. A metric with several results has a name for each."""
-    found = {}
+    results = {}
     for metric in metrics:
         result = metric.result()
-        found |= result if isinstance(result, dict) else {metric.name: result}
-    return found
+        results |= result if isinstance(result, dict) else {metric.name: result}
+    return results
 
 
 def as_numbers(results: Any) -> Any:

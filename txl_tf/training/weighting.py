@@ -28,16 +28,16 @@ def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[
     return tuple(float(class_weight.get(label, 1.0)) for label in range(n_classes))
 
 
-def checked_weights(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-    """`sample_weight` in the shape `[batch]` or in that of `kept`, and in the dtype of `kept`.
+def checked_weights(sample_weight: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
+    """`sample_weight` in the shape `[batch]` or in that of `counted`, and in the dtype of `counted`.
 
     Raises:
         ParameterError: it has another shape.
     """
-    weights = tf.cast(sample_weight, kept.dtype)
+    weights = tf.cast(sample_weight, counted.dtype)
     if weights.shape.rank == 2 and weights.shape[1] == 1:  # Keras's form of `[batch]`
         weights = weights[:, 0]
-    rows, length = kept.shape
+    rows, length = counted.shape
     if not any(weights.shape.is_compatible_with(shape) for shape in ([rows], [rows, length])):
         shape = f"[batch, labels{'' if length is None else f'={length}'}]"
         message = f"sample_weight must be [batch] or {shape}, got {[*weights.shape]}"
@@ -45,33 +45,33 @@ def checked_weights(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
     return weights
 
 
-def weights_of_labels(sample_weight: tf.Tensor | None, kept: tf.Tensor) -> tf.Tensor:
+def weights_of_labels(sample_weight: tf.Tensor | None, counted: tf.Tensor) -> tf.Tensor:
     """The weight of each label: its own or that of its row, and 0 if it does not count.
 
     Args:
         sample_weight: `[batch]` or `[batch, labels]`; `None` for 1 everywhere.
-        kept: float `[batch, labels]`, 1 at labels that count, else 0.
+        counted: float `[batch, labels]`, 1 at labels that count, else 0.
 
     Returns:
-        `[batch, labels]`, in the dtype of `kept`.
+        `[batch, labels]`, in the dtype of `counted`.
     """
     if sample_weight is None:
-        return kept
-    weights = checked_weights(sample_weight, kept)
-    return kept * (weights[:, None] if weights.shape.rank == 1 else weights)
+        return counted
+    weights = checked_weights(sample_weight, counted)
+    return counted * (weights[:, None] if weights.shape.rank == 1 else weights)
 
 
-def weights_of_rows(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+def weights_of_rows(sample_weight: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     """The weight of each row: its own, or the mean over its labels that count; 0 if no label counts.
 
     Args:
-        sample_weight, kept: see `weights_of_labels`.
+        sample_weight, counted: see `weights_of_labels`.
 
     Returns:
-        `[batch]`, in the dtype of `kept`.
+        `[batch]`, in the dtype of `counted`.
     """
-    weights = checked_weights(sample_weight, kept)
-    count = tf.reduce_sum(kept, 1)
+    weights = checked_weights(sample_weight, counted)
+    count = tf.reduce_sum(counted, 1)
     if weights.shape.rank == 1:
-        return tf.where(count > 0, weights, tf.zeros([], kept.dtype))
-    return tf.math.divide_no_nan(tf.reduce_sum(weights * kept, 1), count)
+        return tf.where(count > 0, weights, tf.zeros([], counted.dtype))
+    return tf.math.divide_no_nan(tf.reduce_sum(weights * counted, 1), count)

@@ -45,10 +45,10 @@ def apply_layers(
     if as_loop:
         return _run_in_loop(layers, hidden, arguments, dropout_keys, recompute)
     inputs: list[Tensor] = []
-    for layer, of_layer, key in zip(layers, arguments, dropout_keys, strict=True):
+    for layer, layer_arguments, key in zip(layers, arguments, dropout_keys, strict=True):
         inputs.append(hidden)
         call = _recomputed(layer, key) if recompute else functools.partial(layer, dropout_key=key)
-        hidden = call(hidden, *of_layer)
+        hidden = call(hidden, *layer_arguments)
     return hidden, inputs
 
 
@@ -106,12 +106,12 @@ def _recomputed(layer: Any, dropout_key: Any) -> Callable[..., Any]:
 
     def call(zero: Tensor, *args: Tensor) -> Any:
         weights = args[: len(variables)]
-        w, *others = args[len(variables) :]
+        w, *other_arguments = args[len(variables) :]
         # Dropout masks depend only on the key. Without this dependency on w, TensorFlow would draw the masks of all
         # layers at the start, and keep them in memory.
         with tf.control_dependencies([w]):
             layer_key = dropout_key + tf.cast(zero, dropout_key.dtype)
         with keras.StatelessScope(list(zip(variables, weights, strict=True))):
-            return layer(w, *others, dropout_key=layer_key)
+            return layer(w, *other_arguments, dropout_key=layer_key)
 
     return functools.partial(gradients.recompute(call), tf.zeros([]), *map(tf.convert_to_tensor, variables))

@@ -164,10 +164,10 @@ class RingMemory(NetworkMemory):
         self.zero_beyond = None if starts is None or tokens.shape[1] == 1 else query - starts
         every_slot = tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1
         self.max_distance = None if every_slot else _max_distance(network, query, padding, starts)
-        self.kept = None if padding is None else (query >= padding)[:, None, :, None]  # [B, 1, T, 1]
+        self.is_token = None if padding is None else (query >= padding)[:, None, :, None]  # [B, 1, T, 1]
         self.put = write_slice if static_shapes else functools.partial(write, in_place=in_place)
         rings = zip(network.decoder_layers, weights, state.keys, state.values, strict=True)
-        self.layers = [RingOfLayer(layer, of_layer, self, k, v) for layer, of_layer, k, v in rings]
+        self.layers = [RingOfLayer(layer, layer_weights, self, k, v) for layer, layer_weights, k, v in rings]
 
     def numbers(self) -> Any:
         """int32 `[B, 1, T]`: how many tokens of the text precede each token of the segment."""
@@ -184,7 +184,7 @@ class RingOfLayer(CachedKeys):
     """The keys and values of one layer in a `RingMemory`."""
 
     def numbers(self, k: Tensor) -> Any:
-        """See `Memory`."""
+        """How many tokens precede each of the keys `k`."""
         return self.segment.numbers()
 
     def attend(
@@ -192,10 +192,10 @@ class RingOfLayer(CachedKeys):
     ) -> Tensor:
         """Writes keys and values of the segment to the rings, and attends to the rings."""
         segment = self.segment
-        if segment.kept is not None:  # the padding to the left of a shorter row becomes zeros
-            kept: Any = tf.cast(segment.kept, content_q.dtype)
-            k = k * kept
-            v = v * kept
+        if segment.is_token is not None:  # the padding to the left of a shorter row becomes zeros
+            is_token: Any = tf.cast(segment.is_token, content_q.dtype)
+            k = k * is_token
+            v = v * is_token
         keys = segment.put(segment.erase_before(self.keys), segment.slots, k)
         values = segment.put(segment.erase_before(self.values), segment.slots, v)
         attn_vec = attend_ring(

@@ -109,7 +109,7 @@ class HiddenStateCache:
         self.static_shapes = static_shapes
 
     def precompute(self) -> Any:
-        """Nothing can be computed before."""
+        """An empty tuple: no value can be computed in advance."""
         return ()
 
     def initial_state(self, batch_size: Size) -> Any:
@@ -117,7 +117,10 @@ class HiddenStateCache:
         return tuple(self.lm.initial_mems(batch_size))
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor) -> Any:
-        """As `MemoryCache.read_prompt`."""
+        """Reads the prompts, each from the beginning of a text. Arguments and results: see `MemoryCache.read_prompt`.
+
+        If the network takes a `padding_mask`, one call reads all prompts. Otherwise, a call reads each prompt.
+        """
         batch, n = shape_of(prompt)
         mems = list(self.initial_state(batch))
         call = self.lm.network.call
@@ -145,11 +148,11 @@ class HiddenStateCache:
         return tf.map_fn(read_row, tf.range(batch), fn_output_signature=specs, parallel_iterations=1)
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
-        """As `MemoryCache.read`."""
+        """Reads `tokens`, int32 `[B, n]`. Returns `(hidden, state)`, `[B, n, E]` and the new memory."""
         outputs, mems = self.lm.outputs(tokens, list(state))
         return outputs, tuple(mems)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Any, Any]:
-        """As `MemoryCache.read_token`."""
+        """Reads one token for each row. Arguments and results: see `MemoryCache.read_token`."""
         outputs, state = self.read(token[:, None], state)
         return outputs[:, 0], state

@@ -26,7 +26,7 @@ BEFORE = -(1 << 30)  # the index of a document's first token if it is in an earl
 
 
 class Mask(NamedTuple):
-    """What the queries of a segment see."""
+    """The keys that the queries of a segment see."""
 
     attn_mask: Tensor  # float [T, K], or [B, T, K] with documents: 1 where masked, see `create_mask`
     content: Tensor | None = None  # float [B, T, K], see `content_mask`; `None` without documents
@@ -41,8 +41,8 @@ class Mask(NamedTuple):
         if self.starts is None:
             return mems
         lengths = shape_of(self.starts)[1] if lengths is None else lengths
-        kept: Any = of_last_document(self.starts, lengths, shape_of(mems[0])[1])
-        return [mem * tf.cast(kept, mem.dtype) for mem in mems]
+        in_last_document: Any = of_last_document(self.starts, lengths, shape_of(mems[0])[1])
+        return [mem * tf.cast(in_last_document, mem.dtype) for mem in mems]
 
 
 def document_mask(
@@ -119,18 +119,18 @@ def mask_far_zeros(attn_mask: Tensor, starts: Tensor) -> Any:
     return tf.maximum(attn_mask, tf.cast(keys < starts[..., None], tf.float32))
 
 
-def of_last_document(starts: Tensor, lengths: Tensor, kept: Size) -> Any:
+def of_last_document(starts: Tensor, lengths: Tensor, n_positions: Size) -> Any:
     """1 for the positions of memory and segment in a row's last document, 0 for the positions before it.
 
     Args:
         starts: int32 `[B, T]`.
         lengths: int, or int32 `[B]`, the number of tokens of the segment that count.
-        kept: int or int scalar tensor, the number of positions, the last ones.
+        n_positions: int or int scalar tensor. The result is for this number of positions, the last ones.
 
     Returns:
-        float32 `[B, kept, 1]`.
+        float32 `[B, n_positions, 1]`.
     """
     end: Any = tf.reshape(lengths, [-1, 1])
-    index = end - kept + tf.range(kept)
-    is_kept: Any = tf.cast(index >= starts[:, -1:], tf.float32)
-    return is_kept[..., None]
+    index = end - n_positions + tf.range(n_positions)
+    is_in_last_document: Any = tf.cast(index >= starts[:, -1:], tf.float32)
+    return is_in_last_document[..., None]

@@ -35,8 +35,8 @@ class NothingYet(NetworkMemory):
         visible = causal(tgt_len, network.mem_len, network.same_length)
         special = {"zero_keys": network.mem_len}
         self.layers = [
-            ZerosOfLayer(layer, of_layer, Places(klen, visible, of_layer.position_keys, tgt_len - 1, special))
-            for layer, of_layer in zip(network.decoder_layers, weights, strict=True)
+            ZerosOfLayer(layer, layer_weights, Places(klen, visible, layer_weights.position_keys, tgt_len - 1, special))
+            for layer, layer_weights in zip(network.decoder_layers, weights, strict=True)
         ]
 
     def finish(self) -> None:

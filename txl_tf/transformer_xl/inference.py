@@ -50,11 +50,11 @@ def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor) -> LayerWei
     width = attn.n_head * attn.d_head
     kernels: Any = tf.split(tf.convert_to_tensor(attn.qkv_kernel), [width, 2 * width], 1)
     q_kernel, kv_kernel = kernels
-    of_ff = ff.computed_weights() if isinstance(ff, PositionwiseFF) else ()
+    ff_weights = ff.computed_weights() if isinstance(ff, PositionwiseFF) else ()
     return LayerWeights(
         tf.cast(tf.concat([q_kernel * attn.d_head**-0.5, kv_kernel], 1), dtype),
         tf.cast(attn.o_kernel, dtype),
-        tuple(tf.cast(weight, dtype) for weight in of_ff),
+        tuple(tf.cast(weight, dtype) for weight in ff_weights),
         *position_weights,
     )
 
@@ -68,13 +68,13 @@ def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWe
     """
     dtype = network.compute_dtype
 
-    def of_layer(i: int, layer: Any) -> LayerWeights:
+    def weights_of(i: int, layer: Any) -> LayerWeights:
         if network.r_w_bias is None:
             return layer_weights(layer, dtype)
         r_w_bias, r_r_bias = (tf.cast(bias * network.d_head**-0.5, dtype) for bias in network.biases(i))
         return layer_weights(layer, dtype, r_w_bias, r_r_bias, position_keys[i])
 
-    return tuple(of_layer(i, layer) for i, layer in enumerate(network.decoder_layers))
+    return tuple(weights_of(i, layer) for i, layer in enumerate(network.decoder_layers))
 
 
 def projected_positions(network: Any, klen: Size) -> list[Any]:
@@ -86,13 +86,13 @@ def projected_positions(network: Any, klen: Size) -> list[Any]:
         return []
     pos_emb: Any = tf.cast(network.position_table(klen), network.compute_dtype)
 
-    def of_layer(layer: Any) -> Tensor:
+    def keys_of(layer: Any) -> Tensor:
         attn: Any = getattr(layer, "rel_attn", None)
         if getattr(attn, "r_kernel", None) is None:
             raise NotCacheable(f"{layer.name} has no rel_attn like RelMultiHeadAttn")
         return project_distances(pos_emb, tf.cast(attn.r_kernel, pos_emb.dtype), attn.n_head)
 
-    return [of_layer(layer) for layer in network.decoder_layers]
+    return [keys_of(layer) for layer in network.decoder_layers]
 
 
 def read(model: Any, tokens: Tensor, memory: Any, static_shapes: bool = False) -> Any:

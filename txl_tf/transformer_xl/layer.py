@@ -86,8 +86,8 @@ class TransformerXLLayer(Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        with choosing(config) as others:
-            return super().from_config(others)
+        with choosing(config) as without_classes:
+            return super().from_config(without_classes)
 
     def build(self, w_shape: Any = None, **_: Any) -> None:
         self.build_parts(w_shape, self.rel_attn, self.ff)

@@ -24,7 +24,7 @@ class HiddenStates:
 
     Args:
         mems: `[B, M, E]`, or `None` for no memory.
-        places: places of the keys of memory and segment.
+        places: the positions of the keys of memory and segment, and which of them a query sees.
     """
 
     def __init__(self, mems: Tensor | None, places: Places) -> None:
@@ -48,7 +48,10 @@ class HiddenStates:
     def attend(
         self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Calls `block`, see `txl_tf.equations.attention`, for all queries at once."""
+        """Calls `block` of `txl_tf.equations.attention` once with all queries. `RingMemory` calls it part by part.
+
+        `self.places` are the positions of the keys, and which of the keys a query sees.
+        """
         return block(content_q, position_q, k, v, self.places)
 
     def output(self, attn_vec: Tensor, w: Attention) -> Any:

@@ -67,8 +67,8 @@ def cache_mems(hidden: Tensor, mems: Tensor, mem_len: int, lengths: Tensor | Non
         return hidden[:, :0]
     if lengths is not None:
         first = shape_of(mems)[1] + lengths - mem_len
-        kept = first[:, None] + tf.range(mem_len)
-        return tf.stop_gradient(tf.gather(tf.concat([mems, hidden], 1), kept, batch_dims=1))
+        positions = first[:, None] + tf.range(mem_len)
+        return tf.stop_gradient(tf.gather(tf.concat([mems, hidden], 1), positions, batch_dims=1))
     is_enough = hidden.shape[1] is not None and hidden.shape[1] >= mem_len
     new_mems = new_memory(None if is_enough else mems, hidden, mem_len)
     if (mems.shape[1] or 0) >= mem_len:
@@ -212,13 +212,13 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             proj_initializer=self.projection_initializer(), dtype=self.dtype_policy, name="adaptive_embed",
         )  # fmt: skip
         names = ("d_model", "n_head", "d_head", "d_inner", "dropout", "dropatt", "layer_norm_epsilon")
-        of_layers = values_of(self, names)
-        of_layers |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
+        layer_arguments = values_of(self, names)
+        layer_arguments |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
         default = self.layer_class
         if self.layer_class is TransformerXLLayer and not isinstance(self.scheme, Relative):
             default = TransformerLMLayer
         layer_class = chosen_class("layer_class", default)
-        self.decoder_layers = [layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
+        self.decoder_layers = [layer_class(**layer_arguments, name=f"layer_{i}") for i in range(self.n_layer)]
         for layer in self.decoder_layers:
             self.scheme.join(layer)
         # Start the keys after the layers are made. The order of draws decides the initial weights for a given seed.
@@ -231,8 +231,8 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        with choosing(config) as others:
-            return super().from_config(others)
+        with choosing(config) as without_classes:
+            return super().from_config(without_classes)
 
     def check_setting(self, name: str, value: Any) -> Any:
         self.scheme.check_refused(name, value)
@@ -366,7 +366,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         if self.reset_token is not None:
             mask = document_mask(mask.attn_mask, tokens, self.reset_token, self.same_length, lengths)
         positions = [self.scheme.of_layer(self, i, pos_emb) for i in range(self.n_layer)]
-        arguments = [(*of_layer, *mask.around(mem)) for of_layer, mem in zip(positions, mems, strict=True)]
+        arguments = [
+            (*position_arguments, *mask.around(mem)) for position_arguments, mem in zip(positions, mems, strict=True)
+        ]
         return hidden, arguments, mask
 
     def embed(self, tokens: Tensor, mlen: Any, dropout_keys: Any, static_shapes: bool, zero: Size) -> tuple[Any, Any]:
@@ -445,8 +447,8 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         given = self.named_shapes(shapes, named)
         batch, length = given["tokens"]
-        kept = self.mem_len if given["mems"] is None else self._new_mem_len(given["mems"][0][1], length)
-        return (batch, length, self.d_model), [(batch, kept, self.d_model)] * self.n_layer
+        new_mem_len = self.mem_len if given["mems"] is None else self._new_mem_len(given["mems"][0][1], length)
+        return (batch, length, self.d_model), [(batch, new_mem_len, self.d_model)] * self.n_layer
 
     def _new_mem_len(self, mlen: int | None, length: int | None) -> int | None:
         """The length of the memory that `cache_mems` returns; `None` if it is not known."""
@@ -534,7 +536,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
     @property
     def _default_save_signature(self) -> Any:
-        """The signature for `tf.saved_model.save(network, folder)`: `hidden` states of texts from the beginning."""
+        """The signature for `tf.saved_model.save(network, folder)`: `hidden`, computed with an empty memory."""
         tokens = tf.TensorSpec([None, None], tf.int32, "tokens")
         return tf.function(lambda tokens: {"hidden": self(tokens)[0]}, autograph=False, input_signature=[tokens])
 

@@ -63,10 +63,10 @@ def eraser(starts: Tensor, slots: Tensor, klen: Size, n_head: int, in_place: boo
         in_place: whether to write into the ring itself.
     """
     oldest = shape_of(starts)[1] - 1 - starts[:, -1:]  # distance from the last token to the first of its document
-    kept = (slots[-1] - tf.range(klen)) % klen <= oldest  # [B, K]
+    in_last_document = (slots[-1] - tf.range(klen)) % klen <= oldest  # [B, K]
     if not in_place:
-        return lambda ring: tf.where(kept[:, None, :, None], ring, tf.zeros([], ring.dtype))
-    indices: Any = tf.cast(tf.where(~kept), tf.int32)  # [n, 2]; usually empty
+        return lambda ring: tf.where(in_last_document[:, None, :, None], ring, tf.zeros([], ring.dtype))
+    indices: Any = tf.cast(tf.where(~in_last_document), tf.int32)  # [n, 2]; usually empty
     row, slot = tf.unstack(indices, axis=1)
     erased: Any = tf.reshape((row[:, None] * n_head + tf.range(n_head)) * klen + slot[:, None], [-1])
 
@@ -91,12 +91,17 @@ class RingPlaces(NamedTuple):
     special: dict[str, Any]
 
     def distances(self, q: Tensor) -> Any:
-        """See `Places`. Distances are never negative: the keys in a query's future count as the oldest keys."""
+        """The distance from every query to every key, int32 `[T, K]`.
+
+        Distances are never negative: the keys in a query's future count as the oldest keys.
+        """
         query: Any = tf.range(shape_of(q)[-2])
         return (self.first_slot + query[:, None] - tf.range(self.klen)) % self.klen
 
     def scores_by_distance(self, q: Tensor) -> Any:
-        """See `Places`. For a single query, the result is a list with one tensor for each head."""
+        """Products of queries with the row of `r` for the distance of each key: `[H, T, K]`, or a list with the scores
+        of each head if there is a single query.
+        """
         if isinstance(self.r, list):
             scores = products_of_heads(q, self.r, transpose_b=True)
             return scores if not self.special else tf.stack(scores)
@@ -193,7 +198,7 @@ def _attend_block(
     zero_beyond: Tensor | None,
     static_shapes: bool,
 ) -> Any:
-    """`attend_ring` for one block of queries."""
+    """Attends to the ring from one block of queries. The arguments are those of `attend_ring`, for these queries."""
     tgt_len = shape_of(content_q)[2]
     klen = shape_of(keys)[2]
     if r is not None:
@@ -213,8 +218,8 @@ def _attend_block(
         return tf.transpose(block(*heads_first, places), [1, 0, 2, 3])
 
     def attend_row(b: Any) -> Tensor:
-        of_row = visible if visible is None or len(visible.shape) == 2 else visible[b]
-        places = RingPlaces(klen, of_row, r, first_slot, _special(None if content is None else content[b]))
+        row_visible = visible if visible is None or len(visible.shape) == 2 else visible[b]
+        places = RingPlaces(klen, row_visible, r, first_slot, _special(None if content is None else content[b]))
         return block(content_q[b], position_q[b], keys[b], values[b], places)
 
     return row_by_row(attend_row, content_q)

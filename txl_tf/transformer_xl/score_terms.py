@@ -43,7 +43,13 @@ def score_terms(
 
 
 def terms_of(watched: Seen, r_w_bias: Tensor, r_r_bias: Tensor, number: int = 0) -> tuple[Any, Any, Any, Any]:
-    """`score_terms` of the attention with this number in a `Seen`."""
+    """The four terms of the scores of one attention: see `score_terms`.
+
+    Args:
+        watched: the results of the attentions.
+        r_w_bias, r_r_bias: u and v, `[H, D]` each.
+        number: which attention of `watched`, from 0 on.
+    """
     q, k, places = watched.parts[number]
     scale = r_w_bias.shape[1] ** -0.5
     return equations.score_terms(q, k, places.r, r_w_bias, r_r_bias, scale, places.first, **places.special)

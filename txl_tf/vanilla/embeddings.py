@@ -59,12 +59,13 @@ class Embeddings(Shared, Layer):
     lut: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # `__init__` cannot tell positional arguments from keywords.
         if len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
             message = (
-                f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, the larger number: "
+                f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, which is not smaller: "
                 "write vocab= and d_model="
             )
-            raise ParameterError("vocab", args[0], f"more than d_model={args[1]} by position", message)
+            raise ParameterError("vocab", args[0], f"not smaller than d_model={args[1]} by position", message)
         return super().__new__(cls, *args, **kwargs)
 
     @stored
@@ -166,15 +167,15 @@ class PositionalEncoding(Layer):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # Finds arguments of another common signature, (d_model, dropout, max_len).
-        found = None
+        misplaced = None
         allowed = "a positive integer, given once"
         if len(args) > 1 and ("max_len" in kwargs or (is_number(args[1]) and 0 <= args[1] < 1)):
-            found = ("max_len", args[1])
+            misplaced = ("max_len", args[1])
         elif "dropout" in kwargs:
-            found = ("dropout", kwargs["dropout"])
+            misplaced = ("dropout", kwargs["dropout"])
             allowed = "given as rate="
-        if found is not None:
-            name, rate = found
+        if misplaced is not None:
+            name, rate = misplaced
             width = args[0] if args else kwargs.get("d_model")
             message = (
                 f"{name} must be {allowed}, got {rate}; the order (d_model, dropout, max_len) is written "

@@ -232,8 +232,10 @@ class DecoderLayer(_TransformerLayer):
         source = shape_of(enc_output)[1]
         mask = mask_of(x) if mask is None else mask
         padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask
-        of_self = {**sizes, "queries": length, "keys": length}
-        own = seen_of_masks(of_self, mask, None, look_ahead_mask, use_causal_mask, names=("mask", "look_ahead_mask"))
+        sizes_of_own = {**sizes, "queries": length, "keys": length}
+        own = seen_of_masks(
+            sizes_of_own, mask, None, look_ahead_mask, use_causal_mask, names=("mask", "look_ahead_mask")
+        )
         cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, names=("padding_mask", ""))
         x, enc_output = self.computed(x, enc_output)
         output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
@@ -325,13 +327,17 @@ class OwnKeys(CachedMemory):
         self.used = 0  # number of attentions to it
 
     def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """`MultiHeadAttention.attention` for the new element, which it adds to the cache."""
+        """Self-attention of the new element to the elements before it, whose keys and values are in the cache.
+
+        It also adds the keys and values of the new element to the cache. Arguments and results: see
+        `MultiHeadAttention.attention`.
+        """
         if mha is not self.layer.mha1 or not q is k is v:
             raise NotCacheable(f"{self.layer.name} gives its self-attention other queries than keys")
         positions = tf.range(shape_of(self.cache[0])[2])
         q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
-        here = tf.cast(positions == self.place, q.dtype)[:, None]
-        self.cache = tuple(old * (1 - here) + new * here for old, new in zip(self.cache, (k, v), strict=True))
+        is_place = tf.cast(positions == self.place, q.dtype)[:, None]
+        self.cache = tuple(old * (1 - is_place) + new * is_place for old, new in zip(self.cache, (k, v), strict=True))
         self.used += 1
         return mha.attend(q, *self.cache, (positions <= self.place)[None])
 

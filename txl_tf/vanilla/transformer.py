@@ -63,19 +63,21 @@ class _Stack(Layer):
         max_len: int,
         pos_embed: Any,
         rate: float,
-        of_layers: Any,
+        layer_arguments: Any,
         seed: Any,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.start_keys(seed, rate=rate, dropatt=of_layers["dropatt"], dropact=of_layers["dropact"])
-        self.d_model = of_layers["d_model"]
-        self.norm_first = of_layers["norm_first"]
+        self.start_keys(seed, rate=rate, dropatt=layer_arguments["dropatt"], dropact=layer_arguments["dropact"])
+        self.d_model = layer_arguments["d_model"]
+        self.norm_first = layer_arguments["norm_first"]
         self.embedding = embedding
         options: dict[str, Any] = {"rate": rate, "seed": self.draw_key, "dtype": self.dtype_policy}
         positions = PositionEmbedding if pos_embed == "learned" else PositionalEncoding
         self.pos_encoding = positions(self.d_model, max_len, **options, name="positional_encoding")
-        self.stacked: list[Any] = [layer_class(**of_layers, **options, name=f"layer{i}") for i in range(num_layers)]
+        self.stacked: list[Any] = [
+            layer_class(**layer_arguments, **options, name=f"layer{i}") for i in range(num_layers)
+        ]
         self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
 
     def rates(self) -> list[float]:
@@ -251,7 +253,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             "max_len": self.max_len,
             "pos_embed": self.pos_embed,
             "rate": self.rate,
-            "of_layers": {
+            "layer_arguments": {
                 "d_model": self.d_model,
                 "num_heads": self.num_heads,
                 "dff": self.dff,
@@ -297,10 +299,10 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         """
         source, target = self.checked(inputs)
         hidden, weights = self._packed_forward(source, target, training, dropout_key)
-        of_source, of_target = (packed_places(ids != PADDING) for ids in (source, target))
+        source_places, target_places = (packed_places(ids != PADDING) for ids in (source, target))
         for name, probs in weights.items():
-            queries = of_source if name.startswith("encoder") else of_target
-            keys = of_target if name.endswith("block1") else of_source
+            queries = source_places if name.startswith("encoder") else target_places
+            keys = target_places if name.endswith("block1") else source_places
             probs = tf.gather(probs, queries, axis=2, batch_dims=1)
             weights[name] = tf.gather(probs, keys, axis=3, batch_dims=1)
         return self.logits(_after_elements(hidden, target != PADDING)), weights
@@ -315,12 +317,12 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         source, target = (pack(ids != PADDING, ids)[1] for ids in (source, target))
         encoder_key, decoder_key = split(self.key_of_call(source, training, dropout_key), 2)
         padding_mask = create_padding_mask(source)
-        enc_output, of_encoder = self.encoder(
+        enc_output, encoder_weights = self.encoder(
             source, padding_mask, return_attention_scores=True, dropout_key=encoder_key
         )
         ahead = tf.maximum(create_look_ahead_mask(shape_of(target)[1]), create_padding_mask(target))
         hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
-        return hidden, {**of_encoder, **weights}
+        return hidden, {**encoder_weights, **weights}
 
     def attention(self, source: Tensor, target: Tensor, which: str = "cross") -> Tensor:
         """The attention weights of all layers and heads, without dropout.
@@ -338,8 +340,8 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         """
         one_of(ATTENTION)("which", which)
         _, weights = self.forward((source, target))
-        found = [weights[ATTENTION[which].format(i)] for i in range(self.num_layers)]
-        return at_least_float32(tf.transpose(tf.stack(found), [0, 2, 1, 3, 4]))
+        weights_of_layers = [weights[ATTENTION[which].format(i)] for i in range(self.num_layers)]
+        return at_least_float32(tf.transpose(tf.stack(weights_of_layers), [0, 2, 1, 3, 4]))
 
     @staticmethod
     def checked(inputs: Any) -> tuple[Tensor, Tensor]:
@@ -381,7 +383,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return self.target_vocab_size
 
     def loss_of(self, inputs: Any, labels: Tensor, sample_weight: Any = None, **options: Any) -> tuple[Tensor, ...]:
-        """`sums_of` for the logits of a call; `**options` are arguments of the call."""
+        """Calls the model, with `**options` as further arguments, and returns the `sums_of` of its logits."""
         return self.sums_of(self(inputs, **options), labels, sample_weight)
 
     def sums_of(self, logits: Tensor, labels: Tensor, sample_weight: Any = None) -> tuple[Tensor, ...]:
@@ -397,8 +399,8 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         labels = tf.reshape(as_ids("labels", labels), [-1])
         nll = smoothed = cross_entropy(labels, logits)
         if self.label_smoothing:  # (1 - s) nll + s (logsumexp - mean), where nll is logsumexp - that of the label
-            of_label = tf.gather(logits, labels, batch_dims=1)
-            smoothed = nll + self.label_smoothing * (of_label - tf.reduce_mean(logits, -1))
+            label_logits = tf.gather(logits, labels, batch_dims=1)
+            smoothed = nll + self.label_smoothing * (label_logits - tf.reduce_mean(logits, -1))
         right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, nll.dtype)
         return tuple(tf.reduce_sum(x * weights) for x in (nll, smoothed, right)) + (tf.reduce_sum(weights),)
 
@@ -439,6 +441,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return (source, target), packed[:, 1:], sample_weight
 
     def train_step(self, data: Any) -> dict[str, Any]:
+        """One step of training on one replica's share of a batch. Returns the logs of the whole batch."""
         inputs, labels, weights = self._batch(data)
         weights = self.weights_in_training(labels, weights)
         key = self.step_key(tf.shape(inputs[0])[0])
@@ -449,8 +452,8 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             own_loss = self.own_loss(inputs, labels, logits, weights, training=True)
             loss = self.with_penalties(tf.math.divide_no_nan(sums[1], n_labels)) if own_loss is None else own_loss
             loss = self.optimizer.scale_loss(loss)
-        of_update = self.apply_gradients_of(loss, tape)
-        logs = {**self._logs(sums, own_loss), **of_update, **self._measure(labels, logits, weights)}
+        update_logs = self.apply_gradients_of(loss, tape)
+        logs = {**self._logs(sums, own_loss), **update_logs, **self._measure(labels, logits, weights)}
         return self.reported(logs, inputs, labels, logits, weights, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -503,6 +506,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         length_penalty: float,
         allowed: Any = None,
     ) -> Any:
+        """The graph of a beam search."""
         options = {"length_penalty": length_penalty, "allowed": allowed}
         return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, **options)
 
@@ -512,13 +516,13 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     ) -> Any:
         return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling, allowed=allowed)
 
-    def start_decoding(self, source: Tensor, rows_each: int, most: int) -> tuple[Any, Any, Any]:
+    def start_decoding(self, source: Tensor, rows_each: int, max_new_tokens: int) -> tuple[Any, Any, Any]:
         """The state before the first `decode_step`.
 
         Args:
             source: int `[batch, any]`.
             rows_each: number of targets for each source, in neighbouring rows.
-            most: the largest number of tokens of a target.
+            max_new_tokens: the largest number of tokens of a target.
 
         Returns:
             `(caches, sources, seen)`: the empty cache of targets, the keys and values of the source, and the mask of
@@ -526,17 +530,18 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         """
         if self.why_not_cached() is not None:
             source = tf.repeat(source, rows_each, 0)
-            return tf.zeros([1, shape_of(source)[0], most], tf.int32), source, None
-        return self._start_cached(source, rows_each, most)
+            return tf.zeros([1, shape_of(source)[0], max_new_tokens], tf.int32), source, None
+        return self._start_cached(source, rows_each, max_new_tokens)
 
-    def _start_cached(self, source: Tensor, rows_each: int, most: int) -> tuple[Any, Any, Any]:
+    def _start_cached(self, source: Tensor, rows_each: int, max_new_tokens: int) -> tuple[Any, Any, Any]:
+        """The state before the first step with cached keys and values, see `start_decoding`."""
         source = pack(source != PADDING, source)[1]
         padding_mask = create_padding_mask(source)
         enc_output = self.encoder(source, padding_mask)
         if rows_each > 1:
             enc_output, padding_mask = (tf.repeat(x, rows_each, 0) for x in (enc_output, padding_mask))
         depth = self.d_model // self.num_heads
-        empty = tf.zeros([self.num_heads, tf.shape(enc_output)[0], most, depth], enc_output.dtype)
+        empty = tf.zeros([self.num_heads, tf.shape(enc_output)[0], max_new_tokens, depth], enc_output.dtype)
         caches = tuple((empty, empty) for _ in self.decoder.stacked)
         seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])
         return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen

@@ -184,7 +184,7 @@ class Translator:
         strict: bool = True,
         numbers: Iterable[int] | None = None,
     ) -> Iterator[list[Translation] | LineError]:
-        """`translate` for a stream of lines, in bounded memory; see `txl_tf.data.lines`."""
+        """Translates a stream of lines in bounded memory. Arguments: see `translate` and `txl_tf.data.lines`."""
         return answers(sources, self.encode, self._search, name, strict, POOL * self.batch_size, numbers)
 
     def attention(self, source: str | bytes, target: str, which: str = "cross") -> PairAttention:
@@ -197,7 +197,9 @@ class Translator:
 
         Returns:
             `PairAttention`. The queries of "cross" and "decoder" are the symbols of the target, with the end symbol.
-            The keys of "decoder" are the start symbol and the symbols that are written before.
+            The keys of "cross" are the symbols of the source, with its end symbol. The keys of "decoder" are the start
+            symbol and the symbols of the target that come before the end symbol. Queries and keys of "encoder" are the
+            symbols of the source.
 
         Raises:
             ValueError: a line is too long or has a symbol that is not in its vocabulary, or `which` is another word.
@@ -210,15 +212,16 @@ class Translator:
             allowed = f"at most max_len={self.model.max_len} symbols"
             raise ParameterError("target", target, allowed, f"target must have {allowed}, got {len(target_ids):,}")
         read_ids = np.append(START_ID, target_ids[:-1])
-        weights = self.model.attention(source_ids[None], read_ids[None], which)[:, :, 0].numpy()
+        weights = self.model.attention(source_ids[None], read_ids[None], which)
+        weights = weights[:, :, 0].numpy()  # [layers, heads, batch, queries, keys] of the one pair
         read = [self.target_vocab.symbols[i] for i in read_ids]
         written = [self.target_vocab.symbols[i] for i in target_ids]
-        of_source = [self.source_vocab.symbols[i] for i in source_ids]
+        source_symbols = [self.source_vocab.symbols[i] for i in source_ids]
         if which == "cross":
-            return PairAttention(written, of_source, weights)
+            return PairAttention(written, source_symbols, weights)
         if which == "decoder":
             return PairAttention(written, read, weights)
-        return PairAttention(of_source, of_source, weights)
+        return PairAttention(source_symbols, source_symbols, weights)
 
     def _search(self, sources: list[np.ndarray]) -> list[list[Translation]]:
         """The translations of encoded sources, in batches of similar length."""
@@ -235,17 +238,17 @@ class Translator:
         model = self.model
         longest = rounded(max(map(len, sources)))
         source = padded(sources, width=min(longest, model.max_len))
-        most = int(most_symbols(search, longest, model))
+        max_new_tokens = int(most_symbols(search, longest, model))
         options: dict[str, Any] = {
             "start": START_ID,
             "end": END_ID,
-            "max_new_tokens": most,
+            "max_new_tokens": max_new_tokens,
             "suppress_tokens": self.never,
         }
         if search.beam_size > 1:
             options |= {"beam_size": search.beam_size, "n_best": search.n_best, "length_penalty": search.length_penalty}
         ids, scores = model.generate(source, **options)
-        ids = ids.numpy().reshape([len(sources), -1, most])
+        ids = ids.numpy().reshape([len(sources), -1, max_new_tokens])
         scores = scores.numpy().reshape([len(sources), -1])
         unk = self.source_vocab.unk
         unknown_id = -1 if unk is None else self.source_vocab.ids.get(unk, -1)

@@ -18,16 +18,16 @@ class Docstrings(griffe.Extension):
 
     def on_package(self, *, pkg, **kwargs):
         objects = list(objects_of(pkg))
-        classes = [found for found in objects if found.is_class]
+        classes = [item for item in objects if item.is_class]
         for cls in classes:
             take_over_functions(pkg, cls)
         for cls in classes:
             describe_fields(pkg, cls)
-        for found in objects:
-            if found.is_module and found.docstring:
-                found.docstring.value = ast.get_docstring(ast.parse(found.source), clean=False).strip()
-            if found.docstring:
-                found.docstring.value = known_sections(found.docstring.value)
+        for item in objects:
+            if item.is_module and item.docstring:
+                item.docstring.value = ast.get_docstring(ast.parse(item.source), clean=False).strip()
+            if item.docstring:
+                item.docstring.value = known_sections(item.docstring.value)
 
 
 def objects_of(parent):
@@ -49,10 +49,10 @@ def in_package(pkg, path):
     if path.partition(".")[0] not in packages:
         return None
     try:
-        found = packages[path]
+        item = packages[path]
     except KeyError:
         return None
-    return found.final_target if found.is_alias else found
+    return item.final_target if item.is_alias else item
 
 
 def take_over_functions(pkg, cls):
@@ -70,26 +70,26 @@ def take_over_functions(pkg, cls):
 
 
 def fields_of(group):
-    """`{name: attribute}` of a group and of those it inherits from; what a subclass takes back is not there."""
-    found = {}
+    """`{name: attribute}` of the fields of a group and of its base classes, without those that a subclass replaces."""
+    fields = {}
     for cls in [*reversed(group.mro()), group]:
         for name, member in cls.members.items():
-            found.pop(name, None)
+            fields.pop(name, None)
             if member.is_attribute and str(getattr(member.value, "function", "")) == "option":
-                found[name] = member
-    return found
+                fields[name] = member
+    return fields
 
 
 def options_of(field):
     """The arguments of `option(...)`, as expressions; None for those that are not given."""
-    found = dict.fromkeys(["help", "check", "default", "flag", "free"])
-    names = iter(list(found))
+    options = dict.fromkeys(["help", "check", "default", "flag", "free"])
+    names = iter(list(options))
     for argument in field.value.arguments:
         if isinstance(argument, griffe.ExprKeyword):
-            found[argument.name] = argument.value
+            options[argument.name] = argument.value
         else:
-            found[next(names)] = argument
-    return found
+            options[next(names)] = argument
+    return options
 
 
 def describe_fields(pkg, cls):
@@ -102,6 +102,7 @@ def describe_fields(pkg, cls):
 
 
 def description(pkg, field):
+    """The text about a field of a group: its help, its default values and its check."""
     options = options_of(field)
     said = [ast.literal_eval(str(options["help"])).replace("<", "&lt;")]
     if options["default"] is None:
@@ -118,10 +119,10 @@ def description(pkg, field):
 def allowed(pkg, check):
     """What a check of `txl_config.checks` asks for, in words. The docstring of a function says it after "must"."""
     if isinstance(check, griffe.ExprName):
-        found = in_package(pkg, check.canonical_path)
-        if found.is_function:
-            return re.search(r"must ([^.]*)\.", found.docstring.value)[1]
-        return allowed(pkg, found.value)
+        item = in_package(pkg, check.canonical_path)
+        if item.is_function:
+            return re.search(r"must ([^.]*)\.", item.docstring.value)[1]
+        return allowed(pkg, item.value)
     name, arguments = str(check.function), check.arguments
     if name == "all_of":
         return ", and ".join(allowed(pkg, argument) for argument in arguments)
@@ -131,8 +132,8 @@ def allowed(pkg, check):
         return "be one of " + ", ".join(f"`{choice}`" for choice in choices(pkg, arguments[0]))
     if name == "one_of_or_initializer":
         return f"be {' or '.join(f'`{choice}`' for choice in choices(pkg, arguments[0]))}, or a Keras initializer"
-    least, *most = (number(argument) for argument in arguments)
-    return f"be at least {least}" + "".join(f" and at most {bound}" for bound in most)
+    least, *upper_bounds = (number(argument) for argument in arguments)
+    return f"be at least {least}" + "".join(f" and at most {bound}" for bound in upper_bounds)
 
 
 def choices(pkg, expression):

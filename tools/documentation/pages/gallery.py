@@ -48,9 +48,9 @@ def command_of(name, texts):
     )
     for text in texts:
         for pattern in patterns:
-            found = re.search(pattern, text, re.M)
-            if found:
-                return folded(found[1])
+            match = re.search(pattern, text, re.M)
+            if match:
+                return folded(match[1])
     raise ValueError(f"no page has a command with --output={name}")
 
 

@@ -17,9 +17,9 @@ def outside_fences(change, markdown):
 
 def targets(markdown, origin):
     """The paths in the repository that a page links to; `origin` is its own."""
-    found = []
-    outside_fences(lambda text: found.extend(match[1] for match in LINK.finditer(text)) or text, markdown)
-    return {path_from(origin, target) for target in found if target and "://" not in target}
+    link_targets = []
+    outside_fences(lambda text: link_targets.extend(match[1] for match in LINK.finditer(text)) or text, markdown)
+    return {path_from(origin, target) for target in link_targets if target and "://" not in target}
 
 
 def path_from(origin, target):

@@ -20,6 +20,7 @@ def parts_of(cell):
 
 
 def output_of(output):
+    """The Markdown of an output of a cell: a picture, or text."""
     if output["output_type"] == "stream":
         text = ANSI.sub("", "".join(output["text"])).rstrip("\n")
         return f"```text\n{text}\n```"

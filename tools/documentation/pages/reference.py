@@ -60,13 +60,13 @@ def package(names, root):
 
 def public(config, pkg):
     """`{path in the package: path of the public name}`, by kind and in the order of `__all__`."""
-    found = {}
+    names = {}
     for path in config.extra["public"]:
         module = pkg if path == pkg.path else pkg[path.removeprefix(f"{pkg.path}.")]
         for name in module.exports:
             if not module[name].is_module:
-                found[module[name].canonical_path] = f"{path}.{name}"
-    return dict(sorted(found.items(), key=lambda paths: kind_of(pkg, paths[0])))
+                names[module[name].canonical_path] = f"{path}.{name}"
+    return dict(sorted(names.items(), key=lambda paths: kind_of(pkg, paths[0])))
 
 
 def kind_of(pkg, path):
@@ -89,9 +89,11 @@ def modules_of(pkg):
             yield from modules_of(module)
 
 
-def topic_of(path, found):
+def topic_of(path, topics):
     """The topic with the longest module that `path` lies in."""
-    lengths = {len(module): topic for topic in found for module in topic.modules if f"{path}.".startswith(f"{module}.")}
+    lengths = {
+        len(module): topic for topic in topics for module in topic.modules if f"{path}.".startswith(f"{module}.")
+    }
     if not lengths:
         raise ValueError(f"{path} belongs to no page of extra.reference in mkdocs.yml")
     return lengths[max(lengths)]
@@ -110,14 +112,14 @@ def inside(module, names):
 
 def pages(config, pkg):
     """`{topic: (public names, {module: other names})}` of all topics."""
-    found, names = topics(config), public(config, pkg)
-    pages = {topic.src_uri: (topic, [], {}) for topic in found}
+    all_topics, names = topics(config), public(config, pkg)
+    pages = {topic.src_uri: (topic, [], {}) for topic in all_topics}
     for path, name in names.items():
-        pages[topic_of(path, found).src_uri][1].append(name)
+        pages[topic_of(path, all_topics).src_uri][1].append(name)
     for module in all_modules(pkg):
-        others = inside(module, names)
-        if others:
-            pages[topic_of(module.path, found).src_uri][2][module] = others
+        other_names = inside(module, names)
+        if other_names:
+            pages[topic_of(module.path, all_topics).src_uri][2][module] = other_names
     return pages
 
 
@@ -136,15 +138,15 @@ def members_of(cls, elsewhere, methods):
         methods: `extra.methods` of mkdocs.yml: the members that are shown, in this order; `Vocab.encode` is shown for
             `Vocab` alone.
     """
-    found = set()
+    documented = set()
     for base in [cls, *cls.mro()]:
         if base is cls or base.path not in elsewhere:
-            found |= {name for name, member in base.members.items() if member.docstring}
+            documented |= {name for name, member in base.members.items() if member.docstring}
     shown = [path.rpartition(".") for path in methods]
-    return [name for owner, _, name in shown if name in found and owner in ("", cls.name)]
+    return [name for owner, _, name in shown if name in documented and owner in ("", cls.name)]
 
 
-def page(pkg, shown, methods, topic, names, others):
+def page(pkg, shown, methods, topic, names, other_names):
     """The Markdown of a page; `shown` are the paths of all public names, whose members no other class repeats.
 
     `methods` is that of `members_of`.
@@ -156,21 +158,23 @@ def page(pkg, shown, methods, topic, names, others):
         lines += [
             PUBLIC.format(name=name, label=name.rpartition(".")[2], members=members or "false", any=bool(members))
         ]
-    if others:
+    if other_names:
         lines += ["## Behind it", "", PRIVATE] if names else [PRIVATE]
-    for module, paths in others.items():
+    for module, paths in other_names.items():
         lines += [f"{'###' if names else '##'} {file_of(module)} {{ .module }}", "", module.docstring.value, ""]
         lines += [INSIDE.format(path=path) for path in paths]
     return "\n".join(lines)
 
 
-def names_in_code(found):
+def names_in_code(pages):
     """`{name in code: (page, anchor)}`: names in full, and alone where that is unmistakable.
 
     `dropout` is an argument more often than the function, and `History` may be Keras's.
     """
-    paths = [(path, uri) for uri, (_, _, others) in found.items() for paths in others.values() for path in paths]
-    names = [(name, uri) for uri, (_, names, _) in found.items() for name in names]
+    paths = [
+        (path, uri) for uri, (_, _, other_names) in pages.items() for paths in other_names.values() for path in paths
+    ]
+    names = [(name, uri) for uri, (_, names, _) in pages.items() for name in names]
     behind = {}
     for path, uri in paths:
         last = path.rpartition(".")[2]
@@ -181,18 +185,18 @@ def names_in_code(found):
     return alone | {name: (uri, name) for name, uri in paths + names}
 
 
-def overview(config, pkg, found):
+def overview(config, pkg, pages):
     """The first page: all public names with the first lines of their docstrings, by topic."""
     lines, without = [INTRO], []
     for section in config.extra["reference"]:
         lines += [f"## {section}", ""]
-        for topic, names, others in found.values():
+        for topic, names, other_names in pages.values():
             if topic.section == section:
                 relative = topic.src_uri.removeprefix("reference/")
                 if names:
                     lines += [f"### [{topic.title}]({relative})", "", *rows(pkg, names), ""]
                 else:
-                    without.append(f"- [{topic.title}]({relative}): {', '.join(map(file_of, others))}")
+                    without.append(f"- [{topic.title}]({relative}): {', '.join(map(file_of, other_names))}")
     if without:
         lines += ["## Pages without public names", "", *without, ""]
     return "\n".join(lines)
@@ -202,10 +206,10 @@ def rows(pkg, names):
     """A table of names and what they are."""
     if not names:
         return []
-    found = ["| name | what it is |", "|---|---|"]
+    lines = ["| name | what it is |", "|---|---|"]
     for name in names:
         member = in_package(pkg, name)
         docstring = member.docstring.value if member.docstring else f"`{member.value}`"
         text = docstring.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-        found.append(f"| [`{name}`][{name}] | {text} |")
-    return found
+        lines.append(f"| [`{name}`][{name}] | {text} |")
+    return lines

@@ -19,8 +19,8 @@ hide: [navigation, toc]
 
 def paths(root, packages, linked):
     """The files that have a page: those of the packages, and those of `linked` that are files outside docs/."""
-    of_packages = {str(path.relative_to(root)) for package in packages for path in (root / package).rglob("*.py")}
-    return sorted(of_packages | {path for path in linked if not path.startswith("docs/") and (root / path).is_file()})
+    package_files = {str(path.relative_to(root)) for package in packages for path in (root / package).rglob("*.py")}
+    return sorted(package_files | {path for path in linked if not path.startswith("docs/") and (root / path).is_file()})
 
 
 def src_uri(path):

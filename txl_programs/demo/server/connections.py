@@ -30,11 +30,12 @@ class Connection(H11Protocol):
     most = MOST_CONNECTIONS
 
     def connection_made(self, transport):
+        """Accepts a connection. If there are too many, closes the one that has been idle for the longest time."""
         super().connection_made(transport)
         self.made_at = self.loop.time()
         if len(self.connections) > self.most:
-            others: list[Any] = [other for other in self.connections if other is not self]
-            idle = [other for other in others if other.is_idle]
+            older: list[Any] = [connection for connection in self.connections if connection is not self]
+            idle = [connection for connection in older if connection.is_idle]
             min(idle, key=lambda other: other.made_at, default=self).transport.abort()
         if not transport.is_closing():
             self._check_later()

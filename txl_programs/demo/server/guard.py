@@ -106,7 +106,7 @@ class Guard:
         await self._answer(scope, replayed(body, receive), send_with_policy)
 
     def _check_sender(self, scope: dict) -> None:
-        """Raises Refused where another site asks: by a name that leads here, or from a page of its own."""
+        """Raises Refused if another site asks: by a name that leads here, or from a page of its own."""
         headers = scope["headers"]
         hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._is_own(hosts[0]):
@@ -159,8 +159,8 @@ class Guard:
         headers = dict(scope["headers"])
         takes_body = scope["method"] == "POST"
         length = headers.get(b"content-length", b"unknown" if takes_body else b"0")
-        most = self.limits.most_bytes if takes_body else 0
-        if not length.isdigit() or int(length[:20]) > most or b"transfer-encoding" in headers:
+        max_bytes = self.limits.most_bytes if takes_body else 0
+        if not length.isdigit() or int(length[:20]) > max_bytes or b"transfer-encoding" in headers:
             raise Refused(413, TOO_MUCH, most=self.limits.most_bytes)
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if takes_body and kind != b"application/json":
@@ -189,7 +189,7 @@ class Guard:
             check_fields(values, {"event_id": is_event})
 
     def _check_join(self, values: dict) -> None:
-        """Raises Refused where a request for an answer is not as the page itself sends it."""
+        """Raises Refused if a request for an answer is not as the page itself sends it."""
         check_fields(values, {"session_hash": is_session, "fn_index": is_whole, "data": is_list})
         function = self.page.fns.get(values["fn_index"])
         if function is None or function.fn is None:
@@ -237,7 +237,7 @@ def is_list(value: Any) -> bool:
 
 
 def check_fields(values: dict, fields: dict[str, Callable[[Any], bool]]) -> None:
-    """Raises Refused where a field is missing or wrong."""
+    """Raises Refused if a field is missing or wrong."""
     for name, is_right in fields.items():
         if not is_right(values.get(name)):
             raise Refused(422, "The request has no {name}, or a wrong one: load the page again.", name=name)

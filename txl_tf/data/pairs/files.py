@@ -40,10 +40,10 @@ class SideText:
     side: str
     numbers: np.ndarray
 
-    def take(self, chosen: np.ndarray) -> SideText:
-        """Returns the lines for which the bool array `chosen`, `[lines]`, is true."""
-        lines = [line for line, taken in zip(self.lines, chosen, strict=True) if taken]
-        return SideText(lines, self.name, self.side, self.numbers[chosen])
+    def take(self, is_taken: np.ndarray) -> SideText:
+        """Returns the lines for which the bool array `is_taken`, `[lines]`, is true."""
+        lines = [line for line, taken in zip(self.lines, is_taken, strict=True) if taken]
+        return SideText(lines, self.name, self.side, self.numbers[is_taken])
 
 
 def sides_of(
@@ -116,8 +116,10 @@ class PairReader:
             check_left_out(self.config.columns, f"{' and '.join(paths)} have one column each")
             counts = list(map(len, texts))
             if counts[0] != counts[1]:
-                found = f"{paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}"
-                raise ParameterError("path", paths, "files of equally many lines", f"{found}: they must be pairs")
+                counts_of_lines = f"{paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}"
+                raise ParameterError(
+                    "path", paths, "files of equally many lines", f"{counts_of_lines}: they must be pairs"
+                )
             numbers = range(1, counts[0] + 1)
             pairs = list(zip(*texts, strict=True))
         if self.config.skip_bad_lines:
@@ -126,19 +128,19 @@ class PairReader:
 
     def _without_bad(self, name: str, numbers: Iterable[int], pairs: list, skipped: Skipped) -> tuple[list, list]:
         """Returns the numbers and the pairs that can be used; `name` is the file or the files."""
-        kept = []
+        usable = []
         for number, pair in zip(numbers, pairs, strict=True):
             wrong = self._why_bad(pair)
             if wrong is None:
-                kept.append((number, pair))
+                usable.append((number, pair))
             else:
                 skipped.add(wrong[0], number, wrong[1])
         if skipped.counts:
             self.said.append(skipped.describe(name))
-        if not kept:
+        if not usable:
             message = f"{name} has no pair left: skip_bad_lines leaves out all lines"
             raise ParameterError(name, None, "a file with a pair", message)
-        return [number for number, _ in kept], [pair for _, pair in kept]
+        return [number for number, _ in usable], [pair for _, pair in usable]
 
     def _columns(self, name: str, rows: list[list[str]], skipped: Skipped) -> tuple[list[int], list[tuple[str, str]]]:
         """Returns the line numbers and the pairs of the rows of a file."""
@@ -147,8 +149,8 @@ class PairReader:
         target = columns["target_column"] or 2
         widths = collections.Counter(len(row) for row in rows if row != [""])
         usual = max(2, widths.most_common(1)[0][0]) if widths else 2
-        chosen = any(columns.values())
-        if not chosen and usual > _MOST_COLUMNS:
+        has_chosen_columns = any(columns.values())
+        if not has_chosen_columns and usual > _MOST_COLUMNS:
             message = f"{name} has {usual} columns: source_column and target_column must select those of the pairs"
             raise ParameterError("source_column", None, f"1 to {usual}", message)
         if usual > 2:
@@ -157,7 +159,7 @@ class PairReader:
         numbers = []
         pairs = []
         for number, row in enumerate(rows, 1):
-            if len(row) >= max(source, target) if chosen else len(row) == usual:
+            if len(row) >= max(source, target) if has_chosen_columns else len(row) == usual:
                 numbers.append(number)
                 pairs.append((row[source - 1], row[target - 1]))
                 continue

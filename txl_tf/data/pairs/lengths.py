@@ -37,8 +37,8 @@ def longest_targets(pairs: Pairs) -> list[int]:
     The first groups may have no source. They get the number of the first group that has one.
     """
     sources, targets = pairs.sources.lengths, pairs.targets.lengths
-    found = [int(targets[sources <= end].max(initial=0)) for end in group_ends(int(sources.max()))]
-    return [length or next(filter(None, found)) for length in found]
+    longest = [int(targets[sources <= end].max(initial=0)) for end in group_ends(int(sources.max()))]
+    return [length or next(filter(None, longest)) for length in longest]
 
 
 def merged_lengths(one: list[int] | None, other: list[int]) -> list[int]:
@@ -57,5 +57,5 @@ def target_limits(longest: list[int], max_len: int) -> list[int]:
     twice as long count, too. For sources longer than all training sources, the limit grows with the source.
     """
     last = len(longest) - 1
-    most = [longest[min(k + 1, last)] << max(0, k - last) for k in range(len(group_ends(max_len)))]
-    return [min(rounded(length + length // 2 + 10), max_len) for length in most]
+    expected = [longest[min(k + 1, last)] << max(0, k - last) for k in range(len(group_ends(max_len)))]
+    return [min(rounded(length + length // 2 + 10), max_len) for length in expected]

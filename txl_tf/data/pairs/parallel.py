@@ -47,13 +47,13 @@ class Lines(NamedTuple):
     def __getitem__(self, i: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride] a line, not a field
         return self.ids[self.ends[i - 1] if i else 0 : self.ends[i]]
 
-    def take(self, chosen: np.ndarray) -> Lines:
-        """Returns the lines for which the bool array `chosen`, `[lines]`, is true."""
-        return Lines(self.ids[np.repeat(chosen, self.lengths)], np.cumsum(self.lengths[chosen]))
+    def take(self, is_taken: np.ndarray) -> Lines:
+        """Returns the lines for which the bool array `is_taken`, `[lines]`, is true."""
+        return Lines(self.ids[np.repeat(is_taken, self.lengths)], np.cumsum(self.lengths[is_taken]))
 
 
 class Pairs(NamedTuple):
-    """Sources and targets, a line of one for every line of the other."""
+    """Sources and targets. Line i of the targets belongs to line i of the sources."""
 
     sources: Lines
     targets: Lines
@@ -155,9 +155,9 @@ def read_pairs(
         names["valid"] = f"{config.valid_fraction:.0%} of {names['train']}"
         all_pairs = splits["train"]
         all_texts = sides["train"]
-        for split, chosen in (("train", ~held_out), ("valid", held_out)):
-            splits[split] = Pairs(*(lines.take(chosen) for lines in all_pairs))
-            sides[split] = [text.take(chosen) for text in all_texts]
+        for split, in_split in (("train", ~held_out), ("valid", held_out)):
+            splits[split] = Pairs(*(lines.take(in_split) for lines in all_pairs))
+            sides[split] = [text.take(in_split) for text in all_texts]
     read = {split: [without_ends(text.lines) for text in texts] for split, texts in sides.items() if split != "train"}
     numbers = {split: texts[0].numbers for split, texts in sides.items()}
     source_vocab, target_vocab = vocabs
@@ -167,7 +167,12 @@ def read_pairs(
 def _new_vocabs(
     config: PairsConfig, train: Sequence[SideText], held_out: np.ndarray | None, has_unknown: bool
 ) -> list[Vocab]:
-    """Makes the vocabularies of sources and of targets. Symbols that only held-out pairs have come last."""
+    """Makes the vocabularies of sources and of targets from the training file.
+
+    Args:
+        train: its sources and its targets.
+        held_out: bool, the pairs that `valid_fraction` keeps for validation; `None` without it. See `_make_vocab`.
+    """
     if held_out is None:
         sources, targets = (text.lines for text in train)
         held_sources, held_targets = [], []
@@ -208,7 +213,7 @@ def read_sides(path: str | Iterable[str]) -> tuple[SideText, SideText]:
 
 
 def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tuple[np.ndarray, str | None]:
-    """Returns which pairs have at most `max_len` symbols on both sides, and a sentence about the others.
+    """Returns which pairs have at most `max_len` symbols on both sides, and a sentence about those that are longer.
 
     Args:
         lengths: int `[pairs]`, symbols of the longer side, with its end.
@@ -225,8 +230,11 @@ def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tup
     if not fits.any():
         message = f"{name} has no pair left: all of them are longer than max_len={max_len}"
         raise ParameterError(name, int(lengths.min()), f"pairs of at most max_len={max_len} symbols", message)
-    found = f"{np.sum(~fits):,} (longer than max_len={max_len}); the first is line {texts[0].numbers[first]}"
-    return fits, f"{name}: lines left out by skip_bad_lines: {found}, with {lengths[first]:,} symbols, its end included"
+    reason = f"{np.sum(~fits):,} (longer than max_len={max_len}); the first is line {texts[0].numbers[first]}"
+    return (
+        fits,
+        f"{name}: lines left out by skip_bad_lines: {reason}, with {lengths[first]:,} symbols, its end included",
+    )
 
 
 def _extended(vocab: Vocab, new: Vocab) -> Vocab:
@@ -238,22 +246,27 @@ def _extended(vocab: Vocab, new: Vocab) -> Vocab:
 
 def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = False) -> None:
     """Raises ParameterError if options choose symbols, or differ from those of the vocabularies."""
-    chosen = ("min_freq", "max_size", "source_symbols", "target_symbols", "vocab_size")
     if not extends:
-        check_left_out({name: getattr(config, name) for name in chosen}, KNOWN_SYMBOLS)
+        options = ("min_freq", "max_size", "source_symbols", "target_symbols", "vocab_size")
+        check_left_out({name: getattr(config, name) for name in options}, KNOWN_SYMBOLS)
     source, target = vocabs
     known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
     for name, value in known.items():
         if getattr(config, name) != value:
-            found = getattr(config, name)
-            message = f"{name} must be {brief(value)}, as the vocabularies to use, got {brief(found)}"
-            raise ParameterError(name, found, [value], message)
+            value_given = getattr(config, name)
+            message = f"{name} must be {brief(value)}, as the vocabularies to use, got {brief(value_given)}"
+            raise ParameterError(name, value_given, [value], message)
 
 
 def _make_vocab(
-    config: PairsConfig, side: str, lower_case: bool, lines: list[str], others: Sequence[str], has_unknown: bool
+    config: PairsConfig, side: str, lower_case: bool, lines: list[str], held_out_lines: Sequence[str], has_unknown: bool
 ) -> Vocab:
-    """Makes the vocabulary of a side: the symbols of `lines` by frequency, then those that only `others` have."""
+    """Makes the vocabulary of a side: subwords, the symbols of a file, or the symbols of `lines` by frequency.
+
+    `held_out_lines` are from the same file, but `valid_fraction` keeps their pairs for validation. The symbols that
+    only they have come last. They add nothing to subwords or to the symbols of a file, and nothing if `min_freq` or
+    `max_size` leaves out rare symbols.
+    """
     level = getattr(config, f"{side}_level")
     path = getattr(config, f"{side}_symbols")
     if level == "subword":
@@ -278,8 +291,9 @@ def _make_vocab(
         vocab.count(lines)
         if not leaves_out:
             counts = vocab.counter.copy()
-            vocab.count(others)
-            vocab.counter.update({symbol: counts[symbol] - n for symbol, n in vocab.counter.items()})
+            vocab.count(held_out_lines)
+            for symbol in vocab.counter:  # symbols that only held-out lines have count 0, so they come last
+                vocab.counter[symbol] = counts[symbol]
         for symbol in _NAMES[level]:  # no part of `max_size`
             vocab.counter.pop(symbol, None)
         vocab.build()
@@ -300,7 +314,7 @@ def _make_subwords(config: PairsConfig, path: str | None, lines: list[str]) -> S
 
 
 def encode_side(vocab: Vocab, text: SideText) -> Lines:
-    """Like `encode_lines`, for a side of a file; messages have the line numbers of the file."""
+    """Returns the ids of the lines of a side of a file. Messages have the line numbers of the file."""
     return encode_lines(vocab, text.lines, text.name, text.side, text.numbers)
 
 
@@ -339,8 +353,8 @@ def encode_lines(
             (i, line) for i, line in zip(numbers, plain, strict=True) if not set(line.split()).isdisjoint(RESERVED)
         )
         reserved = ", ".join(RESERVED)
-        found = f"{name}, line {number} has one of {reserved}, which are no text: {brief(line)}"
-        message = f"{found}; {WAY_OUT}" if side else found
+        reason = f"{name}, line {number} has one of {reserved}, which are no text: {brief(line)}"
+        message = f"{reason}; {WAY_OUT}" if side else reason
         raise ParameterError(f"{name}, line {number}", line, f"a text without {reserved}", message)
     encoded = Lines(ids, ends)
     if np.any(encoded.lengths == 1):
@@ -356,15 +370,15 @@ def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
     for split, pairs in corpus.splits.items():
         for side, lines in zip(SIDES, pairs, strict=True):
             longest = int(np.argmax(lines.lengths))
-            found = lines.lengths[longest]
+            length = lines.lengths[longest]
             number = corpus.numbers[split][longest]
-            if found > max_len:
+            if length > max_len:
                 where = f"{corpus.file_of(split)}, line {number}"
                 message = (
-                    f"{where}: the {side} has {found:,} symbols, its end included; at most max_len={max_len} are "
+                    f"{where}: the {side} has {length:,} symbols, its end included; at most max_len={max_len} are "
                     f"allowed; {WAY_OUT}"
                 )
-                raise ParameterError(where, int(found), f"at most max_len={max_len} symbols", message)
+                raise ParameterError(where, int(length), f"at most max_len={max_len} symbols", message)
 
 
 # ----------------------------------------------------------------------------------------------------------- batches

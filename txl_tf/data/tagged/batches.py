@@ -69,8 +69,8 @@ class SentenceEncoder:
 
     def matches(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> list[Match]:
         """Returns the words of the lexicon in a sentence, without the words in `left_out`."""
-        found = self.lexicon.matches(tokens) if self.lexicon else []
-        return [match for match in found if match.word not in left_out]
+        matches = self.lexicon.matches(tokens) if self.lexicon else []
+        return [match for match in matches if match.word not in left_out]
 
     def encode(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> Encoded:
         """Returns the ids of a sentence of any length, even 0. Symbols that are not in a vocabulary are unknown.

@@ -31,7 +31,7 @@ OTHER_COLUMNS = "--token_column and --tag_column name other columns"
 _ADVICE = "put an empty line before it, or --nocomments makes it a token"
 
 _NAMED = re.compile(r"#[ \t]+\S+[ \t]+=([ \t]|$)")  # "# text = ...", "# sent_id = ..."
-_OF_MULTICONER = re.compile(r"#[ \t]+id[ \t]+\S")
+_MULTICONER_COMMENT = re.compile(r"#[ \t]+id[ \t]+\S")
 _GAP = re.compile("[ \t]+")
 _NUMBER = re.compile(r"\d+([-.]\d+)?")
 _WORD_NUMBER = re.compile(r"\d+")
@@ -118,11 +118,11 @@ def read_sentences(
     sentences = []
     comments = []
     for block, head in zip(blocks, heads, strict=True):
-        found = [line for line in block[:head] if columns.comments or table.is_comment(line)]
-        tokens = [line for line in block[:head] if line not in found] + block[head:]
-        if found and tokens and tokens[0] < found[-1]:
-            raise table.error(found[-1], f"is a comment within a sentence: {_ADVICE}")
-        comments += found
+        new_comments = [line for line in block[:head] if columns.comments or table.is_comment(line)]
+        tokens = [line for line in block[:head] if line not in new_comments] + block[head:]
+        if new_comments and tokens and tokens[0] < new_comments[-1]:  # lines begin with their numbers
+            raise table.error(new_comments[-1], f"is a comment within a sentence: {_ADVICE}")
+        comments += new_comments
         sentences.append(table.sentence(tokens))
     if comments:
         number, text = comments[0]
@@ -251,7 +251,7 @@ class _Table:
         if self.scheme == NONE:
             if row[place] in self.tags:
                 return False
-            if _OF_MULTICONER.match(line[1]):
+            if _MULTICONER_COMMENT.match(line[1]):
                 return True
             raise self.error(line, "may be a comment, or a token and its tag: --comments or --nocomments decides")
         try:
@@ -285,8 +285,8 @@ class _Table:
         try:
             kind_of(tag, self.scheme)
         except ParameterError as error:
-            others = f"; {OTHER_COLUMNS}" if len(row) > 2 else ""
-            message = f"{self.path}, line {number}: {error}{others}"
+            hint = f"; {OTHER_COLUMNS}" if len(row) > 2 else ""
+            message = f"{self.path}, line {number}: {error}{hint}"
             raise ParameterError("tag", tag, error.allowed, message) from error
         self.known.add(tag)
 
@@ -297,14 +297,14 @@ class _Table:
             message = f"{self.path}, line {line[0]} must have {must}, got {brief(line[1])}"
             raise ParameterError("path", line[1], must, message)
         where = f"{self.path}, line {line[0]}, which has {len(row)} columns"
-        found = []
+        indices = []
         for name, column in (("token_column", self.token_column), ("tag_column", self.tag_column)):
-            place = place_of(row, column)
-            if place is None:
+            index = place_of(row, column)
+            if index is None:
                 message = f"{name} must be a column of {where}, got {column}"
                 raise ParameterError(name, column, f"a column of {len(row)}", message)
-            found.append(place)
-        token, tag = found
+            indices.append(index)
+        token, tag = indices
         if token == tag:
             message = f"tag_column must be another column than token_column={self.token_column} in {where}, got "
             raise ParameterError("tag_column", self.tag_column, "another column", f"{message}{self.tag_column}")

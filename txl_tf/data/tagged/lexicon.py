@@ -66,7 +66,7 @@ class Lexicon:
         """
         text = "".join(tokens).translate(BLANKS)
         cuts = [0, *itertools.accumulate(map(len, tokens))]
-        found = []
+        matches = []
         is_word = self._is_word
         for start in range(len(tokens)):
             begin = cuts[start]
@@ -76,8 +76,8 @@ class Lexicon:
                 if known is None:
                     break
                 if known:
-                    found.append(Match(start, end, piece))
-        return found
+                    matches.append(Match(start, end, piece))
+        return matches
 
     @classmethod
     def load(cls, path: str, skip_short: bool = False) -> Lexicon:

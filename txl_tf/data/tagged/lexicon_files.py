@@ -60,10 +60,10 @@ def words_of(path: str) -> Iterator[tuple[int, str]]:
 
 def _check_no_csv(path: str, lines: list[tuple[int, str]]) -> None:
     """Raises ParameterError if most lines have a separator that is not white space."""
-    found = [(number, line) for number, line in lines if _CSV.match(line[:200]) or _SLASH.fullmatch(line.strip())]
-    if 2 * len(found) <= len(lines):
+    separated = [(number, line) for number, line in lines if _CSV.match(line[:200]) or _SLASH.fullmatch(line.strip())]
+    if 2 * len(separated) <= len(lines):
         return
-    number, line = found[0]
+    number, line = separated[0]
     mark = next(character for character in line if character in ",;|，；/")
     message = (
         f"{path}, line {number}: a word ends at white space, which {brief(line)} does not have, but {mark!r}: "
@@ -93,14 +93,14 @@ def _count_numbers(row: list[str]) -> int:
     return sum(1 for _ in itertools.takewhile(is_number, reversed(row[1:])))
 
 
-def _before_numbers(row: list[str], most: int) -> list[str]:
-    """Returns a row without at most `most` numbers at its end, and without a tag after them."""
+def _before_numbers(row: list[str], max_numbers: int) -> list[str]:
+    """Returns a row without the numbers at its end, at most `max_numbers` of them, and without a tag after these."""
     end = len(row)
     if end > 2 and not is_number(row[-1]) and is_number(row[-2]):
         end -= 1
     elif end > 1 and not is_number(row[-1]):
         return _before_tag(row)
-    first = max(end - most, 1)
+    first = max(end - max_numbers, 1)
     while end > first and is_number(row[end - 1]):
         end -= 1
     return row[:end]

@@ -162,7 +162,11 @@ def _prefixes(text: list[TaggedSentence]) -> set[str]:
 
 
 def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | None:
-    """Like `detect_scheme`, for the tags of a file; the error names the lines. `None` for a mixture, if `may_mix`."""
+    """Returns the scheme of the tags of a file; `None` if they mix schemes and `may_mix` is true.
+
+    Raises:
+        ParameterError: the tags mix schemes, and `may_mix` is false. The message names the lines.
+    """
     lines = {}
     for number, tag in numbered_tags(text):
         lines.setdefault(tag, number)
@@ -178,6 +182,7 @@ def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | No
 
 
 def _check_prefixes(text: list[TaggedSentence], names: dict[str, str], split: str, scheme: str) -> None:
+    """Raises ParameterError if a tag of a split has a prefix that the scheme of the training file does not have."""
     for number, tag in numbered_tags(text):
         if split_tag(tag)[0] not in f"O{SCHEMES[scheme]}":
             where = f"{names[split]}, line {number}"

@@ -38,8 +38,8 @@ class LineSizes(NamedTuple):
         sizes = [(len(tokens), len(split_at_ends(tokens, by_words))) for tokens in lines]
         counts = sorted(count for _, count in sizes)
         usual = round(sum(counts) / len(counts))
-        most = counts[-1 - len(counts) // 100]
-        return cls(max(n for n, _ in sizes), max(usual, 1), max(most, 1))
+        nearly_largest = counts[-1 - len(counts) // 100]
+        return cls(max(n for n, _ in sizes), max(usual, 1), max(nearly_largest, 1))
 
 
 def split_at_ends(tokens: Sequence[str], by_words: bool = False) -> list[Sequence[str]]:
@@ -75,6 +75,7 @@ def _is_last_word(word: str) -> bool:
 
 
 def _is_end(characters: Sequence[str], i: int) -> bool:
+    """Whether character i ends a sentence. The point of an abbreviation, an initial or a number does not."""
     if characters[i] != ".":
         return characters[i] in _ENDS
     following = characters[i + 1] if i + 1 < len(characters) else " "
@@ -91,5 +92,5 @@ def _goes_with_end(tokens: Sequence[str], begin: int, place: int) -> bool:
     """Whether a token after the end of the sentence that starts at `begin` is a further end, or closes a quote."""
     token = tokens[place]
     if token in _QUOTES:
-        return sum(found == token for found in tokens[begin:place]) % 2 == 1
+        return sum(quote == token for quote in tokens[begin:place]) % 2 == 1
     return token in _CLOSING or _is_last_word(token)

@@ -80,7 +80,7 @@ def read_tagged_as(
     scheme: str | None = None,
     columns: ColumnsConfig | None = None,
 ) -> list[TaggedSentence]:
-    """Like `read_tagged`, in the scheme of a model's labels.
+    """Reads a file of tagged sentences, and converts the tags to the scheme of a model's labels; see `read_tagged`.
 
     It reads the output of tools/tag.py, too: a file of single characters has no digits of segmentation; if all lines
     have two columns, and `columns` needs others, the two are token and tag.
@@ -129,6 +129,7 @@ def _warn_of_unseen(text: list[TaggedSentence], name: str, level: str) -> None:
 
 
 def _without_digits(text: list[TaggedSentence], path: str) -> list[TaggedSentence]:
+    """Removes the digit at the end of every token, the position of the character in its word (`segment_digits`)."""
     for sentence in text:
         for i, token in enumerate(sentence.tokens):
             if len(token) < 2 or token[-1] not in "0123456789":
@@ -273,8 +274,8 @@ def _with_validation(config: TaggedConfig, texts: dict[str, list[TaggedSentence]
         return texts
     train = texts["train"]
     rest = {split: text for split, text in texts.items() if split != "train"}
-    chosen = hold_out(["\n".join(sentence.tokens) for sentence in train], config.valid_fraction, "sentences")
-    parts = {"train": itertools.compress(train, ~chosen), "valid": itertools.compress(train, chosen)}
+    held_out = hold_out(["\n".join(sentence.tokens) for sentence in train], config.valid_fraction, "sentences")
+    parts = {"train": itertools.compress(train, ~held_out), "valid": itertools.compress(train, held_out)}
     return {split: list(part) for split, part in parts.items()} | rest
 
 
@@ -322,8 +323,8 @@ def _say_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence],
         ParameterError: no sentence has a word of the file `path`.
     """
     name = path or "of the run"
-    found = {match.word for sentence in text for match in lexicon.matches(sentence.tokens)}
-    if not found:
+    words = {match.word for sentence in text for match in lexicon.matches(sentence.tokens)}
+    if not words:
         such = ", ".join(brief(word) for word in lexicon.words[:3])
         message = f"lexicon {name}: none of its {len(lexicon):,} words, such as {such}, is in the training sentences"
         if not path:
@@ -331,9 +332,9 @@ def _say_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence],
             return
         raise ParameterError("lexicon", path, "a file of words of which the training sentences have some", message)
     rest = ""
-    if vocab and (unknown := sum(word not in vocab.ids for word in found)):
+    if vocab and (unknown := sum(word not in vocab.ids for word in words)):
         rest = f"; {unknown:,} of these have no row in the vocabulary and become {vocab.unk}"
-    logger.info(f"lexicon {name}: {len(lexicon):,} words, {len(found):,} of them in the training sentences{rest}")
+    logger.info(f"lexicon {name}: {len(lexicon):,} words, {len(words):,} of them in the training sentences{rest}")
 
 
 def _kinds(tags: Iterable[str]) -> set[str]:
@@ -361,7 +362,7 @@ def _make_labels(texts: dict[str, list[TaggedSentence]], names: dict[str, str], 
     """
     tags = {split: tags_of(text) for split, text in texts.items()}
     kinds = sorted(tags["train"]) if scheme == NONE else sorted({split_tag(tag)[1] for tag in tags["train"] - {"O"}})
-    has_outside = any("O" in found for found in tags.values())
+    has_outside = any("O" in split_tags for split_tags in tags.values())
     labels = kinds if scheme == NONE else all_labels(kinds, scheme, has_outside)
     for split, text in texts.items():
         unknown = tags[split].difference(labels)

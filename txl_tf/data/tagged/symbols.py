@@ -78,10 +78,10 @@ def extend_vocabs(
         `(vocab, bigram_vocab, embeddings)`, as `make_vocabs`. Only the rows of new symbols in `embeddings` are used.
     """
     new, new_bigrams, tables = make_vocabs(config, texts, lexicon)
-    chosen = {"vocab": new, "bigram_vocab": new_bigrams}
+    new_vocabs = {"vocab": new, "bigram_vocab": new_bigrams}
     longer = {"vocab": vocab.extended(new.symbols), "bigram_vocab": bigram_vocab.extended(new_bigrams.symbols)}
     for name, table in tables.items():
-        tables[name] = table[[chosen[name].ids.get(symbol, 0) for symbol in longer[name].symbols]]
+        tables[name] = table[[new_vocabs[name].ids.get(symbol, 0) for symbol in longer[name].symbols]]
     return longer["vocab"], longer["bigram_vocab"], tables
 
 
@@ -92,7 +92,7 @@ def _choose(
     min_freq: int,
     option: str,
 ) -> _Symbols:
-    """Chooses the symbols of the training sentences, by frequency, then symbols with a vector from the other files.
+    """Chooses the symbols of the training sentences, by frequency, then those of the other files that have a vector.
 
     Args:
         texts: split -> sentences.
@@ -107,18 +107,22 @@ def _choose(
         # The file of a vocabulary has words without white space. So a token such as U+3000 is unknown.
         counts[split] = {s: n for s, n in counter.most_common() if s.split() == [s] and s not in SPECIAL}
     train = counts.pop("train")
-    others = {symbol: None for counter in counts.values() for symbol in counter if symbol not in train}
+    other_symbols = {symbol: None for counter in counts.values() for symbol in counter if symbol not in train}
     if not path:
         return _Symbols([symbol for symbol, n in train.items() if n >= min_freq], {}, None)
-    words = {symbol: symbol.replace(BLANK, " ") for symbol in (SPECIAL[1], *train, *others)}
-    found, dim = read_vectors(path, {*words.values(), *map(str.lower, words.values())}, option)
-    exact = {symbol: found[word] for symbol, word in words.items() if word in found}
-    lower = {s: found[word.lower()] for s, word in words.items() if word not in found and word.lower() in found}
+    words = {symbol: symbol.replace(BLANK, " ") for symbol in (SPECIAL[1], *train, *other_symbols)}
+    vectors_of_words, dim = read_vectors(path, {*words.values(), *map(str.lower, words.values())}, option)
+    exact = {symbol: vectors_of_words[word] for symbol, word in words.items() if word in vectors_of_words}
+    lower = {
+        s: vectors_of_words[word.lower()]
+        for s, word in words.items()
+        if word not in vectors_of_words and word.lower() in vectors_of_words
+    }
     vectors = exact | lower if config.lowercase_vectors else exact
-    kept = vectors if option == "word_vectors" else ()
-    symbols = [symbol for symbol, n in train.items() if n >= min_freq or symbol in kept]
-    symbols += [symbol for symbol in others if symbol in vectors]
-    _say_found(option, path, [*train, *others], symbols, exact, lower, config.lowercase_vectors)
+    always_chosen = vectors if option == "word_vectors" else ()
+    symbols = [symbol for symbol, n in train.items() if n >= min_freq or symbol in always_chosen]
+    symbols += [symbol for symbol in other_symbols if symbol in vectors]
+    _say_found(option, path, [*train, *other_symbols], symbols, exact, lower, config.lowercase_vectors)
     return _Symbols(symbols, vectors, dim)
 
 
@@ -147,5 +151,5 @@ def _say_found(
         message += f"; of {n_lower:,} it has one in lower case{hint}" if hint else ""
         raise ParameterError(option, path, f"a file with vectors of the {_CALLED[option]} of the sentences", message)
     n_exact = sum(symbol in exact for symbol in symbols)
-    found = f"{n_exact:,} of {len(symbols):,} {_CALLED[option]} found exactly, {n_lower:,} in lower case"
-    logger.info(f"{option} {path}: {found}{hint}")
+    n_found = f"{n_exact:,} of {len(symbols):,} {_CALLED[option]} found exactly, {n_lower:,} in lower case"
+    logger.info(f"{option} {path}: {n_found}{hint}")

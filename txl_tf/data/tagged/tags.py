@@ -28,7 +28,7 @@ SCHEMES = {"bio": "BI", "bioes": "BIES", "bmes": "BMES"}  # scheme -> its prefix
 NONE = "none"
 _INSIDE = {"bio": "I", "bioes": "I", "bmes": "M"}
 _PREFIXES = frozenset("OBIMES")
-_OF_BILOU = {"L": "E", "U": "S"}  # last and unit -> end and single
+_BIOES_PREFIX = {"L": "E", "U": "S"}  # last and unit -> end and single
 _CONTINUED, _CONTINUING = frozenset("BIM"), frozenset("IME")
 _BEGINNING, _ENDING = frozenset("BSO"), frozenset("ESO")
 _OUTSIDE = ("O", "")
@@ -50,7 +50,7 @@ def split_tag(tag: str) -> tuple[str, str]:
         ParameterError: the text is not a tag.
     """
     prefix, dash, kind = tag.partition("-")
-    prefix = _OF_BILOU.get(prefix, prefix)
+    prefix = _BIOES_PREFIX.get(prefix, prefix)
     if prefix not in _PREFIXES or bool(dash) != bool(kind) or (prefix == "O" and kind):
         allowed = "O, or one of B, I, M, E, S with a kind or alone, or L or U of BILOU, as B-PER"
         way_out = "other tags, such as parts of speech, are of the scheme none"
@@ -65,7 +65,7 @@ def kind_of(tag: str, scheme: str | None = None) -> str:
 
 def is_bilou(tag: str) -> bool:
     """Whether a tag has a prefix that only BILOU has."""
-    return tag.partition("-")[0] in _OF_BILOU
+    return tag.partition("-")[0] in _BIOES_PREFIX
 
 
 def detect_scheme(tags: Iterable[str]) -> str:
@@ -149,11 +149,11 @@ def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
     return converted
 
 
-def prf(right: int, found: int, expected: int) -> tuple[float, float, float]:
-    """Returns precision, recall and F1 of `right` entities among the `found` and `expected` ones; 0 without any."""
-    precision = right / found if found else 0.0
+def prf(right: int, predicted: int, expected: int) -> tuple[float, float, float]:
+    """Returns precision, recall and F1 of `right` entities among the `predicted` and `expected` ones; 0 without any."""
+    precision = right / predicted if predicted else 0.0
     recall = right / expected if expected else 0.0
-    return precision, recall, 2 * right / (found + expected) if right else 0.0
+    return precision, recall, 2 * right / (predicted + expected) if right else 0.0
 
 
 # ------------------------------------------------------------------------------------------------------- transitions

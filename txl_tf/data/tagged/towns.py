@@ -30,10 +30,10 @@ Piece = tuple[str, str]  # a text and the kind of its entity, "" for none
 def words() -> list[str]:
     """Returns `N_WORDS` words of two or three characters. Training sentences have only the first `N_SEEN`."""
     rng = random.Random(0)
-    found = {}
-    while len(found) < N_WORDS:
-        found["".join(rng.sample(CHARACTERS, rng.choice((2, 3))))] = None
-    return list(found)
+    words_in_order = {}
+    while len(words_in_order) < N_WORDS:
+        words_in_order["".join(rng.sample(CHARACTERS, rng.choice((2, 3))))] = None
+    return list(words_in_order)
 
 
 def lexicon() -> list[str]:
@@ -56,6 +56,8 @@ def _name(known: Sequence[str], kind: str, rng: random.Random) -> list[Piece]:
 
 
 def _clause(known: Sequence[str], rng: random.Random) -> list[Piece]:
+    """Draws one of the forms of clauses: about persons and places, or about a town and a bridge or its mayor."""
+
     def name(kind: str) -> list[Piece]:
         return _name(known, kind, rng)
 

@@ -130,6 +130,11 @@ def _in_zip(packed: IO[bytes], path: str, option: str) -> IO[bytes]:
 def _open_text(
     path: str, numbered: Iterator[tuple[int, str]], wanted: Collection[str], option: str
 ) -> tuple[int, Iterator]:
+    """Opens a text file of vectors, with or without a header. Returns their width and an iterator of the wanted ones.
+
+    Args:
+        numbered: the lines with their numbers.
+    """
     lines = ((number, line.removeprefix("\ufeff") if number == 1 else line) for number, line in numbered)
     lines = ((number, line.rstrip(" \t")) for number, line in lines)
     lines = ((number, line) for number, line in lines if line)
@@ -147,6 +152,7 @@ def _open_text(
 
 
 def _text_vectors(path: str, lines: Iterable, dim: int, wanted: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields `(word, vector)` for the wanted words. The last `dim` fields of a line are the vector."""
     for number, line in lines:
         if line.count(" ") == dim > 0 and "\t" not in line:  # most lines
             word, _, numbers = line.partition(" ")
@@ -180,6 +186,7 @@ def is_number(field: str | bytes) -> bool:
 
 
 def _parse(numbers: list[str], path: str, line_number: int) -> np.ndarray:
+    """Returns a vector. Raises ParameterError, which names the line, unless all fields are finite numbers."""
     where = f"{path}, line {line_number}"
     try:
         vector = np.array(numbers, np.float32)
@@ -218,6 +225,7 @@ def _open_binary(path: str, blocks: Iterator[bytes], wanted: Collection[str]) ->
 def _binary_vectors(
     path: str, blocks: Iterator[bytes], n_vectors: int, dim: int, wanted: Collection[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields `(word, vector)` for the wanted words of a file in word2vec's binary format, without its header."""
     data = b""
     place = 0
     for number in range(1, n_vectors + 1):

@@ -23,9 +23,9 @@ def read_vectors(path: str, wanted: Collection[str], option: str = "path") -> tu
     Raises:
         ParameterError, FileNotFoundError: as `open_vectors`.
     """
-    dim, found = open_vectors(path, wanted, option)
+    dim, pairs = open_vectors(path, wanted, option)
     vectors = {}
-    for word, vector in found:
+    for word, vector in pairs:
         vectors.setdefault(word, vector)
     return vectors, dim
 

@@ -100,6 +100,7 @@ class Segments:
         return self._datasets[rows]
 
     def _make_dataset(self, rows: range) -> tf.data.Dataset:
+        """Makes the dataset of these rows of every batch, as `(tokens, labels)`."""
         tgt_len = self.tgt_len  # T
         n_column = len(self.tokens) // self.batch_size  # S
         read_columns = self._column_reader(rows, n_column)
@@ -146,6 +147,7 @@ def _read_ahead(tokens_of: Callable[..., Any], rows: range, n_column: int) -> Ca
     held: tuple[Any, Any, int, np.ndarray] = (None, None, 0, nothing)  # epoch, its tokens, first column, columns
 
     def read(epoch: int, begin: int, end: int) -> np.ndarray:
+        """Returns the columns from `begin` to `end`, or to the last column: int32 `[rows, any]`."""
         # `held` is read and replaced as a whole: the thread of an abandoned iterator may still call this function.
         nonlocal held
         current, tokens, first, columns = held
@@ -166,7 +168,7 @@ def _read_ahead(tokens_of: Callable[..., Any], rows: range, n_column: int) -> Ca
 
 
 def _as_int32(ids: np.ndarray) -> np.ndarray:
-    """Like `as_ids`: an id outside int32 becomes the nearest int32, which is not in any table either."""
+    """Converts ids to int32. An id outside int32 becomes the nearest int32, which is not in any table either."""
     held = np.iinfo(np.int32)
     given = np.iinfo(ids.dtype)
     return ids.clip(max(held.min, given.min), min(held.max, given.max)).astype(np.int32)
@@ -216,6 +218,7 @@ def choose_bin_capacities(tokens: Tokens, batch_size: int, tgt_len: int, cutoffs
 
 
 def _check_tokens(tokens: Any) -> Tokens:
+    """Returns tokens as an array or `StoredTokens`. Raises ParameterError unless they are a row of integers."""
     if isinstance(tokens, StoredTokens):
         return tokens
     tokens = np.asanyarray(tokens)  # a memory map stays one
@@ -229,6 +232,10 @@ def _check_tokens(tokens: Any) -> Tokens:
 def _check_enough(
     n_tokens: int, batch_size: int, tgt_len: int, row_tokens: int, name: str = "the text", rows: str = "batch_size"
 ) -> None:
+    """Raises ParameterError if a text has fewer than `row_tokens` tokens for each row of a batch.
+
+    Messages call the text `name` and the argument `batch_size` `rows`.
+    """
     POSITIVE(rows, batch_size)
     POSITIVE("tgt_len", tgt_len)
     if n_tokens < batch_size * row_tokens:

@@ -7,6 +7,10 @@ weight 0. The checks return batches in one of three forms, so that batches in wh
     (tokens, labels, weights [B, T])        float32; an ignored label is 0, which has the weight 0
     (tokens, labels, weights [B, 0])        in a dataset without weights: every label of this batch counts
 
+All batches of a dataset have the same number of tensors. So if only some batches have ignored labels, the others get
+weights of the shape `[B, 0]`. The loop of `fit` drops these weights (`described` in `txl_tf/training/loop.py`), and
+computes such a batch as one without weights.
+
 Shapes:
     B: rows, over all replicas      T: tokens of a segment
 """
@@ -119,7 +123,7 @@ def check_batches(
             raise ParameterError(name, dataset, "a dataset of at least one batch", message)
         rows, first_len = first[0].shape
         tgt_len = first_len if evaluation else tgt_len
-    check = _check(n_token, None if any_rows else rows, rows_divide_by, tgt_len if evaluation else None)
+    check = _make_check(n_token, None if any_rows else rows, rows_divide_by, tgt_len if evaluation else None)
     if static_shapes:
         form = functools.partial(_padded, tgt_len=tgt_len)
     elif len(spec) == 2 and weighs == "never":
@@ -136,24 +140,24 @@ def _are_batches(spec: Any) -> bool:
         return False
     tokens, labels, *weights = spec
     ids = tokens.dtype.is_integer and labels.dtype.is_integer and tokens.shape.rank in (None, 2)
-    return ids and tokens.shape.is_compatible_with(labels.shape) and all(_fit(w, labels.shape) for w in weights)
+    return ids and tokens.shape.is_compatible_with(labels.shape) and all(_weights_fit(w, labels.shape) for w in weights)
 
 
-def _fit(weights: Any, shape: tf.TensorShape) -> bool:
+def _weights_fit(weights: Any, shape: tf.TensorShape) -> bool:
     """Whether a tensor, an array or its spec can be weights for labels of a shape, or for their rows."""
     dtype = tf.as_dtype(weights.dtype)
-    of_weights = tf.TensorShape(weights.shape)
+    weights_shape = tf.TensorShape(weights.shape)
     rows, length = shape if shape.rank else (None, None)
-    shapes = [rows], [rows, 1], [rows, length]
+    allowed_shapes = [rows], [rows, 1], [rows, length]
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool
-    return is_number and any(of_weights.is_compatible_with(known) for known in shapes)
+    return is_number and any(weights_shape.is_compatible_with(allowed) for allowed in allowed_shapes)
 
 
 def _remedy(data: Any) -> str:
     """Returns advice on how to make a dataset from the array or generator that `fit` was called with."""
-    gives_batches = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
-    arrays_or_dataset = hasattr(data, "shape") or hasattr(data, "element_spec")
-    if not gives_batches or arrays_or_dataset or isinstance(data, list | tuple | dict | str):
+    can_be_iterated = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    array_or_dataset = hasattr(data, "shape") or hasattr(data, "element_spec")
+    if not can_be_iterated or array_or_dataset or isinstance(data, list | tuple | dict | str):
         return "txl_tf.segments(text, batch_size, tgt_len) makes one of a text"
     return (
         "tf.data.Dataset.from_generator(function, output_signature=(spec, spec)) makes one of it, where function() "
@@ -164,7 +168,7 @@ def _remedy(data: Any) -> str:
 # --------------------------------------------------------------------------------------------- checks of every batch
 
 
-def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: int | None) -> Callable[..., Any]:
+def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: int | None) -> Callable[..., Any]:
     """Returns a function that checks the rows of a batch, its length against `longest`, its ids and its weights.
 
     The input pipeline does this on the host: a GPU reads zeros for an id outside the vocabulary, and XLA drops
@@ -177,7 +181,7 @@ def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: 
 
     def check(tokens, labels, weights=None, *, ignoring=True):
         shape: Any = tf.shape(tokens)
-        found: Any = tf.shape(labels)
+        labels_shape: Any = tf.shape(labels)
         checks = []
         if rows is not None:
             hint = "(drop_remainder=True leaves out a shorter last batch)"
@@ -193,13 +197,13 @@ def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: 
         labels = tf.where(ignored, tf.zeros_like(labels), labels)
         for name, ids in (("tokens", tokens), ("labels", labels)):
             smallest, largest = tf.reduce_min(ids), tf.reduce_max(ids)
-            worst = tf.where(smallest < 0, smallest, largest)
-            checks.append(((smallest >= 0) & (largest < n_token), [id_error(name, n_token), worst]))
+            outside = tf.where(smallest < 0, smallest, largest)
+            checks.append(((smallest >= 0) & (largest < n_token), [id_error(name, n_token), outside]))
         text = ["labels must have the shape of tokens,", shape[0], "x", shape[1]]
-        checks.append((tf.reduce_all(shape == found), [*text, "but are", found[0], "x", found[1]]))
+        checks.append((tf.reduce_all(shape == labels_shape), [*text, "but are", labels_shape[0], "x", labels_shape[1]]))
         if weights is not None:
-            weights, of_weights = _of_labels(weights, labels)
-            checks += of_weights
+            weights, checks_of_weights = _weights_for(labels, weights)
+            checks += checks_of_weights
         with tf.control_dependencies([tf.debugging.Assert(*check) for check in checks]):
             tokens, labels = (tf.ensure_shape(ids, [rows, ids.shape[1]]) for ids in (tokens, labels))
             return tokens, labels, tf.identity(ignored), weights if weights is None else tf.identity(weights)
@@ -208,27 +212,35 @@ def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: 
 
 
 def _is_ignored(labels: Any) -> Any:
-    """Returns which labels are `IGNORED`: bool, of their shape. Unsigned integers cannot be it."""
+    """Returns which labels are `IGNORED`: bool, of their shape. No unsigned integer is `IGNORED`."""
     return labels == IGNORED if labels.dtype.min < 0 else tf.zeros_like(labels, tf.bool)
 
 
-def _of_labels(weights: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, list]:
-    """Returns weights as float32 in the shape of the labels; and checks of them, `(condition, message)` each."""
+def _weights_for(labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, list]:
+    """Returns weights as float32 in the shape of the labels; and checks of them, `(condition, message)` each.
+
+    Args:
+        labels: int `[B, T]`.
+        weights: numbers `[B]`, `[B, 1]` or `[B, T]`. The rank may be unknown when the graph is made.
+    """
     weights = tf.cast(weights, tf.float32)
-    given = tf.shape(weights)
-    if weights.shape.rank == 1:
-        weights = weights[:, None]
+    weights_shape: Any = tf.shape(weights)
+    sizes: Any = tf.concat([weights_shape, [1, 1]], 0)  # `[B]` is read as `[B, 1]`
+    rows = sizes[0]
+    columns = sizes[1]
+    rank = tf.size(weights_shape)
     shape = tf.shape(labels)
-    columns = tf.shape(weights)[1]
-    fit = (tf.shape(weights)[0] == shape[0]) & ((columns == 1) | (columns == shape[1]))
-    wrong = tf.reshape(~(tf.math.is_finite(weights) & (weights >= 0)), [-1])
-    worst = tf.reshape(weights, [-1])[tf.argmax(tf.cast(wrong, tf.int32))]
+    fit = ((rank == 1) | (rank == 2)) & (rows == shape[0]) & ((columns == 1) | (columns == shape[1]))
+    flat: Any = tf.pad(tf.reshape(weights, [-1]), [[0, 1]])  # the added 0 is valid: `argmax` fails without elements
+    wrong = ~(tf.math.is_finite(flat) & (flat >= 0))
+    first_wrong = flat[tf.argmax(tf.cast(wrong, tf.int32))]
     checks = [
-        (fit, ["weights must be [batch] or [batch, tgt_len],", shape[0], "x", shape[1], "but are", given]),
-        (~tf.reduce_any(wrong), [f"weights must be {_WEIGHTS}, found", worst]),
+        (fit, ["weights must be [batch] or [batch, tgt_len],", shape[0], "x", shape[1], "but are", weights_shape]),
+        (~tf.reduce_any(wrong), [f"weights must be {_WEIGHTS}, found", first_wrong]),
     ]
+    # Without this dependency, a wrong shape could fail in these operations first, with TensorFlow's message.
     with tf.control_dependencies([tf.debugging.Assert(*checks[0])]):
-        return tf.broadcast_to(weights, shape), checks
+        return tf.broadcast_to(tf.reshape(weights, [rows, columns]), shape), checks
 
 
 # -------------------------------------------------------------------------------- the forms that a batch comes out in
@@ -242,7 +254,7 @@ def _with_weights(tokens, labels, ignored, weights, always):
     """Returns `(tokens, labels, weights)`, where the weights of ignored labels are 0.
 
     If `weights` is `None`, the other labels have the weight 1. If also no label is ignored, the weights are `[B, 0]`,
-    which stands for 1 everywhere; or `[B, T]` with `always`.
+    which stands for 1 everywhere, see the top of this file; or `[B, T]` with `always`.
     """
     not_ignored = tf.cast(~ignored, tf.float32)
     if weights is not None:
@@ -254,7 +266,7 @@ def _with_weights(tokens, labels, ignored, weights, always):
 
 
 def _padded(tokens, labels, ignored, weights, tgt_len):
-    """Returns the batch with its segment padded to `tgt_len`, for static shapes. Labels of -1 do not count."""
+    """Returns the batch with its segments padded to `tgt_len`, for static shapes. Labels of -1 do not count."""
 
     def pad(x, value):
         x = tf.pad(x, [[0, 0], [0, tgt_len - tf.shape(x)[1]]], constant_values=value)
@@ -288,9 +300,9 @@ def check_batch(
     for argument, name, ids in (("x", "tokens", tokens), ("y", "labels", labels)):
         array = np.asarray(ids)
         if array.ndim != 2 or 0 in array.shape or not np.issubdtype(array.dtype, np.integer):
-            found = type(ids).__name__ if array.dtype == object else f"{array.dtype} {list(array.shape)}"
+            type_or_shape = type(ids).__name__ if array.dtype == object else f"{array.dtype} {list(array.shape)}"
             what = "the tokens of one batch" if argument == "x" else "the labels of x"
-            message = f"{argument} must be integers [batch, tgt_len], {what}, got {found}"
+            message = f"{argument} must be integers [batch, tgt_len], {what}, got {type_or_shape}"
             raise ParameterError(argument, ids, "integers [batch, tgt_len]", message)
         check_ids(name, array[array != IGNORED] if name == "labels" else array, n_token)
         arrays.append(array.astype(np.int32))
@@ -330,14 +342,16 @@ def check_weights(sample_weight: Any, labels: np.ndarray) -> np.ndarray | None:
 
 def check_weights_fit(sample_weight: Any, labels: Any) -> None:
     """Raises ParameterError unless weights, an array or tensor, have the shape of the labels or of their rows."""
-    if sample_weight.dtype == object or not _fit(sample_weight, tf.TensorShape(labels.shape)):
+    if sample_weight.dtype == object or not _weights_fit(sample_weight, tf.TensorShape(labels.shape)):
         allowed = f"numbers [batch] or [batch, tgt_len] = {[*labels.shape]}"
-        found = f"{tf.as_dtype(sample_weight.dtype).name} {[*sample_weight.shape]}"
-        raise ParameterError("sample_weight", sample_weight, allowed, f"sample_weight must be {allowed}, got {found}")
+        dtype_and_shape = f"{tf.as_dtype(sample_weight.dtype).name} {[*sample_weight.shape]}"
+        raise ParameterError(
+            "sample_weight", sample_weight, allowed, f"sample_weight must be {allowed}, got {dtype_and_shape}"
+        )
 
 
 def weights_of_labels(sample_weight: Any, labels: tf.Tensor) -> tf.Tensor:
-    """Like `check_weights`, but for graphs: without checks, and always float32 `[batch, tgt_len]`."""
+    """Returns the weights of labels, float32 `[batch, tgt_len]`, 0 for ignored labels, without checks, for graphs."""
     counts = tf.cast(~_is_ignored(labels), tf.float32)
     if sample_weight is None:
         return counts
@@ -351,7 +365,7 @@ def plain_messages() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(r"assertion failed: \[(.*)\]$", error.message, re.MULTILINE)  # [text] [number] [text] ...
-        if not found:
+        match = re.search(r"assertion failed: \[(.*)\]$", error.message, re.MULTILINE)  # [text] [number] [text] ...
+        if not match:
             raise
-        raise tf.errors.InvalidArgumentError(None, None, found[1].replace("] [", " ")) from None
+        raise tf.errors.InvalidArgumentError(None, None, match[1].replace("] [", " ")) from None

@@ -247,6 +247,11 @@ def _write_corpus(
     workers: Any,
     progress: Progress | None = None,
 ) -> None:
+    """Makes vocabulary and clusters, and writes the files of a prepared corpus to an empty folder.
+
+    Raises:
+        ParameterError: a split has no token.
+    """
     vocab, counts = encoding.make_vocab(recipe, workers, progress)
     cutoffs = datasets.make_cutoffs(recipe, vocab)
     pieces = encoding.encode(recipe, vocab, counts, workers, progress)

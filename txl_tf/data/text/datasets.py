@@ -82,7 +82,7 @@ class Recipe:
         numbered: bool = True,
         skipped: Callable[[str], None] | None = None,
     ) -> Iterator[Text]:
-        """Yields the texts of a portion; `progress`, `numbered` and `skipped` as in `read_texts`."""
+        """Yields the texts of a portion; for the other arguments, see `read_texts`."""
         if self.dataset == "pydoc":
             return iter([Text(PYDOC, [pydoc_text()])])
         level = "line" if self.vocab_options.get("bos") else self.vocab_options["level"]
@@ -91,10 +91,10 @@ class Recipe:
         if isinstance(portion, Rows):
             return texts_of_rows(table_rows(portion), level, portion.field, **rows)
         advice = "level='byte' reads any file" if self.dataset == "text" and self.vocab is None else ""
-        found = read_texts(portion, level, self.options.get("text_field"), progress, numbered, advice=advice, **rows)
+        texts = read_texts(portion, level, self.options.get("text_field"), progress, numbered, advice=advice, **rows)
         if self.spooled:
-            return (text._replace(name=f"text {text.name.rpartition(' ')[2]}") for text in found)  # number of the line
-        return found
+            return (text._replace(name=f"text {text.name.rpartition(' ')[2]}") for text in texts)  # number of the line
+        return texts
 
 
 def _nothing(reason: str) -> None:
@@ -116,36 +116,38 @@ def make_recipe(config: TextConfig) -> Recipe:
         message = "dataset 'text' needs data_path: a UTF-8 text file, or several separated by commas"
         raise ParameterError("data_path", config.data_path, "the path of a text", message)
     raw_text = bool(config.raw_text)
-    kept: dict[str, Any] = {name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")}
+    vocab_options: dict[str, Any] = {
+        name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")
+    }
     options: dict[str, Any] = {
-        **kept,
+        **vocab_options,
         "valid_fraction": config.valid_fraction,
         "cutoffs": config.cutoffs and list(config.cutoffs),
     }
     if config.text_field is not None:
         options["text_field"] = config.text_field
-    of_rows = config.text_field is not None or (dataset == "text" and have_documents(paths, raw_text))
-    if config.documents or (config.documents is None and of_rows):
+    has_rows = config.text_field is not None or (dataset == "text" and have_documents(paths, raw_text))
+    if config.documents or (config.documents is None and has_rows):
         options["documents"] = True
     if config.skip_bad_lines:
-        if not of_rows:
+        if not has_rows:
             why = "it skips rows of JSON lines, JSON arrays and Parquet, and the text has no such rows"
             check_left_out({"skip_bad_lines": True}, why)
         options["skip_bad_lines"] = True
     if config.level == "subword":
         options.update(vocab_size=config.vocab_size or SUBWORDS, subword_type=config.subword_type)
-        kept = {"level": "subword"}
+        vocab_options = {"level": "subword"}
     if config.level == "word":
-        kept.update(special=["<eos>", UNK], eos="<eos>", unk=UNK)
+        vocab_options.update(special=["<eos>", UNK], eos="<eos>", unk=UNK)
     elif config.min_freq > 1 or config.max_size is not None:
-        kept.update(special=[UNK], unk=UNK)
+        vocab_options.update(special=[UNK], unk=UNK)
     if "documents" in options:
-        kept.update(document=END)
-    kept.update(raw_text=raw_text)
-    empty_vocab(**kept)  # checks the options
+        vocab_options.update(document=END)
+    vocab_options.update(raw_text=raw_text)
+    empty_vocab(**vocab_options)  # checks the options
     return Recipe(
         dataset,
-        kept,
+        vocab_options,
         {"train": paths},
         paths,
         options,
@@ -173,10 +175,10 @@ def _check_options(config: TextConfig) -> None:
     counted = {name: getattr(config, name) for name in ("lower_case", "min_freq", "max_size")}
     given = [name for name, value in counted.items() if value]
     if config.level == "subword" and given:
-        found = counted[given[0]]
+        value = counted[given[0]]
         why = "vocab_size sets the size of the vocabulary"
-        message = f"{given[0]} is not for level 'subword', got {brief(found)}: {why}"
-        raise ParameterError(given[0], found, "left out at level subword", message)
+        message = f"{given[0]} is not for level 'subword', got {brief(value)}: {why}"
+        raise ParameterError(given[0], value, "left out at level subword", message)
     if config.level != "subword" and config.vocab_size is not None:
         message = (
             f"vocab_size={config.vocab_size} needs level 'subword', got {brief(config.level)}: max_size limits other "
@@ -186,6 +188,7 @@ def _check_options(config: TextConfig) -> None:
 
 
 def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
+    """The recipe of a data set of the paper, whose files are in the folder `data_path`."""
     data_path = config.data_path
     vocab_options, counted_splits, _ = PAPER_DATASETS[dataset]
     own: dict[str, Any] = {"level": config.level == "subword"}
@@ -193,17 +196,17 @@ def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
     own.update({name: getattr(config, name) for name in names}, raw_text=config.raw_text is False)
     given = [name for name, value in own.items() if value]
     if given:
-        found = getattr(config, given[0])
+        value = getattr(config, given[0])
         message = (
-            f"{given[0]} is for your own text, got {brief(found)}: dataset {brief(dataset)} has "
+            f"{given[0]} is for your own text, got {brief(value)}: dataset {brief(dataset)} has "
             "the original's tokens; dataset 'text' with data_path reads its files like any others"
         )
-        raise ParameterError(given[0], found, f"left out with dataset={dataset}", message)
+        raise ParameterError(given[0], value, f"left out with dataset={dataset}", message)
     folders = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path or [])
     if len(folders) != 1 or not folders[0]:
-        found = f", got {brief(data_path)}" if data_path else ""
+        got = f", got {brief(data_path)}" if data_path else ""
         allowed = "a folder of train.txt, valid.txt, test.txt"
-        message = f"dataset {brief(dataset)} needs data_path: {allowed}{found}"
+        message = f"dataset {brief(dataset)} needs data_path: {allowed}{got}"
         raise ParameterError("data_path", data_path, allowed, message)
     folder = os.fspath(folders[0]).rstrip("/")
     files = {split: [f"{folder}/{split}.txt"] for split in SPLITS}
@@ -227,7 +230,7 @@ def take_vocab(recipe: Recipe, vocab: Vocab, extends: bool = False) -> None:
             from those of the vocabulary; or the vocabulary cannot be extended.
     """
     config = recipe.options
-    chosen = recipe.vocab_options
+    own_options = recipe.vocab_options
     if extends:
         vocab.check_extendable()
     else:
@@ -235,11 +238,11 @@ def take_vocab(recipe: Recipe, vocab: Vocab, extends: bool = False) -> None:
     if recipe.dataset != "lm1b":
         check_left_out({"vocab_path": recipe.vocab_file}, KNOWN_SYMBOLS)
     for name in ("level", "lower_case", "raw_text") if recipe.dataset not in PAPER_DATASETS else ("level",):
-        found = chosen.get(name, False)
+        value = own_options.get(name, False)
         known = getattr(vocab, name)
-        if found != known:
-            message = f"{name} must be {known!r}, as that of the vocabulary to use, got {found!r}"
-            raise ParameterError(name, found, [known], message)
+        if value != known:
+            message = f"{name} must be {known!r}, as that of the vocabulary to use, got {value!r}"
+            raise ParameterError(name, value, [known], message)
     has_end = vocab.document is not None
     if ("documents" in config) != has_end:
         has = "has" if has_end else "has no"
@@ -301,7 +304,10 @@ def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
 
 
 def is_by_character_in(data: dict[str, Any], vocab: Vocab) -> bool:
-    """Like `is_by_character`, for `"data"` in the `config.json` of a run; a converted run does not contain it."""
+    """Whether the tokens of a run are characters or bytes, by the `"data"` in its `config.json`.
+
+    The `config.json` of a converted run does not record this: then the data set and the vocabulary decide.
+    """
     return data.get("by_character", is_by_character(data.get("dataset"), vocab))
 
 

@@ -34,8 +34,8 @@ class Documents:
 
     def order(self, epoch: int) -> DocumentOrder:
         """Returns the text with the order of documents in an epoch, counted from 0."""
-        chosen = np.random.default_rng([self.seed, epoch]).permutation(len(self.ends))
-        return DocumentOrder(self.tokens, self.ends, chosen)
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.ends))
+        return DocumentOrder(self.tokens, self.ends, order)
 
 
 class DocumentOrder:
@@ -44,14 +44,14 @@ class DocumentOrder:
     Args:
         tokens: integer array or `StoredTokens` `[n]`.
         ends: int `[documents]`, where each document ends in `tokens`; it begins where the one before it ends.
-        chosen: int `[documents]`, the numbers of the documents in the new order.
+        order: int `[documents]`, the numbers of the documents in the new order.
     """
 
-    def __init__(self, tokens: np.ndarray | StoredTokens, ends: np.ndarray, chosen: np.ndarray):
+    def __init__(self, tokens: np.ndarray | StoredTokens, ends: np.ndarray, order: np.ndarray):
         self.tokens = tokens
         self.dtype = tokens.dtype
-        self._begins = np.concatenate([[0], ends[:-1]])[chosen]  # in `tokens`
-        self._ends = np.cumsum(ends[chosen] - self._begins)  # in this order
+        self._begins = np.concatenate([[0], ends[:-1]])[order]  # in `tokens`
+        self._ends = np.cumsum(ends[order] - self._begins)  # in this order
 
     def __len__(self) -> int:
         return int(self._ends[-1])

@@ -116,6 +116,7 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
 
 
 def _fetch(dataset: str, data_dir: str, base_url: str | None) -> None:
+    """Fetches the archives of a data set, and moves their files to `data_dir` once all of them are unpacked."""
     archive = [_fetch_file(url, data_dir, base_url) for url in URLS[dataset]][0]
     staging = os.path.join(data_dir, "download.tmp")
     remove(staging)  # a killed process may have left it
@@ -136,6 +137,7 @@ def _fetch(dataset: str, data_dir: str, base_url: str | None) -> None:
 
 
 def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
+    """Fetches an archive, unless the folder has it. Returns its path. `base_url` replaces the folder of the URL."""
     name = posixpath.basename(url)
     path = os.path.join(folder, name)
     if os.path.exists(path):
@@ -175,19 +177,19 @@ def _check_published(path: str, name: str, strict: bool) -> None:
         return
     size, digest = CHECKSUMS[name]
     expected = size
-    found = os.path.getsize(path)
+    measured = os.path.getsize(path)
     unit = "bytes"
-    if found == size:
+    if measured == size:
         with open(path, "rb") as file:
-            found = hashlib.file_digest(file, "sha256" if len(digest) == 64 else "md5").hexdigest()
+            measured = hashlib.file_digest(file, "sha256" if len(digest) == 64 else "md5").hexdigest()
         expected = digest
         unit = "as checksum"
-    if found == expected:
+    if measured == expected:
         return
-    text = f"{path} is not the published {name}: it should have {expected} {unit}, and has {found}"
+    text = f"{path} is not the published {name}: it should have {expected} {unit}, and has {measured}"
     if strict:
         message = f"{text}. Fetch it again, or put the right one into the folder yourself"
-        raise ParameterError(path, found, [expected], message)
+        raise ParameterError(path, measured, [expected], message)
     logger.warning(text)
 
 

@@ -201,11 +201,11 @@ def encode(
             calls = _train_and_valid(counts, vocab.document is not None, recipe.options["valid_fraction"])
         else:
             calls = ((portion, split, math.inf) for portion in _portions(recipe, paths, workers))
-        found = set()
+        splits = set()
         for piece in workers.each(functools.partial(encode_portion, recipe, vocab), calls, progress):
-            found.add(piece.split)
+            splits.add(piece.split)
             yield piece
-        if "valid_fraction" in recipe.options and "valid" not in found:
+        if "valid_fraction" in recipe.options and "valid" not in splits:
             fraction = recipe.options["valid_fraction"]
             message = (
                 f"the last document is more than valid_fraction={fraction} of the text of "
@@ -216,7 +216,7 @@ def encode(
 
 
 def _train_and_valid(counts: Counts, by_document: bool, valid_fraction: float) -> Iterator[tuple[Portion, str, float]]:
-    """Yields each portion, the split of its first token, and after how many of its tokens valid begins, or infinity.
+    """Yields `(portion, split of its first token, number of its tokens after which valid begins, or infinity)`.
 
     The first tokens are train, the last ones valid. Documents are not cut: the document at the border is train.
     """
@@ -238,7 +238,10 @@ def _train_and_valid(counts: Counts, by_document: bool, valid_fraction: float) -
 def encode_portion(
     recipe: Recipe, vocab: Vocab, portion: Portion, split: str, n_train: float, **reading: Any
 ) -> Iterator[Piece]:
-    """Yields the pieces of a portion: of `split`, and of valid after `n_train` tokens and the document there."""
+    """Yields the pieces of a portion. They are of `split` and, after `n_train` tokens, of "valid".
+
+    With documents, "valid" begins after the document that contains token `n_train`.
+    """
     encoded = _encoded(recipe.read(portion, **reading), vocab)
     yield from _joined(_cut_off_valid(encoded, vocab, split, n_train), token_type(len(vocab)))
 
@@ -276,7 +279,7 @@ def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes,
 
 
 def _cut_off_valid(encoded: Iterable, vocab: Vocab, split: str, n_train: float) -> Iterator[Piece]:
-    """Yields pieces of `split`, and of valid after `n_train` tokens, or after the document there."""
+    """Yields the pieces of a portion from encoded texts; see `encode_portion`."""
     position = 0
     at_border = False
     for text, ids, ends_document in encoded:

@@ -75,8 +75,8 @@ def _rows(batches: Iterable[Any], field: str) -> Iterator[dict]:
 
 def _check_column(names: list[str], field: str, where: str) -> None:
     if field not in names:
-        found = shortened(", ".join(map(brief, names)), 200) or "none"
-        raise ParameterError("text_field", field, names, f"{where} has no column {brief(field)}; it has {found}")
+        columns = shortened(", ".join(map(brief, names)), 200) or "none"
+        raise ParameterError("text_field", field, names, f"{where} has no column {brief(field)}; it has {columns}")
 
 
 @contextlib.contextmanager

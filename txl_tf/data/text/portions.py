@@ -50,11 +50,11 @@ def cut_in_portions(paths: Iterable[str], n_workers: int) -> list[list[FilePart]
     """
     files = [(path, inputs.size(path)) for path in paths]
     n_blocks = sum(size for _, size in files) // (_PORTIONS_OF_WORKER * n_workers * text_files.BLOCK_BYTES)
-    most = min(max(n_blocks, 1), _MOST_BLOCKS) * text_files.BLOCK_BYTES
+    max_bytes = min(max(n_blocks, 1), _MOST_BLOCKS) * text_files.BLOCK_BYTES
     portions = []
     n_bytes = 0
-    for part, size in itertools.chain.from_iterable(_parts_of(*file, most) for file in files):
-        if not portions or n_bytes + size > most:
+    for part, size in itertools.chain.from_iterable(_parts_of(*file, max_bytes) for file in files):
+        if not portions or n_bytes + size > max_bytes:
             portions.append([])
             n_bytes = 0
         portions[-1].append(part)
@@ -62,15 +62,15 @@ def cut_in_portions(paths: Iterable[str], n_workers: int) -> list[list[FilePart]
     return portions
 
 
-def _parts_of(path: str, size: int, most: int) -> list[tuple[FilePart, int]]:
-    """Returns the parts of a file, each with its size: `most` bytes, or the least that can be read independently."""
+def _parts_of(path: str, size: int, max_bytes: int) -> list[tuple[FilePart, int]]:
+    """Returns the parts of a file, each with its size: `max_bytes`, or the least that can be read independently."""
     is_zip = inputs.has_ending(path, ".zip")
-    if size <= most or inputs.has_ending(path, ".gz"):
-        return [(FilePart(path), min(size, most))]
+    if size <= max_bytes or inputs.has_ending(path, ".gz"):
+        return [(FilePart(path), min(size, max_bytes))]
     if is_zip or is_parquet(path):
         sizes = sizes_in_zip(path) if is_zip else row_groups(path)
         return [(FilePart(path, i, i + 1), size) for i, size in enumerate(sizes)]
     if is_json_array(path):
-        return [(FilePart(path), most)]
-    ends = [*range(most, size, most), None]
-    return [(FilePart(path, begin, end), most) for begin, end in zip(range(0, size, most), ends, strict=True)]
+        return [(FilePart(path), max_bytes)]
+    ends = [*range(max_bytes, size, max_bytes), None]
+    return [(FilePart(path, begin, end), max_bytes) for begin, end in zip(range(0, size, max_bytes), ends, strict=True)]

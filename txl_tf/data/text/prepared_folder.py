@@ -72,6 +72,7 @@ class _Info:
 
 
 def _check_info(info: dict[str, Any]) -> None:
+    """Raises ParameterError unless the content of a `corpus-info.json`, or of the original's, is valid."""
     if info.get("format", FORMAT) != FORMAT:
         raise ParameterError("format", info["format"], f"{FORMAT}, which this version reads")
     own = {"format", "files"} & info.keys()
@@ -130,8 +131,8 @@ def check_sums(data_dir: str, info: dict[str, Any], tokens_too: bool) -> None:
         logger.warning("%s was prepared without checksums: damage to it goes unnoticed", data_dir)
         return
     if set(names) != info["sha256"].keys():
-        allowed, found = (", ".join(map(brief, files)) for files in (names, info["sha256"]))
-        message = f"{data_dir}/{INFO_FILE}: sha256 must be of {named(allowed)}, got {named(found)}"
+        allowed, summed = (", ".join(map(brief, files)) for files in (names, info["sha256"]))
+        message = f"{data_dir}/{INFO_FILE}: sha256 must be of {named(allowed)}, got {named(summed)}"
         raise ParameterError("sha256", list(info["sha256"]), names, message)
     for name in names if tokens_too else [vocab]:
         if sha256(f"{data_dir}/{name}") != info["sha256"][name]:
@@ -242,16 +243,18 @@ def progress_bar(n_bytes: int) -> Callable[[int], None]:
 
 
 def check_free(data_dir: str, level: str) -> None:
-    """Raises ParameterError if a folder that is not prepared is that of a run, or has files that would be overwritten.
+    """For a folder that is not prepared. Raises ParameterError if it must not be prepared.
 
-    Files of an interrupted preparation may be overwritten.
+    That is a run's folder, or a folder with a vocabulary or token files that no preparation has written. Files of an
+    interrupted preparation may be overwritten. A folder counts as not prepared if corpus-info.json was removed on
+    purpose: then the vocabulary and the token files must be removed, too.
     """
     if tf.io.gfile.exists(f"{data_dir}/config.json"):
         message = f"data_dir must not be the folder of a run, got {data_dir}, which has a config.json"
         raise ParameterError("data_dir", data_dir, "another folder than that of a run", message)
     existing = tf.io.gfile.listdir(data_dir) if tf.io.gfile.isdir(data_dir) else []
     names = [name for name in existing if name == vocab_file("vocab", level) or _TOKENS.fullmatch(name)]
-    foreign = sorted({*names} - {*_moved(data_dir)})
+    foreign = sorted({*names} - {*_left_by_interrupted_preparation(data_dir)})
     if foreign:
         message = (
             f"data_dir must not hold {brief(foreign)}, which no preparation has written, got {data_dir}: choose "
@@ -260,8 +263,8 @@ def check_free(data_dir: str, level: str) -> None:
         raise ParameterError("data_dir", data_dir, f"a folder without {brief(foreign)}", message)
 
 
-def _moved(data_dir: str) -> list[str]:
-    """Returns the files that an interrupted preparation has already moved to the folder."""
+def _left_by_interrupted_preparation(data_dir: str) -> list[str]:
+    """Returns the names of the files that an interrupted preparation has already moved to the folder."""
     new = f"{data_dir}/{_NEW}"
     if os.path.islink(new):  # a preparation never creates a link
         return []
@@ -285,7 +288,7 @@ def new_files(data_dir: str) -> Iterator[str]:
             if not is_remote(data_dir):
                 stack.enter_context(lock(data_dir, "another process is preparing it"))
                 remove_leftovers(data_dir)
-            for name in _moved(data_dir):
+            for name in _left_by_interrupted_preparation(data_dir):
                 remove(f"{data_dir}/{name}")
             if is_remote(data_dir):
                 folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -105,11 +105,11 @@ def find_files(data_path: Any) -> list[str]:
 
 
 def find_named_files(data_path: Any) -> list[tuple[str, str]]:
-    """Like `find_files`, but returns pairs: the file, and its path relative to the given folder.
+    """Finds files as `find_files` does. Returns `(file, its path relative to the given folder)` for each.
 
-    For a pattern, that is the last folder before the first wildcard.
+    For a pattern, the path is relative to the last folder before the first wildcard.
     """
-    found = []
+    named_files = []
     for path in _paths_of(data_path):
         if inputs.is_folder(path):
             files = _files_in(path)
@@ -126,8 +126,8 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
             root = os.path.dirname(path)
         if not files:
             raise FileNotFoundError(f"there is no file in the {what} {named(path)}")
-        found += [(file, os.path.relpath(file, root or ".")) for file in files]
-    return found
+        named_files += [(file, os.path.relpath(file, root or ".")) for file in files]
+    return named_files
 
 
 def folder_around(paths: Iterable[str], data_path: Any) -> str | None:
@@ -189,12 +189,13 @@ def _is_pattern(path: str) -> bool:
 
 
 def _files_in(folder: str) -> list[str]:
-    found = []
+    """Returns the files in a folder and in all folders below it, sorted, without hidden ones."""
+    paths = []
     for parent, folders, names in inputs.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         hidden = any(part.startswith(".") for part in parent.removeprefix(folder).split("/"))
-        found += [os.path.join(parent, name) for name in names if not name.startswith(".") and not hidden]
-    return sorted(found)
+        paths += [os.path.join(parent, name) for name in names if not name.startswith(".") and not hidden]
+    return sorted(paths)
 
 
 def have_documents(paths: Iterable[str], raw_text: bool = True) -> bool:
@@ -205,7 +206,7 @@ def have_documents(paths: Iterable[str], raw_text: bool = True) -> bool:
     for path in paths:
         if any(_is_json_lines(name, raw_text) or is_parquet(name) for name in _names_in(path)):
             return True
-        if not raw_text and any(kind in _OF_DOCUMENTS for kind in _kinds_in(path)):
+        if not raw_text and any(kind in _KINDS_OF_DOCUMENTS for kind in _kinds_in(path)):
             return True
     return False
 
@@ -355,9 +356,9 @@ def text_of(value: Any, field: str, where: str) -> str:
             names = [brief(name) for name in itertools.islice(value, _MOST_NAMES)]
             if len(value) > _MOST_NAMES:
                 names.append("...")
-            found = shortened(", ".join(names), 200) or "none"
+            fields = shortened(", ".join(names), 200) or "none"
             message = (
-                f"{where} has no field {brief(field)}; it has {found}. text_field names the field of "
+                f"{where} has no field {brief(field)}; it has {fields}. text_field names the field of "
                 "the text, raw_text reads JSON in files of other names than .jsonl as plain text"
             )
             raise ParameterError("text_field", field, list(value), message)
@@ -389,7 +390,7 @@ class _Kind(enum.Enum):
     OTHER_JSON = "it begins as JSON does"
 
 
-_OF_DOCUMENTS = (_Kind.JSON_LINES, _Kind.JSON_ARRAY)
+_KINDS_OF_DOCUMENTS = (_Kind.JSON_LINES, _Kind.JSON_ARRAY)
 
 
 def _recognised(stream: _Stream) -> tuple[_Kind, _Stream]:
@@ -418,12 +419,15 @@ def _kind_of(data: bytes, whole: bool) -> _Kind | None:
     lines = lines if whole or lines[-1].endswith((b"\n", b"\r")) else lines[:-1]
     if not lines:
         return None
-    some = [isinstance(_json_or_none(line), dict) for line in lines[: 2 * _LOOK_AT] if line.strip()][:_LOOK_AT]
-    return _Kind.JSON_LINES if some[0] and 2 * sum(some) > len(some) else _Kind.OTHER_JSON
+    are_objects = [isinstance(_json_or_none(line), dict) for line in lines[: 2 * _LOOK_AT] if line.strip()][:_LOOK_AT]
+    return _Kind.JSON_LINES if are_objects[0] and 2 * sum(are_objects) > len(are_objects) else _Kind.OTHER_JSON
 
 
 def _array_or_text(text: str, whole: bool) -> _Kind | None:
-    """Like `_kind_of`, for a text that begins with "[": an array if the first elements are objects or strings."""
+    """Returns the kind of a text that begins with "[": an array if its first elements are objects or strings.
+
+    Returns `None` if more of the text is needed to decide. `whole` is true if `text` is the whole text.
+    """
     place = 1
     decoder = json.JSONDecoder()
     for _ in range(_LOOK_AT):
@@ -444,8 +448,8 @@ def _array_or_text(text: str, whole: bool) -> _Kind | None:
 
 def _after_space(text: str, place: int) -> int:
     """Returns the position of the first character at or after `place` that is not white space."""
-    found = _SPACE.match(text, place)
-    return found.end() if found else place
+    match = _SPACE.match(text, place)
+    return match.end() if match else place
 
 
 def _json_or_none(line: bytes) -> Any:
@@ -484,6 +488,7 @@ def _streams_of(part: FilePart, progress: Progress | None, numbered: bool, raw_t
 
 
 def _in_archive(part: FilePart, progress: Progress | None) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Yields `(name, blocks of bytes)` for the files in a part of a zip archive."""
     with _open_zip(part.path) as archive:
         members = _members(archive)
         if not members:
@@ -513,6 +518,7 @@ def _unpacked(path: str, progress: Progress | None) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[BinaryIO]:
+    """Opens a file that may be packed. Raises ParameterError if reading it in the block fails."""
     if not inputs.exists(path):
         raise FileNotFoundError(f"there is no file {named(path)}")
     with reading(path), inputs.opened(path) as file:

@@ -52,12 +52,13 @@ class PairsRun(EpochRun):
             raise ParameterError("share_vocab", False, [True], message)
 
     def open_corpus(self) -> ParallelCorpus:
+        """Reads the pairs. A run that starts from another one uses, or extends, the vocabularies of that run."""
         data = self.data
         max_len = self.model_config.max_len
         origin = self.origin
         if origin is None:
             return read_pairs(data, None, max_len, self._has_unknown())
-        extends = self.training.extend_vocab and not origin.goes_on
+        extends = self.training.extend_vocab and not origin.resumes
         if self.training.extend_vocab and not extends:  # the new symbols were chosen when the training began
             data = dataclasses.replace(data, min_freq=0, max_size=None, source_symbols=None, target_symbols=None)
         corpus = read_pairs(data, origin.vocabs, max_len, self._has_unknown(), extends)
@@ -69,7 +70,10 @@ class PairsRun(EpochRun):
         return corpus
 
     def _has_unknown(self) -> bool:
-        """Whether the vocabularies get `<unk>`: as those of the run that resumes or gives weights; new ones do."""
+        """Whether the vocabularies get `<unk>`.
+
+        New ones do. If the run resumes or takes weights from a checkpoint, they do if those of that run have it.
+        """
         warm_start = self.training.warm_start_path
         known = self.folder if self.folder.steps() else RunFolder.around(warm_start) if warm_start else None
         if known is None or not known.has_config():
@@ -77,6 +81,7 @@ class PairsRun(EpochRun):
         return any(vocab.unk in vocab.ids for vocab in known.load_vocabs())
 
     def from_data(self) -> dict:
+        """The settings that the corpus decides. Raises ParameterError for pairs that are too long."""
         check_lengths(self.corpus, self.model_config.max_len)
         target_vocab = self.corpus.vocabs[1]
         max_len = self.model_config.max_len
@@ -97,6 +102,7 @@ class PairsRun(EpochRun):
         return len(self.corpus.splits["train"].targets.ids) / len(self.train_batches)
 
     def log_model(self) -> None:
+        """Logs sizes of corpus, vocabularies and model."""
         corpus = self.corpus
         sizes = ", ".join(f"{len(pairs):,} {split}" for split, pairs in corpus.splits.items())
         symbols = " and ".join(f"{len(vocab):,}" for vocab in corpus.vocabs)
@@ -122,12 +128,12 @@ class PairsRun(EpochRun):
         """Evaluates all splits but that for training, and shows samples of translations."""
         results: dict[str, dict[str, float]] = {}
         for split in self.held_out:
-            found = self.evaluate(split)
+            measured = self.evaluate(split)
             if split == "valid":
-                self.record_validation(found)
-            results[split] = {"loss": found["loss"]}
-            line = f"loss {found['loss']:.6f} nats | ppl {to_metric(found['loss'], 'ppl'):.4f}"
-            logger.info("%s: %s | %s of the symbols right", split, line, f"{found['accuracy']:.2%}")
+                self.record_validation(measured)
+            results[split] = {"loss": measured["loss"]}
+            line = f"loss {measured['loss']:.6f} nats | ppl {to_metric(measured['loss'], 'ppl'):.4f}"
+            logger.info("%s: %s | %s of the symbols right", split, line, f"{measured['accuracy']:.2%}")
             if self.training.eval_sources:
                 results[split] |= self._translate(split, self.final)
         return results
@@ -141,10 +147,10 @@ class PairsRun(EpochRun):
         references = group_references(lines, translations)
         sources = list(references)[: self.training.eval_sources if self.training.eval_sources > 0 else None]
         best = [best for best, *_ in translator.translate(sources, split)]
-        found = [translation.text for translation in best]
+        texts = [translation.text for translation in best]
         unended = sum(not translation.ended for translation in best)
         right = [references[source] for source in sources]
-        rates = error_rates(found, right, target_vocab.level)
+        rates = error_rates(texts, right, target_vocab.level)
         how = "greedily" if search.beam_size == 1 else f"with beam_size={search.beam_size}"
         unit = counted_in(target_vocab.level)
         wrong = f"{rates['lines']:.2%} of the lines and {rates['symbols']:.2%} of the {unit} wrong"
@@ -153,8 +159,8 @@ class PairsRun(EpochRun):
             logger.warning("%s: %s", split, did_not_end(unended, len(best), search, self.model))
         samples = []
         for i in np.linspace(0, len(sources) - 1, min(3, len(sources)), dtype=int):
-            mark = "" if found[i] in right[i] else f"   (right: {right[i][0]})"
-            samples.append(f"{visible(sources[i])}  ->  {visible(found[i])}{visible(mark)}")
+            mark = "" if texts[i] in right[i] else f"   (right: {right[i][0]})"
+            samples.append(f"{visible(sources[i])}  ->  {visible(texts[i])}{visible(mark)}")
             logger.info("  %s", samples[-1])
         self.show_text(f"sample_{split}", "\n".join(samples))
         return rates

@@ -73,9 +73,9 @@ def sample_prompt(tokens: np.ndarray, newline: int | None, least: int = _PROMPT)
     return tokens[start : ends[0] if ends else start + least]
 
 
-def steps_per_call(most: int, *ends: int) -> int:
-    """The most steps of a call, up to `most`, for which a call ends at every multiple of each of `ends`."""
-    return max(k for k in range(1, most + 1) if math.gcd(*ends) % k == 0)
+def steps_per_call(limit: int, *ends: int) -> int:
+    """The most steps of a call, up to `limit`, for which a call ends at every multiple of each of `ends`."""
+    return max(k for k in range(1, limit + 1) if math.gcd(*ends) % k == 0)
 
 
 class LanguageModelRun(Run):
@@ -91,6 +91,7 @@ class LanguageModelRun(Run):
     remedy = "Choose another folder to train on this text; eval_path evaluates it in the vocabulary of the run"
 
     def prepare(self) -> None:
+        """Completes the settings and checks those that do not depend on the text."""
         model = self.model_config
         training = self.training
         final = self.final
@@ -118,6 +119,7 @@ class LanguageModelRun(Run):
         check_token_nll(final.token_nll, data_path=self.data.get("data_path"))
 
     def open_corpus(self) -> Corpus:
+        """Reads the text. A run that starts from another one uses, or extends, the vocabulary of that run."""
         if self.data.get("dataset") in ("text", "pydoc") and self.data.get("raw_text") is None:
             known = self.origin.source if self.origin else self.folder  # runs of earlier versions have raw text
             self.data = {**self.data, "raw_text": bool(known.steps()) and known.load_vocabs()[0].raw_text}
@@ -134,7 +136,7 @@ class LanguageModelRun(Run):
             documents = self.data.get("documents")  # by default, whether the vocabulary has them
             documents = vocab.document is not None if documents is None else documents
             self.data = {**self.data, "cutoffs": bins, "documents": documents}
-        extends = self.training.extend_vocab and not origin.goes_on
+        extends = self.training.extend_vocab and not origin.resumes
         data = without_choice(self.data) if self.training.extend_vocab and not extends else self.data
         corpus = open_corpus(data, vocab, extends)
         corpus.cutoffs = bins
@@ -156,22 +158,23 @@ class LanguageModelRun(Run):
         return corpus
 
     def from_data(self) -> dict:
+        """The settings that the corpus decides."""
         vocab = self.corpus.vocab
         if self.training.shuffle_documents:
             check_documents("shuffle_documents", vocab)
         self.evaluator = Evaluator(self.corpus, self.final)
         self.metric = self.evaluator.metric
-        found: dict[str, Any] = {"n_token": len(vocab), "cutoffs": self.corpus.cutoffs}
+        settings: dict[str, Any] = {"n_token": len(vocab), "cutoffs": self.corpus.cutoffs}
         if self.training.reset_memory_at_documents:
-            found["reset_token"] = reset_token_of(vocab, type(self.model_config))
-        return found
+            settings["reset_token"] = reset_token_of(vocab, type(self.model_config))
+        return settings
 
     def data_config(self) -> dict:
         data = {name: value for name, value in self.data.items() if name != "raw_text"}  # the vocabulary records it
         return {**data, "by_character": self.corpus.by_character}
 
     def options(self) -> tuple[dict, dict]:
-        """As `Run.options`. Checks first that every split is long enough."""
+        """More arguments for the model, and for `compile`. Checks first that every split is long enough."""
         for split in self.splits:
             self.evaluator.check(split)
         training = self.training
@@ -184,12 +187,12 @@ class LanguageModelRun(Run):
             name="the train split",
             rows="train_batch_size",
         )
-        of_compile = {
+        compile_arguments = {
             "gradient_accumulation_steps": training.gradient_accumulation_steps,
             "static_shapes": static_shapes,
             "bin_capacities": self._bin_capacities(self.model_config.cutoffs) if static_shapes else None,
         }
-        return {"recompute": True} if training.recompute else {}, of_compile
+        return {"recompute": True} if training.recompute else {}, compile_arguments
 
     def _bin_capacities(self, cutoffs: list[int]) -> list[int]:
         """The capacities of the clusters with static shapes. The chief counts the whole text for all workers."""
@@ -211,6 +214,7 @@ class LanguageModelRun(Run):
         super().fit(state)
 
     def batches(self, start: int) -> Segments:
+        """The training batches from step `start` on, without end."""
         training = self.training
         text = self.corpus.splits["train"]
         documents = None
@@ -254,6 +258,7 @@ class LanguageModelRun(Run):
         return bool(self.training.sample_tokens) and not self.training.static_shapes
 
     def sample(self) -> None:
+        """Logs and records a text that the model generates after the first tokens of the validation split."""
         vocab = self.corpus.vocab
         training = self.training
         newline = newline_ids(vocab)
@@ -286,13 +291,13 @@ def least_weights(model: dict) -> int:
 
 
 def check_model(model: Any) -> None:
-    """Raises ParameterError where hyper-parameters, of any family of language models, do not fit each other."""
+    """Raises ParameterError if hyper-parameters, of any family of language models, do not fit each other."""
     check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val)
     check_positions(model)
 
 
 def check_positions(model: Any, resets: bool = False) -> None:
-    """Raises ParameterError where hyper-parameters, or resets of the memory, do not fit the scheme of positions."""
+    """Raises ParameterError if hyper-parameters, or resets of the memory, do not fit the scheme of positions."""
     if "positions" not in model.names():
         return
     scheme = checked_scheme(model.positions, model)

@@ -98,8 +98,8 @@ class Pipeline:
         if isinstance(lines, (str, bytes)):
             (answer,) = self.lines([lines], **options)
             return answer
-        found = self.lines(lines, **options)
-        return list(found) if isinstance(lines, (list, tuple)) else found
+        answers = self.lines(lines, **options)
+        return list(answers) if isinstance(lines, (list, tuple)) else answers
 
 
 class LanguagePipeline(Pipeline):
@@ -124,8 +124,8 @@ class LanguagePipeline(Pipeline):
         """
         check_names("generate_lines", options, self._WRITING)
         writer = TextGenerator(self.model, self.vocabs[0], max_new_tokens, **options)
-        found = writer.generate_lines(prompts, name, strict)
-        return (_one_of_one(texts if isinstance(texts, LineError) else texts[1]) for texts in found)
+        answers = writer.generate_lines(prompts, name, strict)
+        return (_one_of_one(texts if isinstance(texts, LineError) else texts[1]) for texts in answers)
 
     lines: Any = generate_lines
 
@@ -186,9 +186,9 @@ class TranslationPipeline(Pipeline):
     lines: Any = translate_lines
 
 
-def _one_of_one(found: Any) -> Any:
-    """The only result of a list of one; anything else as it is."""
-    return found[0] if isinstance(found, list) and len(found) == 1 else found
+def _one_of_one(result: Any) -> Any:
+    """The element of a list with one element. Any other value is returned as it is."""
+    return result[0] if isinstance(result, list) and len(result) == 1 else result
 
 
 class TaggedLine(NamedTuple):
@@ -208,9 +208,9 @@ class TaggedLine(NamedTuple):
     entities: list[dict]
 
     @classmethod
-    def of(cls, tagger: TextTagger, text: str, tokens: list[str], found: TaggedText) -> TaggedLine:
+    def of(cls, tagger: TextTagger, text: str, tokens: list[str], tagged: TaggedText) -> TaggedLine:
         """The result of `tagger` for the tokens of a text."""
-        return cls(text, list(tokens), found.tags, tagger.describe(text, found, tokens)["entities"])
+        return cls(text, list(tokens), tagged.tags, tagger.describe(text, tagged, tokens)["entities"])
 
 
 class TaggingPipeline(Pipeline):
@@ -265,13 +265,13 @@ class TaggingPipeline(Pipeline):
             ParameterError: `lexicon` is given for a model without one, or `max_seq_len` is out of its range.
             ValueError, FileNotFoundError: see `Lexicon.load` and `load_run`.
         """
-        most = folder.read_config()["model"].get("max_seq_len", SentenceConfig.max_seq_len)
+        max_of_run = folder.read_config()["model"].get("max_seq_len", SentenceConfig.max_seq_len)
         sizes = line_sizes(folder)
-        if max_seq_len is not None and (not is_integer(max_seq_len) or max_seq_len > most or max_seq_len < 1):
+        if max_seq_len is not None and (not is_integer(max_seq_len) or max_seq_len > max_of_run or max_seq_len < 1):
             changes["max_seq_len"] = max_seq_len  # `load_model` raises the error
         vocabs = with_lexicon(folder, folder.load_vocabs(), lexicon, skip_short_words)
         model = folder.load_model(path, **changes)
-        window = max_seq_len or min(sizes.longest if sizes else most, most)
+        window = max_seq_len or min(sizes.longest if sizes else max_of_run, max_of_run)
         return cls(
             model, *vocabs, checkpoint=folder.name_of(path), window=window, sizes=sizes, splits=max_seq_len is None
         )
@@ -304,10 +304,10 @@ class TaggingPipeline(Pipeline):
         at_least(1)("batch_size", batch_size)
         tagger = self.tagger
         tagger.batch_size = batch_size
-        numbers, of_lines = itertools.tee(itertools.count(1) if numbers is None else numbers)
+        numbers, line_numbers = itertools.tee(itertools.count(1) if numbers is None else numbers)
 
         def encode(line: Any) -> tuple[str, list[str]]:
-            number = next(of_lines)
+            number = next(line_numbers)
             text = sentence_of(line)
             tokens = tagger.split(text)
             self.warn_of_length(tokens, f"{name}, line {number}", split_sentences)
@@ -315,8 +315,8 @@ class TaggingPipeline(Pipeline):
 
         def answer(sentences: Sequence[tuple[str, list[str]]]) -> Iterator[TaggedLine]:
             texts, tokens = zip(*sentences, strict=True) if sentences else ([], [])
-            found = tagger.tag_in_sentences(tokens, split=split_sentences)
-            return map(functools.partial(TaggedLine.of, tagger), texts, tokens, found)
+            tagged = tagger.tag_in_sentences(tokens, split=split_sentences)
+            return map(functools.partial(TaggedLine.of, tagger), texts, tokens, tagged)
 
         return answers(lines, encode, answer, name, strict, POOL * batch_size, numbers)
 
@@ -379,10 +379,10 @@ def line_sizes(folder: RunFolder) -> LineSizes | None:
     except (ValueError, OSError):
         if recorded[0]:
             return LineSizes(recorded[0])
-        most = config["model"].get("max_seq_len", SentenceConfig.max_seq_len)
+        max_seq_len = config["model"].get("max_seq_len", SentenceConfig.max_seq_len)
         logger.warning(
             f"{folder} does not record its longest training sentence, and {name} cannot be read: "
-            f"{most} tokens, its max_seq_len, are assumed"
+            f"{max_seq_len} tokens, its max_seq_len, are assumed"
         )
         return None
     if not recorded[0]:

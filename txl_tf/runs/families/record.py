@@ -189,7 +189,7 @@ def families_of_model(model: keras.Model) -> list[Family]:
     Raises:
         ParameterError: neither the class of the model nor one of its bases has a family.
     """
-    return _of_nearest(type(model), "model", list(FAMILIES.values()))
+    return _families_of_nearest_base(type(model), "model", list(FAMILIES.values()))
 
 
 def family_of_model(model: keras.Model) -> Family:
@@ -199,7 +199,7 @@ def family_of_model(model: keras.Model) -> Family:
         ParameterError: no family has the class of the model, or none of those that have it has that of its network.
     """
     families = families_of_model(model)
-    return families[0] if len(families) == 1 else _of_nearest(type(model.network), "network", families)[0]
+    return families[0] if len(families) == 1 else _families_of_nearest_base(type(model.network), "network", families)[0]
 
 
 def family_of(config: type[Config]) -> Family:
@@ -208,15 +208,15 @@ def family_of(config: type[Config]) -> Family:
     Raises:
         ParameterError: no family has these hyper-parameters.
     """
-    return _of_nearest(config, "config", list(FAMILIES.values()))[0]
+    return _families_of_nearest_base(config, "config", list(FAMILIES.values()))[0]
 
 
-def _of_nearest(kind: type, attribute: str, families: list[Family]) -> list[Family]:
+def _families_of_nearest_base(kind: type, attribute: str, families: list[Family]) -> list[Family]:
     """Those of `families` whose `attribute` is the class `kind`, or the nearest of its bases that one of them has."""
     for base in kind.__mro__:
-        found = [family for family in families if getattr(family, attribute) is base]
-        if found:
-            return found
+        matches = [family for family in families if getattr(family, attribute) is base]
+        if matches:
+            return matches
     classes = [getattr(family, attribute) for family in families]
     known = list(dict.fromkeys(cls.__name__ for cls in classes if cls is not None))
     name = "network" if attribute == "network" else "model"  # the argument that callers give

@@ -69,6 +69,7 @@ class TaggerRun(EpochRun):
         return "lexicon" in self.folder.family.vocabs
 
     def prepare(self) -> None:
+        """Checks, before the files are read, that the settings of the data fit the family."""
         super().prepare()
         name = self.folder.family.name.upper()
         lexicon = self.data.lexicon
@@ -76,19 +77,21 @@ class TaggerRun(EpochRun):
             message = f"token_level must be char for {name}, whose lexicon has words of characters, got word"
             raise ParameterError("token_level", "word", ["char"], message)
         if self.takes_words and not lexicon and not self.origin:
-            allowed = "a file of words, a line each, or jieba"
+            allowed = "a file of words, a line each, jieba, or towns"
             raise ParameterError("lexicon", lexicon, allowed, f"lexicon must be given for {name}: {allowed}")
         if lexicon and not self.takes_words:
             message = f"lexicon must be left out for {name}, which takes no words, got {lexicon}"
             raise ParameterError("lexicon", lexicon, "left out", message)
         if (self.origin or self.training.warm_start_path) and not self.folder.steps():
+            # `unit_vectors` scales initial embeddings to length 1, but these embeddings are trained already.
             check_left_out({"unit_vectors": self.data.unit_vectors}, "the embeddings are those that it starts from")
 
     def open_corpus(self) -> TaggedCorpus:
+        """Reads the sentences. A run that starts from another one uses, or extends, the vocabularies of that run."""
         if not self.origin:
             return read_corpus(self.data, as_before=self.is_old)
         origin = self.origin
-        extends = self.training.extend_vocab and not origin.goes_on
+        extends = self.training.extend_vocab and not origin.resumes
         data = self.data
         if self.training.extend_vocab and not extends:  # the new symbols were chosen when the training began
             without_vectors: dict[str, Any] = dict.fromkeys(VECTORS)
@@ -101,8 +104,8 @@ class TaggerRun(EpochRun):
             logger.info("the symbols that init_from=%s knows keep their weights: vectors are for new ones", origin.path)
         self._say_unknown(corpus, origin)
         if self.takes_words and not self.data.lexicon:  # the words are those of the other run
-            before = origin.config["data"]
-            known = {name: before[name] for name in ("lexicon", "skip_short_words") if name in before}
+            other_data = origin.config["data"]
+            known = {name: other_data[name] for name in ("lexicon", "skip_short_words") if name in other_data}
             self.data = dataclasses.replace(self.data, **known)
         return corpus
 
@@ -112,10 +115,10 @@ class TaggerRun(EpochRun):
             options = ("bigram_vectors",) if vocab == "bigram_vocab" else ("char_vectors", "word_vectors")
             name = next(option for option in options if getattr(self.data, option))
             width = getattr(origin.model, WIDTHS[vocab])
-            found = table.shape[1]
-            if found != width:
+            found_width = table.shape[1]
+            if found_width != width:
                 allowed = f"a file whose vectors have {width} numbers, as the rows of {origin.path}"
-                message = f"{name} must be {allowed}, got {getattr(self.data, name)}, whose vectors have {found}"
+                message = f"{name} must be {allowed}, got {getattr(self.data, name)}, whose vectors have {found_width}"
                 raise ParameterError(name, getattr(self.data, name), allowed, message)
 
     @functools.cached_property
@@ -137,31 +140,31 @@ class TaggerRun(EpochRun):
         if self.data.bigrams:
             bigrams = sum(np.sum(sentence.bigrams == UNKNOWN_ID) for sentence in sentences)
             counts["forms of words" if corpus.level == "word" else "bigrams"] = (int(bigrams), total)
-        origin.say_unknown(counts, str(corpus.vocab.unk), of_note=[*counts][:1])
+        origin.say_unknown(counts, str(corpus.vocab.unk), warn_for=[*counts][:1])
 
     def from_data(self) -> dict:
         """The settings that the corpus decides. Raises ParameterError for a sentence longer than `max_seq_len`."""
         corpus = self.corpus
-        most = self.model_config.max_seq_len
+        max_len = self.model_config.max_seq_len
         for split, text in corpus.splits.items():
             for sentence, line in zip(text.sentences, corpus.lines[split], strict=True):
-                if sentence.n > most:
+                if sentence.n > max_len:
                     message = (
                         f"{corpus.names[split]}, line {line}: the sentence that begins here has {sentence.n:,} tokens; "
-                        f"at most max_seq_len={most} are allowed in training: insert an empty line to split it in two"
+                        f"at most max_seq_len={max_len} are allowed in training: insert an empty line to split it"
                     )
-                    raise ParameterError("max_seq_len", sentence.n, f"at most {most}", message)
+                    raise ParameterError("max_seq_len", sentence.n, f"at most {max_len}", message)
         widths = {WIDTHS[name]: table.shape[1] for name, table in corpus.embeddings.items()}
         n_bigram = len(corpus.bigram_vocab) if self.data.bigrams else 0
         scheme = NONE if corpus.scheme == NONE else None  # `None`: a scheme that the labels show
-        of_tags = {"labels": corpus.labels, "scheme": scheme}
-        of_tokens = {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "token_level": corpus.level}
-        return {**of_tokens, **of_tags, **widths}
+        tag_settings = {"labels": corpus.labels, "scheme": scheme}
+        token_settings = {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "token_level": corpus.level}
+        return {**token_settings, **tag_settings, **widths}
 
     def measured(self) -> dict:
         sizes: Any = self.corpus.sizes
-        longest, usual, most = sizes
-        return {"longest_sentence": longest, "usual_sentences": usual, "most_sentences": most}
+        longest, usual, largest = sizes
+        return {"longest_sentence": longest, "usual_sentences": usual, "most_sentences": largest}
 
     @property
     def new_weights(self) -> tuple[str, ...]:
@@ -194,6 +197,7 @@ class TaggerRun(EpochRun):
             table.assign(rows)
 
     def log_model(self) -> None:
+        """Logs sizes of corpus and model."""
         corpus = self.corpus
         total = self.model.count_params()
         sizes = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
@@ -225,9 +229,9 @@ class TaggerRun(EpochRun):
     def _evaluate(self, split: str, what: str) -> dict[str, float]:
         """Evaluates the current weights, which are called `what`, on a split, and logs the results."""
         measured = self.evaluate(split)
-        found = {name: measured[name] for name in ("loss", *self.validated)}
-        logger.info("%s, %s: %s", split, what, self.show(found, ""))
-        return found
+        results = {name: measured[name] for name in ("loss", *self.validated)}
+        logger.info("%s, %s: %s", split, what, self.show(results, ""))
+        return results
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
