@@ -7,8 +7,9 @@ from typing import Any, Unpack
 import keras
 import tensorflow as tf
 
-from txl_tf.config import ModelConfig, NetworkConfig
+from txl_tf.config import ModelConfig, NetworkConfig, SoftmaxConfig
 from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, weights_of_labels
+from txl_tf.equations import only_gradient
 from txl_tf.errors import FixedAttributeError, ParameterError, UnsupportedError
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
@@ -17,7 +18,7 @@ from txl_tf.language.sampling import check_integer, uniform_draws
 from txl_tf.language.session import Session
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax
-from txl_tf.nn.arguments import LayerOptions, arguments_of, takes
+from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
 from txl_tf.nn.base import OutputSpecs
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.parts import (
@@ -52,7 +53,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
     Args:
         network_class: `TransformerXL`, or a subclass of it.
         arguments: arguments of the network, without dtype and name.
-        proj_share_all_but_first: see `AdaptiveSoftmax`.
+        proj_share_all_but_first, tie_weight: see `AdaptiveSoftmax`.
+        label_smoothing, z_loss: see `TransformerXLLM`.
         **kwargs: arguments of `keras.Model`.
     """
 
@@ -67,16 +69,22 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
     def __init__(
         self, network_class: type[TransformerXL], arguments: dict[str, Any], proj_share_all_but_first: bool,
-        **kwargs: Any,
+        tie_weight: bool = True, label_smoothing: float = 0.0, z_loss: float = 0.0, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.proj_share_all_but_first = proj_share_all_but_first
+        self.tie_weight = tie_weight
+        self.label_smoothing = label_smoothing
+        self.z_loss = z_loss
         network_class = chosen_class("network_class", network_class)
         softmax_class = chosen_class("softmax_class", AdaptiveSoftmax)
         self.network = network = network_class(**arguments, dtype=self.dtype_policy, name="transformer")
         self.seed = network.seed
         self.init = network.init
+        # A user's softmax need not have arguments for tables of its own.
+        own_tables: dict[str, Any] = {} if tie_weight else {"tie_weight": False, "initializer": network.initializer}
         self.softmax = softmax_class(
+            **own_tables,
             n_token=network.n_token,
             d_embed=network.d_embed,
             d_proj=network.d_model,
@@ -289,7 +297,20 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             counts, or `None` if all labels count; and the memory for the next segment.
         """
         outputs, new_mems = self.outputs(tokens, mems, static_shapes=static_shapes, **training)
-        return *self._nll(outputs, labels, static_shapes, bin_capacities), new_mems
+        objective = self.training_objective() if training.get("training") else {}
+        return *self._nll(outputs, labels, static_shapes, bin_capacities, **objective), new_mems
+
+    def training_objective(self) -> dict[str, float]:
+        """`label_smoothing` and `z_loss`, if they are not 0. They change the gradient of the nll, not its value.
+
+        Raises:
+            ParameterError: a user has overridden the `call` of the model or of its softmax, and `z_loss` is not 0.
+        """
+        both = {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+        if self.z_loss and self.has_own_probabilities:
+            allowed = "0 for a call of your own, which returns log-probabilities without their normalizer"
+            raise ParameterError("z_loss", self.z_loss, allowed)
+        return {name: value for name, value in both.items() if value}
 
     def outputs(
         self, tokens: Tensor, mems: Any = None, *, static_shapes: bool = False, **options: Any
@@ -342,12 +363,19 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             return outputs
         return self.softmax(outputs, embedding=self.network.embedding)
 
-    def nll_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The nll of labels from `outputs`, both `[batch, tgt_len]`."""
+    def nll_of(self, outputs: Tensor, labels: Tensor, **objective: float) -> Tensor:
+        """The nll of labels from `outputs`, both `[batch, tgt_len]`.
+
+        Args:
+            outputs, labels: see above.
+            **objective: the result of `training_objective`, in training.
+        """
         if not self.has_own_probabilities:
-            return self.softmax.nll(outputs, labels, self.network.embedding)
-        labels = tf.cast(labels, tf.int32)
-        return -tf.gather(self.log_probs_of(outputs), labels, batch_dims=2)
+            return self.softmax.nll(outputs, labels, self.network.embedding, **objective)
+        log_probs = self.log_probs_of(outputs)
+        nll = -tf.gather(log_probs, tf.cast(labels, tf.int32), batch_dims=2)
+        smoothing = objective.get("label_smoothing")
+        return nll if smoothing is None else nll - only_gradient(smoothing * (tf.reduce_mean(log_probs, -1) + nll))
 
     def why_not_cached(self) -> Exception | None:
         """The error of a part that cannot be computed from cached keys and values, or `None` if every part can."""
@@ -437,17 +465,17 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         return *self._nll(outputs, labels, self.static_shapes), (precomputed, state)
 
     def _nll(
-        self, outputs: Tensor, labels: Tensor, static_shapes: bool, bin_capacities: Any = None
+        self, outputs: Tensor, labels: Tensor, static_shapes: bool, bin_capacities: Any = None, **objective: float
     ) -> tuple[Tensor, Tensor | None]:
-        """`(nll, kept)` of `segment_nll`."""
+        """`(nll, kept)` of `segment_nll`. `objective` is that of `nll_of`."""
         if not static_shapes:
-            return self.nll_of(outputs, labels), None
+            return self.nll_of(outputs, labels, **objective), None
         if self.has_own_probabilities:
             kept = labels >= 0
-            return tf.where(kept, self.nll_of(outputs, tf.maximum(labels, 0)), 0), kept
+            return tf.where(kept, self.nll_of(outputs, tf.maximum(labels, 0), **objective), 0), kept
         if bin_capacities is None:
             bin_capacities = [labels.shape.num_elements()] * len(self.softmax.cutoffs)
-        return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities)
+        return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities, **objective)
 
     @compiled_method(reduce_retracing=True)
     def _score(self, tokens: Tensor, labels: Tensor, mems: Any) -> Any:
@@ -514,6 +542,10 @@ class TransformerXLLM(LanguageModel):
     Args: those of `TransformerXL`, of which `mem_len` is required, and
         proj_share_all_but_first: whether the softmax shares all projections of the embedding except the first, see
             `AdaptiveSoftmax`.
+        tie_weight: whether the softmax uses the tables of the embedding, as in the original. If not, it has its own.
+        label_smoothing: share of the probability that the loss of `fit` distributes evenly over all words.
+        z_loss: factor of `log(Z)^2` in the loss of `fit`, where Z is the normalizer of each softmax of a label. Both
+            change only gradients: `loss` in the logs is the nll, as in `score` and `evaluate`.
 
     Call arguments:
         tokens: int `[batch, tgt_len]`.
@@ -537,10 +569,11 @@ class TransformerXLLM(LanguageModel):
         dropout: float = 0.1, dropatt: float = 0.0, mem_len: int, same_length: bool = False,
         clamp_len: int = -1, untie_r: bool = False, reset_token: int | None = None,
         cutoffs: Sequence[int] = (), div_val: int = 1, proj_share_all_but_first: bool = False,
+        tie_weight: bool = True, label_smoothing: float = 0.0, z_loss: float = 0.0,
         proj_same_dim: bool = True, init: Any = "normal",
         init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, positions: str = "relative",
-        context_len: int = 512, layer_norm_epsilon: float = 1e-12, recompute: bool = False, seed: int | None = None,
-        **kwargs: Unpack[LayerOptions],
+        context_len: int = 512, layer_norm_epsilon: float = 1e-12, pre_lnorm: bool = False, activation: str = "relu",
+        norm: str = "layer", recompute: bool = False, seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         arguments = {name: getattr(self, name) for name in [*NetworkConfig.names(), "recompute", "seed"]}
-        super().__init__(TransformerXL, arguments, self.proj_share_all_but_first, **kwargs)
+        super().__init__(TransformerXL, arguments, **values_of(self, SoftmaxConfig.names()), **kwargs)

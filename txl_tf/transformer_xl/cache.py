@@ -8,7 +8,8 @@ weights do not change, the keys and values do not change either, so inference co
     hidden, state = cached_forward(network, weights, tokens, state)       # == network(tokens, mems)
 
 The keys and values of a layer are in rings, see `ring.py`. Zero memories have zero keys and values, because the
-projections have no bias.
+projections have no bias. With `pre_lnorm`, the rings contain differences to those of a zero memory, see `Zeros` of the
+equations.
 
 With a `reset_token`, a document may begin in a segment. For its tokens, the keys and values before the document count
 as zeros. After the segment, everything older than a row's last document is overwritten with zeros. A segment of one
@@ -51,10 +52,7 @@ def precompute(network: Any, max_segment: Size = 1) -> Any:
 
 
 def position_keys(network: Any, max_segment: Size = 1) -> tuple[Any, ...]:
-    """The `position_keys` of all `LayerWeights`. All others are copies of the weights.
-
-    The tuple is empty if the positions are not relative.
-    """
+    """The `position_keys` of all `LayerWeights`, see `projected_positions`. All others are copies of the weights."""
     tables = projected_positions(network, network.mem_len + max_segment)
     return tuple(ring_positions(r_k, max_segment) for r_k in tables)
 
@@ -85,17 +83,21 @@ def state_of(network: Any, mems: Sequence[Tensor], max_segment: Size = 1) -> Cac
     """The state that continues a text from the hidden states `mems`, a list with `[B, M, E]` for every layer."""
     width = network.n_head * network.d_head
 
-    def heads(mem: Tensor, kernel: Tensor) -> Any:
+    def keys_and_values(mem: Tensor, attn: Any) -> Any:
         if mem.shape[1] != network.mem_len:
             allowed = f"memories of mem_len={network.mem_len} positions"
             raise ParameterError("mems", mem, allowed, f"mems must be {allowed}, got {shown(mem)}")
-        heads: Any = tf.matmul(tf.cast(mem, network.compute_dtype), tf.cast(kernel, network.compute_dtype))
-        heads = tf.reshape(heads, [-1, network.mem_len, network.n_head, network.d_head])
-        return tf.transpose(heads, [0, 2, 1, 3])
+        kernel: Any = tf.cast(attn.qkv_kernel, network.compute_dtype)
+        heads: Any = tf.matmul(attn.memory_of(tf.cast(mem, network.compute_dtype)), kernel[:, width:])
+        heads = tf.reshape(heads, [-1, network.mem_len, 2, network.n_head, network.d_head])
+        k, v = tf.unstack(tf.transpose(heads, [2, 0, 3, 1, 4]))
+        zeros = attn.zeros(kernel)
+        return (k, v) if zeros is None else (k - zeros.k, v - zeros.v)
 
-    kernels = [layer.rel_attn.qkv_kernel for layer in network.decoder_layers]
-    keys = [heads(mem, kernel[:, width : 2 * width]) for mem, kernel in zip(mems, kernels, strict=True)]
-    values = [heads(mem, kernel[:, 2 * width :]) for mem, kernel in zip(mems, kernels, strict=True)]
+    attentions = [layer.rel_attn for layer in network.decoder_layers]
+    pairs = [keys_and_values(*of_layer) for of_layer in zip(mems, attentions, strict=True)]
+    keys = [k for k, _ in pairs]
+    values = [v for _, v in pairs]
     if not network.scheme.turns:
         return state_from(keys, values, max_segment)
     keys = [network.scheme.turn(key, tf.range(network.mem_len)) for key in keys]

@@ -118,6 +118,11 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         reset_token: id of the first token of a document. The memory is reset before it: the document gets the results
             that it would get at the beginning of a text, see `transformer_xl/documents.py`. `None`: no resets.
         layer_norm_epsilon: added to the variance in layer norm. The original uses 1e-12, PyTorch 1e-5.
+        pre_lnorm: whether layers normalise the inputs of attention and of the feed-forward net, as `pre_lnorm` of the
+            original's PyTorch program, instead of the sums after their residual connections. There is no norm after
+            the last layer, as in that program.
+        activation: of the feed-forward nets: "relu", "gelu" or "swiglu", see `txl_tf.layers.PositionwiseFF`.
+        norm: "layer" for layer norm, "rms" for `txl_tf.layers.RMSNorm`.
         cutoffs, div_val, proj_same_dim: clusters of the embedding, see `AdaptiveEmbedding`.
         init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
             softmax), or "uniform" in `[-init_range, init_range]`. Or a Keras initializer for all these weights, as an
@@ -171,6 +176,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     proj_init_std: float
     init_range: float
     context_len: int
+    pre_lnorm: bool
+    activation: str
+    norm: str
     recompute: bool
     scheme: Any
 
@@ -192,8 +200,8 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         clamp_len: int = -1, untie_r: bool = False, reset_token: int | None = None,
         cutoffs: Sequence[int] = (), div_val: int = 1, proj_same_dim: bool = True, init: Any = "normal",
         init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, positions: str = "relative",
-        context_len: int = 512, layer_norm_epsilon: float = 1e-12, recompute: bool = False, seed: int | None = None,
-        **kwargs: Unpack[LayerOptions],
+        context_len: int = 512, layer_norm_epsilon: float = 1e-12, pre_lnorm: bool = False, activation: str = "relu",
+        norm: str = "layer", recompute: bool = False, seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.scheme = checked_scheme(self.positions, self)
@@ -213,6 +221,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         )  # fmt: skip
         names = ("d_model", "n_head", "d_head", "d_inner", "dropout", "dropatt", "layer_norm_epsilon")
         of_layers = values_of(self, names)
+        variants = values_of(self, ("pre_lnorm", "activation", "norm"))
+        # A user's layer need not have arguments for them.
+        of_layers |= {name: value for name, value in variants.items() if value != getattr(NetworkConfig, name)}
         of_layers |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
         default = self.layer_class
         if self.layer_class is TransformerXLLayer and not isinstance(self.scheme, Relative):
@@ -221,6 +232,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         self.decoder_layers = [layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
         for layer in self.decoder_layers:
             self.scheme.join(layer)
+        if self.pre_lnorm and self.norm == "layer" and self.scheme.turns and self.scheme.scores_positions:
+            allowed = "a scheme that turns keys or adds scores, but not both, with pre_lnorm and norm='layer'"
+            raise ParameterError("positions", self.positions, allowed)
         # Start the keys after the layers are made. The order of draws decides the initial weights for a given seed.
         self.start_keys(seed, always=True)
 
