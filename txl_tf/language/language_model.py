@@ -129,20 +129,30 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
     # ------------------------------------------------------------------------------------------------- inference
 
-    def call(self, tokens: Tensor, mems: Any = None) -> tuple[Tensor, list[Tensor]]:
-        hidden, new_mems = self.network(tokens, mems=mems)
-        return self.softmax(hidden, embedding=self.network.embedding), new_mems
+    def call(
+        self, tokens: Tensor | None = None, mems: Any = None, inputs_embeds: Tensor | None = None,
+        done: Tensor | None = None, output_hidden_states: bool = False,
+    ) -> Any:  # fmt: skip
+        options = {"inputs_embeds": inputs_embeds, "done": done, "output_hidden_states": output_hidden_states}
+        # A user's network need not take them.
+        options = {name: value for name, value in options.items() if value is not None and value is not False}
+        hidden, new_mems, *hidden_states = self.network(tokens, mems=mems, **options)
+        return self.softmax(hidden, embedding=self.network.embedding), new_mems, *hidden_states
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
-        hidden_shape, mems_shapes = self.network.compute_output_shape(**self.named_shapes(shapes, named))
-        return (*hidden_shape[:-1], self.network.n_token), mems_shapes
+        if shapes == () and named.get("inputs_embeds_shape") is not None:
+            named = {"tokens_shape": named["inputs_embeds_shape"][:2], **named}
+        given = self.named_shapes(shapes, named)
+        options = {name: given[name] for name in ("tokens", "mems", "output_hidden_states")}
+        hidden_shape, *others = self.network.compute_output_shape(**options)
+        return (*hidden_shape[:-1], self.network.n_token), *others
 
     def initial_mems(self, batch_size: Size) -> list[Tensor]:
         """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`."""
         return self.network.initial_mems(batch_size)
 
     def score(
-        self, tokens: Tensor, labels: Tensor, mems: Any = None, sample_weight: Any = None
+        self, tokens: Tensor, labels: Tensor, mems: Any = None, sample_weight: Any = None, done: Any = None
     ) -> tuple[Tensor, list[Tensor]]:
         """The negative log-likelihood of every label, at its position.
 
@@ -153,6 +163,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
                 d_model]`; `None` for `initial_mems`.
             sample_weight: weights of the labels, `[batch, tgt_len]`, or of the rows, `[batch]`, by which their nll is
                 multiplied; `None` for 1. `evaluate` reports the sum of the result, divided by the sum of the weights.
+            done: bool `[batch, tgt_len]`, true at the last token of a document or an episode: the tokens after it do
+                not see it, as at the beginning of a text. `None`: no document ends.
 
         Returns:
             `(nll, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len]` in nats, and the memory for the next
@@ -168,12 +180,13 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             message = f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}"
             raise ParameterError("labels", labels, f"of the shape of tokens, {tokens.shape}", message)
         mems = self._check_mems(tokens, mems)
+        done = None if done is None else tf.convert_to_tensor(done)
         if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:
-            return self._score(tokens, labels, mems)
+            return self._score(tokens, labels, mems, done)
         if sample_weight is not None:
             sample_weight = tf.convert_to_tensor(sample_weight)
             check_weights_fit(sample_weight, labels)
-        return self._weighted_score(tokens, labels, mems, weights_of_labels(sample_weight, labels))
+        return self._weighted_score(tokens, labels, mems, weights_of_labels(sample_weight, labels), done)
 
     def log_probs(self, tokens: Tensor, mems: Any = None) -> tuple[Tensor, list[Tensor]]:
         """The log-probability of every word of the vocabulary as the next token. Arguments and errors: see `score`.
@@ -290,7 +303,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             tokens, labels: int `[batch, tgt_len]`, not checked.
             mems: list of `n_layer` tensors `[batch, any, d_model]`.
             static_shapes, bin_capacities: see `compile`.
-            **training: `training` and `dropout_key` of the network.
+            **training: `training` and `dropout_key` of the network; and `done`, if the dataset has it.
 
         Returns:
             `(nll, kept, new_mems)`: the nll in nats, `[batch, tgt_len]`; bool `[batch, tgt_len]`, true where a label
@@ -330,6 +343,11 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         """
         model = self if self.has_own_call else self.network
         options = {**options, "static_shapes": True} if static_shapes else options
+        if options.get("done") is None:
+            options.pop("done", None)
+        elif not takes_keyword(model.call, "done"):
+            allowed = f"left out, because the call of {type(model).__name__} does not take it"
+            raise ParameterError("done", options["done"], allowed, f"done must be {allowed}")
         known = {name: value for name, value in options.items() if takes_keyword(model.call, name)}
         if "dropout_key" not in keywords_of(model.call):  # Keras allows no tensor next to a bool in **kwargs
             known.pop("dropout_key", None)
@@ -446,21 +464,25 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         state = initial_state(self.network, batch_size, tgt_len)
         return precompute(self.network, tgt_len), writable_copy(state)
 
-    def evaluation_nll(self, tokens: Tensor, labels: Tensor, carried: Any) -> tuple[Tensor, Tensor | None, Any]:
+    def evaluation_nll(
+        self, tokens: Tensor, labels: Tensor, carried: Any, done: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, Any]:
         """The nll of a segment of an evaluation. Returns `(nll, kept, carried)`, see `segment_nll`.
 
         Args:
             tokens, labels: see `segment_nll`.
             carried: the result of `start_evaluation`, or the memory after the previous segment; it is overwritten. Or
                 a list of tensors, see `initial_mems`; then the result has such a list, too.
+            done: see `score`.
         """
         if isinstance(carried, list):
-            return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes)
+            ends = {} if done is None else {"done": done}
+            return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes, **ends)
         precomputed, state = carried
         weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
         outputs, state = cached_forward(
             self.network, weights, tokens, state, static_shapes=self.static_shapes, in_place=not self.static_shapes,
-            model=self.outputs,
+            model=self.outputs, done=done,
         )  # fmt: skip
         return *self._nll(outputs, labels, self.static_shapes), (precomputed, state)
 
@@ -478,13 +500,15 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities, **objective)
 
     @compiled_method(reduce_retracing=True)
-    def _score(self, tokens: Tensor, labels: Tensor, mems: Any) -> Any:
-        outputs, new_mems = self.outputs(tokens, mems)
+    def _score(self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None) -> Any:
+        outputs, new_mems = self.outputs(tokens, mems, done=done)
         return self.nll_of(outputs, labels), new_mems
 
     @compiled_method(reduce_retracing=True, autograph=False)
-    def _weighted_score(self, tokens: Tensor, labels: Tensor, mems: Any, weights: Tensor) -> Any:
-        nll, new_mems = self._score(tokens, tf.where(weights > 0, labels, 0), mems)
+    def _weighted_score(
+        self, tokens: Tensor, labels: Tensor, mems: Any, weights: Tensor, done: Tensor | None = None
+    ) -> Any:
+        nll, new_mems = self._score(tokens, tf.where(weights > 0, labels, 0), mems, done)
         return nll * tf.cast(weights, nll.dtype), new_mems
 
     @compiled_method(reduce_retracing=True)
@@ -550,9 +574,11 @@ class TransformerXLLM(LanguageModel):
     Call arguments:
         tokens: int `[batch, tgt_len]`.
         mems: see `score`.
+        inputs_embeds, done, output_hidden_states: as in the call of `TransformerXL`.
 
     Returns:
-        `(log_probs, new_mems)`: see `log_probs`.
+        `(log_probs, new_mems)`: see `log_probs`. With `output_hidden_states`, also a list of `n_layer + 1` tensors, as
+        `TransformerXL` returns it.
 
     Raises:
         ParameterError: an argument is out of its range.
