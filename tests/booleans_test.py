@@ -23,6 +23,7 @@ MADE = [
     (layers.PositionWiseFFN, {"ffn_num_hiddens": 8, "ffn_num_outputs": 8}, "rate"),
     (layers.PositionwiseFF, {"d_model": 8, "d_inner": 8}, "dropout layer_norm_epsilon"),
     (layers.LayerNorm, {}, "epsilon"),
+    (layers.RMSNorm, {}, "epsilon"),
     (layers.MultiHeadAttention, {"d_model": 8, "num_heads": 2}, "rate"),
     (layers.EncoderLayer, {"d_model": 8, "num_heads": 2, "dff": 8}, "rate dropatt dropact"),
     (layers.DecoderLayer, {"d_model": 8, "num_heads": 2, "dff": 8}, "rate dropatt dropact"),

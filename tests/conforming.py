@@ -135,6 +135,21 @@ MODELS = [
 SLOW = [
     Conforming("language_model", language_model(), segment),
     Conforming(
+        "variant_language_model",
+        language_model(
+            pre_lnorm=True,
+            norm="rms",
+            activation="swiglu",
+            positions="rotary",
+            tie_weight=False,
+            label_smoothing=0.1,
+            z_loss=0.001,
+            cutoffs=[8],
+        ),  # fmt: skip
+        segment,
+    ),
+    Conforming("pre_lnorm_language_model", language_model(pre_lnorm=True, activation="gelu", reset_token=3), segment),
+    Conforming(
         "adaptive_vanilla_language_model",
         language_model(
             txl_tf.TransformerLM,

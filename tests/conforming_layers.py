@@ -86,6 +86,7 @@ LAYERS = [
     case(layers.PositionWiseFFN, 16, E, inputs={"X": floats(B, T, E)}, rates=("rate",)),
     case(layers.PositionwiseFF, E, 16, inputs={"inp": floats(B, T, E)}, rates=("dropout",)),
     case(layers.LayerNorm, inputs={"inputs": floats(B, T, E)}),
+    case(layers.RMSNorm, inputs={"inputs": floats(B, T, E)}),
     case(
         layers.MultiHeadAttention, E, 2, rates=("rate",), masked=True,
         inputs={"v": floats(B, T, E), "k": floats(B, T, E), "q": floats(B, 3, E)},

@@ -669,6 +669,7 @@ def test_every_block_is_run_or_named():
     """Every block of Python and bash is run by a test above, or a word of NOT_RUN says why not."""
     pages = {"README.md", "data.md", "faq.md", "guide.md", "layers.md", "ner.md", "serving.md", "transformer.md"}
     pages |= {"articles.md"}  # articles_test.py runs them
+    pages |= {"research.md"}  # research_test.py runs them
     pages |= {"development.md"}  # new_family_test.py runs it
     assert {key[0] for key in blocks("python")} == pages
     assert {key[1] for key in BLOCKS} <= {"bash", "python", "json", "bibtex"}

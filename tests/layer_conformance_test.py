@@ -287,7 +287,7 @@ def probes(case):
 
 
 # Layers that work on every row or id by itself take any rank.
-ANY_RANK = "Embeddings", "AdaptiveEmbedding", "LayerNorm", "PositionWiseFFN"
+ANY_RANK = "Embeddings", "AdaptiveEmbedding", "LayerNorm", "RMSNorm", "PositionWiseFFN"
 
 
 def test_wrong_inputs_are_named_by_the_first_line_of_the_error():

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from torch_files import Instance, Module, write_safetensors, write_zip
 
-import txl_tf
+from txl_tf.runs.weights import weights_by_name
 
 KINDS = ("hf", "kimi", "nv")
 LAYER = {
@@ -20,7 +20,7 @@ LAYER = {
 
 def tensors_of(lm, kind):
     """`{name: array}` of a state_dict, as the program of a kind writes it."""
-    weights = {name.removeprefix("transformer/"): array for name, array in txl_tf.tf1_variables(lm).items()}
+    weights = {name.removeprefix("transformer/"): variable.numpy() for name, variable in weights_by_name(lm).items()}
     network, tensors = lm.network, {}
     n_bin, n_table = len(network.cutoffs) + 1, len(network.embedding.tables)
     for i in range(n_table):
@@ -47,8 +47,12 @@ def tensors_of(lm, kind):
     biases = biases if n_table > 1 else [np.concatenate(biases)]
     for i, bias in enumerate(biases):
         tensors[f"crit.out_layers_biases.{i}" if kind == "nv" else f"crit.out_layers.{i}.bias"] = bias
-        if kind == "kimi":
-            tensors[f"crit.out_layers.{i}.weight"] = tensors[f"word_emb.emb_layers.{i}.weight"]
+        own = "crit.out_layers_weights.{}" if kind == "nv" else "crit.out_layers.{}.weight"
+        if not lm.tie_weight:
+            scope = f"adaptive_softmax/cutoff_{i}/" if n_table > 1 else "adaptive_softmax/"
+            tensors[own.format(i)] = weights[f"{scope}lookup_table"]
+        elif kind == "kimi":
+            tensors[own.format(i)] = tensors[f"word_emb.emb_layers.{i}.weight"]
     for i, is_tied in enumerate(ties_of(lm)):
         if not is_tied:
             tensors[f"crit.out_projs.{i}"] = weights[f"adaptive_softmax/cutoff_{i}/proj"].T
@@ -75,13 +79,16 @@ def numbers_of(lm, kind):
     numbers = {name: getattr(lm.network, name) for name in names} | {"cutoffs": list(lm.network.cutoffs)}
     one_more = int(lm.network.same_length and kind != "nv")  # positions that the program counts
     numbers |= {"n_token": lm.network.n_token, "mem_len": lm.network.mem_len + one_more}
-    return numbers | {"tie_projs": ties_of(lm), "attn_type": 0, "pre_lnorm": False, "sample_softmax": -1, "ext_len": 0}
+    ties = {"tie_projs": ties_of(lm)} | ({"tie_weight": lm.tie_weight} if kind == "nv" else {})
+    own = {"attn_type": 0, "pre_lnorm": lm.network.pre_lnorm, "sample_softmax": -1, "ext_len": 0}
+    return numbers | ties | own
 
 
 def hf_config(lm):
     """What config.json says."""
     numbers = numbers_of(lm, "hf")
     own = {"model_type": "transfo-xl", "vocab_size": numbers.pop("n_token"), "untie_r": lm.network.untie_r}
+    own["tie_word_embeddings"] = lm.tie_weight
     return numbers | own | {"layer_norm_epsilon": lm.network.layer_norm_epsilon}
 
 

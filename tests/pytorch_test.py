@@ -46,6 +46,9 @@ MODELS = {
     "wide": WIDE,
     "wide_own": {"cutoffs": [5, 12, 20], "div_val": 2, "d_embed": 12},
     "projected": {"d_embed": 6},
+    "pre_lnorm": {**WIDE, "pre_lnorm": True},
+    "untied": {**WIDE, "tie_weight": False},
+    "untied_plain": {**PLAIN, "tie_weight": False},
 }
 
 
@@ -79,7 +82,7 @@ def refused(tmp_path, checkpoint, message, **given):
 # ------------------------------------------------------------------------------------------------------- the numbers
 
 
-FAST_FORMS = ["hf-projected", "hf-wide", "kimi-own", "nv-plain", "nv-wide_own"]
+FAST_FORMS = ["hf-projected", "hf-wide", "kimi-own", "nv-plain", "nv-wide_own", "nv-pre_lnorm", "kimi-untied"]
 
 
 @pytest.mark.parametrize(
@@ -93,10 +96,12 @@ FAST_FORMS = ["hf-projected", "hf-wide", "kimi-own", "nv-plain", "nv-wide_own"]
 def test_a_model_comes_back_bit_for_bit(case, tmp_path, kind, name):
     lm, path = case(kind, {**MODELS[name], "same_length": True, "clamp_len": 3})
     found, vocab, made = opened(tmp_path, path)
-    expected = lm.network.get_config() | {"proj_share_all_but_first": lm.proj_share_all_but_first}
+    of_softmax = {"proj_share_all_but_first", "tie_weight", "label_smoothing", "z_loss"}
+    expected = lm.network.get_config() | {name: getattr(lm, name) for name in of_softmax}
     for name in set(made.model) - {"init", "init_std", "init_range", "proj_init_std"}:
         assert made.model[name] == (list(expected[name]) if name == "cutoffs" else expected[name]), name
-    assert_variables_equal(txl_tf.tf1_variables(found), txl_tf.tf1_variables(lm))
+    arrays = ({name: x.numpy() for name, x in weights_by_name(model).items()} for model in (found, lm))
+    assert_variables_equal(*arrays)
     assert vocab.symbols == WORDS and made.n_parameter == lm.count_params()
     assert os.path.basename(made.checkpoint) == ("ckpt-7" if kind == "nv" else "ckpt-0")
     changed = [note for note in made.notes if note.startswith("mem_len 5 became 4")]
@@ -254,7 +259,7 @@ def test_forms_of_the_originals_files(case, tmp_path, name):
     found, vocab, made = opened(tmp_path, path, **given)
     assert_variables_equal(txl_tf.tf1_variables(found), txl_tf.tf1_variables(lm))
     assert vocab.symbols == WORDS and found.network.mem_len == 4 and found.network.layer_norm_epsilon == 1e-5
-    assumed = ["same_length", "clamp_len", "dropout", "dropatt", "layer_norm_epsilon"]
+    assumed = ["same_length", "clamp_len", "dropout", "dropatt", "layer_norm_epsilon", "pre_lnorm"]
     assert made.origins.get("nobody, so assumed") == (assumed if given else None)
 
 
@@ -313,7 +318,6 @@ CONTRADICTING = {
     "div_val": (3, "says div_val=3, .* has div_val=2"),
     "untie_r": (False, "says untie_r=False, .* has untie_r=True"),
     "attn_type": (2, "is another network: .*config.json says attn_type=2"),
-    "pre_lnorm": (True, "says pre_lnorm=True; layer norm comes after every sublayer"),
     "sample_softmax": (20, "says sample_softmax=20; the softmax here is over all words"),
     "ext_len": (4, "says ext_len=4; there is no extended context"),
     "tie_word_embeddings": (False, "says that the softmax has weights of its own, and there is no crit"),
@@ -650,15 +654,36 @@ def test_the_way_back_says_what_is_lost_of_resets(tmp_path, printed):
 
 REFUSED = {
     "evil_bin": "posix.system", "evil_legacy": "__builtin__.eval", "beyond_storage": "storage 0 of 1280 bytes has 32",
-    "truncated": "cut off", "missing": "qkv_net.weight", "not_tied": "out_layers.0.weight is not the embedding",
+    "truncated": "cut off", "missing": "qkv_net.weight",
     "no_softmax": "no tensor crit", "config_contradicts": "n_head=4, d_head=2", "gpt2": "model_type must be transfo-xl",
-    "pre_lnorm": "pre_lnorm=True",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_reference_files_to_refuse(reference, tmp_path, name):
     refused(tmp_path, reference / "pytorch" / "refuse" / name, REFUSED[name])
+
+
+@pytest.mark.parametrize("name, option, value", [("pre_lnorm", "pre_lnorm", True), ("not_tied", "tie_weight", False)])
+def test_references_that_earlier_versions_refused(reference, tmp_path, name, option, value):
+    words = tmp_path / "words.txt"
+    words.write_text("\n".join([*WORDS[:20], ""]))
+    lm, vocab, made = opened(tmp_path, reference / "pytorch" / "refuse" / name, corpus=words)
+    assert getattr(lm, option) is made.model[option] is value and len(vocab) == 20
+
+
+def test_tables_that_contradict_the_file_are_refused(case, tmp_path):
+    lm, _ = case("hf", {**PLAIN, "tie_weight": False})
+    path = write_case(tmp_path / "b", lm, "hf", WORDS, tie_word_embeddings=True)
+    refused(tmp_path, path, "out_layers.0.weight is not the embedding's table")
+
+
+def test_a_bare_state_dict_does_not_tell_where_it_normalises(case, tmp_path):
+    lm, _ = case("nv", {**PLAIN, "pre_lnorm": True})
+    path = write_zip(tmp_path / "state_dict.pt", tensors_of(lm, "nv"))
+    given = {"corpus": tmp_path / "case" / "checkpoint_best.pt", "mem_len": lm.mem_len}
+    found, _, made = opened(tmp_path, path, pre_lnorm=True, **given)
+    assert found.pre_lnorm and "pre_lnorm" in made.origins["the command"]
 
 
 def test_the_reference_vocabulary_to_refuse(reference, case, tmp_path):

@@ -114,8 +114,11 @@ def rel_multihead_attn(
     is_training,
     weights,
     scope,
+    pre_lnorm=False,
 ):
     """Relative attention with its residual and layer norm: [i, b, d_model] -> the same.
+
+    pre_lnorm is that of the original's PyTorch program.
 
     w is the segment, mems [mem_len, b, d_model] its memory, r [j, 1, d_model] the embedded distances
     klen - 1 ... 0; r_w_bias and r_r_bias [n, d_head] are the paper's u and v.
@@ -127,6 +130,8 @@ def rel_multihead_attn(
 
     # As in the original, the whole memory is projected for every segment, queries included (then dropped).
     cat = tf.concat([mems, w], 0) if mems is not None else w
+    if pre_lnorm:
+        cat = layer_norm(cat, weights, scope)
     w_heads = dense(cat, weights, f"{scope}/qkv", use_bias=False)  # [j, b, 3 * n * d_head]
     r_head_k = dense(r, weights, f"{scope}/r", use_bias=False)  # [j, 1, n * d_head]
 
@@ -157,15 +162,20 @@ def rel_multihead_attn(
 
     attn_out = dense(attn_vec, weights, f"{scope}/o", use_bias=False)
     attn_out = dropout(attn_out, dropout_rate, is_training)
+    if pre_lnorm:
+        return attn_out + w
     return layer_norm(attn_out + w, weights, scope)
 
 
-def positionwise_ff(inp, dropout_rate, is_training, weights, scope):
+def positionwise_ff(inp, dropout_rate, is_training, weights, scope, pre_lnorm=False):
     """Two dense layers with their residual and layer norm: [i, b, d_model] -> the same."""
-    output = tf.nn.relu(dense(inp, weights, f"{scope}/layer_1"))
+    core = layer_norm(inp, weights, scope) if pre_lnorm else inp
+    output = tf.nn.relu(dense(core, weights, f"{scope}/layer_1"))
     output = dropout(output, dropout_rate, is_training)
     output = dense(output, weights, f"{scope}/layer_2")
     output = dropout(output, dropout_rate, is_training)
+    if pre_lnorm:
+        return output + inp
     return layer_norm(output + inp, weights, scope)
 
 
@@ -320,6 +330,7 @@ def transformer(
     untie_r,
     weights,
     scope="transformer",
+    pre_lnorm=False,
 ):
     """Tokens [i, b] and the memory -> hidden [i, b, d_model] and the new memory."""
     r_w_bias, r_r_bias = weights[f"{scope}/r_w_bias"], weights[f"{scope}/r_r_bias"]
@@ -358,8 +369,9 @@ def transformer(
             is_training=is_training,
             weights=weights,
             scope=f"{scope}/layer_{i}/rel_attn",
+            pre_lnorm=pre_lnorm,
         )
-        output = positionwise_ff(output, dropout_rate, is_training, weights, f"{scope}/layer_{i}/ff")
+        output = positionwise_ff(output, dropout_rate, is_training, weights, f"{scope}/layer_{i}/ff", pre_lnorm)
 
     return dropout(output, dropout_rate, is_training), new_mems
 
@@ -367,7 +379,8 @@ def transformer(
 class ReferenceModel:
     """Weights under the original's names, and the functions above applied to them.
 
-    Args: the original's flags, and `seed` for the initial weights (dropout follows tf.random.set_seed).
+    Args: the original's flags, `pre_lnorm` of its PyTorch program, and `seed` for the initial weights (dropout
+        follows tf.random.set_seed).
         `dropout` and `dropatt` act in `train_step` and where `is_training`.
 
     Attributes:
@@ -398,12 +411,14 @@ class ReferenceModel:
         init_std=0.02,
         proj_init_std=0.01,
         seed=0,
+        pre_lnorm=False,
     ):
         self.n_token, self.n_layer, self.d_model, self.d_embed = n_token, n_layer, d_model, d_embed
         self.n_head, self.d_head, self.d_inner = n_head, d_head, d_inner
         self.dropout, self.dropatt = dropout, dropatt
         self.mem_len, self.same_length, self.clamp_len = mem_len, same_length, clamp_len
         self.untie_r = untie_r
+        self.pre_lnorm = pre_lnorm
         self.cutoffs = list(cutoffs)
         # The original crashes on div_val > 1 without cutoffs; one bin has nothing to divide.
         self.div_val = div_val if self.cutoffs else 1
@@ -513,6 +528,7 @@ class ReferenceModel:
             clamp_len=self.clamp_len,
             untie_r=self.untie_r,
             weights=self.weights,
+            pre_lnorm=self.pre_lnorm,
         )
 
     def _softmax_args(self):

@@ -26,8 +26,10 @@ from txl_config.data import (
     TextConfig,
 )
 from txl_config.models import (
+    ACTIVATIONS,
     ATTN_TYPES,
     FUSIONS,
+    NORMS,
     POS_EMBEDS,
     POSITIONS,
     RESIDUALS,
@@ -43,6 +45,7 @@ from txl_config.models import (
     ModelConfig,
     NetworkConfig,
     SentenceConfig,
+    SoftmaxConfig,
     TenerConfig,
     TenerTaggerConfig,
     TransformerConfig,
@@ -70,14 +73,15 @@ from txl_config.training import (
 )
 
 __all__ = [
-    "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MATMUL_PRECISIONS",
-    "MIN_FREQ", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POSITIONS", "POS_EMBEDS", "PRECISIONS",
+    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MATMUL_PRECISIONS",
+    "MIN_FREQ", "NORMS", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POSITIONS", "POS_EMBEDS", "PRECISIONS",
     "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES", "SCHEMES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES",
     "TOKEN_LEVELS", "WEIGHT_TYPES",
     "BiLSTMConfig", "BiLSTMTaggerConfig", "ClusterConfig", "ColumnsConfig", "Config", "DecoderConfig", "EncoderConfig",
     "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig",
     "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig",
-    "SearchConfig", "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig",
+    "SearchConfig", "SentenceConfig", "SoftmaxConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig",
+    "TenerTaggerConfig",
     "TextConfig", "TrainingClusterConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig",
     "already_checked", "at_least", "check_bins", "check_fields", "check_places", "one_of", "satisfies",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from txl_config.checks import (
     LENGTH,
     MEMORY,
     NEVER_FALLING,
+    NOT_NEGATIVE,
     RATE,
     SYMBOLS,
     WIDTH,
@@ -34,6 +35,8 @@ POS_EMBEDS = ("none", "sin", "fix")
 POSITIONS = ("sin", "learned")
 # Schemes of positions: name -> class. `txl_tf/nn/position_schemes.py` sets the classes, and users add their own.
 SCHEMES: dict[str, Any] = {"relative": None, "sinusoids": None, "learned": None, "alibi": None, "rotary": None}
+ACTIVATIONS = ("relu", "gelu", "swiglu")
+NORMS = ("layer", "rms")
 FUSIONS = ("ff", "ff_two")
 RESIDUALS = ("input", "own")
 
@@ -62,6 +65,13 @@ class DecoderConfig(Config):
     layer_norm_epsilon: float = option(
         "Constant that layer norm adds to the variance.", FRACTION, default=1e-12, free=True
     )
+    pre_lnorm: bool = option("Normalise before each sublayer, not after its residual connection.", default=False)
+    activation: str = option(
+        "Activation of the feed-forward nets; swiglu has a third product, which gates the first.",
+        one_of(ACTIVATIONS),
+        default="relu",
+    )
+    norm: str = option("Layer norm, or division by the root mean square alone.", one_of(NORMS), default="layer")
     div_val: int = option("Factor by which embeddings become narrower from cluster to cluster.", at_least(1), default=1)
     proj_same_dim: bool = option("Project a cluster as wide as d_model too.", default=True)
     # It can also be a Keras initializer: an object, its name or its configuration.
@@ -109,6 +119,19 @@ class SoftmaxConfig(Config):
 
     proj_share_all_but_first: bool = option(
         "Share all projections of embedding and softmax except the first.", default=False
+    )
+    tie_weight: bool = option("Use the tables of the embedding in the softmax, too.", default=True)
+    label_smoothing: float = option(
+        "Fraction of the probability that the training loss spreads evenly over all tokens.",
+        RATE,
+        default=0.0,
+        free=True,
+    )
+    z_loss: float = option(
+        "Weight, in the training loss, of the squared logarithm of the softmax's normalizer.",
+        NOT_NEGATIVE,
+        default=0.0,
+        free=True,
     )
 
 

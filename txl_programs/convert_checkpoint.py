@@ -50,7 +50,7 @@ SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_
 BINS = ("div_val", "proj_same_dim", "proj_share_all_but_first")
 RECORDED = (*SIZES, *BINS)  # a checkpoint contains them; flags are compared with them
 MEMORY = ("mem_len", "same_length", "clamp_len")  # a TensorFlow checkpoint does not contain them
-OPTIONAL = ("cutoffs", "layer_norm_epsilon")  # the state_dict of a PyTorch program may lack them
+OPTIONAL = ("cutoffs", "layer_norm_epsilon", "pre_lnorm")  # the state_dict of a PyTorch program may lack them
 LEFT_OUT = set(ModelConfig.names()) - {*RECORDED, *MEMORY, *OPTIONAL}
 define_flags(ModelConfig, leave_out=LEFT_OUT, mem_len=None, **dict.fromkeys([*RECORDED, *OPTIONAL]))
 

@@ -92,6 +92,20 @@ def shifted_scores(q: Tensor, r: Tensor, first: Size) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- attention
 
 
+class Zeros(NamedTuple):
+    """Keys and values of a zero memory with `pre_lnorm`, where layer norm turns zeros into beta.
+
+    They are subtracted from all keys and values. So caches, erased keys and keys that count as zeros contain zeros, as
+    without `pre_lnorm`. The softmax does not change, because all scores of a query fall by the same number; or, if the
+    scheme turns keys, by a number that depends on the distance, which is added as a score by position. The value is
+    added to the result, because the probabilities sum to 1.
+    """
+
+    k: Tensor  # broadcasts to the keys
+    v: Tensor  # broadcasts to the values
+    output: Tensor | None = None  # [E], the value, projected: inference adds it to the output
+
+
 class Attention(NamedTuple):
     """Weights of a layer's attention, and its scheme of positions."""
 
@@ -103,6 +117,7 @@ class Attention(NamedTuple):
     # Only the relative scheme has u and v, r_w_bias and r_r_bias of the original. They broadcast to the queries.
     u: Tensor | None = None
     v: Tensor | None = None
+    zeros: Zeros | None = None  # only if keys and values of a zero memory are not zeros
 
 
 class Places(NamedTuple):
@@ -158,6 +173,12 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
         `[B, T, E]`.
     """
     q, k, v = memory.project(h, w)  # [H, B, T, D], [H, B, K, D] twice; or batch first
+    zero_q: Tensor | None = None
+    if w.zeros is not None:
+        k = k - w.zeros.k
+        v = v - w.zeros.v
+        if w.positions.turns:
+            zero_q = w.positions.queries(w.positions.turn(q, tf.zeros([shape_of(h)[1]], tf.int32)), w)[0]
     if w.positions.turns:
         numbers = memory.numbers(k)  # [K]
         q = w.positions.turn(q, numbers[..., -shape_of(h)[1] :])  # the queries are the last tokens
@@ -168,11 +189,15 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
     def block(content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor, places: Any) -> Tensor:
         if seen is not None:
             seen.parts.append((q, k, places))
-        position = w.positions.scores(position_q, places)  # (b) + (d): [H, ..., T, K]
+        if zero_q is None:
+            position = w.positions.scores(position_q, places)  # (b) + (d): [H, ..., T, K]
+        else:
+            position = places.scores_by_distance(position_q)  # of `Zeros.k`
         # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]
         return ops.attend(content_q, k, v, position, places.visible, 1.0, *drop, **places.special)
 
     content_q, position_q = w.positions.queries(q, w)
+    position_q = position_q if zero_q is None else zero_q
     return memory.output(memory.attend(block, content_q, position_q, k, v), w)  # [B, T, E]
 
 
@@ -210,8 +235,8 @@ def score_terms(
 class FeedForward(NamedTuple):
     """Weights of the net that follows attention."""
 
-    kernel_1: Tensor  # [E, F]
-    bias_1: Tensor  # [F]
+    kernel_1: Tensor  # [E, F], or [E, 2 F] for a gated activation
+    bias_1: Tensor  # [F], or [2 F]
     kernel_2: Tensor  # [F, E]
     bias_2: Tensor  # [E]
 
@@ -225,7 +250,8 @@ def feed_forward(
         x: `[..., E]`.
         w: the weights.
         drop: dropout after the activation.
-        activation: function of a tensor; `None` for relu.
+        activation: function of a tensor; `None` for relu. The result of a gated one, such as `swiglu`, has half the
+            width.
 
     Returns:
         A tensor like `x`.
@@ -235,30 +261,59 @@ def feed_forward(
         inner = ops.relu_layer(x, w.kernel_1, w.bias_1, drop)  # [..., F]
     else:
         inner = activation(ops.add_bias(ops.project(x, w.kernel_1), w.bias_1))  # [any, F]
-        inner = drop(tf.reshape(inner, [*rows, w.kernel_1.shape[1]]))
+        inner = drop(tf.reshape(inner, [*rows, w.kernel_2.shape[0]]))
     output = ops.add_bias(ops.project(inner, w.kernel_2), w.bias_2)
     return tf.reshape(output, [*rows, w.kernel_2.shape[1]])
 
 
+def swiglu(x: Tensor) -> Tensor:
+    """The first half of the last axis, through silu, times the second half (Shazeer 2020): `[..., 2 F]` to `[..., F]`.
+
+    With it, `kernel_1` is `[E, 2 F]`: the kernel of the gates and that of the values, side by side.
+    """
+    gates, values = tf.split(x, 2, -1)
+    return tf.nn.silu(gates) * values
+
+
+def normalized(x: Tensor, norm: Any) -> Tensor:
+    """`x` `[..., E]`, normalised.
+
+    Args:
+        x: the tensor.
+        norm: `(gamma, beta, epsilon)` of layer norm, or a function of a tensor.
+    """
+    return norm(x) if callable(norm) else ops.layer_norm(x, *norm)
+
+
 def attention_block(
-    h: Tensor, memory: Any, w: Attention, norm: Any, drop_probs: Drop = NO_DROP, drop_output: Drop = NO_DROP
-) -> Tensor:
+    h: Tensor, memory: Any, w: Attention, norm: Any, drop_probs: Drop = NO_DROP, drop_output: Drop = NO_DROP,
+    pre_lnorm: bool = False,
+) -> Tensor:  # fmt: skip
     """Attention with its residual connection and layer norm: `[B, T, E]`.
+
+        norm(h + drop(attention(h)))        after the residual connection, as in the paper
+        h + drop(attention(norm(h)))        before, with `pre_lnorm`; the memory must be normalised already
 
     Args:
         h, memory, w: see `attention`.
-        norm: `(gamma, beta, epsilon)` of layer norm, or a function of a tensor.
+        norm: see `normalized`.
         drop_probs: dropout of the probabilities.
         drop_output: dropout of the attention's output, before the residual connection.
+        pre_lnorm: whether to normalise before attention.
     """
+    if pre_lnorm:
+        return h + drop_output(attention(normalized(h, norm), memory, w, drop_probs))
     return ops.residual_norm(h, attention(h, memory, w, drop_probs), norm, drop_output)
 
 
 def feed_forward_block(
-    h: Tensor, w: FeedForward, norm: Any, drop_inner: Drop = NO_DROP, drop_output: Drop = NO_DROP
-) -> Tensor:
-    """The feed-forward net with its residual connection and layer norm, see `attention_block`."""
-    return ops.residual_norm(h, feed_forward(h, w, drop_inner), norm, drop_output)
+    h: Tensor, w: FeedForward, norm: Any, drop_inner: Drop = NO_DROP, drop_output: Drop = NO_DROP,
+    pre_lnorm: bool = False, activation: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """The feed-forward net with its residual connection and layer norm, see `attention_block` and `feed_forward`."""
+    if pre_lnorm:
+        return h + drop_output(feed_forward(normalized(h, norm), w, drop_inner, activation))
+    return ops.residual_norm(h, feed_forward(h, w, drop_inner, activation), norm, drop_output)
 
 
 # -------------------------------------------------------------------------------------------------------- the network
@@ -355,6 +410,8 @@ def nll(
     clusters: Sequence[Cluster],
     entries: tuple[Tensor, Tensor] | None,
     route: Callable[..., Tensor],
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Negative log-likelihood of every label (Grave et al. 2017).
 
@@ -367,23 +424,43 @@ def nll(
         clusters: list of `Cluster`.
         entries: weight `[n_cluster, E]` and bias `[n_cluster]` of the entries; `None` if there is one cluster.
         route: see `embed`.
+        label_smoothing, z_loss: s and z of another objective, whose gradient the result has: `(1 - s)` times the nll, s
+            times the mean nll of all words, and z times the sum of `log(Z)^2`, where Z is the normalizer of each
+            softmax above (Szegedy et al. 2016; Chowdhery et al. 2022). The value of the result is the nll.
 
     Returns:
         `[n]`, nats.
     """
+
+    def penalized(nll: Tensor, logits: Tensor) -> Tensor:
+        if not z_loss:
+            return nll
+        # It is divided by 1 - s, by which the smoothing below multiplies the gradient of the total.
+        log_z: Any = tf.reduce_logsumexp(logits, -1)
+        return nll + only_gradient(z_loss / (1 - label_smoothing) * log_z**2)
+
     first, *later = clusters
     n_first = first.bias.shape[0]
     cluster_of = tf.searchsorted([cluster.first for cluster in clusters], labels, side="right") - 1
     head_labels = tf.where(cluster_of <= 0, labels, n_first + cluster_of - 1)
-    total = ops.cross_entropy(head_labels, ops.logits(h, *head_of(first, entries), first.projection))
+    head_logits = ops.logits(h, *head_of(first, entries), first.projection)
+    total = penalized(ops.cross_entropy(head_labels, head_logits), head_logits)
     for i, cluster in enumerate(later, 1):
 
         def word_nll(h: Tensor, labels: Tensor, cluster: Cluster = cluster) -> Tensor:
             word_logits = ops.logits(h, cluster.table, cluster.bias, cluster.projection)  # [any, N]
-            return ops.cross_entropy(labels - cluster.first, word_logits)
+            return penalized(ops.cross_entropy(labels - cluster.first, word_logits), word_logits)
 
         total += route(cluster_of == i, word_nll, cluster.first, h, labels)
+    if label_smoothing:
+        nll_of_all = -tf.reduce_mean(_log_probs(h, head_logits, clusters), -1)
+        total += only_gradient(label_smoothing * (nll_of_all - total))
     return total
+
+
+def only_gradient(x: Tensor) -> Any:
+    """Zeros with the gradient of `x`."""
+    return x - tf.stop_gradient(x)
 
 
 def log_probs(h: Tensor, clusters: Sequence[Cluster], entries: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -395,8 +472,14 @@ def log_probs(h: Tensor, clusters: Sequence[Cluster], entries: tuple[Tensor, Ten
         entries: weights and biases of the entries in the first softmax that stand for the later clusters, see
             `head_of`. `None` for a single cluster.
     """
+    first = clusters[0]
+    return _log_probs(h, ops.logits(h, *head_of(first, entries), first.projection), clusters)
+
+
+def _log_probs(h: Tensor, head_logits: Tensor, clusters: Sequence[Cluster]) -> Tensor:
+    """`log_probs` with the logits of the first softmax."""
     first, *later = clusters
-    head = tf.nn.log_softmax(ops.logits(h, *head_of(first, entries), first.projection))
+    head = tf.nn.log_softmax(head_logits)
     n_first = first.bias.shape[0]
     parts = [head[..., :n_first]]
     for i, cluster in enumerate(later):

@@ -16,7 +16,7 @@ from txl_tf.nn.feed_forward import (
     point_wise_feed_forward_network,
     positionwise_ff,
 )
-from txl_tf.nn.ops import LayerNorm
+from txl_tf.nn.ops import LayerNorm, RMSNorm
 from txl_tf.nn.position_schemes import (
     Alibi,
     Learned,
@@ -64,7 +64,7 @@ __all__ = [
     "AdaptiveEmbedding", "AdaptiveSoftmax", "Alibi", "CRF", "DecoderLayer", "Embeddings", "EncoderLayer",
     "FlatLayer", "LatticeAttn", "LayerNorm", "Learned", "MultiHeadAttention", "MultiHeadAttn", "Pairs",
     "PositionEmbedding", "PositionFusion", "PositionWiseFFN", "PositionalEncoding", "Positions", "PositionwiseFF",
-    "RelMultiHeadAttn", "Relative", "Rotary", "Sinusoids", "TenerAttn", "TenerLayer", "TransformerLMLayer",
+    "RMSNorm", "RelMultiHeadAttn", "Relative", "Rotary", "Sinusoids", "TenerAttn", "TenerLayer", "TransformerLMLayer",
     "TransformerXLLayer", "adaptive_log_probs", "alibi_slopes", "attend", "attention_probs",
     "create_look_ahead_mask", "create_mask", "create_padding_mask", "crf_decode", "crf_marginals", "crf_nll",
     "cross_entropy", "distance_table", "distinct_pairs", "document_mask", "dropout", "embedding_lookup",

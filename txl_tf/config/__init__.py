@@ -4,6 +4,7 @@ Programs need them before TensorFlow is imported, so they are defined in `txl_co
 """
 
 from txl_config import (
+    ACTIVATIONS,
     ATTN_TYPES,
     AUTO,
     COUNTED_LEVELS,
@@ -12,6 +13,7 @@ from txl_config import (
     LEVELS,
     MATMUL_PRECISIONS,
     MIN_FREQ,
+    NORMS,
     OPTIMIZERS,
     PAIR_DATASETS,
     PAIR_LEVELS,
@@ -48,6 +50,7 @@ from txl_config import (
     ScoringConfig,
     SearchConfig,
     SentenceConfig,
+    SoftmaxConfig,
     TaggedConfig,
     TaggerTrainingConfig,
     TenerConfig,
@@ -67,6 +70,7 @@ from txl_config import (
 )
 
 __all__ = [
+    "ACTIVATIONS",
     "ATTN_TYPES",
     "AUTO",
     "COUNTED_LEVELS",
@@ -75,6 +79,7 @@ __all__ = [
     "LEVELS",
     "MATMUL_PRECISIONS",
     "MIN_FREQ",
+    "NORMS",
     "OPTIMIZERS",
     "PAIR_DATASETS",
     "PAIR_LEVELS",
@@ -111,6 +116,7 @@ __all__ = [
     "ScoringConfig",
     "SearchConfig",
     "SentenceConfig",
+    "SoftmaxConfig",
     "TaggedConfig",
     "TaggerTrainingConfig",
     "TenerConfig",

@@ -1,7 +1,7 @@
 """The model in a checkpoint of a PyTorch program, and its variables.
 
 The shapes of the tensors define the model. They are compared with what the files say about it. What no shape shows
-(mem_len, same_length, clamp_len, the epsilon of layer norm) comes from the files, or the caller gives it.
+(mem_len, same_length, clamp_len, pre_lnorm, the epsilon of layer norm) comes from the files, or the caller gives it.
 
 The three programs compute what `TransformerXLLM` computes, with four differences that the conversion removes:
 
@@ -34,7 +34,7 @@ SHAPES = ("n_token", "n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inn
 MAX_COPIES = 4  # of the numbers in a file: every cluster may have a copy of one projection
 GIVEN = [
     *SHAPES, "cutoffs", "div_val", "proj_same_dim", "proj_share_all_but_first", "mem_len", "same_length", "clamp_len",
-    "layer_norm_epsilon",
+    "layer_norm_epsilon", "pre_lnorm",
 ]  # fmt: skip
 IGNORED = r"pos_emb\.inv_freq|crit\.shared_out_projs\.\d+|layers\.\d+\.dec_attn\.r_[wr]_bias"
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -76,6 +76,7 @@ class ModelMapping:
         self._weights: dict[str, tuple[tuple[Tensor, ...], Callable]] = {}
         self._measure()
         cutoffs = self._cutoffs()
+        self.out_tables = self._own_tables()
         self._compare({**{name: getattr(self, name) for name in SHAPES}, "cutoffs": cutoffs})
         self._choose_projections(len(cutoffs) + 1)
         self.model = self._arguments(cutoffs)
@@ -119,11 +120,13 @@ class ModelMapping:
         self._compare({"proj_same_dim": True} if self.n_table > 1 else {})
         self._compare({"proj_share_all_but_first": self.shares} if self.projected and cutoffs else {})
         arguments["proj_share_all_but_first"] = self.shares
+        arguments["tie_weight"] = self.out_tables is self.tables
         self.origins[TENSORS] += arguments
         if self.n_table > 1 or not cutoffs:
             self.origins[TENSORS].append("cutoffs")
         told = self._memory() | {name: self._told(name, 0.0) for name in ("dropout", "dropatt")}
         told["layer_norm_epsilon"] = float(self._told("layer_norm_epsilon", NORM_EPSILON))
+        told["pre_lnorm"] = self._told("pre_lnorm", False)
         arguments["cutoffs"] = [self.n_token - 1] if self.splits_last_word else cutoffs
         try:
             check_bins(self.n_token, self.d_embed, arguments["cutoffs"], arguments["div_val"])
@@ -278,10 +281,13 @@ class ModelMapping:
             self._weights[name] = biases, (lambda *arrays: np.stack(arrays)) if self.untie_r else np.asarray
 
     def _map_softmax(self) -> None:
-        """Maps the softmax. Its table of words is that of the embedding."""
+        """Maps the softmax."""
         names = "crit.out_layers_biases.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.bias"
         biases = [self._get(names.format(i), table.shape[0]) for i, table in enumerate(self.tables)]
-        self._check_tied()
+        if self.out_tables is not self.tables:
+            scope = "adaptive_softmax/cutoff_{}/" if self.n_table > 1 else "adaptive_softmax/"
+            for i, table in enumerate(self.out_tables):
+                self._weights[scope.format(i) + "lookup_table"] = (table,), np.asarray
         cutoffs = self.model["cutoffs"]
         if not cutoffs:
             self._weights["adaptive_softmax/bias"] = (biases[0],), np.asarray
@@ -295,7 +301,7 @@ class ModelMapping:
                 self._weights[scope.format(i, "proj")] = (self.out_projs[i],), np.transpose
         if self.splits_last_word:
             last = _rows(self.n_token - 1, self.n_token)
-            clusters = self.tables[0], biases[0]
+            clusters = self.out_tables[0], biases[0]
             layout = last, last
             unused = (self.d_embed, self.d_model)  # a bin of one word has probability 1
             self._weights[scope.format(1, "proj")] = (), lambda: np.zeros(unused)
@@ -309,18 +315,34 @@ class ModelMapping:
         self._weights[scope.format(0, "cluster_W")] = clusters[:1], layout[0]
         self._weights[scope.format(0, "cluster_b")] = clusters[1:], layout[1]
 
-    def _check_tied(self) -> None:
-        """Raises ParameterError if the softmax does not use the tables of the embedding."""
-        names = "crit.out_layers_weights.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.weight"
-        for i, table in enumerate(self.tables):
-            name = names.format(i)
-            is_there = name in self.source.tensors
-            if is_there and not _same(self._get(name, *table.shape), table):
-                message = f"{self.source.path}: {name} is not the embedding's table, which the softmax here shares"
-                raise self._unfit("a model whose softmax shares the embedding's tables", message)
-            if not is_there and self.source.said.get("tie_weight") is False:
-                message = f"{self.source.told_by} says that the softmax has weights of its own, and there is no {name}"
-                raise ParameterError("tie_weight", False, [True], message)
+    def _own_tables(self) -> list[Tensor]:
+        """The tables of the softmax: those of the embedding, or its own.
+
+        Raises:
+            ParameterError: the file says that the softmax has its own, and there are none; or it says that the softmax
+                uses those of the embedding, and they differ.
+        """
+        pattern = "crit.out_layers_weights.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.weight"
+        names = [pattern.format(i) for i in range(self.n_table)]
+        ties = self.source.said.get("tie_weight")
+        missing = [name for name in names if name not in self.source.tensors]
+        if missing and ties is False:
+            message = (
+                f"{self.source.told_by} says that the softmax has weights of its own, and there is no {missing[0]}"
+            )
+            raise ParameterError("tie_weight", False, [True], message)
+        own = [
+            self._get(name, *table.shape) if name in self.source.tensors else table
+            for name, table in zip(names, self.tables, strict=True)
+        ]
+        differ = [name for name, *both in zip(names, own, self.tables, strict=True) if not _same(*both)]
+        if differ and ties:
+            message = (
+                f"{self.source.path}: {differ[0]} is not the embedding's table, which the softmax uses by "
+                f"{self.source.told_by}"
+            )
+            raise self._unfit("a checkpoint whose softmax uses the tables of the embedding", message)
+        return own if differ or ties is False else self.tables
 
     def _unfit(self, allowed: str, message: str) -> FileError:
         """The error of a checkpoint that is no model of ours."""

@@ -85,7 +85,6 @@ class Source:
         """Raises ParameterError if the program computes something that `TransformerXLLM` does not."""
         refused = {
             "attn_type": (self.said.get("attn_type", 0) != 0, "0 is the attention of Transformer-XL"),
-            "pre_lnorm": (self.said.get("pre_lnorm", False), "layer norm comes after every sublayer here"),
             "sample_softmax": (self.said.get("sample_softmax", -1) > 0, "the softmax here is over all words"),
             "ext_len": (self.said.get("ext_len", 0) > 0, "there is no extended context here"),
         }
@@ -156,7 +155,7 @@ def _hugging_face(path: str, config_file: str, tensors: dict | None) -> Source:
     said = {
         **config,
         "n_token": config.get("vocab_size", config.get("n_token")),
-        "tie_weight": config.get("tie_word_embeddings", config.get("tie_weight")),
+        "tie_weight": config.get("tie_word_embeddings", config.get("tie_weight", True)),
     }
     shares = said.pop("proj_share_all_but_first", True)  # before transformers 2.3
     if "tie_projs" not in said and type(config.get("cutoffs")) is list:

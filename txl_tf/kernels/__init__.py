@@ -28,6 +28,7 @@ from txl_tf.kernels.chosen import (
     project_output,
     relu_layer,
     residual_norm,
+    rms_norm,
     takes_one_query,
 )
 
@@ -50,5 +51,6 @@ __all__ = [
     "project_output",
     "relu_layer",
     "residual_norm",
+    "rms_norm",
     "takes_one_query",
 ]

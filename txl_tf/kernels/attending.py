@@ -66,6 +66,7 @@ def attend(
     *,
     content: Tensor | None = None,
     zero_keys: Any = 0,
+    zero_value: Tensor | None = None,
 ) -> Tensor:
     """Attention: `softmax((q.k + position_scores) * scale)` over the keys, times the values.
 
@@ -83,6 +84,8 @@ def attend(
         content: 0 where key and value count as zeros for a query, else 1; broadcasts to `[H, ..., T, K]`.
         zero_keys: int, the number of keys and values that are zeros and come before `k` and `v`. They get their share
             of the softmax, but nothing is multiplied by them.
+        zero_value: broadcasts to `[H, ..., 1, D]`, what was subtracted from all values, see `Zeros` of the equations.
+            It is added to each value, times its probability.
 
     Returns:
         `[H, ..., T, D]`, in the dtype of `q`.
@@ -97,8 +100,10 @@ def attend(
     if seen is not None:
         seen.probs.append(probs)
     probs = dropout(probs, dropatt, dropout_key, row_axis=1)
+    added = None if zero_value is None else tf.reduce_sum(probs, -1, keepdims=True) * zero_value
     probs = probs if content is None else probs * content
-    return ops.head_matmul(probs[..., zero_keys:] if zero_keys else probs, v)
+    output = ops.head_matmul(probs[..., zero_keys:] if zero_keys else probs, v)
+    return output if added is None else output + added
 
 
 def _scaled(q: Tensor, position_scores: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:

@@ -27,6 +27,7 @@ project_heads = _chosen.project_heads
 project_output = _chosen.project_output
 relu_layer = _chosen.relu_layer
 residual_norm = _chosen.residual_norm
+rms_norm = plain.rms_norm
 takes_one_query = _chosen.takes_one_query
 
 for _name, _operation in list(globals().items()):  # the docstring is written once, at the plain version

@@ -134,6 +134,24 @@ def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Any:
     return tf.cast(centered * scale * tf.cast(gamma, wide.dtype) + tf.cast(beta, wide.dtype), x.dtype)
 
 
+def rms_norm(x: Tensor, gamma: Tensor, epsilon: float) -> Any:
+    """Divides the last axis by its root mean square, then multiplies by gamma (Zhang and Sennrich 2019).
+
+    It computes in float32, or in float64 if `x` is float64.
+
+    Args:
+        x: `[..., E]`.
+        gamma: `[E]`.
+        epsilon: float, added to the mean square.
+
+    Returns:
+        A tensor like `x`.
+    """
+    wide = at_least_float32(x)
+    scale: Any = tf.math.rsqrt(tf.reduce_mean(tf.square(wide), -1, keepdims=True) + epsilon)
+    return tf.cast(wide * scale * tf.cast(gamma, wide.dtype), x.dtype)
+
+
 def residual_norm(x: Tensor, y: Tensor, norm: Any, drop: Drop = NO_DROP) -> Any:
     """`norm(x + drop(y))`, with `x` and `y` `[B, T, E]`.
 

@@ -7,8 +7,9 @@ from typing import Any, Unpack
 import keras
 import tensorflow as tf
 
-from txl_tf.config import ModelConfig, NetworkConfig
+from txl_tf.config import ModelConfig, NetworkConfig, SoftmaxConfig
 from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, weights_of_labels
+from txl_tf.equations import only_gradient
 from txl_tf.errors import FixedAttributeError, ParameterError, UnsupportedError
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
@@ -17,7 +18,7 @@ from txl_tf.language.sampling import check_integer, uniform_draws
 from txl_tf.language.session import Session
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax
-from txl_tf.nn.arguments import LayerOptions, arguments_of, takes
+from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
 from txl_tf.nn.base import OutputSpecs
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.parts import (
@@ -52,7 +53,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
     Args:
         network_class: `TransformerXL`, or a subclass of it.
         arguments: arguments of the network, without dtype and name.
-        proj_share_all_but_first: see `AdaptiveSoftmax`.
+        proj_share_all_but_first, tie_weight: see `AdaptiveSoftmax`.
+        label_smoothing, z_loss: see `TransformerXLLM`.
         **kwargs: arguments of `keras.Model`.
     """
 
@@ -67,16 +69,22 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
     def __init__(
         self, network_class: type[TransformerXL], arguments: dict[str, Any], proj_share_all_but_first: bool,
-        **kwargs: Any,
+        tie_weight: bool = True, label_smoothing: float = 0.0, z_loss: float = 0.0, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.proj_share_all_but_first = proj_share_all_but_first
+        self.tie_weight = tie_weight
+        self.label_smoothing = label_smoothing
+        self.z_loss = z_loss
         network_class = chosen_class("network_class", network_class)
         softmax_class = chosen_class("softmax_class", AdaptiveSoftmax)
         self.network = network = network_class(**arguments, dtype=self.dtype_policy, name="transformer")
         self.seed = network.seed
         self.init = network.init
+        # A user's softmax need not have arguments for tables of its own.
+        own_tables: dict[str, Any] = {} if tie_weight else {"tie_weight": False, "initializer": network.initializer}
         self.softmax = softmax_class(
+            **own_tables,
             n_token=network.n_token,
             d_embed=network.d_embed,
             d_proj=network.d_model,
@@ -121,20 +129,30 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
     # ------------------------------------------------------------------------------------------------- inference
 
-    def call(self, tokens: Tensor, mems: Any = None) -> tuple[Tensor, list[Tensor]]:
-        hidden, new_mems = self.network(tokens, mems=mems)
-        return self.softmax(hidden, embedding=self.network.embedding), new_mems
+    def call(
+        self, tokens: Tensor | None = None, mems: Any = None, inputs_embeds: Tensor | None = None,
+        done: Tensor | None = None, output_hidden_states: bool = False,
+    ) -> Any:  # fmt: skip
+        options = {"inputs_embeds": inputs_embeds, "done": done, "output_hidden_states": output_hidden_states}
+        # A user's network need not take them.
+        options = {name: value for name, value in options.items() if value is not None and value is not False}
+        hidden, new_mems, *hidden_states = self.network(tokens, mems=mems, **options)
+        return self.softmax(hidden, embedding=self.network.embedding), new_mems, *hidden_states
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
-        hidden_shape, mems_shapes = self.network.compute_output_shape(**self.named_shapes(shapes, named))
-        return (*hidden_shape[:-1], self.network.n_token), mems_shapes
+        if shapes == () and named.get("inputs_embeds_shape") is not None:
+            named = {"tokens_shape": named["inputs_embeds_shape"][:2], **named}
+        given = self.named_shapes(shapes, named)
+        options = {name: given[name] for name in ("tokens", "mems", "output_hidden_states")}
+        hidden_shape, *others = self.network.compute_output_shape(**options)
+        return (*hidden_shape[:-1], self.network.n_token), *others
 
     def initial_mems(self, batch_size: Size) -> list[Tensor]:
         """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`."""
         return self.network.initial_mems(batch_size)
 
     def score(
-        self, tokens: Tensor, labels: Tensor, mems: Any = None, sample_weight: Any = None
+        self, tokens: Tensor, labels: Tensor, mems: Any = None, sample_weight: Any = None, done: Any = None
     ) -> tuple[Tensor, list[Tensor]]:
         """The negative log-likelihood of every label, at its position.
 
@@ -145,6 +163,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
                 d_model]`; `None` for `initial_mems`.
             sample_weight: weights of the labels, `[batch, tgt_len]`, or of the rows, `[batch]`, by which their nll is
                 multiplied; `None` for 1. `evaluate` reports the sum of the result, divided by the sum of the weights.
+            done: bool `[batch, tgt_len]`, true at the last token of a document or an episode: the tokens after it do
+                not see it, as at the beginning of a text. `None`: no document ends.
 
         Returns:
             `(nll, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len]` in nats, and the memory for the next
@@ -160,12 +180,13 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             message = f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}"
             raise ParameterError("labels", labels, f"of the shape of tokens, {tokens.shape}", message)
         mems = self._check_mems(tokens, mems)
+        done = None if done is None else tf.convert_to_tensor(done)
         if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:
-            return self._score(tokens, labels, mems)
+            return self._score(tokens, labels, mems, done)
         if sample_weight is not None:
             sample_weight = tf.convert_to_tensor(sample_weight)
             check_weights_fit(sample_weight, labels)
-        return self._weighted_score(tokens, labels, mems, weights_of_labels(sample_weight, labels))
+        return self._weighted_score(tokens, labels, mems, weights_of_labels(sample_weight, labels), done)
 
     def log_probs(self, tokens: Tensor, mems: Any = None) -> tuple[Tensor, list[Tensor]]:
         """The log-probability of every word of the vocabulary as the next token. Arguments and errors: see `score`.
@@ -282,14 +303,27 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             tokens, labels: int `[batch, tgt_len]`, not checked.
             mems: list of `n_layer` tensors `[batch, any, d_model]`.
             static_shapes, bin_capacities: see `compile`.
-            **training: `training` and `dropout_key` of the network.
+            **training: `training` and `dropout_key` of the network; and `done`, if the dataset has it.
 
         Returns:
             `(nll, kept, new_mems)`: the nll in nats, `[batch, tgt_len]`; bool `[batch, tgt_len]`, true where a label
             counts, or `None` if all labels count; and the memory for the next segment.
         """
         outputs, new_mems = self.outputs(tokens, mems, static_shapes=static_shapes, **training)
-        return *self._nll(outputs, labels, static_shapes, bin_capacities), new_mems
+        objective = self.training_objective() if training.get("training") else {}
+        return *self._nll(outputs, labels, static_shapes, bin_capacities, **objective), new_mems
+
+    def training_objective(self) -> dict[str, float]:
+        """`label_smoothing` and `z_loss`, if they are not 0. They change the gradient of the nll, not its value.
+
+        Raises:
+            ParameterError: a user has overridden the `call` of the model or of its softmax, and `z_loss` is not 0.
+        """
+        both = {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+        if self.z_loss and self.has_own_probabilities:
+            allowed = "0 for a call of your own, which returns log-probabilities without their normalizer"
+            raise ParameterError("z_loss", self.z_loss, allowed)
+        return {name: value for name, value in both.items() if value}
 
     def outputs(
         self, tokens: Tensor, mems: Any = None, *, static_shapes: bool = False, **options: Any
@@ -309,6 +343,11 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         """
         model = self if self.has_own_call else self.network
         options = {**options, "static_shapes": True} if static_shapes else options
+        if options.get("done") is None:
+            options.pop("done", None)
+        elif not takes_keyword(model.call, "done"):
+            allowed = f"left out, because the call of {type(model).__name__} does not take it"
+            raise ParameterError("done", options["done"], allowed, f"done must be {allowed}")
         known = {name: value for name, value in options.items() if takes_keyword(model.call, name)}
         if "dropout_key" not in keywords_of(model.call):  # Keras allows no tensor next to a bool in **kwargs
             known.pop("dropout_key", None)
@@ -342,12 +381,19 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             return outputs
         return self.softmax(outputs, embedding=self.network.embedding)
 
-    def nll_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The nll of labels from `outputs`, both `[batch, tgt_len]`."""
+    def nll_of(self, outputs: Tensor, labels: Tensor, **objective: float) -> Tensor:
+        """The nll of labels from `outputs`, both `[batch, tgt_len]`.
+
+        Args:
+            outputs, labels: see above.
+            **objective: the result of `training_objective`, in training.
+        """
         if not self.has_own_probabilities:
-            return self.softmax.nll(outputs, labels, self.network.embedding)
-        labels = tf.cast(labels, tf.int32)
-        return -tf.gather(self.log_probs_of(outputs), labels, batch_dims=2)
+            return self.softmax.nll(outputs, labels, self.network.embedding, **objective)
+        log_probs = self.log_probs_of(outputs)
+        nll = -tf.gather(log_probs, tf.cast(labels, tf.int32), batch_dims=2)
+        smoothing = objective.get("label_smoothing")
+        return nll if smoothing is None else nll - only_gradient(smoothing * (tf.reduce_mean(log_probs, -1) + nll))
 
     def why_not_cached(self) -> Exception | None:
         """The error of a part that cannot be computed from cached keys and values, or `None` if every part can."""
@@ -418,45 +464,54 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         state = initial_state(self.network, batch_size, tgt_len)
         return precompute(self.network, tgt_len), writable_copy(state)
 
-    def evaluation_nll(self, tokens: Tensor, labels: Tensor, carried: Any) -> tuple[Tensor, Tensor | None, Any]:
+    def evaluation_nll(
+        self, tokens: Tensor, labels: Tensor, carried: Any, done: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, Any]:
         """The nll of a segment of an evaluation. Returns `(nll, kept, carried)`, see `segment_nll`.
 
         Args:
             tokens, labels: see `segment_nll`.
             carried: the result of `start_evaluation`, or the memory after the previous segment; it is overwritten. Or
                 a list of tensors, see `initial_mems`; then the result has such a list, too.
+            done: see `score`.
         """
         if isinstance(carried, list):
-            return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes)
+            ends = {} if done is None else {"done": done}
+            return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes, **ends)
         precomputed, state = carried
         weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
         outputs, state = cached_forward(
             self.network, weights, tokens, state, static_shapes=self.static_shapes, in_place=not self.static_shapes,
-            model=self.outputs,
+            model=self.outputs, done=done,
         )  # fmt: skip
         return *self._nll(outputs, labels, self.static_shapes), (precomputed, state)
 
     def _nll(
-        self, outputs: Tensor, labels: Tensor, static_shapes: bool, bin_capacities: Any = None
+        self, outputs: Tensor, labels: Tensor, static_shapes: bool, bin_capacities: Any = None, **objective: float
     ) -> tuple[Tensor, Tensor | None]:
-        """The nll of labels from `outputs`, and bool where labels count, or `None` if all do; see `segment_nll`."""
+        """The nll of labels from `outputs`, and bool where labels count, or `None` if all do; see `segment_nll`.
+
+        `objective` is that of `nll_of`.
+        """
         if not static_shapes:
-            return self.nll_of(outputs, labels), None
+            return self.nll_of(outputs, labels, **objective), None
         if self.has_own_probabilities:
             is_label = labels >= 0
-            return tf.where(is_label, self.nll_of(outputs, tf.maximum(labels, 0)), 0), is_label
+            return tf.where(is_label, self.nll_of(outputs, tf.maximum(labels, 0), **objective), 0), is_label
         if bin_capacities is None:
             bin_capacities = [labels.shape.num_elements()] * len(self.softmax.cutoffs)
-        return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities)
+        return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities, **objective)
 
     @compiled_method(reduce_retracing=True)
-    def _score(self, tokens: Tensor, labels: Tensor, mems: Any) -> Any:
-        outputs, new_mems = self.outputs(tokens, mems)
+    def _score(self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None) -> Any:
+        outputs, new_mems = self.outputs(tokens, mems, done=done)
         return self.nll_of(outputs, labels), new_mems
 
     @compiled_method(reduce_retracing=True, autograph=False)
-    def _weighted_score(self, tokens: Tensor, labels: Tensor, mems: Any, weights: Tensor) -> Any:
-        nll, new_mems = self._score(tokens, tf.where(weights > 0, labels, 0), mems)
+    def _weighted_score(
+        self, tokens: Tensor, labels: Tensor, mems: Any, weights: Tensor, done: Tensor | None = None
+    ) -> Any:
+        nll, new_mems = self._score(tokens, tf.where(weights > 0, labels, 0), mems, done)
         return nll * tf.cast(weights, nll.dtype), new_mems
 
     @compiled_method(reduce_retracing=True)
@@ -518,13 +573,19 @@ class TransformerXLLM(LanguageModel):
     Args: those of `TransformerXL`, of which `mem_len` is required, and
         proj_share_all_but_first: whether the softmax shares all projections of the embedding except the first, see
             `AdaptiveSoftmax`.
+        tie_weight: whether the softmax uses the tables of the embedding, as in the original. If not, it has its own.
+        label_smoothing: share of the probability that the loss of `fit` distributes evenly over all words.
+        z_loss: factor of `log(Z)^2` in the loss of `fit`, where Z is the normalizer of each softmax of a label. Both
+            change only gradients: `loss` in the logs is the nll, as in `score` and `evaluate`.
 
     Call arguments:
         tokens: int `[batch, tgt_len]`.
         mems: see `score`.
+        inputs_embeds, done, output_hidden_states: as in the call of `TransformerXL`.
 
     Returns:
-        `(log_probs, new_mems)`: see `log_probs`.
+        `(log_probs, new_mems)`: see `log_probs`. With `output_hidden_states`, also a list of `n_layer + 1` tensors, as
+        `TransformerXL` returns it.
 
     Raises:
         ParameterError: an argument is out of its range.
@@ -541,10 +602,11 @@ class TransformerXLLM(LanguageModel):
         dropout: float = 0.1, dropatt: float = 0.0, mem_len: int, same_length: bool = False,
         clamp_len: int = -1, untie_r: bool = False, reset_token: int | None = None,
         cutoffs: Sequence[int] = (), div_val: int = 1, proj_share_all_but_first: bool = False,
+        tie_weight: bool = True, label_smoothing: float = 0.0, z_loss: float = 0.0,
         proj_same_dim: bool = True, init: Any = "normal",
         init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, positions: str = "relative",
-        context_len: int = 512, layer_norm_epsilon: float = 1e-12, recompute: bool = False, seed: int | None = None,
-        **kwargs: Unpack[LayerOptions],
+        context_len: int = 512, layer_norm_epsilon: float = 1e-12, pre_lnorm: bool = False, activation: str = "relu",
+        norm: str = "layer", recompute: bool = False, seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         arguments = {name: getattr(self, name) for name in [*NetworkConfig.names(), "recompute", "seed"]}
-        super().__init__(TransformerXL, arguments, self.proj_share_all_but_first, **kwargs)
+        super().__init__(TransformerXL, arguments, **values_of(self, SoftmaxConfig.names()), **kwargs)

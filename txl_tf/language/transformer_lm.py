@@ -9,9 +9,9 @@ from typing import Any, Unpack
 
 import keras
 
-from txl_tf.config import DecoderConfig, TransformerLMConfig
+from txl_tf.config import DecoderConfig, SoftmaxConfig, TransformerLMConfig
 from txl_tf.language.language_model import LanguageModel
-from txl_tf.nn.arguments import LayerOptions, takes
+from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.position_schemes import Sinusoids
 from txl_tf.transformer_xl.network import TransformerXL
 
@@ -77,16 +77,17 @@ class TransformerLM(LanguageModel):
         self, *, n_token: int, n_layer: int, d_model: int, d_embed: int, n_head: int, d_head: int, d_inner: int,
         dropout: float = 0.1, dropatt: float = 0.0, mem_len: int = 0, same_length: bool = False,
         cutoffs: Sequence[int] = (), div_val: int = 1, proj_share_all_but_first: bool = False,
+        tie_weight: bool = True, label_smoothing: float = 0.0, z_loss: float = 0.0,
         proj_same_dim: bool = True, init: Any = "normal",
         init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, pos_embed: str = "sin",
-        context_len: int = 512, layer_norm_epsilon: float = 1e-12, recompute: bool = False, seed: int | None = None,
-        **kwargs: Unpack[LayerOptions],
+        context_len: int = 512, layer_norm_epsilon: float = 1e-12, pre_lnorm: bool = False, activation: str = "relu",
+        norm: str = "layer", recompute: bool = False, seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         arguments: dict[str, Any] = {
             name: getattr(self, name) for name in [*DecoderConfig.names(), "recompute", "seed"]
         }
         arguments["positions"] = SCHEME_OF[self.pos_embed]
-        super().__init__(AbsoluteTransformer, arguments, self.proj_share_all_but_first, **kwargs)
+        super().__init__(AbsoluteTransformer, arguments, **values_of(self, SoftmaxConfig.names()), **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         refused = ["positions", *Sinusoids.refused]  # `pos_embed` stands for the positions

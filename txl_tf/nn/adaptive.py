@@ -20,6 +20,7 @@ from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import check_tensors
 from txl_tf.nn.embedding import AdaptiveBins, AdaptiveEmbedding
 from txl_tf.nn.tied import Tied
+from txl_tf.schema import check_type
 
 
 def clusters_of(tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases: Sequence[Tensor]) -> list[Cluster]:
@@ -39,6 +40,8 @@ def mask_adaptive_logsoftmax(
     projs: Sequence[Tensor | None],
     biases: Sequence[Tensor],
     clusters: tuple[Tensor, Tensor] | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Any:
     """Negative log-likelihood of every target.
 
@@ -53,13 +56,17 @@ def mask_adaptive_logsoftmax(
         projs: the projection of every cluster, or `None`s.
         biases: one `[n_i]` per cluster.
         clusters: weight `[n, E]` and bias `[n]` of the entries of the n later clusters; `None` if there are none.
+        label_smoothing, z_loss: change the gradient of the result, but not its value, see `nll` of the equations. With
+            `label_smoothing`, every cluster is computed for every target.
 
     Returns:
         `[B, T]`, nats: float32, or float64 if `hidden` is float64.
     """
     shape = tf.shape(target)
     hidden, target = _flatten(hidden, target)
-    return tf.reshape(nll(hidden, target, clusters_of(tables, projs, biases), clusters, ByNumber()), shape)
+    of_words = clusters_of(tables, projs, biases)
+    found = nll(hidden, target, of_words, clusters, ByNumber(), label_smoothing, z_loss)
+    return tf.reshape(found, shape)
 
 
 def static_adaptive_logsoftmax(
@@ -70,6 +77,8 @@ def static_adaptive_logsoftmax(
     biases: Sequence[Tensor],
     clusters: tuple[Tensor, Tensor] | None,
     bin_capacities: Any,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> tuple[Any, Any]:
     """`mask_adaptive_logsoftmax` with static shapes: no shape depends on the data, also in the gradient.
 
@@ -79,7 +88,7 @@ def static_adaptive_logsoftmax(
     Args:
         hidden: `[B, T, P]`, B and T known.
         target: int `[B, T]`; -1 where there is no token.
-        tables, projs, biases, clusters: see `mask_adaptive_logsoftmax`.
+        tables, projs, biases, clusters, label_smoothing, z_loss: see `mask_adaptive_logsoftmax`.
         bin_capacities: list of int, one for every cluster but the first; see `choose_bin_capacities`.
 
     Returns:
@@ -94,7 +103,8 @@ def static_adaptive_logsoftmax(
     hidden, target = _flatten(hidden, target)
     is_counted = target >= 0
     slots = BySlots(bin_capacities)
-    losses = nll(hidden, tf.maximum(target, 0), clusters_of(tables, projs, biases), clusters, slots)
+    words = clusters_of(tables, projs, biases)
+    losses = nll(hidden, tf.maximum(target, 0), words, clusters, slots, label_smoothing, z_loss)
     is_counted = is_counted if slots.left_out is None else is_counted & ~slots.left_out
     return tf.reshape(tf.where(is_counted, losses, 0), shape), tf.reshape(is_counted, shape)
 
@@ -152,6 +162,8 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
     Args: see `AdaptiveEmbedding`, and
         proj_share_all_but_first: whether every cluster but the first uses the projection of the embedding. If not,
             each has its own. Without cutoffs, the single projection is always shared, as in the original.
+        tie_weight: whether to use the tables of the embedding. If not, the softmax has its own.
+        initializer: of its own tables.
 
     Call arguments:
         hidden: `[batch, tgt_len, d_proj]`.
@@ -174,6 +186,7 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
     clusters: Any  # `(weight, bias)`, or `None` if there is one cluster
     biases: Any
     proj_share_all_but_first: bool
+    tie_weight: bool
     embedding_class = AdaptiveEmbedding
     shared_sizes = ("n_token", "d_embed", "d_proj", "cutoffs", "div_val")
 
@@ -181,15 +194,32 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
     def __init__(
         self, n_token: int, d_embed: int, d_proj: int, *, cutoffs: Sequence[int] = (), div_val: int = 1,
         proj_same_dim: bool = True, proj_initializer: Any = None, proj_share_all_but_first: bool = False,
-        **kwargs: Unpack[LayerOptions],
+        tie_weight: bool = True, initializer: Any = "uniform", **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(n_token, d_embed, d_proj, cutoffs, div_val, proj_same_dim, proj_initializer, **kwargs)
+        check_type("tie_weight", tie_weight, bool)
+        self.initializer = keras.initializers.get(initializer)
 
     def shares_projection(self, i: int) -> bool:
         """Whether cluster i uses the projection of the embedding."""
         return not self.cutoffs or (self.proj_share_all_but_first and i > 0)
 
+    @property
+    def needs_embedding(self) -> bool:
+        """Whether a call computes with weights of the embedding."""
+        shared = [self.shares_projection(i) and self.is_projected(i) for i in range(len(self.bin_sizes))]
+        return self.tie_weight or any(shared)
+
+    def tie(self, hidden: Any, embedding: Any = None) -> None:
+        if self.needs_embedding:
+            super().tie(hidden, embedding)
+
+    def embedding_of_call(self, given: Any) -> Any:
+        return super().embedding_of_call(given) if self.needs_embedding else None
+
     def build(self, hidden_shape: Any = None) -> None:
+        if not self.tie_weight:
+            self.tables = self.make_tables()
         self.biases = [
             self.add_weight(name=f"bias_{i}", shape=(size,), initializer="zeros", autocast=False)
             for i, size in enumerate(self.bin_sizes)
@@ -212,8 +242,9 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
         def tied(i: int) -> Any:
             return embedding.projs[i if self.div_val > 1 else 0]
 
-        projs = [tied(i) if self.shares_projection(i) else proj for i, proj in enumerate(self.projs)]
-        return embedding.tables, projs, self.biases, self.clusters
+        shares = [self.shares_projection(i) and self.is_projected(i) for i in range(len(self.projs))]
+        projs = [tied(i) if is_shared else self.projs[i] for i, is_shared in enumerate(shares)]
+        return embedding.tables if self.tie_weight else self.tables, projs, self.biases, self.clusters
 
     def call(self, hidden: Tensor, embedding: Any = None) -> Tensor:
         check_tensors({"d_proj": self.d_proj}, hidden=(hidden, "float batch tgt_len d_proj"))
@@ -226,12 +257,18 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.named_shapes(shapes, named)["hidden"][:-1], self.n_token)
 
-    def nll(self, hidden: Tensor, labels: Tensor, embedding: Any) -> Tensor:
-        """Negative log-likelihood of every label: `[batch, tgt_len]`, nats."""
-        return mask_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding))
+    def nll(self, hidden: Tensor, labels: Tensor, embedding: Any, **objective: float) -> Tensor:
+        """Negative log-likelihood of every label: `[batch, tgt_len]`, nats.
+
+        Args:
+            hidden, embedding: of the call.
+            labels: int `[batch, tgt_len]`.
+            **objective: `label_smoothing` and `z_loss`, see `mask_adaptive_logsoftmax`.
+        """
+        return mask_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding), **objective)
 
     def static_nll(
-        self, hidden: Tensor, labels: Tensor, embedding: Any, bin_capacities: Sequence[int]
+        self, hidden: Tensor, labels: Tensor, embedding: Any, bin_capacities: Sequence[int], **objective: float
     ) -> tuple[Any, Any]:
         """`nll` with static shapes, for TPUs and XLA. Returns `(nll, is_counted)`, see `static_adaptive_logsoftmax`."""
-        return static_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding), bin_capacities)
+        return static_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding), bin_capacities, **objective)

@@ -92,6 +92,7 @@ class AdaptiveBins(Layer):
     d_embed: int
     d_proj: int
     proj_same_dim: bool
+    initializer: Any
     tables: Any
     projs: Any
     free_settings = {}
@@ -128,6 +129,16 @@ class AdaptiveBins(Layer):
     def is_projected(self, i: int) -> bool:
         """Whether cluster i has a projection: if the widths differ, or if `div_val` is above 1 with `proj_same_dim`."""
         return self.bin_width(i) != self.d_proj or (self.div_val > 1 and self.proj_same_dim)
+
+    def make_tables(self) -> list[Any]:
+        """Makes the tables of the clusters. Clusters of the same width share one table."""
+        sizes = self.bin_sizes if self.div_val > 1 else [self.n_token]  # numbers of words, one table for each
+        return [
+            self.add_table(
+                f"lookup_table_{i}", (size, self.bin_width(i)), own_initializer(self.initializer), autocast=False
+            )
+            for i, size in enumerate(sizes)
+        ]
 
     def add_projection(self, i: int, name: str) -> Any:
         shape = (self.bin_width(i), self.d_proj)
@@ -177,15 +188,9 @@ class AdaptiveEmbedding(Shared, AdaptiveBins):
         self.initializer = keras.initializers.get(initializer)
 
     def build(self, tokens_shape: Any = None) -> None:
-        sizes = self.bin_sizes if self.div_val > 1 else [self.n_token]  # numbers of words, one table for each
-        self.tables = [
-            self.add_table(
-                f"lookup_table_{i}", (size, self.bin_width(i)), own_initializer(self.initializer), autocast=False
-            )
-            for i, size in enumerate(sizes)
-        ]
+        self.tables = self.make_tables()
         self.projs = [
-            self.add_projection(i, f"proj_W_{i}") if self.is_projected(i) else None for i in range(len(sizes))
+            self.add_projection(i, f"proj_W_{i}") if self.is_projected(i) else None for i in range(len(self.tables))
         ]
 
     def call(self, tokens: Tensor, static_shapes: bool = False) -> Tensor:

@@ -7,15 +7,20 @@ import keras
 import tensorflow as tf
 
 import txl_tf.equations as equations
+from txl_tf.config import ACTIVATIONS, one_of
 from txl_tf.config.checks import NOT_NEGATIVE
-from txl_tf.equations import FeedForward, feed_forward_block
+from txl_tf.equations import FeedForward, feed_forward_block, swiglu
 from txl_tf.kernels.dropout import Drop, dropout, split
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_sizes, check_tensors, check_width, width_of
 from txl_tf.nn.bound import bound_weights
-from txl_tf.nn.ops import LayerNorm, Linear, norm_of, own_initializer
+from txl_tf.nn.ops import Linear, make_norm, norm_of, own_initializer
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED
+from txl_tf.schema import check_type
+
+# Functions for the argument `activation`. `None` is relu, which has its own kernel.
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {"relu": None, "gelu": tf.nn.gelu, "swiglu": swiglu}
 
 
 def feed_forward(
@@ -73,7 +78,8 @@ def positionwise_ff(
 class PositionwiseFF(Layer):
     """The feed-forward net of Transformer-XL, with its residual connection and layer norm.
 
-    It computes `layer_norm(inp + positionwise_ff(inp))`, as `positionwise_FF` of the original.
+    It computes `layer_norm(inp + positionwise_ff(inp))`, as `positionwise_FF` of the original. With `pre_lnorm`, it is
+    `inp + positionwise_ff(layer_norm(inp))`.
 
     ```python
     ff = txl_tf.layers.PositionwiseFF(d_model=32, d_inner=128, dropout=0.1)
@@ -82,11 +88,15 @@ class PositionwiseFF(Layer):
 
     Args:
         d_model: width of input and output.
-        d_inner: width between the two products, where the activation is relu.
+        d_inner: width between the two products.
         dropout: rate after each of the two products.
         kernel_initializer: of both kernels.
         layer_norm_epsilon: added to the variance in layer norm.
         seed: int from which dropout keys derive, for calls without a key. `None` draws one.
+        pre_lnorm: whether to normalise the input, instead of the sum after the residual connection.
+        activation: "relu"; "gelu", the exact one; or "swiglu", `silu(gates) * values`, where gates and values are two
+            products side by side: `kernel_1` is then `[d_model, 2 * d_inner]`.
+        norm: "layer" for layer norm, "rms" for `RMSNorm`.
 
     Call arguments:
         inp: `[batch, tgt_len, d_model]`.
@@ -99,28 +109,34 @@ class PositionwiseFF(Layer):
         ParameterError: an argument is outside its range, or `inp` has another width.
 
     Reference:
-        Dai et al. 2019, section 3.3; Vaswani et al. 2017, section 3.3.
+        Dai et al. 2019, section 3.3; Vaswani et al. 2017, section 3.3; Shazeer 2020 for swiglu.
     """
 
+    pre_lnorm: bool
+    activation: str
     free_settings = {"dropout": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED}
     copied_settings = {"layer_norm_epsilon": ("layer_norm.epsilon",)}
 
     @stored
     def __init__(
         self, d_model: int, d_inner: int, dropout: float = 0.0, kernel_initializer: Any = "glorot_uniform",
-        layer_norm_epsilon: float = 1e-12, seed: int | None = None, **kwargs: Unpack[LayerOptions],
+        layer_norm_epsilon: float = 1e-12, seed: int | None = None, pre_lnorm: bool = False, activation: str = "relu",
+        norm: str = "layer", **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, d_inner=d_inner)
+        check_type("pre_lnorm", pre_lnorm, bool)
+        one_of(ACTIVATIONS)("activation", activation)
         NOT_NEGATIVE("layer_norm_epsilon", layer_norm_epsilon)
         self.start_keys(seed, dropout=dropout)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.initializers = [own_initializer(self.kernel_initializer) for _ in range(2)]
-        self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
+        self.layer_norm = make_norm(norm, layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
 
     def build(self, inp_shape: Any = None) -> None:
         check_width("inp", inp_shape, "d_model", self.d_model)
-        for i, shape in ((1, (self.d_model, self.d_inner)), (2, (self.d_inner, self.d_model))):
+        width = 2 * self.d_inner if self.activation == "swiglu" else self.d_inner
+        for i, shape in ((1, (self.d_model, width)), (2, (self.d_inner, self.d_model))):
             kernel = self.add_weight(name=f"kernel_{i}", shape=shape, initializer=self.initializers[i - 1])
             bias = self.add_weight(name=f"bias_{i}", shape=shape[1:], initializer="zeros")
             setattr(self, f"kernel_{i}", kernel)
@@ -137,8 +153,9 @@ class PositionwiseFF(Layer):
         weights = FeedForward(*(bound_weights(self) or self.computed_weights()))
         inner_key, output_key = split(self.key_of_call(inp, training, dropout_key), 2)
         return feed_forward_block(
-            inp, weights, norm_of(self.layer_norm), Drop(self.dropout, inner_key), Drop(self.dropout, output_key)
-        )
+            inp, weights, norm_of(self.layer_norm), Drop(self.dropout, inner_key), Drop(self.dropout, output_key),
+            self.pre_lnorm, _ACTIVATIONS[self.activation],
+        )  # fmt: skip
 
 
 @keras.saving.register_keras_serializable("txl_tf")

@@ -1,5 +1,6 @@
-"""Layers that are parts of other layers: layer norm and a linear layer. And initializers."""
+"""Layers that are parts of other layers: layer norm, RMS norm and a linear layer. And initializers."""
 
+import functools
 import itertools
 import numbers
 from typing import Any, Unpack
@@ -8,6 +9,7 @@ import keras
 import tensorflow as tf
 
 import txl_tf.kernels as ops
+from txl_tf.config import NORMS, one_of
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Tensor, shape_of
@@ -18,12 +20,36 @@ from txl_tf.nn.settings import FREE_EPSILON, remember_graph
 
 
 def norm_of(layer_norm: Any) -> Any:
-    """The argument `norm` of the equations: weights and epsilon of a `LayerNorm`, or a user's layer as it is."""
-    if not is_library(layer_norm, LayerNorm):
+    """The argument `norm` of the equations: weights and epsilon of a `LayerNorm`, or a function of a tensor.
+
+    A user's layer is returned as it is.
+    """
+    is_rms = is_library(layer_norm, RMSNorm)
+    if not is_rms and not is_library(layer_norm, LayerNorm):
         return layer_norm
     if not tf.executing_eagerly():
         remember_graph(layer_norm)
+    if is_rms:
+        return functools.partial(ops.rms_norm, gamma=layer_norm.gamma_in_float32(), epsilon=layer_norm.epsilon)
     return *layer_norm.weights_in_float32(), layer_norm.epsilon
+
+
+def make_norm(norm: str, epsilon: float, **options: Any) -> Any:
+    """The `LayerNorm` or `RMSNorm` for the argument `norm` of a layer: "layer" or "rms"."""
+    one_of(NORMS)("norm", norm)
+    return (RMSNorm if norm == "rms" else LayerNorm)(epsilon, **options)
+
+
+def norm_of_zeros(layer_norm: Any, width: int, dtype: Any) -> Any:
+    """What a norm makes of a vector of zeros, `[width]` in `dtype`; `None` if it is zeros.
+
+    With `pre_lnorm`, a zero memory has the keys and values of this vector. That of layer norm is beta.
+    """
+    if is_library(layer_norm, RMSNorm):
+        return None
+    if is_library(layer_norm, LayerNorm):
+        return tf.cast(layer_norm.beta, dtype)
+    return tf.cast(layer_norm(tf.zeros([1, 1, width], dtype))[0, 0], dtype)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -67,6 +93,49 @@ class LayerNorm(Layer):
     def weights_in_float32(self) -> tuple[Tensor, Tensor]:
         """`(gamma, beta)` in float32, or in float64 if the layer is float64."""
         return at_least_float32(self.gamma), at_least_float32(self.beta)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class RMSNorm(Layer):
+    """Divides by the root mean square, with a weight `gamma`.
+
+    ```python
+    scaled = txl_tf.layers.RMSNorm()(tf.random.normal([2, 5, 32]))  # [2, 5, 32]
+    ```
+
+    Args:
+        epsilon: added to the mean square.
+
+    Call arguments:
+        inputs: `[..., width]`.
+
+    Returns:
+        A tensor like `inputs`, whose last axis has the root mean square `gamma`.
+
+    Reference:
+        Zhang and Sennrich 2019.
+    """
+
+    gamma: Any
+    free_settings = {"epsilon": FREE_EPSILON}
+
+    @stored
+    def __init__(self, epsilon: float = 1e-12, **kwargs: Unpack[LayerOptions]) -> None:
+        super().__init__(**kwargs)
+        NOT_NEGATIVE("epsilon", epsilon)
+        self.epsilon = float(epsilon)
+
+    def build(self, input_shape: Any) -> None:
+        shape = (width_of("inputs", input_shape),)
+        self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones", autocast=False)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        check_tensors({"width": self.gamma.shape[0]}, inputs=(inputs, "float ... width"))
+        return ops.rms_norm(tf.convert_to_tensor(inputs), self.gamma_in_float32(), self.epsilon)
+
+    def gamma_in_float32(self) -> Tensor:
+        """`gamma` in float32, or in float64 if the layer is float64."""
+        return at_least_float32(self.gamma)
 
 
 class Linear(Layer):

@@ -19,7 +19,7 @@ from txl_tf.runs.origin import check_origin
 from txl_tf.runs.weights import MisfitError
 
 # Hyper-parameters that a warm start may change.
-NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "reset_token")
+NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "pre_lnorm", "activation", "reset_token")
 
 # The text decides them. They may change when a run resumes with another text, and earlier versions do not record them.
 _OF_TEXT = ("target_lengths",)

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config import ModelConfig
 from txl_tf.errors import ParameterError, named
 from txl_tf.files import (
     absolute,
@@ -79,6 +80,11 @@ def check_original(lm: TransformerXLLM) -> None:
             f"the original program has no positions={positions!r}, only 'relative': save the model by lm.save(path)"
         )
         raise ParameterError("positions", positions, ["relative"], message)
+    for name in ("pre_lnorm", "activation", "norm", "tie_weight"):
+        value, only = getattr(lm, name, None), getattr(ModelConfig, name)
+        if value not in (None, only):
+            message = f"the original program has no {name}={value}, only {only}: save the model by lm.save(path)"
+            raise ParameterError(name, value, [only], message)
     parts = own_parts(lm)
     if parts:
         message = f"the original program cannot compute {', '.join(parts)}: save the model by lm.save(path)"

@@ -51,11 +51,12 @@ def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> Reque
     first, *later = lm.softmax.bin_sizes
     # A network without attention has neither heads nor feed-forward nets.
     n_head, d_head, d_inner = (getattr(network, name, 0) for name in ("n_head", "d_head", "d_inner"))
+    inner = 3 * d_inner if getattr(network, "activation", None) == "swiglu" else 2 * d_inner
     keys_and_values = 4 * network.n_layer * 2 * n_head * d_head  # of a position
     logits = first + len(later) + max(later, default=0)
     positions = network.mem_len + (lm.context_len if lm.has_window else 0)
     fresh = positions * keys_and_values + TOKEN_BYTES * network.n_token
-    token_bytes = keys_and_values + 4 * (logits + 2 * d_inner)
+    token_bytes = keys_and_values + 4 * (logits + inner)
 
     def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:
         return fresh + tokens * token_bytes + new_tokens * NEW_TOKEN_BYTES

@@ -177,4 +177,4 @@ def described(strategy: tf.distribute.Strategy, data: tuple) -> tuple[int, int, 
     mean that all labels count, are left out; see `checked_batches.py`.
     """
     shapes = [strategy.experimental_local_results(x)[0].shape for x in data]
-    return *shapes[0], data if shapes[-1][1] else data[:2]
+    return *shapes[0], data if len(data) < 3 or shapes[2][1] else data[:2]

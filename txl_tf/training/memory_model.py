@@ -173,7 +173,8 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
                 weight 0. The loss is the sum of weight times nll, divided by the sum of the weights, for any number of
                 replicas and parts. `tgt_len` may vary unless shapes are static. The number of rows may vary if the
                 model has no memory and its shapes are not static. Or `txl_tf.Segments`, of which every worker reads
-                only its own rows.
+                only its own rows. In place of tokens, the dataset may have a dictionary `{"tokens": ..., "done": ...}`:
+                `done`, bool `[batch, tgt_len]`, is true at the last token of a document or an episode, see `score`.
             *args, **kwargs: arguments of `keras.Model.fit`, such as `epochs`, `steps_per_epoch`, `callbacks` and
                 `validation_data` (a dataset of the same kind). Those for independent samples are not supported.
             allow_shuffled: whether to train on a dataset with shuffled segments, where each row gets the memory of

@@ -36,9 +36,9 @@ class SegmentStep(TrainedModel):
     A subclass may override `train_step(self, data, mems)` and `test_step(self, data, carried)`, which return
     `(logs, new_mems)`. Or it may use Keras's signature, `train_step(self, data)`, which returns logs; then
     `super().train_step(data)` takes the memory from the loop and returns the new memory to it. `data` is
-    `(tokens, labels)` or `(tokens, labels, weights)`. `logs` must contain `loss`. `tokens` is the sum of weights over
-    which the loss is a mean, by default the number of labels. Both must be the same on every replica. Other logs are
-    reported as means over the steps of an epoch.
+    `(tokens, labels)` or `(tokens, labels, weights)`; or `(tokens, labels, weights, done)`, if the dataset has `done`.
+    `logs` must contain `loss`. `tokens` is the sum of weights over which the loss is a mean, by default the number of
+    labels. Both must be the same on every replica. Other logs are reported as means over the steps of an epoch.
     """
 
     network: Any
@@ -52,7 +52,7 @@ class SegmentStep(TrainedModel):
         """The nll of every label of a segment in training; see `LanguageModel.segment_nll`."""
         raise NotImplementedError
 
-    def evaluation_nll(self, tokens: Any, labels: Any, carried: Any) -> Any:
+    def evaluation_nll(self, tokens: Any, labels: Any, carried: Any, done: Any = None) -> Any:
         """The nll of every label of a segment in an evaluation; see `LanguageModel.evaluation_nll`."""
         raise NotImplementedError
 
@@ -62,7 +62,8 @@ class SegmentStep(TrainedModel):
 
         Args:
             data: `(tokens, labels)`, int `[batch, tgt_len]` each, not checked; or `(tokens, labels, weights)`, with
-                float32 weights of the same shape. A label of the weight 0 may be any number.
+                float32 weights of the same shape. A label of the weight 0 may be any number. Or `(tokens, labels,
+                weights, done)`, with bool `done` of the same shape, see `LanguageModel.score`.
             mems: the memory. `None` in a step with Keras's signature: the step uses the memory of the loop, and returns
                 only logs.
 
@@ -71,11 +72,11 @@ class SegmentStep(TrainedModel):
         """
         if mems is None:
             return self._with_carried(SegmentStep.train_step, data)
-        tokens, labels, weights = self._labels_that_count(*data)
+        tokens, labels, weights, *done = self._labels_that_count(*data)
         total = None if weights is None else self._num_tokens(tokens, labels, weights)
         loss_and_gradients = self._compiled_gradients or self._loss_and_gradients
         key = self.step_key(shape_of(tokens)[0])
-        sums, gradients, new_mems = loss_and_gradients(tokens, labels, weights, total, mems, key)
+        sums, gradients, new_mems = loss_and_gradients(tokens, labels, weights, total, mems, key, *done)
         nll, counted, *left_out = tf.unstack(sum_over_replicas(sums))
         logs = {"loss": tf.math.divide_no_nan(nll, counted), "tokens": counted}
         if self.static_shapes:
@@ -95,8 +96,8 @@ class SegmentStep(TrainedModel):
         if carried is None:
             return self._with_carried(SegmentStep.test_step, data)
         self._clear_losses()
-        tokens, labels, weights = self._labels_that_count(*data)
-        nll, kept, carried = self.evaluation_nll(tokens, labels, carried)
+        tokens, labels, weights, *done = self._labels_that_count(*data)
+        nll, kept, carried = self.evaluation_nll(tokens, labels, carried, *done)
         sums = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
         nll, counted = tf.unstack(sum_over_replicas(tf.stack(sums)))
         return {"loss": tf.math.divide_no_nan(nll, counted), "tokens": counted}, carried
@@ -142,11 +143,11 @@ class SegmentStep(TrainedModel):
 
     # ------------------------------------------------------------------------------------------------ loss and update
 
-    def _labels_that_count(self, tokens: Tensor, labels: Tensor, weights: Any = None) -> tuple[Any, Any, Any]:
-        """`(tokens, labels, weights)`, where labels with the weight 0 are 0 or, with static shapes, -1."""
+    def _labels_that_count(self, tokens: Tensor, labels: Tensor, weights: Any = None, *done: Tensor) -> tuple[Any, ...]:
+        """`(tokens, labels, weights, *done)`, where labels with the weight 0 are 0 or, with static shapes, -1."""
         if weights is not None:
             labels = tf.where(weights > 0, labels, -1 if self.static_shapes else 0)
-        return tokens, labels, weights
+        return tokens, labels, weights, *done
 
     @property
     def _may_leave_out(self) -> bool:
@@ -154,13 +155,15 @@ class SegmentStep(TrainedModel):
         return self.static_shapes or is_own(self, "segment_nll")
 
     def _loss_and_gradients(
-        self, tokens: Tensor, labels: Tensor, weights: Any, total: Any, mems: Any, dropout_key: Tensor
-    ) -> tuple[Any, list[Any], Any]:
+        self, tokens: Tensor, labels: Tensor, weights: Any, total: Any, mems: Any, dropout_key: Tensor,
+        done: Tensor | None = None,
+    ) -> tuple[Any, list[Any], Any]:  # fmt: skip
         """The sums of this replica's rows, the gradients of their share of the mean loss, and new memory.
 
         Args:
             weights: float32 `[batch, tgt_len]`, or `None`.
             total: the sum of the weights of the whole batch; `None` without weights.
+            done: bool `[batch, tgt_len]`, or `None`.
 
         Returns:
             `(sums, gradients, new_mems)`: sums are those of `weighted_sum` and, with static shapes, the number of
@@ -171,12 +174,13 @@ class SegmentStep(TrainedModel):
         total = self._num_labels(labels) if weights is None else total
         compiled_whole = self.static_shapes or self._compiled_gradients is not None
 
-        def part(tokens, labels, weights, mems, dropout_key):
+        def part(tokens, labels, weights, mems, dropout_key, done=None):
+            ends = {} if done is None else {"done": done}
             self._clear_losses()  # of the last step; Keras clears them only if the model itself is called
             with fusing(not compiled_whole), tf.GradientTape() as tape:
                 nll, kept, new_mems = self.segment_nll(
                     tokens, labels, mems, training=True, dropout_key=dropout_key,
-                    static_shapes=self.static_shapes, bin_capacities=self.bin_capacities,
+                    static_shapes=self.static_shapes, bin_capacities=self.bin_capacities, **ends,
                 )  # fmt: skip
                 nll, counted = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
                 loss = nll / total if weights is None else tf.math.divide_no_nan(nll, total)
@@ -192,12 +196,12 @@ class SegmentStep(TrainedModel):
             return tf.stack(sums), gradients, new_mems
 
         if parts == 1:
-            return part(tokens, labels, weights, mems, dropout_key)
+            return part(tokens, labels, weights, mems, dropout_key, done)
         no_sums = tf.zeros([3 if self.static_shapes else 2], self.loss_dtype)
         variables = self.trainable_variables
-        return part_by_part(part, parts, variables, no_sums, tokens, labels, weights, mems, dropout_key)
+        return part_by_part(part, parts, variables, no_sums, tokens, labels, weights, mems, dropout_key, done)
 
-    def _num_tokens(self, tokens: Tensor, labels: Tensor, weights: Any = None) -> Any:
+    def _num_tokens(self, tokens: Tensor, labels: Tensor, weights: Any = None, *done: Tensor) -> Any:
         """The sum of the weights of a batch or, without weights, the number of labels that count."""
         if weights is None and not self.static_shapes:
             return self._num_labels(labels)
@@ -251,16 +255,18 @@ def part_by_part(
     weights: Any,
     mems: Any,
     dropout_key: Tensor,
+    done: Tensor | None = None,
 ) -> tuple[Any, Any, Any]:
     """Calls `step` for parts of the rows, one after the other, which needs only the memory of one part.
 
     Args:
-        step: function of `(tokens, labels, weights, mems, dropout_key)` that returns `(sums, gradients, new_mems)`.
+        step: function of `(tokens, labels, weights, mems, dropout_key, done)` that returns `(sums, gradients,
+            new_mems)`.
         parts: number of parts, a divisor of the rows.
         variables: the variables to which the gradients belong.
         no_sums: zeros with the shape of `sums`.
         tokens, labels, mems: those of all rows.
-        weights: in the shape of the labels, or `None`.
+        weights, done: in the shape of the labels, or `None`.
         dropout_key: int `[3]`, see `dropout`. Each part gets the index of its first row.
 
     Returns:
@@ -275,13 +281,15 @@ def part_by_part(
     labels = split(labels)
     mems = [split(mem) for mem in mems]
     weights = None if weights is None else split(weights)
+    done = None if done is None else split(done)
     rows = shape_of(tokens)[1]
 
     def body(i, sums, gradients, new_mems):
         of_weights = None if weights is None else weights[i]
-        of_part, of_gradients, of_mems = step(
-            tokens[i], labels[i], of_weights, [mem[i] for mem in mems], dropout_key + tf.stack([0, 0, i * rows])
-        )
+        of_mems = [mem[i] for mem in mems]
+        key = dropout_key + tf.stack([0, 0, i * rows])
+        of_done = None if done is None else done[i]
+        of_part, of_gradients, of_mems = step(tokens[i], labels[i], of_weights, of_mems, key, of_done)
         gradients = [total + part for total, part in zip(gradients, of_gradients, strict=True)]
         new_mems = [ta.write(i, mem) for ta, mem in zip(new_mems, of_mems, strict=True)]
         return [i + 1, sums + of_part, gradients, new_mems]  # a list, as eager mode expects for a list of first values

@@ -8,11 +8,12 @@ table of distances, such as ALiBi and rotary. So networks with different positio
 from typing import Any, Unpack
 
 import keras
+import tensorflow as tf
 
-from txl_tf.equations import Attention, Places, attention, attention_block
+from txl_tf.equations import Attention, Places, Zeros, attention, attention_block
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import Drop, split
-from txl_tf.kernels.shapes import Tensor
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.ops import norm_of
 from txl_tf.nn.position_schemes import scheme_of
@@ -44,16 +45,22 @@ def multihead_attn(
 
 def attention_parts(
     w: Tensor, attn_mask: Tensor | None, mems: Tensor | None, qkv_kernel: Tensor, o_kernel: Tensor, n_head: int,
-    scheme: Any, content_mask: Tensor | None = None,
+    scheme: Any, content_mask: Tensor | None = None, zeros: Zeros | None = None,
 ) -> tuple[HiddenStates, Attention]:  # fmt: skip
     """The arguments `memory` and `w` of `txl_tf.equations.attention`.
 
     Args: as in `multihead_attn`, and
         scheme: a `Positions`.
+        zeros: those of `SegmentAttention.zeros`; `None`: keys and values of a zero memory are zeros.
     """
-    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), special=zeros_of(content_mask, w))
+    klen = keys_of(w, mems)
+    special, of_keys = zeros_of(content_mask, w, zeros)
+    r = None
+    if zeros is not None and of_keys is not None and scheme.turns:
+        r = tf.pad(zero_keys_by_distance(zeros.k, scheme, klen), [[0, 0], [1, 0], [0, 0]])
+    places = Places(klen, visible_keys(attn_mask, w, mems), r, shape_of(w)[1], special)
     scale = (o_kernel.shape[0] // n_head) ** -0.5
-    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme)
+    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme, zeros=of_keys)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -88,11 +95,12 @@ class MultiHeadAttn(SegmentAttention):
     def __init__(
         self, d_model: int, n_head: int, d_head: int, dropout: float = 0.0, dropatt: float = 0.0,
         kernel_initializer: Any = "glorot_uniform", layer_norm_epsilon: float = 1e-12, seed: int | None = None,
-        positions: Any = None, **kwargs: Unpack[LayerOptions],
+        positions: Any = None, pre_lnorm: bool = False, norm: str = "layer", **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(
-            d_model, n_head, d_head, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, **kwargs
-        )
+            d_model, n_head, d_head, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, pre_lnorm, norm,
+            **kwargs,
+        )  # fmt: skip
         self.scheme = scheme_of_attention(positions, type(self).__name__)
         self.scheme.check(self)
 
@@ -116,12 +124,14 @@ class MultiHeadAttn(SegmentAttention):
         else:
             visible, mems = self.segment_of(w, attn_mask, mems)
             w, mems, qkv_kernel, o_kernel = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
+            zeros = None if content_mask is None else self.zeros(qkv_kernel)
             memory, weights = attention_parts(
-                w, visible, mems, qkv_kernel, o_kernel, self.n_head, self.scheme, content_mask
+                w, visible, self.memory_of(mems), qkv_kernel, o_kernel, self.n_head, self.scheme, content_mask, zeros
             )
         drop_probs = Drop(self.dropatt, dropatt_key)
         drop_output = Drop(self.dropout, output_key)
-        return attention_block(w, memory, weights, norm_of(self.layer_norm), drop_probs, drop_output)
+        norm = norm_of(self.layer_norm)
+        return attention_block(w, memory, weights, norm, drop_probs, drop_output, self.pre_lnorm)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -149,14 +159,17 @@ class TransformerLMLayer(TransformerXLLayer):
     def __init__(
         self, d_model: int, n_head: int, d_head: int, d_inner: int, dropout: float = 0.0, dropatt: float = 0.0,
         kernel_initializer: Any = "glorot_uniform", layer_norm_epsilon: float = 1e-12, seed: int | None = None,
-        positions: Any = None, **kwargs: Unpack[LayerOptions],
+        positions: Any = None, pre_lnorm: bool = False, activation: str = "relu", norm: str = "layer",
+        **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(
-            d_model, n_head, d_head, d_inner, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, **kwargs
-        )
+            d_model, n_head, d_head, d_inner, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed,
+            pre_lnorm, activation, norm, **kwargs,
+        )  # fmt: skip
 
     def options_of_attention(self) -> dict[str, Any]:
-        return {} if self.positions is None else {"positions": self.positions}
+        options = super().options_of_attention()
+        return options if self.positions is None else {**options, "positions": self.positions}
 
     def get_config(self) -> dict[str, Any]:
         scheme = getattr(self.rel_attn, "scheme", None)
@@ -169,6 +182,19 @@ class TransformerLMLayer(TransformerXLLayer):
         attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
         output = self.rel_attn(w=w, attn_mask=attn_mask, mems=mems, content_mask=content_mask, dropout_key=attn_key)
         return self.ff(output, dropout_key=ff_key)
+
+
+def zero_keys_by_distance(zero_key: Tensor, scheme: Any, klen: Size) -> Any:
+    """The key of a zero memory, turned for the distances `klen - 1, ..., 0`: `[H, klen, D]`.
+
+    Args:
+        zero_key: `[H, 1, D]`.
+        scheme: turns keys, so that products of queries and keys depend only on their distance.
+        klen: the number of distances.
+    """
+    n_head, _, d_head = zero_key.shape
+    keys = tf.broadcast_to(zero_key, [n_head, klen, d_head])
+    return scheme.turn(keys, tf.range(klen) - (klen - 1))
 
 
 def scheme_of_attention(positions: Any, owner: str) -> Any:

@@ -14,16 +14,26 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config.checks import NOT_NEGATIVE
-from txl_tf.equations import Attention, Places, attention, attention_block, causal, project_distances
+from txl_tf.equations import (
+    Attention,
+    Places,
+    Zeros,
+    attention,
+    attention_block,
+    causal,
+    normalized,
+    project_distances,
+)
 from txl_tf.kernels.dropout import Drop, split
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.watching import watching
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_length, check_sizes, check_tensors
 from txl_tf.nn.masks import HEADS_FIRST, as_bool, mask_of, seen, seen_by_article
-from txl_tf.nn.ops import LayerNorm, norm_of, own_initializer
+from txl_tf.nn.ops import make_norm, norm_of, norm_of_zeros, own_initializer
 from txl_tf.nn.position_schemes import Relative
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
+from txl_tf.schema import check_type
 from txl_tf.transformer_xl.memory import HiddenStates, Memory
 
 
@@ -83,19 +93,22 @@ def rel_multihead_attn(
 def relative_parts(
     w: Tensor, r: Tensor, r_w_bias: Tensor, r_r_bias: Tensor, attn_mask: Tensor | None, mems: Tensor | None,
     qkv_kernel: Tensor, r_kernel: Tensor, o_kernel: Tensor, scheme: Any, content_mask: Tensor | None = None,
+    zeros: Zeros | None = None,
 ) -> tuple[HiddenStates, Attention]:  # fmt: skip
     """The arguments `memory` and `w` of `txl_tf.equations.attention`.
 
     Args: as in `rel_multihead_attn`, and
         scheme: a `Relative`.
+        zeros: those of `SegmentAttention.zeros`; `None`: keys and values of a zero memory are zeros.
     """
     n_head, d_head = r_w_bias.shape
     # `rel_shift` needs a column of zeros. It comes from a key of zeros, so that the scores need not be copied for it.
     r_k = tf.pad(project_distances(r, r_kernel, n_head), [[0, 0], [1, 0], [0, 0]])
-    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), r_k, shape_of(w)[1], zeros_of(content_mask, w))
+    special, zeros = zeros_of(content_mask, w, zeros)
+    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), r_k, shape_of(w)[1], special)
     u = r_w_bias[:, None, None]
     v = r_r_bias[:, None, None]
-    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, scheme, u, v)
+    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, scheme, u, v, zeros)
 
 
 def keys_of(w: Tensor, mems: Tensor | None) -> Any:
@@ -103,9 +116,21 @@ def keys_of(w: Tensor, mems: Tensor | None) -> Any:
     return shape_of(w)[1] + (0 if mems is None else shape_of(mems)[1])
 
 
-def zeros_of(content_mask: Tensor | None, w: Tensor) -> dict[str, Any]:
-    """The `special` of `Places` for a `content_mask`, which may be `None`, in the dtype of the segment `w`."""
-    return {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
+def zeros_of(content_mask: Tensor | None, w: Tensor, zeros: Zeros | None = None) -> tuple[dict[str, Any], Any]:
+    """The `special` of `Places`, and the `zeros` of `Attention`, for keys and values `[H, B, K, D]`.
+
+    Args:
+        content_mask: of the call; `None`: no key counts as zeros.
+        w: the segment, in whose dtype attention computes.
+        zeros: those of `SegmentAttention.zeros`.
+    """
+    if content_mask is None:
+        return {}, None
+    special = {"content": tf.cast(content_mask, w.dtype)}
+    if zeros is None:
+        return special, None
+    zeros = Zeros(zeros.k[:, None], zeros.v[:, None])
+    return {**special, "zero_value": zeros.v}, zeros
 
 
 def visible_keys(attn_mask: Tensor | None, w: Tensor, mems: Tensor | None) -> Any:
@@ -131,6 +156,7 @@ class SegmentAttention(Layer):
     d_head: int
     dropout: float
     dropatt: float
+    pre_lnorm: bool
     relative: bool = True
     scheme: Any = Relative()
     free_settings = {
@@ -143,14 +169,15 @@ class SegmentAttention(Layer):
     def __init__(
         self, d_model: int, n_head: int, d_head: int, dropout: float = 0.0, dropatt: float = 0.0,
         kernel_initializer: Any = "glorot_uniform", layer_norm_epsilon: float = 1e-12, seed: int | None = None,
-        **kwargs: Unpack[LayerOptions],
+        pre_lnorm: bool = False, norm: str = "layer", **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, n_head=n_head, d_head=d_head)
+        check_type("pre_lnorm", pre_lnorm, bool)
         NOT_NEGATIVE("layer_norm_epsilon", layer_norm_epsilon)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
+        self.layer_norm = make_norm(norm, layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
 
     def build(self, w_shape: Any = None, **_: Any) -> None:
         def kernel(name: str, shape: tuple[int, int]) -> Any:
@@ -161,6 +188,25 @@ class SegmentAttention(Layer):
         self.r_kernel = kernel("r_kernel", (self.d_model, width)) if self.relative else None
         self.o_kernel = kernel("o_kernel", (width, self.d_model))
         self.build_parts(w_shape, self.layer_norm)
+
+    def memory_of(self, mems: Tensor) -> Any:
+        """The memory as attention projects it: hidden states `[batch, mem_len, d_model]`, normalised if `pre_lnorm`."""
+        return normalized(mems, norm_of(self.layer_norm)) if self.pre_lnorm else mems
+
+    def zeros(self, qkv_kernel: Tensor, o_kernel: Tensor | None = None) -> Zeros | None:
+        """`Zeros` of this attention, `[n_head, 1, d_head]` each; `None` if a zero memory has zero keys and values.
+
+        Args:
+            qkv_kernel: the kernel, in the dtype of the result.
+            o_kernel: for `Zeros.output`; `None`: there is none.
+        """
+        zero = norm_of_zeros(self.layer_norm, self.d_model, qkv_kernel.dtype) if self.pre_lnorm else None
+        if zero is None:
+            return None
+        heads = tf.linalg.matvec(qkv_kernel[:, self.n_head * self.d_head :], zero, transpose_a=True)
+        k, v = tf.unstack(tf.reshape(heads, [2, self.n_head, 1, self.d_head]))
+        output = None if o_kernel is None else tf.linalg.matvec(o_kernel, tf.reshape(v, [-1]), transpose_a=True)
+        return Zeros(k, v, output)
 
     def attention_probs(self, *args: Any, **kwargs: Any) -> Any:
         """The probabilities of a call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.
@@ -210,6 +256,8 @@ class SegmentAttention(Layer):
 class RelMultiHeadAttn(SegmentAttention):
     """Relative multi-head attention with its residual connection: `LayerNorm(w + dropout(attention))`.
 
+    With `pre_lnorm`, it is `w + dropout(attention)`, where attention sees `LayerNorm(w)` and `LayerNorm(mems)`.
+
     ```python
     w, mems = tf.random.normal([2, 5, 32]), tf.random.normal([2, 3, 32])  # a segment of 5, a memory of 3
     distances, frequencies = txl_tf.layers.relative_positions(3 + 5), txl_tf.layers.inverse_frequencies(32)
@@ -227,6 +275,8 @@ class RelMultiHeadAttn(SegmentAttention):
         kernel_initializer: of the three projections.
         layer_norm_epsilon: added to the variance in layer norm.
         seed: int from which dropout keys derive, for calls without a key. `None` draws one.
+        pre_lnorm: whether to normalise segment and memory before attention, instead of the sum after it.
+        norm: "layer" for layer norm, "rms" for `RMSNorm`.
 
     Call arguments:
         w: `[batch, tgt_len, d_model]`, the segment. A mask that Keras passed on with it also hides keys.
@@ -264,9 +314,12 @@ class RelMultiHeadAttn(SegmentAttention):
             visible, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
             w, r, r_w_bias, r_r_bias, mems = self.computed(w, r, r_w_bias, r_r_bias, mems)
             qkv_kernel, r_kernel, o_kernel = self.computed(self.qkv_kernel, self.r_kernel, self.o_kernel)
+            zeros = None if content_mask is None else self.zeros(qkv_kernel)
             memory, weights = relative_parts(
-                w, r, r_w_bias, r_r_bias, visible, mems, qkv_kernel, r_kernel, o_kernel, self.scheme, content_mask
-            )
+                w, r, r_w_bias, r_r_bias, visible, self.memory_of(mems), qkv_kernel, r_kernel, o_kernel, self.scheme,
+                content_mask, zeros,
+            )  # fmt: skip
         drop_probs = Drop(self.dropatt, dropatt_key)
         drop_output = Drop(self.dropout, output_key)
-        return attention_block(w, memory, weights, norm_of(self.layer_norm), drop_probs, drop_output)
+        norm = norm_of(self.layer_norm)
+        return attention_block(w, memory, weights, norm, drop_probs, drop_output, self.pre_lnorm)

@@ -8,7 +8,8 @@ weights do not change, the keys and values do not change either, so inference co
     hidden, state = cached_forward(network, weights, tokens, state)       # == network(tokens, mems)
 
 The keys and values of a layer are in rings, see `ring.py`. Zero memories have zero keys and values, because the
-projections have no bias.
+projections have no bias. With `pre_lnorm`, the rings contain differences to those of a zero memory, see `Zeros` of the
+equations.
 
 With a `reset_token`, a document may begin in a segment. For its tokens, the keys and values before the document count
 as zeros. After the segment, everything older than a row's last document is overwritten with zeros. A segment of one
@@ -30,7 +31,7 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.base import shown
-from txl_tf.transformer_xl.documents import document_starts
+from txl_tf.transformer_xl.documents import document_starts, last_start
 from txl_tf.transformer_xl.inference import projected_positions, read, weights_with, zero_keys
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.transformer_xl.ring import attend_ring, eraser, ring_positions, write, write_slice
@@ -51,10 +52,7 @@ def precompute(network: Any, max_segment: Size = 1) -> Any:
 
 
 def position_keys(network: Any, max_segment: Size = 1) -> tuple[Any, ...]:
-    """The `position_keys` of all `LayerWeights`. All others are copies of the weights.
-
-    The tuple is empty if the positions are not relative.
-    """
+    """The `position_keys` of all `LayerWeights`, see `projected_positions`. All others are copies of the weights."""
     tables = projected_positions(network, network.mem_len + max_segment)
     return tuple(ring_positions(r_k, max_segment) for r_k in tables)
 
@@ -85,17 +83,21 @@ def state_of(network: Any, mems: Sequence[Tensor], max_segment: Size = 1) -> Cac
     """The state that continues a text from the hidden states `mems`, a list with `[B, M, E]` for every layer."""
     width = network.n_head * network.d_head
 
-    def heads(mem: Tensor, kernel: Tensor) -> Any:
+    def keys_and_values(mem: Tensor, attn: Any) -> Any:
         if mem.shape[1] != network.mem_len:
             allowed = f"memories of mem_len={network.mem_len} positions"
             raise ParameterError("mems", mem, allowed, f"mems must be {allowed}, got {shown(mem)}")
-        heads: Any = tf.matmul(tf.cast(mem, network.compute_dtype), tf.cast(kernel, network.compute_dtype))
-        heads = tf.reshape(heads, [-1, network.mem_len, network.n_head, network.d_head])
-        return tf.transpose(heads, [0, 2, 1, 3])
+        kernel: Any = tf.cast(attn.qkv_kernel, network.compute_dtype)
+        heads: Any = tf.matmul(attn.memory_of(tf.cast(mem, network.compute_dtype)), kernel[:, width:])
+        heads = tf.reshape(heads, [-1, network.mem_len, 2, network.n_head, network.d_head])
+        k, v = tf.unstack(tf.transpose(heads, [2, 0, 3, 1, 4]))
+        zeros = attn.zeros(kernel)
+        return (k, v) if zeros is None else (k - zeros.k, v - zeros.v)
 
-    kernels = [layer.rel_attn.qkv_kernel for layer in network.decoder_layers]
-    keys = [heads(mem, kernel[:, width : 2 * width]) for mem, kernel in zip(mems, kernels, strict=True)]
-    values = [heads(mem, kernel[:, 2 * width :]) for mem, kernel in zip(mems, kernels, strict=True)]
+    attentions = [layer.rel_attn for layer in network.decoder_layers]
+    pairs = [keys_and_values(*of_layer) for of_layer in zip(mems, attentions, strict=True)]
+    keys = [k for k, _ in pairs]
+    values = [v for _, v in pairs]
     if not network.scheme.turns:
         return state_from(keys, values, max_segment)
     keys = [network.scheme.turn(key, tf.range(network.mem_len)) for key in keys]
@@ -146,6 +148,7 @@ class RingMemory(NetworkMemory):
         lengths: Tensor | None = None,
         in_place: bool = False,
         static_shapes: bool = False,
+        done: Tensor | None = None,
     ) -> None:
         self.state = state
         self.static_shapes = static_shapes
@@ -159,8 +162,10 @@ class RingMemory(NetworkMemory):
             n_tokens: Any = tf.cast(lengths, tf.int32)
             padding = self.tgt_len - n_tokens[:, None]  # [B, 1], how many zeros stand to the left of each row
         # Padding keys are zeros, so a document boundary in the padding has no effect.
-        starts = None if network.reset_token is None else document_starts(tokens, network.reset_token)
-        self.erase_before, self.erase_after = _erasers(network, starts, self.slots, self.klen, in_place)
+        starts: Any = None  # networks whose positions do not accept `done` have no ring
+        if network.reset_token is not None or done is not None:
+            starts = document_starts(tokens, network.reset_token, done=done)
+        self.erase_before, self.erase_after = _erasers(network, starts, done, self.slots, self.klen, in_place)
         self.zero_beyond = None if starts is None or tokens.shape[1] == 1 else query - starts
         every_slot = tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1
         self.max_distance = None if every_slot else _max_distance(network, query, padding, starts)
@@ -224,6 +229,7 @@ def cached_forward(
     in_place: bool = False,
     static_shapes: bool = False,
     model: Any = None,
+    done: Tensor | None = None,
 ) -> tuple[Any, CachedState]:
     """`network(tokens, mems)`, with the memory as a `CachedState`.
 
@@ -239,6 +245,7 @@ def cached_forward(
             has no such operation: it finds out itself which tensors it may overwrite.
         static_shapes: for XLA. All segments so far must have had T tokens, and `max_segment` must be `whole_segments`.
         model: is called with the memory; by default, the network.
+        done: bool `[B, T]`, true at the last token of a document, or `None`.
 
     Returns:
         `(hidden, state)`: `[B, T, E]` and the `CachedState` after the segment.
@@ -246,7 +253,7 @@ def cached_forward(
     Raises:
         NotCacheable: a part of the network needs hidden states as memory.
     """
-    memory = RingMemory(network, weights, tokens, state, lengths, in_place, static_shapes)
+    memory = RingMemory(network, weights, tokens, state, lengths, in_place, static_shapes, done)
     return read(model or network, tokens, memory, static_shapes)
 
 
@@ -259,17 +266,19 @@ def _check_segment(tgt_len: Size, max_segment: Size) -> None:
         raise ParameterError("tokens", tgt_len, allowed)
 
 
-def _erasers(network: Any, starts: Tensor | None, slots: Tensor, klen: Size, in_place: bool) -> tuple[Any, Any]:
+def _erasers(
+    network: Any, starts: Tensor | None, done: Tensor | None, slots: Tensor, klen: Size, in_place: bool
+) -> tuple[Any, Any]:
     """Two functions that take a ring and return it: the first is called before a segment is written, the second after
     attention has read the ring.
 
-    If the network resets its memory at documents, one of the two erases earlier documents. The other function, or both,
-    return the ring as it is.
+    If documents begin or end in the segment, they erase earlier documents. Otherwise they return the ring as it is.
 
     Args:
         network: `TransformerXL`.
-        starts, slots, klen, in_place: see `eraser`. `starts` is `None` if the network does not reset its memory at
-            documents.
+        starts: int32 `[B, T]`, see `document_starts`; `None` without documents.
+        done: see `cached_forward`.
+        slots, klen, in_place: see `eraser`.
     """
 
     def keep(ring: Tensor) -> Tensor:
@@ -277,9 +286,14 @@ def _erasers(network: Any, starts: Tensor | None, slots: Tensor, klen: Size, in_
 
     if starts is None:
         return keep, keep
-    erase = eraser(starts, slots, klen, network.n_head, in_place)
+    erase = eraser(last_start(starts, done), slots, klen, network.n_head, in_place)
     # In a longer segment, the tokens before the start of a document must still see what is erased.
-    return (erase, keep) if starts.shape[1] == 1 else (keep, erase)
+    if starts.shape[1] != 1:
+        return keep, erase
+    if network.reset_token is None:
+        return keep, erase
+    before = eraser(starts, slots, klen, network.n_head, in_place)
+    return before, keep if done is None else erase
 
 
 def _max_distance(network: Any, query: Tensor, padding: Tensor | None, starts: Tensor | None) -> Any:

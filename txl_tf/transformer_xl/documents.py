@@ -10,6 +10,10 @@ If a document begins at index s of a segment, everything before s acts for its t
 attend to these keys, with their distances, but the content is zero. There are as many of these keys as at the beginning
 of a text. So a document gets exactly the results that it would get as a separate text.
 
+Instead of, or besides, a token that begins a document, flags `done` may mark the tokens that end one, as the steps of
+an environment do in reinforcement learning. The token after a flag begins a document. If the last token of a segment
+has a flag, nothing of the segment is in the next memory.
+
 Shapes:
     B: batch      T: tgt_len, the segment      M: mlen, the memory      K: klen, the keys, M + T
     H: n_head     D: d_head
@@ -31,6 +35,7 @@ class Mask(NamedTuple):
     attn_mask: Tensor  # float [T, K], or [B, T, K] with documents: 1 where masked, see `create_mask`
     content: Tensor | None = None  # float [B, T, K], see `content_mask`; `None` without documents
     starts: Tensor | None = None  # int32 [B, T], see `document_starts`; `None` without documents
+    last: Tensor | None = None  # int32 [B, 1], see `last_start`; `None` without documents
 
     def around(self, mem: Tensor) -> tuple[Any, ...]:
         """The arguments of a layer's call from `attn_mask` on: `(attn_mask, mem)`, or `(attn_mask, mem, content)`."""
@@ -41,45 +46,77 @@ class Mask(NamedTuple):
         if self.starts is None:
             return mems
         lengths = shape_of(self.starts)[1] if lengths is None else lengths
-        in_last_document: Any = of_last_document(self.starts, lengths, shape_of(mems[0])[1])
+        starts = self.starts if self.last is None else self.last
+        in_last_document: Any = of_last_document(starts, lengths, shape_of(mems[0])[1])
         return [mem * tf.cast(in_last_document, mem.dtype) for mem in mems]
 
 
 def document_mask(
-    attn_mask: Tensor, tokens: Tensor, reset_token: int, same_length: bool = False, lengths: Tensor | None = None
+    attn_mask: Tensor,
+    tokens: Tensor | None = None,
+    reset_token: int | None = None,
+    same_length: bool = False,
+    lengths: Tensor | None = None,
+    done: Tensor | None = None,
 ) -> Mask:
     """The masks for a segment in which documents begin. See the example of `TransformerXLLayer`.
 
     Args:
         attn_mask: float `[T, K]`, see `create_mask`.
-        tokens: int `[B, T]`.
-        reset_token: int, the id of the first token of a document.
+        tokens: int `[B, T]`; needed for a `reset_token`.
+        reset_token: int, the id of the first token of a document, or `None`.
         same_length: whether every query sees the same number of keys.
         lengths: int32 `[B]`, the number of tokens in each row. `None`: T.
+        done: bool `[B, T]`, true at the last token of a document, or `None`.
 
     Returns:
         `Mask`. Layers take its `attn_mask`, and its `content` as `content_mask`. Its method `forget` changes memories.
     """
     qlen, klen = shape_of(attn_mask)
     counted = None if lengths is None else tf.range(qlen) < lengths[:, None]
-    starts = document_starts(tokens, reset_token, counted)
+    starts = document_starts(tokens, reset_token, counted, done)
     far = attn_mask if same_length else mask_far_zeros(attn_mask, starts)
-    return Mask(far, content_mask(starts, klen - qlen), starts)
+    return Mask(far, content_mask(starts, klen - qlen), starts, last_start(starts, done, lengths))
 
 
-def document_starts(tokens: Tensor, reset_token: int, counted: Tensor | None = None) -> Any:
+def last_start(starts: Tensor, done: Tensor | None = None, lengths: Tensor | None = None) -> Any:
+    """The index at which the document begins that the next segment continues, or `BEFORE`: int32 `[B, 1]`.
+
+    It is the number of tokens, the index of the next one, where the last token ends a document.
+
+    Args:
+        starts: int32 `[B, T]`, see `document_starts`.
+        done, lengths: see `document_mask`.
+    """
+    if done is None:
+        return starts[:, -1:]
+    batch, tgt_len = shape_of(starts)
+    ends: Any = tf.fill([batch], tgt_len) if lengths is None else lengths
+    is_done = tf.gather(done, tf.maximum(ends - 1, 0), batch_dims=1) & (ends > 0)
+    return tf.where(is_done[:, None], ends[:, None], starts[:, -1:])
+
+
+def document_starts(
+    tokens: Tensor | None, reset_token: int | None, counted: Tensor | None = None, done: Tensor | None = None
+) -> Any:
     """The index in the segment at which the document of each token begins, or `BEFORE`.
 
     Args:
-        tokens: int `[B, T]`.
-        reset_token: int, the id of the first token of a document.
+        tokens: int `[B, T]`; needed for a `reset_token`.
+        reset_token: int, the id of the first token of a document, or `None`.
         counted: bool, broadcasts to `[B, T]`. A token where it is False does not begin a document. `None`: all count.
+        done: bool `[B, T]`, true at the last token of a document, or `None`.
 
     Returns:
         int32 `[B, T]`.
     """
-    batch, tgt_len = shape_of(tokens)
-    resets = tokens == reset_token
+    resets: Any = None
+    if reset_token is not None:
+        resets = tokens == reset_token
+    if done is not None:
+        after_done = tf.pad(done[:, :-1], [[0, 0], [1, 0]])
+        resets = after_done if resets is None else resets | after_done
+    batch, tgt_len = shape_of(resets)
     if counted is not None:
         resets &= counted
     row: Any = tf.range(batch)

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from txl_tf.equations import project_distances
+from txl_tf.equations import Zeros, project_distances
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.base import NotCacheable
 from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
+from txl_tf.transformer_xl.absolute_layer import zero_keys_by_distance
 from txl_tf.transformer_xl.attention import SegmentAttention
 
 # Attention is written out in the graph for each row of a batch up to this size. Larger or unknown batches use a loop.
@@ -29,16 +30,19 @@ class LayerWeights(NamedTuple):
     # Only relative attention has these:
     r_w_bias: Tensor | None = None  # [H, D], u times D**-0.5
     r_r_bias: Tensor | None = None  # [H, D], v times D**-0.5
-    position_keys: Tensor | None = None  # [H, any, D], projected sinusoids in the order in which attention takes them
+    # [H, any, D], projected sinusoids in the order in which attention takes them. With `zeros` and a scheme that turns
+    # keys, the key of the zeros, turned for every distance.
+    position_keys: Tensor | None = None
+    zeros: Zeros | None = None  # of an attention with pre_lnorm
 
 
-def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor) -> LayerWeights:
+def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> LayerWeights:
     """`LayerWeights` of a layer.
 
     Args:
         layer: the layer.
         dtype: of the weights.
-        *position_weights: the last three fields, if attention is relative.
+        *position_weights: `r_w_bias`, `r_r_bias` and `position_keys`; may be left out.
 
     Raises:
         NotCacheable: the keys and values of the layer's attention are not products of the hidden states.
@@ -51,12 +55,13 @@ def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor) -> LayerWei
     kernels: Any = tf.split(tf.convert_to_tensor(attn.qkv_kernel), [width, 2 * width], 1)
     q_kernel, kv_kernel = kernels
     ff_weights = ff.computed_weights() if isinstance(ff, PositionwiseFF) else ()
-    return LayerWeights(
+    weights = LayerWeights(
         tf.cast(tf.concat([q_kernel * attn.d_head**-0.5, kv_kernel], 1), dtype),
         tf.cast(attn.o_kernel, dtype),
         tuple(tf.cast(weight, dtype) for weight in ff_weights),
         *position_weights,
     )
+    return weights._replace(zeros=attn.zeros(weights.qkv, weights.o))
 
 
 def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWeights, ...]:
@@ -64,13 +69,13 @@ def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWe
 
     Args:
         network: `TransformerXL`.
-        position_keys: one for every layer; empty if the positions are not relative.
+        position_keys: the result of `projected_positions`, in the order in which attention takes them.
     """
     dtype = network.compute_dtype
 
     def weights_of(i: int, layer: Any) -> LayerWeights:
         if network.r_w_bias is None:
-            return layer_weights(layer, dtype)
+            return layer_weights(layer, dtype, None, None, position_keys[i] if position_keys else None)
         r_w_bias, r_r_bias = (tf.cast(bias * network.d_head**-0.5, dtype) for bias in network.biases(i))
         return layer_weights(layer, dtype, r_w_bias, r_r_bias, position_keys[i])
 
@@ -80,10 +85,11 @@ def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWe
 def projected_positions(network: Any, klen: Size) -> list[Any]:
     """The keys of the distances `klen - 1, ..., 0` in every layer: a list of `[H, klen, D]`.
 
-    The list is empty if the positions are not relative.
+    The list is empty if the scheme of positions needs no keys of distances. One that turns keys needs them only with
+    `pre_lnorm`, for the key of a zero memory.
     """
     if network.r_w_bias is None:
-        return []
+        return _turned_zeros(network, klen) if network.scheme.turns else []
     pos_emb: Any = tf.cast(network.position_table(klen), network.compute_dtype)
 
     def keys_of(layer: Any) -> Tensor:
@@ -93,6 +99,15 @@ def projected_positions(network: Any, klen: Size) -> list[Any]:
         return project_distances(pos_emb, tf.cast(attn.r_kernel, pos_emb.dtype), attn.n_head)
 
     return [keys_of(layer) for layer in network.decoder_layers]
+
+
+def _turned_zeros(network: Any, klen: Size) -> list[Any]:
+    """`projected_positions` of a scheme that turns keys."""
+    attentions: list[Any] = [getattr(layer, "rel_attn", None) for layer in network.decoder_layers]
+    if not all(isinstance(attn, SegmentAttention) for attn in attentions):
+        return []  # `layer_weights` raises the error
+    zeros = [attn.zeros(tf.cast(attn.qkv_kernel, network.compute_dtype)) for attn in attentions]
+    return [zero_keys_by_distance(of_layer.k, network.scheme, klen) for of_layer in zeros if of_layer is not None]
 
 
 def read(model: Any, tokens: Tensor, memory: Any, static_shapes: bool = False) -> Any:

@@ -44,6 +44,8 @@ class TransformerXLLayer(Layer):
         Dai et al. 2019, section 3.3.
     """
 
+    pre_lnorm: bool
+    norm: str
     attention_class: Any = RelMultiHeadAttn
     restores_parts = True
     free_settings = {
@@ -60,7 +62,7 @@ class TransformerXLLayer(Layer):
     def __init__(
         self, d_model: int, n_head: int, d_head: int, d_inner: int, dropout: float = 0.0, dropatt: float = 0.0,
         kernel_initializer: Any = "glorot_uniform", layer_norm_epsilon: float = 1e-12, seed: int | None = None,
-        **kwargs: Unpack[LayerOptions],
+        pre_lnorm: bool = False, activation: str = "relu", norm: str = "layer", **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
@@ -74,11 +76,14 @@ class TransformerXLLayer(Layer):
         attention_class = chosen_class("attention_class", self.attention_class)
         options = self.options_of_attention()
         self.rel_attn = attention_class(d_model, n_head, d_head, dropout, dropatt, name="rel_attn", **shared, **options)
-        self.ff = PositionwiseFF(d_model, d_inner, dropout, name="ff", **shared)
+        self.ff = PositionwiseFF(
+            d_model, d_inner, dropout, name="ff", **shared, pre_lnorm=pre_lnorm, activation=activation, norm=norm
+        )
 
     def options_of_attention(self) -> dict[str, Any]:
-        """Arguments of the attention's constructor that not every attention has."""
-        return {}
+        """Arguments of the attention's constructor that not every attention has, unless they have their defaults."""
+        options: dict[str, Any] = {"pre_lnorm": True} if self.pre_lnorm else {}
+        return options if self.norm == "layer" else {**options, "norm": self.norm}
 
     def get_config(self) -> dict[str, Any]:
         config = {**super().get_config(), **registered_classes(attention_class=self.rel_attn)}

@@ -103,7 +103,7 @@ class Memory(CachedMemory):
         u = None if w.r_w_bias is None else w.r_w_bias[:, None]
         v = None if w.r_r_bias is None else w.r_r_bias[:, None]
         attention = self.layer.rel_attn
-        return Attention(w.qkv, w.o, attention.n_head, 1.0, attention.scheme, u, v)
+        return Attention(w.qkv, w.o, attention.n_head, 1.0, attention.scheme, u, v, w.zeros)
 
     def project(self, h: Tensor, w: Attention) -> Any:
         """Queries, keys and values of the segment, `[B, H, T, D]` each."""
@@ -118,6 +118,7 @@ class Memory(CachedMemory):
     def output(self, attn_vec: Tensor, w: Attention) -> Any:
         """`[B, H, T, D]` to `[B, T, E]`."""
         rows = ops.project(tf.transpose(attn_vec, [0, 2, 1, 3]), w.o)
+        rows = rows if w.zeros is None else ops.add_bias(rows, w.zeros.output)
         return tf.reshape(rows, tf.shape(self.input))
 
     def read(self, h: Tensor) -> Any:

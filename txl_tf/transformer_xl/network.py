@@ -32,7 +32,7 @@ from txl_tf.nn.base import (
     tensor_error,
 )  # fmt: skip
 from txl_tf.nn.embedding import AdaptiveEmbedding
-from txl_tf.nn.masks import as_bool
+from txl_tf.nn.masks import as_bool, mask_of
 from txl_tf.nn.ops import for_many_weights, own_initializer
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
 from txl_tf.nn.position_schemes import Relative, checked_scheme
@@ -81,7 +81,10 @@ def unknown_zero(tokens: Tensor, static_shapes: bool) -> Any:
 
     If XLA knew the mask and the table of positions, it would write these megabytes into its program at every use.
     """
-    return tf.where(tokens[0, 0] < 0, 1, 0) if static_shapes else 0
+    if not static_shapes:
+        return 0
+    first = tokens[0, 0]  # an id, or a vector
+    return tf.where(first < 0 if first.dtype.is_integer else tf.math.is_nan(first[0]), 1, 0)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -118,6 +121,11 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         reset_token: id of the first token of a document. The memory is reset before it: the document gets the results
             that it would get at the beginning of a text, see `transformer_xl/documents.py`. `None`: no resets.
         layer_norm_epsilon: added to the variance in layer norm. The original uses 1e-12, PyTorch 1e-5.
+        pre_lnorm: whether layers normalise the inputs of attention and of the feed-forward net, as `pre_lnorm` of the
+            original's PyTorch program, instead of the sums after their residual connections. There is no norm after
+            the last layer, as in that program.
+        activation: of the feed-forward nets: "relu", "gelu" or "swiglu", see `txl_tf.layers.PositionwiseFF`.
+        norm: "layer" for layer norm, "rms" for `txl_tf.layers.RMSNorm`.
         cutoffs, div_val, proj_same_dim: clusters of the embedding, see `AdaptiveEmbedding`.
         init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
             softmax), or "uniform" in `[-init_range, init_range]`. Or a Keras initializer for all these weights, as an
@@ -140,9 +148,18 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             `tokens` in the global batch (0 if left out). Parts of a batch with the same key, each with the number of
             its first row, get the masks of the whole batch. `None` in training: the network draws a key.
         static_shapes: see `AdaptiveEmbedding`.
+        inputs_embeds: float `[batch, tgt_len, d_model]`, the input of the first layer in place of `tokens`, without
+            dropout and positions: features of any kind, or `network.embedding(tokens)`. A mask that Keras passed on
+            with it is the `padding_mask`.
+        done: bool `[batch, tgt_len]`, true at the last token of a document or an episode. The tokens after it, also
+            those of the next segment, get the results that they would get at the beginning of a text, see
+            `transformer_xl/documents.py`. Absolute positions do not restart, so they do not accept it.
+        output_hidden_states: whether to return the hidden states of all layers, too.
 
     Returns:
-        `(hidden, new_mems)`: `[batch, tgt_len, d_model]`, and the memory for the next segment.
+        `(hidden, new_mems)`: `[batch, tgt_len, d_model]`, and the memory for the next segment. With
+        `output_hidden_states`, `(hidden, new_mems, hidden_states)`: a list of `n_layer + 1` tensors, the input of
+        every layer, and `hidden`.
 
     Raises:
         ParameterError: an argument is outside its range, or a tensor has another shape.
@@ -171,6 +188,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     proj_init_std: float
     init_range: float
     context_len: int
+    pre_lnorm: bool
+    activation: str
+    norm: str
     recompute: bool
     scheme: Any
 
@@ -192,8 +212,8 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         clamp_len: int = -1, untie_r: bool = False, reset_token: int | None = None,
         cutoffs: Sequence[int] = (), div_val: int = 1, proj_same_dim: bool = True, init: Any = "normal",
         init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, positions: str = "relative",
-        context_len: int = 512, layer_norm_epsilon: float = 1e-12, recompute: bool = False, seed: int | None = None,
-        **kwargs: Unpack[LayerOptions],
+        context_len: int = 512, layer_norm_epsilon: float = 1e-12, pre_lnorm: bool = False, activation: str = "relu",
+        norm: str = "layer", recompute: bool = False, seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.scheme = checked_scheme(self.positions, self)
@@ -213,6 +233,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         )  # fmt: skip
         names = ("d_model", "n_head", "d_head", "d_inner", "dropout", "dropatt", "layer_norm_epsilon")
         layer_arguments = values_of(self, names)
+        variants = values_of(self, ("pre_lnorm", "activation", "norm"))
+        # A user's layer need not have arguments for them.
+        layer_arguments |= {name: value for name, value in variants.items() if value != getattr(NetworkConfig, name)}
         layer_arguments |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
         default = self.layer_class
         if self.layer_class is TransformerXLLayer and not isinstance(self.scheme, Relative):
@@ -221,6 +244,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         self.decoder_layers = [layer_class(**layer_arguments, name=f"layer_{i}") for i in range(self.n_layer)]
         for layer in self.decoder_layers:
             self.scheme.join(layer)
+        if self.pre_lnorm and self.norm == "layer" and self.scheme.turns and self.scheme.scores_positions:
+            allowed = "a scheme that turns keys or adds scores, but not both, with pre_lnorm and norm='layer'"
+            raise ParameterError("positions", self.positions, allowed)
         # Start the keys after the layers are made. The order of draws decides the initial weights for a given seed.
         self.start_keys(seed, always=True)
 
@@ -283,40 +309,96 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         return super().__call__(*args, **kwargs)
 
     def call(
-        self, tokens: Tensor, mems: Any = None, padding_mask: Tensor | None = None, training: bool | None = None,
-        dropout_key: Tensor | None = None, static_shapes: bool = False,
+        self, tokens: Tensor | None = None, mems: Any = None, padding_mask: Tensor | None = None,
+        training: bool | None = None, dropout_key: Tensor | None = None, static_shapes: bool = False,
+        inputs_embeds: Tensor | None = None, done: Tensor | None = None, output_hidden_states: bool = False,
     ) -> Any:  # fmt: skip
         if isinstance(mems, NetworkMemory):
+            options = {"inputs_embeds": inputs_embeds, "done": done, "output_hidden_states": output_hidden_states}
+            self._check_cached(options)
             return self.forward(as_ids("tokens", tokens), mems, static_shapes=static_shapes)
+        tokens = self._inputs_of(tokens, inputs_embeds, done)
+        padding_mask = mask_of(inputs_embeds) if padding_mask is None else padding_mask
         tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
+        done = self._done_of(done, tokens, padding_mask)
         dropout_key = self.key_of_call(tokens, training, dropout_key)
         recompute = training and self.recompute
-        hidden, new_mems = self.forward(tokens, mems, dropout_key, lengths, static_shapes, recompute)
+        hidden, *others = self.forward(
+            tokens, mems, dropout_key, lengths, static_shapes, recompute, done, output_hidden_states
+        )
         if padding_mask is not None:
             hidden = unpack(padding_mask, hidden)
             hidden._keras_mask = padding_mask
-        return hidden, new_mems
+        if not output_hidden_states:
+            return hidden, *others
+        new_mems, inputs = others
+        if padding_mask is not None:
+            inputs = [unpack(padding_mask, of_layer) for of_layer in inputs]
+        return hidden, new_mems, [*inputs, hidden]
+
+    def _check_cached(self, options: dict[str, Any]) -> None:
+        """Raises NotCacheable if a call with a cached memory has one of these arguments."""
+        given = [name for name, value in options.items() if value is not None and value is not False]
+        if given:
+            raise NotCacheable(f"{given[0]} is not for a cached memory")
+
+    def _inputs_of(self, tokens: Any, inputs_embeds: Any, done: Any) -> Any:
+        """The `tokens` of a call as int32 or, in their place, its `inputs_embeds`; checked."""
+        if (tokens is None) == (inputs_embeds is None):
+            got = "neither" if tokens is None else "both"
+            message = f"inputs_embeds must be given in place of tokens, got {got}"
+            raise ParameterError("inputs_embeds", inputs_embeds, "given in place of tokens", message)
+        if inputs_embeds is None:
+            tokens = as_ids("tokens", tokens)
+            check_tensors({}, tokens=(tokens, "int batch tgt_len"))
+            return tokens
+        if self.reset_token is not None and done is None:
+            allowed = f"given with done, because reset_token={self.reset_token} is the id of a token"
+            raise ParameterError("inputs_embeds", inputs_embeds, allowed, f"inputs_embeds must be {allowed}")
+        check_tensors({"d_model": self.d_model}, inputs_embeds=(inputs_embeds, "float batch tgt_len d_model"))
+        return tf.cast(inputs_embeds, self.compute_dtype)
+
+    def _done_of(self, done: Any, tokens: Tensor, padding_mask: Tensor | None) -> Any:
+        """`done` of a call as bool, packed like `tokens`; or `None`.
+
+        Raises:
+            ParameterError: it has another shape, or the positions are absolute.
+        """
+        if done is None:
+            return None
+        reason = self.scheme.refused.get("reset_token")
+        if reason is not None:
+            message = f"done {reason}: leave it out with positions={self.scheme.known_as!r}"
+            raise ParameterError("done", done, f"left out with positions={self.scheme.known_as!r}", message)
+        done = as_bool("done", done)
+        if not done.shape.is_compatible_with(tokens.shape[:2]):
+            raise tensor_error("done", done, f"bool and of the shape of tokens, {list(tokens.shape[:2])}")
+        return done if padding_mask is None else pack(padding_mask, done)[1]
 
     def packed(self, tokens: Tensor, mems: Any, padding_mask: Tensor | None) -> tuple[Any, Any, Any, Any]:
-        """Checks the arguments of a call, and moves the padding of every row after its tokens.
+        """Checks memory and mask of a call, and moves the padding of every row after its tokens.
+
+        Args:
+            tokens: int `[batch, tgt_len]`; or float `[batch, tgt_len, d_model]`, the `inputs_embeds`.
+            mems, padding_mask: of the call.
 
         Returns:
-            `(tokens, mems, padding_mask, lengths)`: int32 `[batch, tgt_len]`; the list of memories; the mask of the
-            call, bool `[batch, tgt_len]`; and int32 `[batch]`, the number of tokens in each row. The last two are
-            `None` without a mask.
+            `(tokens, mems, padding_mask, lengths)`: tokens as given, int32 if they are ids; the list of memories; the
+            mask of the call, bool `[batch, tgt_len]`; and int32 `[batch]`, the number of tokens in each row. The last
+            two are `None` without a mask.
         """
-        tokens = as_ids("tokens", tokens)
-        check_tensors({}, tokens=(tokens, "int batch tgt_len"))
         mems = self.memory_of_call(tokens, mems)
         if padding_mask is None:
             return tokens, mems, None, None
         mask = self.check_padding(padding_mask, tokens, mems[0])
-        packed, tokens = pack(mask, tf.where(mask, tokens, 0))
+        shown = mask[..., None] if len(tokens.shape) == 3 else mask
+        packed, tokens = pack(mask, tf.where(shown, tokens, tf.zeros([], tokens.dtype)))
         return tokens, mems, mask, tf.reduce_sum(tf.cast(packed, tf.int32), 1)
 
     def forward(
         self, tokens: Tensor, mems: Any, dropout_key: Tensor | None = None, lengths: Tensor | None = None,
-        static_shapes: bool = False, recompute: bool | None = False,
+        static_shapes: bool = False, recompute: bool | None = False, done: Tensor | None = None,
+        output_hidden_states: bool = False,
     ) -> Any:  # fmt: skip
         """The paper's model, for tokens and memory that are checked:
 
@@ -325,30 +407,36 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             new mem = the last mem_len of [mem, h]
 
         Args:
-            tokens: int `[B, T]`.
+            tokens: int `[B, T]`; or float `[B, T, E]`, their embeddings.
             mems: list of `n_layer` tensors `[B, M, E]`; or a `NetworkMemory` with cached keys and values.
             dropout_key, static_shapes: as in the call.
             lengths: int32 `[B]`, the number of tokens in each row; padding follows them. `None`: T.
             recompute: see `apply_layers`.
+            done: bool `[B, T]`, as in the call; or `None`.
+            output_hidden_states: whether to return the inputs of all layers, too.
 
         Returns:
-            `(hidden, new_mems)`, as the call; for a `NetworkMemory`, `(hidden, state)` after the segment.
+            `(hidden, new_mems)`, as the call, and the inputs of the layers, a list, if they were requested. For a
+            `NetworkMemory`, `(hidden, state)` after the segment.
         """
         embed_key, pos_key, out_key, *layer_keys = split(dropout_key, 3 + self.n_layer)
-        hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes)
+        ends = {} if done is None else {"done": done}  # a user's `enter` need not take it
+        hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes, **ends)
         if isinstance(mems, NetworkMemory):
             return in_turn([layer.read for layer in arguments], hidden)[0], mems.finish()
         hidden, inputs = apply_layers(
             self.decoder_layers, hidden, arguments, layer_keys, as_loop=static_shapes, recompute=recompute
         )
         new_mems = [cache_mems(h, mem, self.mem_len, lengths) for h, mem in zip(inputs, mems, strict=True)]
-        return dropout(hidden, self.dropout, out_key), mask.forget(new_mems, lengths)
+        hidden = dropout(hidden, self.dropout, out_key)
+        new_mems = mask.forget(new_mems, lengths)
+        return (hidden, new_mems, inputs) if output_hidden_states else (hidden, new_mems)
 
     def enter(
         self, tokens: Tensor, mems: Any, dropout_keys: Any = (None, None), lengths: Tensor | None = None,
-        static_shapes: bool = False,
+        static_shapes: bool = False, done: Tensor | None = None,
     ) -> tuple[Any, Any, Any]:  # fmt: skip
-        """The inputs of the layers.
+        """The inputs of the layers. For the arguments, see `forward`.
 
         Returns:
             `(hidden, arguments, mask)`: `[B, T, E]`; a tuple with the other arguments of the call for every layer; and
@@ -360,11 +448,16 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
                 raise NotCacheable(f"embed of {type(self).__name__} returns positions of its own")
             return hidden, mems.layers, None
         mlen = shape_of(mems[0])[1]
+        are_ids = tokens.dtype.is_integer
         zero = unknown_zero(tokens, static_shapes)
-        hidden, pos_emb = self.embed(tokens, mlen, dropout_keys, static_shapes, zero)
+        if are_ids:
+            hidden, pos_emb = self.embed(tokens, mlen, dropout_keys, static_shapes, zero)
+        else:
+            hidden, pos_emb = self.scheme.enter(self, tokens, mlen, dropout_keys, zero)
         mask = Mask(create_mask(shape_of(tokens)[1], mlen, self.same_length, zero))
-        if self.reset_token is not None:
-            mask = document_mask(mask.attn_mask, tokens, self.reset_token, self.same_length, lengths)
+        if self.reset_token is not None or done is not None:
+            reset_token = self.reset_token if are_ids else None
+            mask = document_mask(mask.attn_mask, tokens, reset_token, self.same_length, lengths, done)
         positions = [self.scheme.of_layer(self, i, pos_emb) for i in range(self.n_layer)]
         arguments = [
             (*position_arguments, *mask.around(mem)) for position_arguments, mem in zip(positions, mems, strict=True)
@@ -436,8 +529,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     def check_padding(self, padding_mask: Any, tokens: Tensor, mem: Tensor) -> Any:
         """`padding_mask` as bool. Raises ParameterError if it does not fit tokens and memory."""
         padding_mask = as_bool("padding_mask", padding_mask)
-        if not padding_mask.shape.is_compatible_with(tokens.shape):
-            raise tensor_error("padding_mask", padding_mask, f"bool and of the shape of tokens, {list(tokens.shape)}")
+        if not padding_mask.shape.is_compatible_with(tokens.shape[:2]):
+            allowed = f"bool and of the shape of tokens, {list(tokens.shape[:2])}"
+            raise tensor_error("padding_mask", padding_mask, allowed)
         if mem.shape[1] is not None and mem.shape[1] < self.mem_len:
             allowed = f"memories of mem_len={self.mem_len} positions or more, as initial_mems makes them"
             message = f"with a padding_mask, mems must be {allowed}, got {shown(mem)}"
@@ -445,10 +539,14 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         return padding_mask
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
+        if shapes == () and named.get("inputs_embeds_shape") is not None:
+            named = {"tokens_shape": named["inputs_embeds_shape"][:2], **named}
         given = self.named_shapes(shapes, named)
-        batch, length = given["tokens"]
+        batch, length = given["tokens"][:2]
         new_mem_len = self.mem_len if given["mems"] is None else self._new_mem_len(given["mems"][0][1], length)
-        return (batch, length, self.d_model), [(batch, new_mem_len, self.d_model)] * self.n_layer
+        hidden = (batch, length, self.d_model)
+        mems = [(batch, new_mem_len, self.d_model)] * self.n_layer
+        return (hidden, mems, [hidden] * (self.n_layer + 1)) if given["output_hidden_states"] else (hidden, mems)
 
     def _new_mem_len(self, mlen: int | None, length: int | None) -> int | None:
         """The length of the memory that `cache_mems` returns; `None` if it is not known."""
@@ -521,7 +619,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         """
         options = {}
         if padding_mask is not None:
-            _, _, padding_mask, _ = self.packed(tokens, mems, padding_mask)
+            _, _, padding_mask, _ = self.packed(self._inputs_of(tokens, None, None), mems, padding_mask)
             options["padding_mask"] = padding_mask
         with watching() as watched:
             _, new_mems = self(tokens, mems, **options)

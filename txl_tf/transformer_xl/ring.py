@@ -51,18 +51,17 @@ def write_slice(ring: Tensor, slots: Tensor, new: Tensor) -> Any:
     return xla.dynamic_update_slice(ring, new, tf.stack([0, 0, slots[0], 0]))
 
 
-def eraser(starts: Tensor, slots: Tensor, klen: Size, n_head: int, in_place: bool = False) -> Callable[[Tensor], Any]:
+def eraser(last: Tensor, slots: Tensor, klen: Size, n_head: int, in_place: bool = False) -> Callable[[Tensor], Any]:
     """Returns a function that takes a ring and returns it with zeros in all slots before the last document of a row.
 
     Args:
-        starts: int32 `[B, T]`, the index in the segment at which the document of each token begins, see
-            `document_starts`.
+        last: int32 `[B, 1]`, the index in the segment at which the last document of a row begins, see `last_start`.
         slots: int32 `[T]`, the slots of the segment.
         klen: K.
         n_head: H.
         in_place: whether to write into the ring itself.
     """
-    oldest = shape_of(starts)[1] - 1 - starts[:, -1:]  # distance from the last token to the first of its document
+    oldest = shape_of(slots)[0] - 1 - last  # distance from the last token to the first of its document
     in_last_document = (slots[-1] - tf.range(klen)) % klen <= oldest  # [B, K]
     if not in_place:
         return lambda ring: tf.where(in_last_document[:, None, :, None], ring, tf.zeros([], ring.dtype))

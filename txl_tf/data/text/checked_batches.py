@@ -1,11 +1,13 @@
 """Checks the dataset or the batch for `fit`, `evaluate`, `train_on_batch`, ... of a language model.
 
-A batch is `(tokens, labels)` or `(tokens, labels, weights)`. A label of `IGNORED` does not count: it always has the
-weight 0. The checks return batches in one of three forms, so that batches in which every label counts need no weights:
+A batch is `(tokens, labels)` or `(tokens, labels, weights)`. In place of tokens, it may have a dictionary of `tokens`
+and `done`, which is true at the last token of a document. A label of `IGNORED` does not count: it always has the weight
+0. The checks return batches in one of these forms, so that batches in which every label counts need no weights:
 
     (tokens, labels)                        every label counts; with static shapes, those that are not below 0
     (tokens, labels, weights [B, T])        float32; an ignored label is 0, which has the weight 0
     (tokens, labels, weights [B, 0])        in a dataset without weights: every label of this batch counts
+    (tokens, labels, weights, done)         float32 and bool [B, T]; in a dataset with `done`
 
 All batches of a dataset have the same number of tensors. So if only some batches have ignored labels, the others get
 weights of the shape `[B, 0]`. The loop of `fit` drops these weights (`described` in `txl_tf/training/loop.py`), and
@@ -109,7 +111,8 @@ def check_batches(
             + ", where a third element can hold weights of the labels, [batch] or [batch, tgt_len]"
             + f": row r of a batch continues row r of the batch before, whose memory it is given; {_remedy(dataset)}",
         )  # fmt: skip
-    rows, tgt_len = spec[0].shape if spec[0].shape.rank else (None, None)
+    shape = spec[0]["tokens"].shape if isinstance(spec[0], dict) else spec[0].shape
+    rows, tgt_len = shape if shape.rank else (None, None)
     any_rows = rows is None and rows_divide_by is not None
     usual_len = getattr(dataset, "tgt_len", None)  # `Segments` sets it
     count = int(dataset.cardinality())
@@ -121,7 +124,7 @@ def check_batches(
         if first is None:
             message = f"{name} must hold at least one batch, got an empty dataset"
             raise ParameterError(name, dataset, "a dataset of at least one batch", message)
-        rows, first_len = first[0].shape
+        rows, first_len = (first[0]["tokens"] if isinstance(first[0], dict) else first[0]).shape
         tgt_len = first_len if evaluation else tgt_len
     check = _make_check(n_token, None if any_rows else rows, rows_divide_by, tgt_len if evaluation else None)
     if static_shapes:
@@ -130,15 +133,34 @@ def check_batches(
         form = _plain
     else:
         form = functools.partial(_with_weights, always=weighs == "always")
-    dataset = dataset.map(lambda *batch: form(*check(*batch, ignoring=weighs != "never")))
+
+    def checked(tokens: Any, *others: Any) -> Any:
+        if not isinstance(tokens, dict):
+            return form(*check(tokens, *others, ignoring=weighs != "never"))
+        done = _bool("done", tokens["done"], tokens["tokens"])
+        ids, labels, ignored, weights = check(tokens["tokens"], *others, ignoring=weighs != "never")
+        if not static_shapes:
+            return *_with_weights(ids, labels, ignored, weights, always=True), done
+        weights = tf.ones_like(ids, tf.float32) if weights is None else weights
+        return *_padded(ids, labels, ignored, weights, tgt_len), _pad(done, False, tgt_len)
+
+    dataset = dataset.map(checked)
     return Batches(dataset, rows, tgt_len or usual_len, count, any_rows=any_rows)
 
 
 def _are_batches(spec: Any) -> bool:
     """Whether a dataset with this `element_spec` may consist of batches of a language model."""
-    if not (isinstance(spec, tuple) and len(spec) in (2, 3) and all(isinstance(s, tf.TensorSpec) for s in spec)):
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
         return False
     tokens, labels, *weights = spec
+    if isinstance(tokens, dict):
+        if tokens.keys() != {"tokens", "done"} or not all(isinstance(s, tf.TensorSpec) for s in tokens.values()):
+            return False
+        tokens, done = tokens["tokens"], tokens["done"]
+        if not (done.dtype.is_bool or done.dtype.is_integer) or not done.shape.is_compatible_with(tokens.shape):
+            return False
+    if not all(isinstance(s, tf.TensorSpec) for s in (tokens, labels, *weights)):
+        return False
     ids = tokens.dtype.is_integer and labels.dtype.is_integer and tokens.shape.rank in (None, 2)
     return ids and tokens.shape.is_compatible_with(labels.shape) and all(_weights_fit(w, labels.shape) for w in weights)
 
@@ -268,13 +290,27 @@ def _with_weights(tokens, labels, ignored, weights, always):
 def _padded(tokens, labels, ignored, weights, tgt_len):
     """Returns the batch with its segments padded to `tgt_len`, for static shapes. Labels of -1 do not count."""
 
-    def pad(x, value):
-        x = tf.pad(x, [[0, 0], [0, tgt_len - tf.shape(x)[1]]], constant_values=value)
-        return tf.ensure_shape(x, [tokens.shape[0], tgt_len])
-
     labels = tf.where(ignored, _LEFT_OUT, tf.cast(labels, tf.int32))
-    batch = pad(tokens, 0), pad(labels, _LEFT_OUT)
-    return batch if weights is None else (*batch, pad(weights * tf.cast(~ignored, tf.float32), 0.0))
+    batch = _pad(tokens, 0, tgt_len), _pad(labels, _LEFT_OUT, tgt_len)
+    return batch if weights is None else (*batch, _pad(weights * tf.cast(~ignored, tf.float32), 0.0, tgt_len))
+
+
+def _pad(x, value, tgt_len):
+    """Returns `x` `[B, T]`, padded to `tgt_len`."""
+    x = tf.pad(x, [[0, 0], [0, tgt_len - tf.shape(x)[1]]], constant_values=value)
+    return tf.ensure_shape(x, [x.shape[0], tgt_len])
+
+
+def _bool(name: str, flags: Any, tokens: Any) -> Any:
+    """Flags of bool or of the integers 0 and 1, in the shape of `tokens`, as bool."""
+    is_same = tf.reduce_all(tf.shape(flags) == tf.shape(tokens))
+    shapes = [f"{name} must have the shape of tokens,", tf.shape(tokens), "but is", tf.shape(flags)]
+    checks = [tf.debugging.Assert(is_same, shapes)]
+    if not flags.dtype.is_bool:
+        is_flag = (flags == 0) | (flags == 1)
+        checks.append(tf.debugging.Assert(tf.reduce_all(is_flag), [f"{name} must be bool, or 0 and 1, got", flags]))
+    with tf.control_dependencies(checks):
+        return tf.ensure_shape(tf.cast(flags, tf.bool), tokens.shape)
 
 
 # ------------------------------------------------------------------------------------------------------- one batch
@@ -286,16 +322,20 @@ def check_batch(
     """Checks the one batch that a method of Keras is called with. Returns it in the form of `check_batches`.
 
     Args:
-        tokens, labels: the arguments `x` and `y`, each int `[batch, tgt_len]`.
+        tokens, labels: the arguments `x` and `y`, each int `[batch, tgt_len]`; or `x` is a dictionary with `tokens` and
+            `done`.
         sample_weight: weights of the labels, or of the rows; `None` for 1 everywhere.
 
     Returns:
-        `[tokens, labels]`, int32; and float32 weights, unless every label counts the same.
+        `[tokens, labels]`, int32; and float32 weights, unless every label counts the same; and bool `done`, if it is
+        given.
 
     Raises:
         ParameterError: an argument has another type, an id is outside the vocabulary, or a weight is negative or not
             finite.
     """
+    if isinstance(tokens, dict):
+        return _check_batch_of_documents(tokens, labels, n_token, sample_weight, static_shapes)
     arrays = []
     for argument, name, ids in (("x", "tokens", tokens), ("y", "labels", labels)):
         array = np.asarray(ids)
@@ -315,6 +355,23 @@ def check_batch(
     if weights is None or static_shapes and sample_weight is None:
         return [tokens, np.where(labels == IGNORED, _LEFT_OUT, labels)]
     return [tokens, np.where(labels == IGNORED, 0, labels), weights]
+
+
+def _check_batch_of_documents(
+    x: dict[str, Any], labels: Any, n_token: int, sample_weight: Any, static_shapes: bool
+) -> list[np.ndarray]:
+    """`check_batch` with a dictionary of `tokens` and `done`."""
+    if x.keys() != {"tokens", "done"}:
+        message = f"x must have the keys tokens and done if it is a dictionary, got {', '.join(map(str, x))}"
+        raise ParameterError("x", x, "tokens, or a dictionary of tokens and done", message)
+    tokens, labels, *weights = check_batch(x["tokens"], labels, n_token, sample_weight, static_shapes)
+    done = np.asarray(x["done"])
+    if done.shape != tokens.shape or not np.isin(done, (0, 1)).all():
+        allowed = f"bool, of the shape of tokens, {list(tokens.shape)}"
+        message = f"done must be {allowed}, got {done.dtype} {list(done.shape)}"
+        raise ParameterError("done", x["done"], allowed, message)
+    weights = weights or [(labels >= 0).astype(np.float32)]
+    return [tokens, labels, *weights, done.astype(bool)]
 
 
 def check_weights(sample_weight: Any, labels: np.ndarray) -> np.ndarray | None:

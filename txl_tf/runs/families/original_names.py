@@ -29,6 +29,9 @@ def original_names(lm: LanguageModel) -> dict[str, Any]:
             variables |= {f"layer_{i}/{name}": variable for name, variable in _names_in_layer(attn, ff).items()}
 
     softmax = lm.softmax
+    if not getattr(softmax, "tie_weight", True):  # the original has no such tables
+        scope = "adaptive_softmax/cutoff_{}/" if len(softmax.tables) > 1 else "adaptive_softmax/"
+        variables |= {scope.format(i) + "lookup_table": table for i, table in enumerate(softmax.tables)}
     if softmax.clusters is None:
         variables["adaptive_softmax/bias"] = softmax.biases[0]
     else:
