@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "the cat sat on the mat. the dog lay on the rug.\n" * 200
 SECONDS = 300  # that one command may take
+HINT = "\n(--verbosity=1 shows where)"  # after the line of an error
 NARROW = "--n_layer=1 --d_model=16 --n_head=2 --d_inner=16".split()
 STEPS = "--train_steps=4 --iterations=2 --save_steps=2 --warmup_steps=1".split()
 
@@ -70,8 +71,8 @@ def run(folder, environment, name, arguments, given, pattern, missing):
         command, cwd=folder, env=environment, input=given, capture_output=True, text=True, timeout=SECONDS
     )
     if missing and done.returncode == 1 and "pip install" in done.stderr and missing in done.stderr:
-        last = done.stderr.strip().splitlines()
-        return None if len(last) == 1 else f"its error has more than one line:\n{done.stderr}"
+        lines = done.stderr.strip().removesuffix(HINT).splitlines()
+        return None if len(lines) == 1 else f"its error has more than one line:\n{done.stderr}"
     if done.returncode or not re.search(pattern, done.stdout):
         return f"status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return None

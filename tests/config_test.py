@@ -258,7 +258,7 @@ BAD = [
     ),
     (TaggerTrainingConfig, {"batch_size": 0}, "batch_size", "at least 1"),
     (TaggerTrainingConfig, {"extend_vocab": True}, "extend_vocab", "left out without init_from"),
-    (TaggerTrainingConfig, {"patience": 0}, "patience", "at least 1"),
+    (RunConfig, {"patience": 0}, "patience", "at least 1"),
     (TextConfig, {"dataset": "imdb"}, "dataset", ["pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b"]),
     (TextConfig, {"level": "sentence"}, "level", ["word", "char", "byte", "subword"]),
     (TextConfig, {"level": None}, "level", ["word", "char", "byte", "subword"]),

@@ -147,7 +147,7 @@ def test_a_click_is_whole_numbers():
 def test_without_gradio_the_program_says_what_to_install(monkeypatch):
     for tool in program("tools/demo.py"):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(ValueError, match=r'the page needs gradio: in a clone, pip install -e ".\[demo\]"'):
+        with pytest.raises(ValueError, match=r'the page needs gradio: pip install "txl_tf\[demo\]"'):
             run_here(tool, "--model_dir=nowhere")
 
 

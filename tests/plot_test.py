@@ -532,7 +532,7 @@ def test_a_font_without_glyphs_for_a_text_is_refused_rather_than_drawn_as_boxes(
 
 def test_a_missing_matplotlib_is_named_with_its_extra(main, plot, run, monkeypatch):
     monkeypatch.setattr(drawing, "Figure", None)
-    with pytest.raises(ValueError, match=r'pictures need matplotlib: in a clone, pip install -e "\.\[plot\]"'):
+    with pytest.raises(ValueError, match=r'pictures need matplotlib: pip install "txl_tf\[plot\]"'):
         main(f"--model_dir={run}", "--output=picture.png")
 
 

@@ -366,7 +366,7 @@ def test_a_package_that_is_not_installed_is_one_error_before_any_work(tmp_path, 
     monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if "__editable__" not in repr(finder)])
     with raises_parameter("tracker", name) as error:
         train_run(tmp_path / "run", "/no/such/text", training={"tracker": name})
-    assert str(error.value) == f'tracker={name} needs the package {name}: in a clone, pip install -e ".[{name}]"'
+    assert str(error.value) == f'tracker={name} needs the package {name}: pip install "txl_tf[{name}]"'
     assert not (tmp_path / "run").exists()
 
 

@@ -16,7 +16,7 @@ taggers           Entities with probabilities, FLAT's lattice, the attention of 
 The server accepts connections from this machine only, unless --host says otherwise. It loads nothing from the network
 and sends no reports. --max_tokens, --max_new_tokens, --max_rows and --visitors limit the requests. Ctrl-C stops it.
 
-It needs gradio: in a clone, pip install -e ".[demo]".
+It needs gradio: pip install "txl_tf[demo]".
 """
 
 import os
@@ -46,7 +46,7 @@ from txl_programs.demo.limits import Limits
 from txl_programs.flag_values import values
 from txl_programs.opening import names_of
 
-MISSING = 'the page needs gradio: in a clone, pip install -e ".[demo]"'
+MISSING = 'the page needs gradio: pip install "txl_tf[demo]"'
 
 
 def main():

@@ -24,7 +24,7 @@ COLORS = (
     "#e69f00",
     "#56b4e9",
 )  # colour-blind people can tell them apart, too
-MISSING = 'pictures need matplotlib: in a clone, pip install -e ".[plot]"'
+MISSING = 'pictures need matplotlib: pip install "txl_tf[plot]"'
 GREY = "#d8d8d8"  # keys that a query must not see
 METRICS = {
     "bpc": "bits per character",

@@ -33,7 +33,7 @@ positions    the positions of the vanilla Transformer: the table, and the produc
              but not its direction.
 wavelengths  the wavelengths of these sinusoids, and the similarity of any two positions.
 
-It needs matplotlib: in a clone, pip install -e ".[plot]".
+It needs matplotlib: pip install "txl_tf[plot]".
 """
 
 from absl import flags

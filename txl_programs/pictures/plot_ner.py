@@ -10,7 +10,7 @@ direction  the part of a head's scores that depends on positions, against the di
            directions. After the learned projections of queries and keys, a head knows a distance only roughly.
 lattice    the attention of each character and word of a sentence to all others: one head, or the mean of all heads.
 
-It needs matplotlib: in a clone, pip install -e ".[plot]". Chinese labels need a font with Chinese characters: name its
+It needs matplotlib: pip install "txl_tf[plot]". Chinese labels need a font with Chinese characters: name its
 file by --font.
 """
 

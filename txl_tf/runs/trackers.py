@@ -31,7 +31,7 @@ def check_tracker(name: str) -> None:
     """Raises ParameterError if a package that a tracker needs is not installed. Imports nothing."""
     for package in _NEEDED.get(name, ()):
         if not is_installed(package):
-            message = f'tracker={name} needs the package {package}: in a clone, pip install -e ".[{name}]"'
+            message = f'tracker={name} needs the package {package}: pip install "txl_tf[{name}]"'
             raise ParameterError("tracker", name, f"a tracker whose package {package} is installed", message)
 
 

@@ -356,8 +356,8 @@ class Run:
             self.save_average()
             results = self.finish()
             folder = self.folder
-            self.log_best()
             logger.info("the run is in %s: log.csv, checkpoints, curves (tensorboard --logdir=%s)", folder, folder)
+            self.log_best()
             tracked.log_results(trackers.final(results))
         return results
 
