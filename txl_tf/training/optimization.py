@@ -36,50 +36,61 @@ class ClipAfterAverage(MixedIntoOptimizer):
 
     With `gradient_accumulation_steps=n`, every n-th batch updates the weights with the mean of the gradients of n
     batches. The mean is clipped. `iterations`, schedules and the moving average count updates. Each batch sums its
-    gradients over the replicas, so that a checkpoint between two updates contains all of them.
+    gradients over the replicas, so that a checkpoint between two updates contains all of them. (Keras's own
+    accumulation sums them over the replicas only in the update, so it stays off.)
 
     Args:
         clip: the largest global norm; `None` for no limit.
         clip_value: the largest absolute value, applied before `clip`; `None` for no limit.
+        gradient_accumulation_steps: number of batches for an update; `None` for 1.
         *args, **kwargs: arguments of the Keras optimizer.
 
     Attributes:
+        batches_per_update: number of batches for an update.
+        batches: int variable, the number of batches so far; `None` if each of them is an update.
         gradient_norm: the global norm of the last update before clipping.
+        schedule: the learning rate as a function of the number of updates; `None` if it is a number.
     """
 
-    # Attributes of Keras's optimizers whose own type hints are missing or wrong.
-    _iterations: Any
-    _learning_rate: Any
-    _accumulated_gradients: Any
-    _model_variables_moving_average: Any
+    batches: Any = None
     gradient_norm: Any
 
-    def __init__(self, *args: Any, clip: float | None = None, clip_value: float | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        clip: float | None = None,
+        clip_value: float | None = None,
+        gradient_accumulation_steps: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         for name, value in (("clip", clip), ("clip_value", clip_value)):
             if value is not None and not (is_number(value) and value > 0):
                 raise ParameterError(name, value, "positive, or None for no clipping")
+        if gradient_accumulation_steps is not None:
+            at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
         super().__init__(*args, **kwargs)
-        self.batches_per_update = self.gradient_accumulation_steps or 1
+        self.batches_per_update = gradient_accumulation_steps or 1
         self.clip = clip
         self.clip_value = clip_value
-
-    @property
-    def iterations(self) -> Any:
-        """The number of updates so far."""
-        return self._iterations if self.batches_per_update == 1 else self._iterations // self.batches_per_update
+        self._note_schedule(args[0] if args else kwargs.get("learning_rate"))
 
     @property
     def learning_rate(self) -> Any:
-        """The rate of the next update. Keras's own property would call a schedule with the number of the batch."""
-        rate = self._learning_rate
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            return rate(self.iterations)
+        """The rate of the next update."""
         return super().learning_rate
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
         of_keras: Any = keras.optimizers.Optimizer.learning_rate
         of_keras.fset(self, rate)
+        self._note_schedule(rate)
+
+    def _note_schedule(self, rate: Any) -> None:
+        if isinstance(rate, dict):  # of a configuration
+            rate = keras.optimizers.schedules.deserialize(rate)
+        self.schedule = rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+
+    # ---------------------------------------------------------------------------------------------------- variables
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
@@ -88,8 +99,37 @@ class ClipAfterAverage(MixedIntoOptimizer):
         self.gradient_norm = self.add_variable(
             shape=(), dtype=dtype, name="gradient_norm", aggregation="only_first_replica"
         )
+        # Keras would track the attributes of an optimizer.
+        self.__dict__["_slots"] = {}  # `{(id of a weight, name): variable}`
+        self.__dict__["_weights"] = list(variables)
+        self.__dict__["_weights_by_id"] = {id(x): weight for weight in variables for x in (weight, weight.value)}
+        if self.batches_per_update > 1:
+            self.batches = self.add_variable(shape=(), dtype="int64", name="batches", aggregation="only_first_replica")
+            for variable in variables:
+                self.add_variable_from_reference(variable, name="total")
         super().build(variables)
         self.start_average(variables)
+
+    def add_variable_from_reference(self, reference_variable: Any, name: str | None = None, *args, **kwargs) -> Any:
+        """Keras's method, which makes a variable of the optimizer for a weight. `slot` finds it again."""
+        variable: Any = super().add_variable_from_reference(reference_variable, name, *args, **kwargs)
+        self.__dict__.setdefault("_slots", {})[id(reference_variable), name] = variable
+        return variable
+
+    def slot(self, weight: Any, name: str) -> Any:
+        """The variable of the optimizer for a weight: "momentum", "velocity", "average" or "total".
+
+        Args:
+            weight: a Keras variable or its TensorFlow variable; in `update_step`, the latter on one replica.
+            name: the name that was given to `add_variable_from_reference`.
+        """
+        weights = self.__dict__["_weights_by_id"]
+        key = id(weight)
+        if key not in weights:  # on one of several replicas: the variable of a weight there has the same handle
+            key = id(weight.handle)
+            if key not in weights:
+                weights.update({id(other.value.handle): other for other in self.__dict__["_weights"]})
+        return self.__dict__["_slots"][id(weights[key]), name]
 
     def start_average(self, variables: Iterable[keras.Variable]) -> None:
         """Starts the moving average, if there is one, with these weights.
@@ -97,15 +137,23 @@ class ClipAfterAverage(MixedIntoOptimizer):
         Keras starts it with the first step, but not if loss scaling skips that step.
         """
         if self.use_ema:
-            for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
-                average.assign(variable)
+            for variable in variables:
+                self.slot(variable, "average").assign(variable)
 
-    def _backend_apply_gradients(self, grads, trainable_variables) -> None:
+    # ------------------------------------------------------------------------------------------------------- updates
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Keras's method: updates the weights with the gradients of this replica, or stores the sums of gradients."""
         if self.batches_per_update == 1:
-            super()._backend_apply_gradients(grads, trainable_variables)
+            super().apply(grads, trainable_variables)
             return
-        totals = [self._accumulated_gradients[self._get_variable_index(x)] for x in trainable_variables]
-        grads = [tf.convert_to_tensor(grad) for grad in grads]  # sparse ones, too
+        if not self.built:
+            self.build(list(trainable_variables))
+        variables = self.__dict__["_weights"] if trainable_variables is None else trainable_variables
+        pairs = [(grad, x) for grad, x in zip(grads, variables, strict=True) if grad is not None]
+        grads = [tf.convert_to_tensor(grad) for grad, _ in pairs]  # sparse ones, too
+        variables = [x for _, x in pairs]
+        totals = [self.slot(x, "total") for x in variables]
         if not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
         sums = [tf.cast(grad, total.dtype) + total for grad, total in zip(grads, totals, strict=True)]
@@ -123,23 +171,20 @@ class ClipAfterAverage(MixedIntoOptimizer):
             on_replicas = on_replicas or (
                 lambda function: strategy.extended.call_for_each_replica(function, args=(sums,))
             )
-            is_update = (self._iterations + 1) % self.batches_per_update == 0
-            update = functools.partial(self._update_with_sums, trainable_variables, totals)
+            is_update = (self.batches + 1) % self.batches_per_update == 0
+            update = functools.partial(self._update_with_sums, variables, totals)
             keep = functools.partial(_assign_all, totals)
             keras.ops.cond(is_update, lambda: on_replicas(update), lambda: on_replicas(keep))
 
-        if _is_together():
+        if tf.distribute.in_cross_replica_context():
             keep_or_update(tf.distribute.get_strategy(), sums, on_replicas=lambda function: function(sums))
         else:
             tf.distribute.get_replica_context().merge_call(keep_or_update, args=(sums,))
+        self.batches.assign_add(1)
 
     def _update_with_sums(self, variables, totals, sums) -> None:
         """Updates the weights once with the mean gradient. `sums` are sums over replicas and batches."""
-        self.gradient_accumulation_steps = None  # so that Keras updates the weights in this call
-        try:
-            super()._backend_apply_gradients([total / self.batches_per_update for total in sums], variables)
-        finally:
-            self.gradient_accumulation_steps = self.batches_per_update
+        super().apply([total / self.batches_per_update for total in sums], variables)
         _assign_all(totals, [tf.zeros_like(total) for total in sums])
 
     def _all_reduce_sum_gradients(self, grads_and_vars) -> list[tuple[Any, Any]]:
@@ -159,12 +204,21 @@ class ClipAfterAverage(MixedIntoOptimizer):
         return list(zip(grads, variables, strict=True))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "clip": self.clip, "clip_value": self.clip_value}
+        return {
+            **super().get_config(),
+            "clip": self.clip,
+            "clip_value": self.clip_value,
+            "gradient_accumulation_steps": self.batches_per_update if self.batches_per_update > 1 else None,
+        }
 
 
-def _is_together() -> bool:
-    """Whether this context can change the variables of all replicas without a merge call."""
-    return tf.distribute.in_cross_replica_context() or tf.__internal__.distribute.strategy_supports_no_merge_call()
+def count_of_batches(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The variable in which an optimizer counts batches. `iterations` counts updates, of one or more batches each."""
+    own = getattr(optimizer, "batches", None)
+    if own is not None:
+        return own
+    of_keras = (variable for variable in optimizer.variables if variable.name == "iteration")
+    return next(of_keras, optimizer.iterations)
 
 
 def _assign_all(variables, values) -> None:
@@ -174,7 +228,7 @@ def _assign_all(variables, values) -> None:
         for variable, value in zip(variables, values, strict=True):
             strategy.extended.update(variable.value, lambda x, new: x.assign(new), args=(value,), group=False)
 
-    if _is_together():
+    if tf.distribute.in_cross_replica_context():
         assign(tf.distribute.get_strategy(), values)
     else:
         tf.distribute.get_replica_context().merge_call(assign, args=(values,))
@@ -189,12 +243,12 @@ class Adam(ClipAfterAverage, keras.optimizers.Adam):
         if self.amsgrad:
             return super().update_step(gradient, variable, learning_rate)
         dtype = variable.dtype
-        step = self.iterations + 1
-        index = self._get_variable_index(variable)
+        iterations: Any = self.iterations
+        step: Any = tf.convert_to_tensor(iterations) + 1
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=self._momentums[index].value.handle,
-            v=self._velocities[index].value.handle,
+            m=self.slot(variable, "momentum").value.handle,
+            v=self.slot(variable, "velocity").value.handle,
             beta1_power=scalar(self.beta_1, dtype) ** tf.cast(step, dtype),
             beta2_power=scalar(self.beta_2, dtype) ** tf.cast(step, dtype),
             lr=tf.cast(learning_rate, dtype),
@@ -232,13 +286,10 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
         if not self.momentum:
             super().update_step(gradient, variable, learning_rate)
             return
-        tf.raw_ops.ResourceApplyMomentum(
-            var=variable.handle,
-            accum=self.momentums[self._get_variable_index(variable)].value.handle,
-            lr=tf.cast(learning_rate, variable.dtype),
-            grad=tf.cast(gradient, variable.dtype),
-            momentum=scalar(self.momentum, variable.dtype),
-        )
+        dtype = variable.dtype
+        velocity = self.slot(variable, "momentum")
+        self.assign(velocity, velocity * scalar(self.momentum, dtype) + tf.cast(gradient, dtype))
+        self.assign_sub(variable, velocity * tf.cast(learning_rate, dtype))
 
 
 OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb, "sgd": SGD}
