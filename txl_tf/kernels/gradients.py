@@ -32,7 +32,6 @@ def custom_gradient(f: Callable[..., tuple[Tensor, Callable[..., Any]]]) -> Call
     """
     eager: Any = tf.custom_gradient(f)
 
-    @tf.autograph.experimental.do_not_convert
     @functools.wraps(f)
     def call(*args: Any) -> Tensor:
         if tf.executing_eagerly():
