@@ -104,9 +104,9 @@ def _(tmp_path):
     model.compile("sgd", "mse")
     data = tf.data.Dataset.from_tensors((tf.zeros([2, 1]), tf.zeros([2, 1])))
     model.fit(data, verbose=0)
-    model.train_step = lambda data: {"loss": tf.constant(7.0)}
+    model.train_step = lambda data: {"seven": tf.constant(7.0)}
     model.make_train_function(force=True)
-    assert model.fit(data, verbose=0).history == {"loss": [7.0]}
+    assert model.fit(data, verbose=0).history == {"seven": [7.0]}
 
 
 @hook("keras.Model.make_test_function")
@@ -115,9 +115,9 @@ def _(tmp_path):
     model.compile("sgd", "mse")
     data = tf.data.Dataset.from_tensors((tf.zeros([2, 1]), tf.zeros([2, 1])))
     model.evaluate(data, verbose=0)
-    model.test_step = lambda data: {"loss": tf.constant(7.0)}
+    model.test_step = lambda data: {"seven": tf.constant(7.0)}
     model.make_test_function(force=True)
-    assert model.evaluate(data, verbose=0) == 7.0
+    assert model.evaluate(data, verbose=0, return_dict=True) == {"seven": 7.0}
 
 
 @hook("keras.Layer.losses")
@@ -728,7 +728,7 @@ def test_every_private_name_that_the_library_uses_is_listed():
 
 
 def test_the_scan_finds_what_it_should():
-    assert {"_flatten_layers", "_all_reduce_sum_gradients", "SaveV2", "get_device_details"} <= foreign_names()
+    assert {"_flatten_layers", "_tracker", "SaveV2", "get_device_details"} <= foreign_names()
 
 
 def test_few_names_of_keras_and_tensorflow_are_private_or_experimental():

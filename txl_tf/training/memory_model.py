@@ -219,7 +219,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             validation = kwargs.get("validation_data")
             if validation is not None:
                 prepared = self._prepare(validation, True, "validation_data", allow_shuffled)
-                self.__dict__["_validation"] = (validation, prepared)
+                self._validation = (validation, prepared)
             options = {"steps": kwargs.get("validation_steps"), "allow_shuffled": allow_shuffled, "return_dict": True}
 
             def validate(callbacks):
@@ -230,7 +230,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             try:
                 return fitting.fit(self, step, epochs, kwargs, None if validation is None else validate)
             finally:
-                self.__dict__["_validation"] = (None, None)
+                self._validation = (None, None)
 
     def evaluate(self, x: Tensor | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any) -> Any:
         """The mean nll of a text in nats per token. The memory starts from zeros and is carried from batch to batch.
