@@ -30,7 +30,7 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.adaptive import check_capacities
 from txl_tf.nn.checkpointed import Checkpointed
-from txl_tf.schema import known_names
+from txl_tf.schema import check_names, keywords_of, known_names
 from txl_tf.training import fitting
 from txl_tf.training.distribution import (
     all_rows,
@@ -248,6 +248,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         """
         self.check_compiled("evaluate")
         kwargs = by_name(super().evaluate, x, *args, **kwargs)
+        check_names("evaluate", kwargs, keywords_of(super().evaluate))  # private ones of Keras, too
         x = kwargs.pop("x", None)
         return_dict = kwargs.pop("return_dict", False)
         refuse("evaluate", kwargs)
