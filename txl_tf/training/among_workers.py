@@ -127,7 +127,7 @@ class AmongWorkers(TrainedModel):
 
     def _step_of_workers(self, name: str) -> Callable[[Any], dict[str, Any]]:
         """A step on this worker's replicas as a function of an iterator of distributed batches. It is compiled once."""
-        steps = self.__dict__.setdefault("_steps_of_workers", {})  # Keras would copy an attribute
+        steps = self.__dict__.setdefault("_graphs", {})  # those that `Settings.drop_graphs` drops
         if name not in steps:
             strategy = self.distribute_strategy
 
@@ -141,11 +141,7 @@ class AmongWorkers(TrainedModel):
     def drop_steps_of_workers(self, *names: str) -> None:
         """Drops compiled steps, so that they are compiled again."""
         for name in names:
-            self.__dict__.get("_steps_of_workers", {}).pop(name, None)
-
-    def drop_graphs(self) -> None:
-        super().drop_graphs()
-        self.drop_steps_of_workers("train_step", "test_step")
+            self.__dict__.get("_graphs", {}).pop(name, None)
 
     def refuse_batch_of_workers(self, method: str) -> None:
         """Raises ParameterError if several workers call a method for one batch."""
