@@ -519,16 +519,6 @@ def _(tmp_path):
     assert float(tape.gradient(y, x)) == 5
 
 
-@hook("tensorflow.python.eager.record.stop_recording")
-def _(tmp_path):
-    x = tf.constant(3.0)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        with record.stop_recording():
-            y = x**2
-    assert tape.gradient(y, x) is None
-
-
 @hook("tf.raw_ops.ResourceApplyAdam")
 def _(tmp_path):
     var, m, v = (tf.Variable([value]) for value in (1.0, 0.0, 0.0))

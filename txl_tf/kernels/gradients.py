@@ -67,8 +67,8 @@ def recompute(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @custom_gradient
     def call(*args: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        with record.stop_recording():
-            y = f(*args)
+        # Without a way for gradients through `f`, compiled functions in it do not return what gradients would need.
+        y = f(*map(tf.stop_gradient, args))
 
         def grad(upstream: Tensor) -> Any:
             # The second computation must wait for the backward pass. XLA ignores control dependencies, so the arguments
