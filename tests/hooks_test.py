@@ -188,16 +188,6 @@ def applied(optimizer):
     return optimizer, weight
 
 
-@hook("keras.optimizers.Optimizer._all_reduce_sum_gradients")
-def _(tmp_path):
-    class Halved(keras.optimizers.SGD):
-        def _all_reduce_sum_gradients(self, grads_and_vars):
-            return [(grad / 2, variable) for grad, variable in super()._all_reduce_sum_gradients(grads_and_vars)]
-
-    _, weight = applied(Halved(0.25))
-    np.testing.assert_allclose(weight, [0.75])
-
-
 @hook("keras.optimizers.Optimizer.update_step")
 def _(tmp_path):
     """It gets TensorFlow's variable: with one device that of the weight, with several one with the same handle."""

@@ -12,7 +12,7 @@ from helpers import raises_parameter
 import txl_tf
 from txl_tf.config import OptimizerConfig
 from txl_tf.errors import ParameterError
-from txl_tf.training.optimization import SGD, Adam, AdamW, LinearSchedule, make_schedule
+from txl_tf.training.optimization import SGD, Adam, AdamW, Lamb, LinearSchedule, make_schedule
 
 # ---------------------------------------- schedule
 
@@ -209,7 +209,7 @@ def test_values_are_clipped_before_the_norm_is(optimizer, clip):
     if optimizer == "sgd":
         np.testing.assert_allclose(variable.numpy(), -0.1 * scale * clipped, rtol=1e-5)
     else:  # the first step of Adam is the sign, and its first moment is a tenth of what it was given
-        np.testing.assert_allclose(made.slot(variable, "momentum").numpy(), 0.1 * scale * clipped, rtol=1e-5)
+        np.testing.assert_allclose(made.slots.of(variable, "momentum").numpy(), 0.1 * scale * clipped, rtol=1e-5)
 
 
 def test_a_norm_that_clipping_by_value_has_made_small_is_not_clipped():
@@ -254,6 +254,55 @@ def test_sgd_and_its_schedule_round_trip():
     assert (copy.momentum, copy.clip, copy.clip_value, copy.use_ema) == (0.8, None, 5.0, True)
 
 
+def two_weights():
+    kernel, bias = keras.Variable(np.ones([2, 3]), name="kernel"), keras.Variable(np.ones([3]), name="bias")
+    kernel.constraint = keras.constraints.MaxNorm(1.3)
+    return [kernel, bias]
+
+
+@pytest.mark.parametrize("ours, theirs", [(Adam, keras.optimizers.Adam), (Lamb, keras.optimizers.Lamb)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight_decay": 0.5},
+        {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 2},
+        {"loss_scale_factor": 8.0},
+    ],
+    ids=["decay", "average", "scale"],
+)
+@pytest.mark.parametrize("exclude", [{}, {"var_names": ["bias"]}, {"var_list": [0]}], ids=["", "name", "weight"])
+def test_an_update_is_that_of_keras_with_decay_averages_constraints_and_scales(ours, theirs, options, exclude):
+    rng, found = np.random.default_rng(0), []
+    gradients = [[rng.normal(size=[2, 3]), rng.normal(size=[3])] for _ in range(3)]
+    for optimizer in (ours(0.1, **options), theirs(0.1, **options)):
+        weights = two_weights()
+        if exclude:
+            listed = [weights[i] for i in exclude.get("var_list", [])]
+            optimizer.exclude_from_weight_decay(**{**exclude, **({"var_list": listed} if listed else {})})
+        for step in gradients:
+            optimizer.apply([tf.constant(gradient, tf.float32) for gradient in step], weights)
+        optimizer.finalize_variable_values(weights)
+        found.append([*weights, optimizer.iterations])
+    for weight, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(weight.numpy(), expected.numpy(), rtol=1e-5)
+
+
+def test_gradients_that_are_missing_or_of_other_weights_are_named():
+    weights, optimizer = two_weights(), SGD(0.1)
+    optimizer.build(weights)
+    with pytest.warns(UserWarning, match="bias"):
+        optimizer.apply([tf.ones([2, 3]), None], weights)
+    assert float(weights[1][0]) == 1 > float(weights[0][0, 0])
+    for grads, of_weights in (([None, None], weights), ([tf.ones([2, 3])], two_weights()[:1])):
+        with pytest.raises(ParameterError) as caught:
+            optimizer.apply(grads, of_weights)
+        assert caught.value.name == "trainable_variables"
+    for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+        with pytest.raises(ParameterError) as caught:
+            Adam(**{name: 1.0})
+        assert (caught.value.name, caught.value.value) == (name, 1.0)
+
+
 # ---------------------------------------- several batches an update
 
 ACCUMULATING = [
@@ -277,7 +326,7 @@ def assert_equal_state(optimizer, variable, expected, other):
     assert float(optimizer.learning_rate) == float(expected.learning_rate)
     np.testing.assert_allclose(optimizer.gradient_norm, expected.gradient_norm, rtol=1e-6)
     if optimizer.use_ema:
-        averages = optimizer.slot(variable, "average"), expected.slot(other, "average")
+        averages = optimizer.slots.of(variable, "average"), expected.slots.of(other, "average")
         np.testing.assert_allclose(*averages, rtol=1e-6)
 
 
@@ -310,9 +359,9 @@ def test_two_replicas_add_up_batch_by_batch(two_replicas, compiled):
         run(step, args=(tf.constant(gradient),))
         by_hand.apply([tf.constant(gradient)], [other])
         assert_equal_state(optimizer, variable, by_hand, other)
-        total = optimizer.slot(variable, "total")
+        total = optimizer.slots.of(variable, "total")
         for of_replica in two_replicas.experimental_local_results(total.value):
-            np.testing.assert_allclose(of_replica, by_hand.slot(other, "total"), rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(of_replica, by_hand.slots.of(other, "total"), rtol=1e-6, atol=1e-7)
 
 
 def test_an_optimizer_that_is_saved_between_two_updates_goes_on():

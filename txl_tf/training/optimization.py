@@ -1,7 +1,9 @@
 """The optimizer of the original: Adam with clipping after averaging over replicas, warm-up and cosine decay."""
 
 import functools
-from collections.abc import Iterable, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -26,6 +28,40 @@ if TYPE_CHECKING:
     MixedIntoOptimizer = keras.optimizers.Optimizer
 else:
     MixedIntoOptimizer = object
+
+
+class Slots:
+    """The variables of an optimizer for each weight.
+
+    Args:
+        weights: the Keras variables that the optimizer updates.
+    """
+
+    def __init__(self, weights: Iterable[keras.Variable]) -> None:
+        self.weights = list(weights)
+        self._weights = {id(x): weight for weight in self.weights for x in (weight, weight.value)}
+        self._variables: dict[tuple[int, str | None], Any] = {}
+
+    def __contains__(self, weight: Any) -> bool:
+        return id(weight) in self._weights
+
+    def add(self, weight: keras.Variable, name: str | None, variable: Any) -> None:
+        """Adds a variable under the name that was given to `add_variable_from_reference`."""
+        self._variables[id(weight), name] = variable
+
+    def of(self, weight: Any, name: str) -> Any:
+        """The variable for a weight: "momentum", "velocity", "average" or "total", the sum of gradients.
+
+        Args:
+            weight: a Keras variable or its TensorFlow variable; in `update_step`, the latter on one replica.
+            name: see `add`.
+        """
+        key = id(weight)
+        if key not in self._weights:  # on one of several replicas: the variable of a weight there has the same handle
+            key = id(weight.handle)
+            if key not in self._weights:
+                self._weights.update({id(other.value.handle): other for other in self.weights})
+        return self._variables[id(self._weights[key]), name]
 
 
 class ClipAfterAverage(MixedIntoOptimizer):
@@ -54,6 +90,8 @@ class ClipAfterAverage(MixedIntoOptimizer):
 
     batches: Any = None
     gradient_norm: Any
+    slots: Slots
+    not_decayed: tuple[frozenset[int], tuple[str, ...]] = (frozenset(), ())  # ids and names of weights
 
     def __init__(
         self,
@@ -68,6 +106,9 @@ class ClipAfterAverage(MixedIntoOptimizer):
                 raise ParameterError(name, value, "positive, or None for no clipping")
         if gradient_accumulation_steps is not None:
             at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
+        for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+            if kwargs.get(name) is not None:
+                raise ParameterError(name, kwargs[name], "left out: use clip or clip_value")
         super().__init__(*args, **kwargs)
         self.batches_per_update = gradient_accumulation_steps or 1
         self.clip = clip
@@ -99,10 +140,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
         self.gradient_norm = self.add_variable(
             shape=(), dtype=dtype, name="gradient_norm", aggregation="only_first_replica"
         )
-        # Keras would track the attributes of an optimizer.
-        self.__dict__["_slots"] = {}  # `{(id of a weight, name): variable}`
-        self.__dict__["_weights"] = list(variables)
-        self.__dict__["_weights_by_id"] = {id(x): weight for weight in variables for x in (weight, weight.value)}
+        self.slots = Slots(variables)
         if self.batches_per_update > 1:
             self.batches = self.add_variable(shape=(), dtype="int64", name="batches", aggregation="only_first_replica")
             for variable in variables:
@@ -111,25 +149,10 @@ class ClipAfterAverage(MixedIntoOptimizer):
         self.start_average(variables)
 
     def add_variable_from_reference(self, reference_variable: Any, name: str | None = None, *args, **kwargs) -> Any:
-        """Keras's method, which makes a variable of the optimizer for a weight. `slot` finds it again."""
+        """Keras's method, which makes a variable of the optimizer for a weight. `slots` finds it again."""
         variable: Any = super().add_variable_from_reference(reference_variable, name, *args, **kwargs)
-        self.__dict__.setdefault("_slots", {})[id(reference_variable), name] = variable
+        self.slots.add(reference_variable, name, variable)
         return variable
-
-    def slot(self, weight: Any, name: str) -> Any:
-        """The variable of the optimizer for a weight: "momentum", "velocity", "average" or "total".
-
-        Args:
-            weight: a Keras variable or its TensorFlow variable; in `update_step`, the latter on one replica.
-            name: the name that was given to `add_variable_from_reference`.
-        """
-        weights = self.__dict__["_weights_by_id"]
-        key = id(weight)
-        if key not in weights:  # on one of several replicas: the variable of a weight there has the same handle
-            key = id(weight.handle)
-            if key not in weights:
-                weights.update({id(other.value.handle): other for other in self.__dict__["_weights"]})
-        return self.__dict__["_slots"][id(weights[key]), name]
 
     def start_average(self, variables: Iterable[keras.Variable]) -> None:
         """Starts the moving average, if there is one, with these weights.
@@ -138,24 +161,29 @@ class ClipAfterAverage(MixedIntoOptimizer):
         """
         if self.use_ema:
             for variable in variables:
-                self.slot(variable, "average").assign(variable)
+                self.slots.of(variable, "average").assign(variable)
 
     # ------------------------------------------------------------------------------------------------------- updates
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Keras's method: updates the weights with the gradients of this replica, or stores the sums of gradients."""
-        if self.batches_per_update == 1:
-            super().apply(grads, trainable_variables)
+        """Updates the weights with the gradients of this replica, or stores the sums of gradients.
+
+        It takes the place of Keras's method, which would clip before the sum over the replicas. `update_step` is that
+        of Keras or of a subclass.
+        """
+        if not len(grads):
             return
         if not self.built:
             self.build(list(trainable_variables))
-        variables = self.__dict__["_weights"] if trainable_variables is None else trainable_variables
-        pairs = [(grad, x) for grad, x in zip(grads, variables, strict=True) if grad is not None]
-        grads = [tf.convert_to_tensor(grad) for grad, _ in pairs]  # sparse ones, too
-        variables = [x for _, x in pairs]
-        totals = [self.slot(x, "total") for x in variables]
+        grads, weights = self._checked(
+            grads, self.slots.weights if trainable_variables is None else trainable_variables
+        )
         if not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
+        if self.batches is None:
+            self._update(weights, grads)
+            return
+        totals = [self.slots.of(weight, "total") for weight in weights]
         sums = [tf.cast(grad, total.dtype) + total for grad, total in zip(grads, totals, strict=True)]
 
         def keep_or_update(strategy, sums, on_replicas=None):
@@ -172,7 +200,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
                 lambda function: strategy.extended.call_for_each_replica(function, args=(sums,))
             )
             is_update = (self.batches + 1) % self.batches_per_update == 0
-            update = functools.partial(self._update_with_sums, variables, totals)
+            update = functools.partial(self._update_with_sums, weights, totals)
             keep = functools.partial(_assign_all, totals)
             keras.ops.cond(is_update, lambda: on_replicas(update), lambda: on_replicas(keep))
 
@@ -182,16 +210,54 @@ class ClipAfterAverage(MixedIntoOptimizer):
             tf.distribute.get_replica_context().merge_call(keep_or_update, args=(sums,))
         self.batches.assign_add(1)
 
-    def _update_with_sums(self, variables, totals, sums) -> None:
+    def _checked(self, grads: Any, weights: Any) -> tuple[list[Any], list[Any]]:
+        """Gradients as dense tensors, without the loss scale, and their weights. Weights without a gradient are left
+        out, with a warning.
+        """
+        missing = [weight.path for grad, weight in zip(grads, weights, strict=True) if grad is None]
+        pairs = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
+        unknown = [weight.path for _, weight in pairs if weight not in self.slots]
+        if unknown or not pairs:
+            allowed = "with a gradient, and among the weights that the optimizer was built for"
+            raise ParameterError("trainable_variables", unknown or missing, allowed)
+        if missing:
+            warnings.warn(f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=3)
+        dense = [tf.convert_to_tensor(grad) for grad, _ in pairs]  # rows of a sparse gradient may repeat
+        if self.loss_scale_factor:
+            dense = [grad / self.loss_scale_factor for grad in dense]
+        return dense, [weight for _, weight in pairs]
+
+    def _update_with_sums(self, weights, totals, sums) -> None:
         """Updates the weights once with the mean gradient. `sums` are sums over replicas and batches."""
-        super().apply([total / self.batches_per_update for total in sums], variables)
+        self._update(weights, [total / self.batches_per_update for total in sums])
         _assign_all(totals, [tf.zeros_like(total) for total in sums])
 
-    def _all_reduce_sum_gradients(self, grads_and_vars) -> list[tuple[Any, Any]]:
-        grads, variables = zip(*grads_and_vars, strict=True)
-        if self.batches_per_update == 1 and not tf.distribute.in_cross_replica_context():
-            grads = sum_over_replicas(grads)
-        grads = [tf.convert_to_tensor(grad) for grad in grads]  # dense, because rows of a sparse gradient may repeat
+    def _update(self, weights: Sequence[Any], grads: Sequence[Any]) -> None:
+        """Updates weights once, and what depends on them. The gradients are the same on every replica."""
+        rate = tf.convert_to_tensor(self.learning_rate)
+
+        def update(strategy, grads):
+            for weight, grad in zip(weights, grads, strict=True):
+                update_weight = functools.partial(self._update_weight, self._decays(weight))
+                strategy.extended.update(weight.value, update_weight, args=(grad, rate), group=False)
+
+        _on_all_replicas(update, self._clipped(grads))
+        if self.use_ema:
+            self._move_averages()
+        for weight in weights:
+            if weight.constraint is not None:
+                weight.assign(weight.constraint(weight))
+        iterations: Any = self.iterations
+        iterations.assign_add(1)
+
+    def _update_weight(self, decays: bool, weight: tf.Variable, grad: Any, rate: Any) -> None:
+        """Updates a weight on one replica."""
+        if decays:
+            weight.assign_sub(weight * tf.cast(self.weight_decay, weight.dtype) * tf.cast(rate, weight.dtype))
+        self.update_step(grad, weight, rate)
+
+    def _clipped(self, grads: Sequence[Any]) -> Sequence[Any]:
+        """The gradients after clipping. `gradient_norm` becomes their norm before."""
         if len({grad.dtype for grad in grads}) > 1:  # for example, a float64 network in a float32 model
             grads = [tf.cast(grad, wide_dtype(*grads)) for grad in grads]
         norm = tf.linalg.global_norm(grads)
@@ -201,7 +267,29 @@ class ClipAfterAverage(MixedIntoOptimizer):
         if self.clip is not None:
             norm = norm if self.clip_value is None else tf.linalg.global_norm(grads)
             grads, _ = tf.clip_by_global_norm(grads, self.clip, use_norm=norm)
-        return list(zip(grads, variables, strict=True))
+        return grads
+
+    def _move_averages(self) -> None:
+        """Moves the averages towards the weights. The first update sets them to the weights."""
+        iterations: Any = self.iterations
+        for weight in self.slots.weights:
+            average = self.slots.of(weight, "average")
+            kept = tf.cast(iterations != 0, weight.dtype) * scalar(self.ema_momentum, weight.dtype)
+            average.assign(kept * average + (1 - kept) * weight)
+        if self.ema_overwrite_frequency:
+            is_due = (iterations + 1) % self.ema_overwrite_frequency == 0
+            keras.ops.cond(is_due, lambda: self.finalize_variable_values(self.slots.weights), lambda: None)
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """See Keras."""
+        super().exclude_from_weight_decay(var_list, var_names)
+        self.not_decayed = frozenset(map(id, var_list or ())), tuple(var_names or ())
+
+    def _decays(self, weight: keras.Variable) -> bool:
+        """Whether weight decay applies to a weight."""
+        ids, names = self.not_decayed
+        excluded = id(weight) in ids or any(re.search(name, weight.name) for name in names)
+        return self.weight_decay is not None and not excluded
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -221,6 +309,14 @@ def count_of_batches(optimizer: keras.optimizers.Optimizer) -> Any:
     return next(of_keras, optimizer.iterations)
 
 
+def _on_all_replicas(function: Callable[..., None], values: Any) -> None:
+    """Calls `function(strategy, values)` in the cross-replica context, where it can update the variables of all."""
+    if tf.distribute.in_cross_replica_context():
+        function(tf.distribute.get_strategy(), values)
+    else:
+        tf.distribute.get_replica_context().merge_call(function, args=(values,))
+
+
 def _assign_all(variables, values) -> None:
     """Assigns values, which are the same on every replica, to the variables of all replicas."""
 
@@ -228,10 +324,7 @@ def _assign_all(variables, values) -> None:
         for variable, value in zip(variables, values, strict=True):
             strategy.extended.update(variable.value, lambda x, new: x.assign(new), args=(value,), group=False)
 
-    if tf.distribute.in_cross_replica_context():
-        assign(tf.distribute.get_strategy(), values)
-    else:
-        tf.distribute.get_replica_context().merge_call(assign, args=(values,))
+    _on_all_replicas(assign, values)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -247,8 +340,8 @@ class Adam(ClipAfterAverage, keras.optimizers.Adam):
         step: Any = tf.convert_to_tensor(iterations) + 1
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=self.slot(variable, "momentum").value.handle,
-            v=self.slot(variable, "velocity").value.handle,
+            m=self.slots.of(variable, "momentum").value.handle,
+            v=self.slots.of(variable, "velocity").value.handle,
             beta1_power=scalar(self.beta_1, dtype) ** tf.cast(step, dtype),
             beta2_power=scalar(self.beta_2, dtype) ** tf.cast(step, dtype),
             lr=tf.cast(learning_rate, dtype),
@@ -287,7 +380,7 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
             super().update_step(gradient, variable, learning_rate)
             return
         dtype = variable.dtype
-        velocity = self.slot(variable, "momentum")
+        velocity = self.slots.of(variable, "momentum")
         self.assign(velocity, velocity * scalar(self.momentum, dtype) + tf.cast(gradient, dtype))
         self.assign_sub(variable, velocity * tf.cast(learning_rate, dtype))
 
