@@ -11,16 +11,12 @@ from conforming import LABELS, pairs, tagged_chars
 from helpers import SMALL, raises_parameter, randomise
 
 import txl_tf
-from txl_config.environment import too_old
 from txl_tf.data.batching import EpochBatches
-from txl_tf.errors import UnsupportedError
 from txl_tf.training import among_workers
 
 
 @pytest.fixture
 def replicas_as_workers(monkeypatch):
-    if too_old("keras", among_workers._OLDEST_KERAS, "workers need"):
-        pytest.skip("this Keras refuses it: see test_an_old_keras_is_refused_by_name")
     monkeypatch.setattr(among_workers, "num_workers", lambda strategy: strategy.num_replicas_in_sync)
 
 
@@ -85,14 +81,6 @@ def test_all_stop_where_one_is_told_to(two_replicas, replicas_as_workers, monkey
     note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(model.stop_agreed))
     model.fit(batches(tagger).dataset(), shuffle=False, verbose=0, callbacks=[note])
     assert seen == [False, True, False]
-
-
-def test_an_old_keras_is_refused_by_name(two_replicas, monkeypatch):
-    monkeypatch.setattr(among_workers, "num_workers", lambda strategy: strategy.num_replicas_in_sync)
-    monkeypatch.setattr(keras, "__version__", "3.8.0")
-    model = compiled(tagger, two_replicas, run_eagerly=True)
-    with raises_parameter("fit", "3.8.0", limit="3.9", error=UnsupportedError):
-        model.fit(batches(tagger).dataset(), shuffle=False, verbose=0)
 
 
 def test_what_workers_cannot_train_on_is_refused(two_replicas, replicas_as_workers):

@@ -435,9 +435,11 @@ def test_what_every_worker_gives_is_summed_once_a_worker_and_its_rows_stand_in_o
     """The graphs of several workers, on the two replicas of one."""
     assert int(distribution._sum_function(two_replicas)(tf.constant(5, tf.int64))) == 5
     numbers = tf.data.Dataset.range(12)
-    shares = iter(distribution.divided(tf.data.Dataset.zip((numbers.batch(4), numbers.batch(4))), two_replicas))
+    no_weights = numbers.batch(4).map(lambda x: tf.zeros([tf.size(x), 0]))
+    shares = iter(distribution.divided(tf.data.Dataset.zip((numbers.batch(4), no_weights)), two_replicas))
     for first in (0, 4, 8):
-        share, _ = next(shares)
+        share, empty = next(shares)
+        assert [part.shape for part in distribution.of_replicas(empty)] == [[2, 0], [2, 0]]
         assert [part.numpy().tolist() for part in two_replicas.experimental_local_results(share)] == [
             [first, first + 1],
             [first + 2, first + 3],
@@ -465,7 +467,7 @@ def test_a_tpu_that_does_not_answer_is_named_with_its_place(monkeypatch):
     def not_found(tpu, zone, project):
         raise LookupError(f"no {tpu} with these attrs: many")
 
-    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", not_found)
+    monkeypatch.setattr(tf.distribute.cluster_resolver.TPUClusterResolver, "connect", not_found)
     with pytest.raises(ConnectionError, match="^the TPU node-1, zone eu, project p cannot be reached: no node-1$"):
         distribution.make_strategy("tpu", "node-1", "eu", "p")
 

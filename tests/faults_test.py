@@ -27,6 +27,7 @@ from txl_tf.runs.callbacks import RunState, StepCSVLogger, StopOnSignal, complet
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
+from txl_tf.training.distribution import to_replicas
 from txl_tf.training.loop import LoopState
 
 # Windows end at 5, 10, 12; checkpoints at 3, 6, 9, 12; validations at 5, 10.
@@ -114,7 +115,7 @@ def test_a_checkpoint_is_restored_on_another_number_of_replicas(whole, two_repli
         lm.compile(txl_tf.make_optimizer(learning_rate=1e-2, train_steps=12))
         lm.optimizer.build(lm.trainable_variables)
     empty = np.zeros([2, 8, 16], np.float32)  # two rows a replica
-    lm.loop = LoopState(mems=[lm._to_replicas([empty, empty], tf.float32)])
+    lm.loop = LoopState(mems=[to_replicas(two_replicas, [empty, empty], tf.float32)])
     carried, sums = RunCheckpoints(lm, folder).restore(folder.checkpoint(9))
     expected = read_checkpoint(whole[0] / "ckpt-9")
     np.testing.assert_array_equal(sums, expected["window"])

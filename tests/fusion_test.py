@@ -12,6 +12,7 @@ from txl_tf import TransformerLM, TransformerXLLM, export_saved_model, make_opti
 from txl_tf.kernels import fusion, masked_softmax, project_heads, project_output, residual_norm
 from txl_tf.kernels.dropout import Drop, dropout
 from txl_tf.kernels.fusion import fused, fusing, pays
+from txl_tf.kernels.gradients import recompute
 from txl_tf.nn.feed_forward import feed_forward
 from txl_tf.nn.ops import LayerNorm, norm_of
 from txl_tf.transformer_xl.attention import create_mask
@@ -188,6 +189,26 @@ def test_a_fused_function_has_no_other_inside(any_size):
     result, n = traced(lambda x: outer([3], x), tf.constant([1.0, 2.0, 3.0]))
     assert n == 1
     np.testing.assert_array_equal(result, [4, 6, 8])
+
+
+@pytest.mark.parametrize("way", ["fused", "recompute"])
+def test_a_compiled_function_returns_its_result_alone_under_a_tape(any_size, way):
+    """It would return what its gradient needs, too, and keep it in memory, if the tape knew its arguments."""
+    wave = fused(lambda shape, x: tf.sin(tf.exp(x)))
+    function = (lambda x: wave([2], x)) if way == "fused" else recompute(tf.function(lambda x: tf.sin(tf.exp(x))))
+
+    @tf.function(autograph=False)
+    def graph(x):
+        with fusing(True), tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x) * x
+        return tape.gradient(y, x)
+
+    concrete = graph.get_concrete_function(tf.ones([2]))
+    first, *_ = (op for op in concrete.graph.get_operations() if "PartitionedCall" in op.type)
+    assert len(first.outputs) == 1
+    expected = np.sin(np.e) + (np.cos(np.e) * np.e if way == "recompute" else 0)
+    np.testing.assert_allclose(concrete(tf.ones([2])), [expected] * 2, rtol=1e-6)
 
 
 TOKENS = np.random.default_rng(0).integers(0, 23, 4 * 45)  # epochs of five segments of 8 and one of 4

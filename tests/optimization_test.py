@@ -12,7 +12,7 @@ from helpers import raises_parameter
 import txl_tf
 from txl_tf.config import OptimizerConfig
 from txl_tf.errors import ParameterError
-from txl_tf.training.optimization import SGD, Adam, AdamW, LinearSchedule, make_schedule
+from txl_tf.training.optimization import SGD, Adam, AdamW, Lamb, LinearSchedule, make_schedule
 
 # ---------------------------------------- schedule
 
@@ -157,7 +157,7 @@ def test_config_round_trips_with_the_schedule_and_the_clip():
 
 def test_the_noam_schedule_peaks_at_the_learning_rate_and_falls_with_the_square_root_of_the_step():
     optimizer = txl_tf.make_optimizer(learning_rate=1e-3, warmup_steps=100, schedule="noam", beta_2=0.98)
-    rates = [float(optimizer._learning_rate(step)) for step in (0, 50, 100, 400)]
+    rates = [float(optimizer.schedule(step)) for step in (0, 50, 100, 400)]
     np.testing.assert_allclose(rates, [0, 5e-4, 1e-3, 5e-4], rtol=1e-6)
     assert optimizer.beta_2 == 0.98
     with raises_parameter("warmup_steps", 0, limit="1"):
@@ -209,7 +209,7 @@ def test_values_are_clipped_before_the_norm_is(optimizer, clip):
     if optimizer == "sgd":
         np.testing.assert_allclose(variable.numpy(), -0.1 * scale * clipped, rtol=1e-5)
     else:  # the first step of Adam is the sign, and its first moment is a tenth of what it was given
-        np.testing.assert_allclose(made._momentums[0].numpy(), 0.1 * scale * clipped, rtol=1e-5)
+        np.testing.assert_allclose(made.slots.of(variable, "momentum").numpy(), 0.1 * scale * clipped, rtol=1e-5)
 
 
 def test_a_norm_that_clipping_by_value_has_made_small_is_not_clipped():
@@ -249,9 +249,58 @@ def test_sgd_and_its_schedule_round_trip():
     optimizer = txl_tf.make_optimizer(0.1, 3, 9, optimizer="sgd", **options)
     assert isinstance(optimizer, SGD)
     copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer))
-    assert isinstance(copy, SGD) and isinstance(copy._learning_rate, LinearSchedule)
+    assert isinstance(copy, SGD) and isinstance(copy.schedule, LinearSchedule)
     assert copy.get_config() == optimizer.get_config()
     assert (copy.momentum, copy.clip, copy.clip_value, copy.use_ema) == (0.8, None, 5.0, True)
+
+
+def two_weights():
+    kernel, bias = keras.Variable(np.ones([2, 3]), name="kernel"), keras.Variable(np.ones([3]), name="bias")
+    kernel.constraint = keras.constraints.MaxNorm(1.3)
+    return [kernel, bias]
+
+
+@pytest.mark.parametrize("ours, theirs", [(Adam, keras.optimizers.Adam), (Lamb, keras.optimizers.Lamb)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight_decay": 0.5},
+        {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 2},
+        {"loss_scale_factor": 8.0},
+    ],
+    ids=["decay", "average", "scale"],
+)
+@pytest.mark.parametrize("exclude", [{}, {"var_names": ["bias"]}, {"var_list": [0]}], ids=["", "name", "weight"])
+def test_an_update_is_that_of_keras_with_decay_averages_constraints_and_scales(ours, theirs, options, exclude):
+    rng, found = np.random.default_rng(0), []
+    gradients = [[rng.normal(size=[2, 3]), rng.normal(size=[3])] for _ in range(3)]
+    for optimizer in (ours(0.1, **options), theirs(0.1, **options)):
+        weights = two_weights()
+        if exclude:
+            listed = [weights[i] for i in exclude.get("var_list", [])]
+            optimizer.exclude_from_weight_decay(**{**exclude, **({"var_list": listed} if listed else {})})
+        for step in gradients:
+            optimizer.apply([tf.constant(gradient, tf.float32) for gradient in step], weights)
+        optimizer.finalize_variable_values(weights)
+        found.append([*weights, optimizer.iterations])
+    for weight, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(weight.numpy(), expected.numpy(), rtol=1e-5)
+
+
+def test_gradients_that_are_missing_or_of_other_weights_are_named():
+    weights, optimizer = two_weights(), SGD(0.1)
+    optimizer.build(weights)
+    with pytest.warns(UserWarning, match="bias"):
+        optimizer.apply([tf.ones([2, 3]), None], weights)
+    assert float(weights[1][0]) == 1 > float(weights[0][0, 0])
+    for grads, of_weights in (([None, None], weights), ([tf.ones([2, 3])], two_weights()[:1])):
+        with pytest.raises(ParameterError) as caught:
+            optimizer.apply(grads, of_weights)
+        assert caught.value.name == "trainable_variables"
+    for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+        with pytest.raises(ParameterError) as caught:
+            Adam(**{name: 1.0})
+        assert (caught.value.name, caught.value.value) == (name, 1.0)
 
 
 # ---------------------------------------- several batches an update
@@ -273,11 +322,11 @@ def accumulating(gradient_accumulation_steps, **options):
 
 def assert_equal_state(optimizer, variable, expected, other):
     np.testing.assert_allclose(variable, other, rtol=1e-6)
-    assert int(optimizer.iterations) == int(expected.iterations)
+    assert optimizer.iterations.numpy() == expected.iterations.numpy()
     assert float(optimizer.learning_rate) == float(expected.learning_rate)
     np.testing.assert_allclose(optimizer.gradient_norm, expected.gradient_norm, rtol=1e-6)
     if optimizer.use_ema:
-        averages = (x._model_variables_moving_average[0] for x in (optimizer, expected))
+        averages = optimizer.slots.of(variable, "average"), expected.slots.of(other, "average")
         np.testing.assert_allclose(*averages, rtol=1e-6)
 
 
@@ -291,7 +340,7 @@ def test_every_third_batch_updates_with_the_mean_of_three(options):
             by_hand.apply([tf.constant(OF_BATCHES[i - 2 : i + 1].mean(0))], [other])
         assert_equal_state(optimizer, variable, by_hand, other)
     again = type(optimizer).from_config(optimizer.get_config())
-    assert again.gradient_accumulation_steps == again.batches_per_update == optimizer.gradient_accumulation_steps == 3
+    assert again.batches_per_update == optimizer.batches_per_update == 3
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -310,9 +359,9 @@ def test_two_replicas_add_up_batch_by_batch(two_replicas, compiled):
         run(step, args=(tf.constant(gradient),))
         by_hand.apply([tf.constant(gradient)], [other])
         assert_equal_state(optimizer, variable, by_hand, other)
-        totals = [total for total in optimizer.variables if "gradient_accumulator" in total.path]
-        for of_replica in two_replicas.experimental_local_results(totals[0].value):
-            np.testing.assert_allclose(of_replica, by_hand._accumulated_gradients[0], rtol=1e-6, atol=1e-7)
+        total = optimizer.slots.of(variable, "total")
+        for of_replica in two_replicas.experimental_local_results(total.value):
+            np.testing.assert_allclose(of_replica, by_hand.slots.of(other, "total"), rtol=1e-6, atol=1e-7)
 
 
 def test_an_optimizer_that_is_saved_between_two_updates_goes_on():
@@ -366,7 +415,7 @@ def test_a_language_model_trains_on_the_mean_of_batches(tmp_path):
     for found, expected in zip(lm.get_weights(), by_hand.get_weights(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
     loaded = keras.models.load_model(tmp_path / "lm.keras")
-    assert int(loaded.optimizer._iterations) == 3 and int(loaded.optimizer.iterations) == 1
+    assert int(loaded.optimizer.batches) == 3 and int(loaded.optimizer.iterations) == 1
     for model in (lm, loaded):
         model.set_weights(by_hand.get_weights())
     loaded.train_on_batch(text[0], text[0])

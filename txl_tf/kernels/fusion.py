@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import record
 
 # A chain over fewer elements is not compiled, because compiling takes a quarter of a second.
 FEWEST = 1 << 16
@@ -68,7 +67,8 @@ def fused(f: Callable[..., Any]) -> Callable[..., Any]:
     def call(shape: Sequence[Any], *args: Any) -> Any:
         if not pays(shape):
             return f(shape, *args)
-        with record.stop_recording():
-            return compiled(tuple(shape), *args)
+        # Else the compiled function would also return what its gradient would need.
+        args = tf.nest.map_structure(lambda x: tf.stop_gradient(x) if tf.is_tensor(x) else x, args)
+        return compiled(tuple(shape), *args)
 
     return call

@@ -32,7 +32,6 @@ def custom_gradient(f: Callable[..., tuple[Tensor, Callable[..., Any]]]) -> Call
     """
     eager: Any = tf.custom_gradient(f)
 
-    @tf.autograph.experimental.do_not_convert
     @functools.wraps(f)
     def call(*args: Any) -> Tensor:
         if tf.executing_eagerly():
@@ -68,8 +67,8 @@ def recompute(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @custom_gradient
     def call(*args: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        with record.stop_recording():
-            y = f(*args)
+        # Without a way for gradients through `f`, compiled functions in it do not return what gradients would need.
+        y = f(*map(tf.stop_gradient, args))
 
         def grad(upstream: Tensor) -> Any:
             # The second computation must wait for the backward pass. XLA ignores control dependencies, so the arguments

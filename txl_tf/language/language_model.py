@@ -31,6 +31,7 @@ from txl_tf.nn.parts import (
 )
 from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.schema import keywords_of, takes_keyword
+from txl_tf.training.distribution import of_replicas
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 from txl_tf.transformer_xl.cache import (
     cached_forward,
@@ -264,7 +265,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             return write(**arguments)
         strategy = self.distribute_strategy
         texts = strategy.run(write, kwargs=arguments)
-        return tf.nest.map_structure(lambda per_replica: strategy.experimental_local_results(per_replica)[0], texts)
+        return tf.nest.map_structure(lambda per_replica: of_replicas(per_replica)[0], texts)
 
     @compiled_method(autograph=False)
     def _uniform_draws(self, seeds: Tensor, n_tokens: Size) -> Tensor:

@@ -4,7 +4,6 @@ Shapes:
     B: batch      N: n_token, the vocabulary      E: d_model
 """
 
-import contextlib
 import functools
 import random
 from collections.abc import Callable
@@ -251,11 +250,15 @@ def uniform_draws(seeds: Tensor, first: Size, number: Size) -> Tensor:
     position = tf.repeat(tf.range(first, first + number), batch)
     keys = tf.stack([tf.tile(seeds, [number]), position], -1)
 
+    no_limit: Any = None
+
     def draw(key):
-        # XLA's Philox and TensorFlow's kernel draw different float64 numbers.
-        in_graph = not tf.executing_eagerly()
-        with tf.xla.experimental.jit_scope(compile_ops=False) if in_graph else contextlib.nullcontext():
-            return tf.random.stateless_uniform([2], key, dtype=tf.float64, alg="philox")
+        # From the same words, XLA makes other float64 numbers than TensorFlow's kernel. So this makes the kernel's: 52
+        # of the bits of two words are the digits after the point.
+        words = tf.random.stateless_uniform([2, 2], key, no_limit, no_limit, tf.int32, alg="philox")
+        high, low = tf.unstack(tf.cast(words, tf.int64), axis=1)
+        digits = (high & 0xFFFFF) * 2**32 + (low & 0xFFFFFFFF)
+        return tf.cast(digits, tf.float64) * 2.0**-52
 
     uniform = tf.map_fn(draw, keys, fn_output_signature=tf.TensorSpec([2], tf.float64))
     return tf.reshape(uniform, [number, batch, 2])

@@ -16,6 +16,7 @@ are 0 or 1. Eager calls raise an error for other numbers; graphs do not check th
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -25,9 +26,48 @@ from txl_tf.nn.base import described, shown, tensor_error
 HEADS_FIRST = [1, 0, 2, 3]  # from [batch, heads, queries, keys], the layout of callers, to that of `attend`
 
 
+class _PassedOn(keras.Layer):
+    """Base class of layers that compute nothing, but let Keras read or set the mask of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(autocast=False, name="mask")
+        self.supports_masking = True
+        self.built = True
+
+
+class _MaskOf(_PassedOn):
+    """The mask that Keras passes to the call of a layer, as the output `[mask]`."""
+
+    def call(self, x: Any, mask: Any = None) -> list[Any]:
+        return [mask]
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """`None`, because the mask itself has no mask."""
+        return None
+
+
+class _WithMask(_PassedOn):
+    """`x` of a pair `(x, mask)`, with this mask."""
+
+    def call(self, pair: tuple[Any, Any]) -> Any:
+        return pair[0]
+
+    def compute_mask(self, inputs: tuple[Any, Any], previous_mask: Any = None) -> Any:
+        return inputs[1]
+
+
+_MASK_OF = _MaskOf()
+_WITH_MASK = _WithMask()
+
+
 def mask_of(x: Any) -> Any:
     """The mask that Keras's layers pass on with a tensor, or `None`."""
-    return getattr(x, "_keras_mask", None)
+    return _MASK_OF(x)[0]
+
+
+def with_mask(x: Any, mask: Any) -> Any:
+    """A tensor with a mask that Keras's layers pass on."""
+    return _WITH_MASK((x, mask))
 
 
 def mask_of_call(x: Any, mask: Any) -> Any:

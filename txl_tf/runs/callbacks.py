@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -392,9 +392,9 @@ class Progress(Callback):
             self.pause = time.perf_counter() - self.end[1]
         seconds = self.step_seconds()
         optimizer = self.model.optimizer
-        schedule: Any = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+        schedule: Any = self.model.inner_optimizer.schedule
         logs["step"] = step
-        rate: Any = schedule(step - 1) if callable(schedule) else optimizer.learning_rate
+        rate: Any = schedule(step - 1) if schedule else optimizer.learning_rate
         logs["learning_rate"] = float(rate)
         logs["tokens_per_second"] = self.tokens_per_step / seconds
         line = [self.place(step), self.show(logs, "")]
@@ -411,36 +411,61 @@ class Progress(Callback):
         self.log(" | ".join(line))
 
 
-class StepTensorBoard(keras.callbacks.TensorBoard):
-    """TensorBoard curves over training steps instead of epochs, and `config.json` and samples as text."""
+class StepTensorBoard(Callback):
+    """TensorBoard curves over training steps, and `config.json` and samples as text.
+
+    The folders and names are those of `keras.callbacks.TensorBoard`, whose curves are over epochs.
+
+    Args:
+        log_dir: folder of the run.
+        checkpoints: the checkpoints of the run.
+    """
 
     def __init__(self, log_dir: str, checkpoints: RunCheckpoints):
-        super().__init__(log_dir, write_graph=False)
+        super().__init__()
+        self.log_dir = log_dir
         self.checkpoints = checkpoints
+        self.writers: dict[str, Any] = {}  # by folder, from the first value on
 
     def on_train_begin(self, logs: Any = None) -> None:
-        super().on_train_begin(logs)
         config = self.checkpoints.folder.read_config()
         self.log_text("config", json.dumps(config, indent=2, ensure_ascii=False), step_of(self.model))
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
-        with self.checkpoints.naming_last(), writing(self.log_dir):
-            super().on_epoch_end(step_of(self.model), logs)
+        values: dict[str, dict] = {"train": {}, "validation": {}}
+        for name, value in logs.items():
+            values["validation" if name.startswith("val_") else "train"][name.removeprefix("val_")] = value
+        with self.checkpoints.naming_last():
+            for folder, found in values.items():
+                if found:
+                    with self.writing_to(folder, step_of(self.model)):
+                        for name, value in found.items():
+                            tf.summary.scalar(f"epoch_{name}", value)
 
     def on_train_end(self, logs: Any = None) -> None:
-        super().on_train_end(logs)
-        self.set_model(self.model)  # makes new writers for the last sample, as Keras has closed the old ones
+        for writer in self.writers.values():
+            writer.close()
+        self.writers = {}  # a last sample gets a new one
 
     def log_text(self, name: str, text: str, step: int) -> None:
         """Shows a text as it is. Its lines are indented, which makes them code in TensorBoard's Markdown."""
         code = "".join(f"    {line}\n" for line in text.split("\n"))
-        with self.checkpoints.naming_last(), writing(self.log_dir), self._train_writer.as_default():
-            tf.summary.text(name, code, step)
-            self._train_writer.flush()
+        with self.checkpoints.naming_last(), self.writing_to("train", step):
+            tf.summary.text(name, code)
+
+    @contextlib.contextmanager
+    def writing_to(self, folder: str, step: int) -> Iterator[None]:
+        """In this block, summaries are written to the events in a folder, as those of a step."""
+        with writing(self.log_dir):
+            if folder not in self.writers:
+                self.writers[folder] = tf.summary.create_file_writer(os.path.join(self.log_dir, folder))
+            with self.writers[folder].as_default(step):
+                yield
+            self.writers[folder].flush()
 
 
-class StepCSVLogger(keras.callbacks.CSVLogger):
-    """Appends lines to `log.csv`. Without a validation, its columns have "NA".
+class StepCSVLogger(Callback):
+    """Appends lines to `log.csv`, in the form of `keras.callbacks.CSVLogger`. Without a value, a column has "NA".
 
     Args:
         filename: path of the file.
@@ -452,19 +477,33 @@ class StepCSVLogger(keras.callbacks.CSVLogger):
     def __init__(
         self, filename: str, metrics: Sequence[str], checkpoints: RunCheckpoints, validated: Sequence[str] = ()
     ):
-        super().__init__(filename, append=True)
+        super().__init__()
+        self.filename = filename
         self.validated = ["val_loss", *(f"val_{metric}" for metric in [*metrics, *validated])]
         self.checkpoints = checkpoints
+        self.file: Any = None
+        self.columns: list[str] = []  # known from the header, or from the first line
 
     def on_train_begin(self, logs: Any = None) -> None:
-        super().on_train_begin(logs)
-        if not self.append_header:
+        self.columns = []
+        if tf.io.gfile.exists(self.filename):
             with tf.io.gfile.GFile(self.filename) as file:
-                self.keys = next(csv.reader([file.readline()]))[1:]
+                self.columns = next(csv.reader([file.readline()]), [])
+        self.file = tf.io.gfile.GFile(self.filename, "a")
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        row = {"epoch": epoch, **dict.fromkeys(self.validated, "NA"), **logs}
         with self.checkpoints.naming_last(), writing(self.filename):
-            super().on_epoch_end(epoch, {**dict.fromkeys(self.validated, "NA"), **logs})
+            has_header = bool(self.columns)
+            self.columns = self.columns or ["epoch", *sorted(row.keys() - {"epoch"})]
+            writer = csv.DictWriter(self.file, self.columns, restval="NA", extrasaction="ignore")
+            if not has_header:
+                writer.writeheader()
+            writer.writerow(row)
+            self.file.flush()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.file.close()
 
 
 def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Sequence[str] = ()) -> None:

@@ -30,7 +30,6 @@ from txl_tf.runs.origin import Origin
 from txl_tf.runs.same_run import check_same_run
 from txl_tf.runs.setup import open_machine, worker_of
 from txl_tf.runs.weights import check_exists, load_weights
-from txl_tf.training.among_workers import check_keras
 from txl_tf.training.distribution import broadcast_from_chief, is_chief, num_workers
 from txl_tf.training.optimization import make_optimizer
 
@@ -487,10 +486,8 @@ class EpochRun(Run):
     def prepare(self) -> None:
         """Raises ParameterError for settings that fail on several devices.
 
-        These are XLA and, on the devices of one machine, several steps in a call. Several workers need a newer Keras.
+        These are XLA and, on the devices of one machine, several steps in a call.
         """
-        if num_workers(self.strategy) > 1:
-            check_keras()
         replicas = self.strategy.num_replicas_in_sync
         training = self.training
         where = f"for {self.kind} on several devices, got {replicas}"

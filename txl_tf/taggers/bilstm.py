@@ -12,6 +12,7 @@ from txl_tf.config import BiLSTMConfig
 from txl_tf.kernels.dropout import split
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, takes
+from txl_tf.nn.masks import with_mask
 from txl_tf.taggers.tener import SentenceNetwork
 
 
@@ -63,5 +64,4 @@ class BiLSTM(SentenceNetwork):
         x: Any = self.embed_tokens(inputs, split(self.key_of_call(inputs["chars"], training, dropout_key), 4))
         for layer in self.stacked:
             x = layer(x, mask=mask)
-        x._keras_mask = mask
-        return x
+        return with_mask(x, mask)

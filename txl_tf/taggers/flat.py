@@ -18,6 +18,7 @@ from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes
 from txl_tf.nn.base import check_layer
+from txl_tf.nn.masks import with_mask
 from txl_tf.nn.ops import Linear
 from txl_tf.taggers.flat_layers import FlatLayer
 from txl_tf.taggers.lattice import PositionFusion, distance_table, distinct_pairs
@@ -178,8 +179,7 @@ class Flat(SentenceNetwork):
         for i, (layer, key) in enumerate(zip(self.stacked, keys[4:], strict=True)):
             x = layer(x, fused[i % len(fused)], index, is_item, dropout_key=key)
         x = x[:, : shape_of(inputs["bigrams"])[1]]
-        x._keras_mask = self.mask_of(inputs)
-        return x
+        return with_mask(x, self.mask_of(inputs))
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.shapes_of_inputs(shapes, named)["bigrams"], self.d_model)

@@ -18,6 +18,7 @@ from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes
 from txl_tf.nn.base import Layer, as_ids, check_layer, check_tensors, shown
+from txl_tf.nn.masks import with_mask
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.nn.settings import FREE_SEED
@@ -229,8 +230,7 @@ class Tener(SentenceNetwork):
         x = self.embed(inputs, keys[:4])
         for layer, key in zip(self.stacked, keys[4:], strict=True):
             x = layer(x, mask, dropout_key=key)
-        x._keras_mask = mask
-        return x
+        return with_mask(x, mask)
 
     def attention_probs(self, inputs: Any, layer: int) -> Tensor:
         """The attention probabilities of one layer, without dropout.

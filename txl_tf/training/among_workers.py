@@ -1,8 +1,11 @@
-"""Adds to Keras's `fit` and `evaluate` what several workers need to train together, each in its own process.
+"""`fit` and `evaluate` of several workers that train together, each in its own process.
 
-    fit -> own_batches, this worker's rows of every batch -> the loop over steps -> train_step on this worker's replicas
+    fit_among_workers
+        own_batches     this worker's rows of every batch
+        fitting.fit     the loop over epochs and calls, with callbacks; training/fitting.py
+        train_step      one step on each of this worker's replicas
 
-Every worker calls the same methods with the same dataset of whole batches. A single worker uses Keras's own loop.
+Every worker calls the same methods with the same dataset of whole batches. A single worker uses Keras's own methods.
 """
 
 from __future__ import annotations
@@ -13,18 +16,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from txl_tf.environment import too_old
-from txl_tf.errors import ParameterError, UnsupportedError
-from txl_tf.training.distribution import any_worker, divided, num_workers, own_rows
+from txl_tf.errors import ParameterError
+from txl_tf.training import fitting
+from txl_tf.training.distribution import any_worker, divided, num_workers, of_replicas, own_rows
+from txl_tf.training.keras_arguments import refuse
 from txl_tf.training.trained_model import TrainedModel
 
-_OLDEST_KERAS = (3, 9)  # `fit` of earlier versions does not take the rows of a worker, a distributed dataset
-
-
-def check_keras() -> None:
-    """Raises UnsupportedError, which names the version, if this Keras cannot train such models with several workers."""
-    if problem := too_old("keras", _OLDEST_KERAS, "several workers that train a tagger or an encoder-decoder need"):
-        raise UnsupportedError("fit", keras.__version__, f"Keras {'.'.join(map(str, _OLDEST_KERAS))} or later", problem)
+_IN_DATASET = "x is a dataset that also contains it"
+_OF_ONE_WORKER = {
+    "y": _IN_DATASET,
+    "sample_weight": _IN_DATASET,
+    "batch_size": "the batches are those of the dataset",
+    "validation_batch_size": "the batches are those of the dataset",
+    "validation_split": "give validation_data, a dataset",
+}
 
 
 class AmongWorkers(TrainedModel):
@@ -32,12 +37,8 @@ class AmongWorkers(TrainedModel):
 
     The number of rows B of every batch must be a multiple of the number of replicas R. Replica r has the rows
     `[r * B / R, (r + 1) * B / R)`.
-
-    Attributes:
-        steps_left: number of remaining steps of the current evaluation.
     """
 
-    steps_left: int = 0
     _stop_agreed: bool = False
 
     @property
@@ -57,9 +58,7 @@ class AmongWorkers(TrainedModel):
 
         Raises:
             ParameterError: the argument is not a dataset with a known number of batches, or the model has no weights.
-            UnsupportedError: Keras is older than 3.9.
         """
-        check_keras()
         dataset = arguments.get(name)
         if isinstance(dataset, tf.distribute.DistributedDataset):  # the `validation_data` of `fit`
             return
@@ -77,52 +76,75 @@ class AmongWorkers(TrainedModel):
         strategy = self.distribute_strategy
         arguments[name] = divided(own_rows(dataset, strategy).repeat(), strategy)
 
-    # -------------------------------------------------------------------------------------- methods that Keras calls
+    def fit_among_workers(self, arguments: dict[str, Any]) -> keras.callbacks.History:
+        """`fit` with the `arguments` of `keras.Model.fit`."""
+        refuse("fit", arguments, _OF_ONE_WORKER)
+        self.own_batches(arguments, "x", "steps_per_epoch")
+        self.check_steps(arguments["steps_per_epoch"])
+        validation = arguments.get("validation_data")
+        if validation is not None:
+            self.own_batches(arguments, "validation_data", "validation_steps")
+            validation = arguments["validation_data"]
+        options = {"steps": arguments.get("validation_steps"), "return_dict": True}
 
-    def make_train_function(self, force: bool = False) -> None:
-        if not self.several_workers:
-            super().make_train_function(force)
-        elif self.train_function is None or force:
-            self.train_function = self._loop(self.train_step, lambda: self.steps_per_execution)
+        def validate(callbacks):
+            return self.evaluate(validation, callbacks=callbacks, **options)
 
-    def make_test_function(self, force: bool = False) -> None:
-        if not self.several_workers:
-            super().make_test_function(force)
-        elif self.test_function is None or force:
-            self.test_function = self._loop(self.test_step, self._next_steps)
+        epochs = self._epochs(arguments["x"], arguments["steps_per_epoch"])
+        step = self._call_of("train_step", lambda: self.steps_per_execution)
+        return fitting.fit(self, step, epochs, arguments, None if validation is None else validate)
 
-    def _next_steps(self) -> int:
-        """The number of steps in the next call of an evaluation."""
-        steps = min(self.steps_per_execution, self.steps_left)
-        self.steps_left -= steps
-        return steps
+    def evaluate_among_workers(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The logs of `evaluate` with the `arguments` of `keras.Model.evaluate`."""
+        refuse("evaluate", arguments, _OF_ONE_WORKER)
+        self.own_batches(arguments, "x", "steps")
+        left = arguments["steps"]
 
-    def _loop(self, step: Callable, next_steps: Callable[[], int]) -> Callable:
-        """Makes the function that Keras calls for the next steps, with an iterator of distributed batches."""
+        def next_steps():
+            nonlocal left
+            steps = min(self.steps_per_execution, left)
+            left -= steps
+            return steps
+
+        epochs = self._epochs(arguments["x"], arguments["steps"])
+        return fitting.evaluate(self, self._call_of("test_step", next_steps), epochs, arguments)
+
+    def _epochs(self, dataset: Any, steps: int) -> fitting.Epochs:
+        return fitting.Epochs(dataset, tf.data.INFINITE_CARDINALITY, steps, self.steps_per_execution)
+
+    def _call_of(self, name: str, next_steps: Callable[[], int]) -> fitting.Step:
+        """Makes the function of the next `next_steps()` steps, from an iterator of distributed batches."""
         strategy = self.distribute_strategy
 
-        def one_step(iterator):
-            logs = strategy.run(tf.autograph.experimental.do_not_convert(step), args=(next(iterator),))
-            return {name: strategy.experimental_local_results(value)[0] for name, value in logs.items()}
-
-        if not self.run_eagerly:
-            one_step = tf.function(one_step)
-
-        def function(iterator):
-            if not isinstance(iterator, tf.distribute.DistributedIterator):  # train_on_batch or test_on_batch
-                message = "several workers train together by fit and evaluate, with a tf.data.Dataset"
-                raise ParameterError("x", iterator, "a tf.data.Dataset, given to fit or evaluate", message)
+        def call(iterator):
             self._stop_agreed = any_worker(strategy, self.stop_requested)
             logs = {}
-            # A Python loop: in one graph, the sums over workers would need the same shapes in every step. But, for
-            # example, the gradient of an embedding has a row for every token of the batch.
-            for _ in range(next_steps()):
-                logs = one_step(iterator)
+            for _ in range(next_steps()):  # not one graph: sums over workers may differ in shape
+                logs = self._step_of_workers(name)(iterator)
             return logs
 
-        return function
+        return call
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Keras's method, which is not called for several workers: it fails there, and their models are built."""
-        if not self.several_workers:
-            super()._maybe_symbolic_build(iterator, data_batch)
+    def _step_of_workers(self, name: str) -> Callable[[Any], dict[str, Any]]:
+        """A step on this worker's replicas as a function of an iterator of distributed batches. It is compiled once."""
+        steps = self.__dict__.setdefault("_graphs", {})  # those that `Settings.drop_graphs` drops
+        if name not in steps:
+            strategy = self.distribute_strategy
+
+            def one_step(iterator):
+                logs = strategy.run(getattr(self, name), args=(iterator.get_next(),))
+                return {name: of_replicas(value)[0] for name, value in logs.items()}
+
+            steps[name] = one_step if self.run_eagerly else tf.function(one_step, autograph=False)
+        return steps[name]
+
+    def drop_steps_of_workers(self, *names: str) -> None:
+        """Drops compiled steps, so that they are compiled again."""
+        for name in names:
+            self.__dict__.get("_graphs", {}).pop(name, None)
+
+    def refuse_batch_of_workers(self, method: str) -> None:
+        """Raises ParameterError if several workers call a method for one batch."""
+        if self.several_workers:
+            message = f"several workers train together by fit and evaluate, with a tf.data.Dataset, not by {method}"
+            raise ParameterError("x", method, "a tf.data.Dataset, given to fit or evaluate", message)

@@ -9,9 +9,10 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import AUTO, PRECISIONS, STRATEGIES, at_least, one_of
@@ -217,10 +218,7 @@ def _tpu_strategy(
             raise ParameterError("tpu", tpu, allowed, f"tpu must be {allowed}, got {named(tpu)}")
         check_listens(address, f"the TPU {named(tpu)}")
     try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu, zone=tpu_zone, project=gcp_project)
-        if tpu != "local":
-            tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu, tpu_zone, gcp_project)
     except Exception as error:  # of the name service, of the network or of TensorFlow: hardly two alike
         where = "".join(f", {key} {value}" for key, value in (("zone", tpu_zone), ("project", gcp_project)) if value)
         what = (str(error) or type(error).__name__).splitlines()[0].partition(" with these attrs")[0]
@@ -233,6 +231,12 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return max(len(_workers(required=False)), 1)
     return 1
+
+
+def is_default(strategy: tf.distribute.Strategy) -> bool:
+    """Whether it is the strategy of a program that has not chosen any."""
+    with strategy.scope():
+        return not tf.distribute.has_strategy()
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
@@ -262,8 +266,20 @@ def any_worker(strategy: tf.distribute.Strategy, flag: bool) -> bool:
 def all_rows(strategy: tf.distribute.Strategy, tensors: list) -> list[tf.Tensor]:
     """Concatenates every replica's share of the rows of `tensors`, in order. All workers must call it."""
     if num_workers(strategy) == 1:
-        return [tf.concat(strategy.experimental_local_results(tensor), 0) for tensor in tensors]
+        return [tf.concat(of_replicas(tensor), 0) for tensor in tensors]
     return _gather_function(strategy)(tensors)
+
+
+def of_replicas(value: Any) -> list[Any]:
+    """The tensors of a value on the replicas of this worker; a list of the value itself if they share it."""
+    return tf.nest.flatten(value, expand_composites=True)
+
+
+def to_replicas(strategy: tf.distribute.Strategy, shares: Sequence[Any], dtype: Any) -> Any:
+    """A value that is `shares[r]` on replica r, on its device. All shares have one shape. All workers must call it."""
+    if strategy.num_replicas_in_sync == 1:
+        return tf.cast(shares[0], dtype)
+    return _share_function(strategy)(tf.cast(np.stack(shares), dtype))
 
 
 def sum_over_replicas(tensors: Any) -> Any:
@@ -271,9 +287,8 @@ def sum_over_replicas(tensors: Any) -> Any:
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return tensors
-    if tf.__internal__.distribute.strategy_supports_no_merge_call():
-        return context.all_reduce("SUM", tensors)
-    # `all_reduce` without its `tf.custom_gradient`, which would keep the graph in memory for ever: see gradients.py.
+    # `context.all_reduce` without its `tf.custom_gradient`, which would keep the graph in memory for ever: see
+    # `kernels/gradients.py`.
     flat = tf.nest.flatten(tensors)
     sums = context.merge_call(
         lambda strategy, *flat: strategy.extended.batch_reduce_to("SUM", [(x, x) for x in flat]), flat
@@ -297,6 +312,14 @@ def _once_per_strategy(make: Any) -> Callable:
 @_once_per_strategy
 def _gather_function(strategy: Any) -> Callable:
     return tf.function(lambda tensors: [strategy.gather(tensor, 0) for tensor in tensors])
+
+
+@_once_per_strategy
+def _share_function(strategy: Any) -> Callable:
+    def share(shares):
+        return shares[tf.distribute.get_replica_context().replica_id_in_sync_group]
+
+    return tf.function(lambda shares: strategy.run(share, args=(shares,)), reduce_retracing=True)
 
 
 def _sum_over_workers(strategy: Any, number: int) -> int:
@@ -357,16 +380,17 @@ def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     """
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
-    def split(x):
-        return tf.stack(tf.split(x, replicas))
+    def of_batch(*batch):
+        """The shares of a batch. (`unbatch` crashes for tensors without elements, such as weights `[B, 0]`.)"""
+        shares = tf.nest.map_structure(lambda x: tf.stack(tf.split(x, replicas)), batch)
+        return tf.data.Dataset.range(replicas).map(lambda i: tf.nest.map_structure(lambda x: x[i], shares))
 
     def shares_of(context):
         shares = dataset
         if replicas > 1:
-            shares = shares.map(lambda *batch: tf.nest.map_structure(split, batch)).unbatch()
+            shares = shares.flat_map(of_batch)
             if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-                # Without a known cardinality, every step would ask all workers whether the data has ended.
-                shares = shares.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+                shares = shares.repeat()  # says that it is infinite; else every step asks whether the data has ended
         return prefetched(shares)
 
     return strategy.distribute_datasets_from_function(shares_of)

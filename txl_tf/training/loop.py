@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.fusion import fusing
-from txl_tf.training.distribution import any_worker
+from txl_tf.training.distribution import any_worker, of_replicas
 from txl_tf.training.keras_arguments import METRICS, is_own
 
 NO_TOTALS = np.zeros(5)  # sums over an epoch: nll, weights of tokens, tokens left out, gradient norm, steps
@@ -77,7 +77,7 @@ def metrics_of(nll: tf.Tensor, log_names: tuple[str, ...]) -> dict[str, tf.Tenso
 
 
 def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callable:
-    """Makes the function that Keras calls for the next `steps_per_execution` steps.
+    """Makes the function that `fit` and `evaluate` call for the next `steps_per_execution` steps.
 
         replica_step        one step of one replica, on its share of the rows
         one_step            one step of all replicas, and the sums of the logs: a graph
@@ -98,7 +98,6 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
     known = {"loss", "tokens", "overflow", "grad_norm", *log_names}
 
     def one_step(shape, data, mems, totals):
-        @tf.autograph.experimental.do_not_convert
         def replica_step(data, mems):
             for x in data:
                 x.set_shape(shape)  # because tf.distribute loses it
@@ -107,7 +106,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
                 return step(data, mems)
 
         logs, mems = strategy.run(replica_step, args=(data, mems))
-        local_results = {name: strategy.experimental_local_results(value) for name, value in logs.items()}
+        local_results = {name: of_replicas(value) for name, value in logs.items()}
         own_logs = {
             name: tf.reduce_mean(tf.stack(values), 0) for name, values in local_results.items() if name not in known
         }
@@ -119,14 +118,13 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         return {**{name: tf.cast(logs[name], zero.dtype) for name in log_names}, **own_logs}, mems, totals
 
     def several_steps(n, shape, iterator, mems, totals):
-        logs = dict.fromkeys(log_names, zero)
-        for _ in tf.range(n):
-            # An evaluation overwrites its memory: no step may begin before the previous one has read it.
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-            logs, mems, totals = only(log_names, *one_step(shape, next(iterator), mems, totals))
-        return logs, mems, totals
+        def body(i, _, mems, totals):
+            return [i + 1, *only(log_names, *one_step(shape, iterator.get_next(), mems, totals))]
 
-    @tf.autograph.experimental.do_not_convert
+        # An evaluation overwrites its memory: no step may begin before the previous one has read it.
+        values = [tf.constant(0), dict.fromkeys(log_names, zero), mems, totals]
+        return tf.while_loop(lambda i, *_: i < n, body, values, parallel_iterations=1)[1:]
+
     def only(names, logs, mems, totals):
         more = sorted(logs.keys() - {*names})
         if more:
@@ -135,8 +133,9 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         return logs, mems, totals
 
     if not model.run_eagerly:
-        one_step = tf.function(one_step, reduce_retracing=True)
-        several_steps = tf.function(several_steps, reduce_retracing=True)
+        # The step of a replica is traced as it stands, so without AutoGraph.
+        one_step = tf.function(one_step, reduce_retracing=True, autograph=False)
+        several_steps = tf.function(several_steps, reduce_retracing=True, autograph=False)
 
     def function(iterator):
         stop = any_worker(strategy, model.stop_requested)
@@ -158,7 +157,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
                 data = next(iterator, None)
                 if data is None:
                     break
-                rows_of_batch, length, data = described(strategy, data)
+                rows_of_batch, length, data = described(data)
                 known_rows = rows_of_batch if model.static_shapes or rows_of_batch == rows else None
                 run = functools.partial(one_step, (known_rows, tgt_len if length == tgt_len else None), data)
             with model.stepping:
@@ -172,9 +171,9 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
     return function
 
 
-def described(strategy: tf.distribute.Strategy, data: tuple) -> tuple[int, int, tuple]:
+def described(data: tuple) -> tuple[int, int, tuple]:
     """`(rows, length, data)` of a batch: the shape of a replica's share, and the batch. Weights without columns, which
     mean that all labels count, are left out; see `checked_batches.py`.
     """
-    shapes = [strategy.experimental_local_results(x)[0].shape for x in data]
+    shapes = [of_replicas(x)[0].shape for x in data]
     return *shapes[0], data if len(data) < 3 or shapes[2][1] else data[:2]

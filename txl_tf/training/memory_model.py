@@ -1,12 +1,17 @@
-"""Keras's `compile`, `fit` and `evaluate` for a model with memory, on one device and on many.
+"""`compile`, `fit` and `evaluate` of Keras for a model with memory, on one device and on many.
 
-    fit -> the loop over steps, training/loop.py -> one step, training/segment_step.py -> segment_nll of the subclass
+    fit                 checks the arguments, and starts the memory
+        fitting.fit     the loop over epochs and calls of the graph, with callbacks; training/fitting.py
+        make_loop       the steps of one call, on all replicas; training/loop.py
+        train_step      one step on one replica; training/segment_step.py
+        segment_nll     a method of the subclass
 
-This file is the adapter to Keras. It checks arguments, and it starts, carries and saves the memory. The replicas divide
-the rows in order: replica r of R has the rows `[r * B / R, (r + 1) * B / R)` of every batch, and their memory.
+The replicas divide the rows in order: replica r of R has the rows `[r * B / R, (r + 1) * B / R)` of every batch, and
+their memory.
 """
 
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -25,8 +30,17 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.adaptive import check_capacities
 from txl_tf.nn.checkpointed import Checkpointed
-from txl_tf.schema import known_names
-from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
+from txl_tf.schema import check_names, keywords_of, known_names
+from txl_tf.training import fitting
+from txl_tf.training.distribution import (
+    all_rows,
+    divided,
+    is_default,
+    num_workers,
+    own_rows,
+    rows_of_this_worker,
+    to_replicas,
+)
 from txl_tf.training.keras_arguments import (
     HOOKS_OF_MEMORY_MODEL,
     IN_ORDER,
@@ -69,7 +83,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     static_shapes: bool = False
     bin_capacities: list[int] | None = None
     _metric_names: tuple[str, ...] = ()
-    _validation_batches: Batches | None = None
+    _validation: tuple[Any, Any] = (None, None)  # the `validation_data` of `fit`, as it was given and as `Batches`
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -193,7 +207,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             tf.errors.InvalidArgumentError: an id is outside the vocabulary, a weight is negative or not finite, or a
                 batch has another number of rows than the first.
         """
-        self._assert_compile_called("fit")
+        self.check_compiled("fit")
         kwargs = {"steps_per_epoch": None, **by_name(super().fit, x, *args, **kwargs)}
         with self._turns["training"]("fit"), plain_messages(), self._run("fit"):
             batches = self._prepare(kwargs.pop("x", None), allow_shuffled=allow_shuffled)
@@ -202,15 +216,22 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             self._ready_to_train("fit")
             start = functools.partial(self._on_replicas, self.initial_mems)
             self.loop = LoopState(self._log_names(), batches, start(batches.rows), start)
-            if batches.repeated:
-                kwargs["steps_per_epoch"] = kwargs["steps_per_epoch"] or batches.count
-            if kwargs.get("validation_data") is not None:
-                validation = self._prepare(kwargs["validation_data"], True, "validation_data", allow_shuffled)
-                self._validation_batches = validation
-                kwargs["validation_data"] = validation.dataset
-                if validation.repeated:
-                    kwargs["validation_steps"] = kwargs.get("validation_steps") or validation.count
-            return super().fit(batches.dataset, **{**kwargs, "shuffle": False})
+            epochs = self._epochs(batches, kwargs["steps_per_epoch"])
+            validation = kwargs.get("validation_data")
+            if validation is not None:
+                prepared = self._prepare(validation, True, "validation_data", allow_shuffled)
+                self._validation = (validation, prepared)
+            options = {"steps": kwargs.get("validation_steps"), "allow_shuffled": allow_shuffled, "return_dict": True}
+
+            def validate(callbacks):
+                return self.evaluate(validation, callbacks=callbacks, **options)
+
+            self.make_train_function()
+            step = self._by_name("train_function")
+            try:
+                return fitting.fit(self, step, epochs, kwargs, None if validation is None else validate)
+            finally:
+                self._validation = (None, None)
 
     def evaluate(self, x: Tensor | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any) -> Any:
         """The mean nll of a text in nats per token. The memory starts from zeros and is carried from batch to batch.
@@ -226,24 +247,38 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             is the mean over all tokens. With metrics, a list of the loss and the metrics. With `return_dict=True`, a
             dictionary of them.
         """
-        self._assert_compile_called("evaluate")
+        self.check_compiled("evaluate")
         kwargs = by_name(super().evaluate, x, *args, **kwargs)
+        check_names("evaluate", kwargs, keywords_of(super().evaluate))  # private ones of Keras, too
         x = kwargs.pop("x", None)
         return_dict = kwargs.pop("return_dict", False)
-        if kwargs.get("_use_cached_eval_dataset"):  # the validation_data of `fit`
-            batches: Any = self._validation_batches
+        refuse("evaluate", kwargs)
+        self._check_hooks()
+        given, prepared = self._validation
+        if x is given and prepared is not None:
+            batches: Any = dataclasses.replace(prepared)  # a copy, which counts its own batches
         else:
-            self._check_hooks()
             batches = self._prepare(x, evaluation=True, allow_shuffled=allow_shuffled)
-            refuse("evaluate", kwargs)
-            if batches.repeated:
-                kwargs["steps"] = kwargs.get("steps") or batches.count
         state = LoopState(tuple(self.metrics_names), batches, start=self._start_evaluation(batches))
         # A user's metrics are shared with `fit`, because they are not part of the loop's state.
         turn = self._turns["training"]("evaluate") if self.own_metrics else contextlib.nullcontext()
         with turn, self.running(state), plain_messages(), self._run("evaluate"):
-            logs = super().evaluate(batches.dataset, return_dict=True, **kwargs)
+            self.make_test_function()
+            epochs = self._epochs(batches, kwargs.get("steps"))
+            logs = fitting.evaluate(self, self._by_name("test_function"), epochs, kwargs)
         return self._result(logs, return_dict)
+
+    def _epochs(self, batches: Batches, steps: int | None) -> fitting.Epochs:
+        """The calls of an epoch of `steps` steps, or of one over all batches."""
+        count = batches.count
+        if batches.repeated:  # the dataset itself has no end
+            steps = steps or count
+            count = tf.data.INFINITE_CARDINALITY
+        return fitting.Epochs(batches.dataset, count, steps, self.steps_per_execution)
+
+    def _by_name(self, function: str) -> Callable[[Any], dict[str, Any]]:
+        """Calls the current value of an attribute: a callback may have the function made again."""
+        return lambda iterator: getattr(self, function)(iterator)
 
     def _start_evaluation(self, batches: Any) -> Callable[[int], Any]:
         """A function of a number of rows that returns the first memory of an evaluation.
@@ -276,7 +311,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         results = [value for name, value in logs.items() if name not in ("grad_norm", "overflow")]
         return results if len(results) > 1 else results[0]
 
-    # ------------------------------------------------------------------------------------- what Keras calls, and when
+    # ------------------------------------------------------------------------------------- what the loops call
 
     def make_train_function(self, force: bool = False) -> None:
         force = self.hooks_changed("train_function", "train_step", "segment_nll", "call") or force
@@ -317,9 +352,6 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
     def get_metrics_result(self) -> dict[str, Any]:
         return {**self.loop.logs(), **self.results_of_own_metrics()}
-
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Disabled, because the model is built. Keras's version consumes a batch and fails with several workers."""
 
     # ---------------------------------------------------------------------------------------- before the first step
 
@@ -368,6 +400,8 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             rows = batches.rows
             self._check_rows(rows, parts)
         if num_workers(strategy) == 1:
+            if not is_default(strategy):
+                batches.dataset = divided(batches.dataset, strategy)
             return batches
         if batches.count == tf.data.UNKNOWN_CARDINALITY:
             allowed = "of a known number of batches where several workers train together"
@@ -412,10 +446,6 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             raise ParameterError("mems", mems, allowed, f"mems must be {allowed}, got {list(mems.shape)}")
         shares = np.split(mems, self.distribute_strategy.num_replicas_in_sync, axis=1)
         layers = range(len(mems))
-        self.loop.mems = [self._to_replicas([share[i] for share in shares], self.compute_dtype) for i in layers]
-
-    def _to_replicas(self, arrays: Any, dtype: str) -> Any:
-        """A value that is `arrays[r]` on replica r, on the device of the replica."""
-        return self.distribute_strategy.experimental_distribute_values_from_function(
-            lambda context: tf.cast(arrays[context.replica_id_in_sync_group], dtype)
-        )
+        self.loop.mems = [
+            to_replicas(self.distribute_strategy, [share[i] for share in shares], self.compute_dtype) for i in layers
+        ]

@@ -1,7 +1,9 @@
 """The optimizer of the original: Adam with clipping after averaging over replicas, warm-up and cosine decay."""
 
 import functools
-from collections.abc import Iterable, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -28,6 +30,40 @@ else:
     MixedIntoOptimizer = object
 
 
+class Slots:
+    """The variables of an optimizer for each weight.
+
+    Args:
+        weights: the Keras variables that the optimizer updates.
+    """
+
+    def __init__(self, weights: Iterable[keras.Variable]) -> None:
+        self.weights = list(weights)
+        self._weights = {id(x): weight for weight in self.weights for x in (weight, weight.value)}
+        self._variables: dict[tuple[int, str | None], Any] = {}
+
+    def __contains__(self, weight: Any) -> bool:
+        return id(weight) in self._weights
+
+    def add(self, weight: keras.Variable, name: str | None, variable: Any) -> None:
+        """Adds a variable under the name that was given to `add_variable_from_reference`."""
+        self._variables[id(weight), name] = variable
+
+    def of(self, weight: Any, name: str) -> Any:
+        """The variable for a weight: "momentum", "velocity", "average" or "total", the sum of gradients.
+
+        Args:
+            weight: a Keras variable or its TensorFlow variable; in `update_step`, the latter on one replica.
+            name: see `add`.
+        """
+        key = id(weight)
+        if key not in self._weights:  # on one of several replicas: the variable of a weight there has the same handle
+            key = id(weight.handle)
+            if key not in self._weights:
+                self._weights.update({id(other.value.handle): other for other in self.weights})
+        return self._variables[id(self._weights[key]), name]
+
+
 class ClipAfterAverage(MixedIntoOptimizer):
     """Mixin for Keras optimizers that clips the sum of the gradients over all replicas, by value or by global norm.
 
@@ -36,50 +72,66 @@ class ClipAfterAverage(MixedIntoOptimizer):
 
     With `gradient_accumulation_steps=n`, every n-th batch updates the weights with the mean of the gradients of n
     batches. The mean is clipped. `iterations`, schedules and the moving average count updates. Each batch sums its
-    gradients over the replicas, so that a checkpoint between two updates contains all of them.
+    gradients over the replicas, so that a checkpoint between two updates contains all of them. (Keras's own
+    accumulation sums them over the replicas only in the update, so it stays off.)
 
     Args:
         clip: the largest global norm; `None` for no limit.
         clip_value: the largest absolute value, applied before `clip`; `None` for no limit.
+        gradient_accumulation_steps: number of batches for an update; `None` for 1.
         *args, **kwargs: arguments of the Keras optimizer.
 
     Attributes:
+        batches_per_update: number of batches for an update.
+        batches: int variable, the number of batches so far; `None` if each of them is an update.
         gradient_norm: the global norm of the last update before clipping.
+        schedule: the learning rate as a function of the number of updates; `None` if it is a number.
     """
 
-    # Attributes of Keras's optimizers whose own type hints are missing or wrong.
-    _iterations: Any
-    _learning_rate: Any
-    _accumulated_gradients: Any
-    _model_variables_moving_average: Any
+    batches: Any = None
     gradient_norm: Any
+    slots: Slots
+    not_decayed: tuple[frozenset[int], tuple[str, ...]] = (frozenset(), ())  # ids and names of weights
 
-    def __init__(self, *args: Any, clip: float | None = None, clip_value: float | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        clip: float | None = None,
+        clip_value: float | None = None,
+        gradient_accumulation_steps: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         for name, value in (("clip", clip), ("clip_value", clip_value)):
             if value is not None and not (is_number(value) and value > 0):
                 raise ParameterError(name, value, "positive, or None for no clipping")
+        if gradient_accumulation_steps is not None:
+            at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
+        for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+            if kwargs.get(name) is not None:
+                raise ParameterError(name, kwargs[name], "left out: use clip or clip_value")
         super().__init__(*args, **kwargs)
-        self.batches_per_update = self.gradient_accumulation_steps or 1
+        self.batches_per_update = gradient_accumulation_steps or 1
         self.clip = clip
         self.clip_value = clip_value
-
-    @property
-    def iterations(self) -> Any:
-        """The number of updates so far."""
-        return self._iterations if self.batches_per_update == 1 else self._iterations // self.batches_per_update
+        self._note_schedule(args[0] if args else kwargs.get("learning_rate"))
 
     @property
     def learning_rate(self) -> Any:
-        """The rate of the next update. Keras's own property would call a schedule with the number of the batch."""
-        rate = self._learning_rate
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            return rate(self.iterations)
+        """The rate of the next update."""
         return super().learning_rate
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
-        keras_property: Any = keras.optimizers.Optimizer.learning_rate
-        keras_property.fset(self, rate)
+        of_keras: Any = keras.optimizers.Optimizer.learning_rate
+        of_keras.fset(self, rate)
+        self._note_schedule(rate)
+
+    def _note_schedule(self, rate: Any) -> None:
+        if isinstance(rate, dict):  # of a configuration
+            rate = keras.optimizers.schedules.deserialize(rate)
+        self.schedule = rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+
+    # ---------------------------------------------------------------------------------------------------- variables
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
@@ -88,8 +140,19 @@ class ClipAfterAverage(MixedIntoOptimizer):
         self.gradient_norm = self.add_variable(
             shape=(), dtype=dtype, name="gradient_norm", aggregation="only_first_replica"
         )
+        self.slots = Slots(variables)
+        if self.batches_per_update > 1:
+            self.batches = self.add_variable(shape=(), dtype="int64", name="batches", aggregation="only_first_replica")
+            for variable in variables:
+                self.add_variable_from_reference(variable, name="total")
         super().build(variables)
         self.start_average(variables)
+
+    def add_variable_from_reference(self, reference_variable: Any, name: str | None = None, *args, **kwargs) -> Any:
+        """Keras's method, which makes a variable of the optimizer for a weight. `slots` finds it again."""
+        variable: Any = super().add_variable_from_reference(reference_variable, name, *args, **kwargs)
+        self.slots.add(reference_variable, name, variable)
+        return variable
 
     def start_average(self, variables: Iterable[keras.Variable]) -> None:
         """Starts the moving average, if there is one, with these weights.
@@ -97,27 +160,30 @@ class ClipAfterAverage(MixedIntoOptimizer):
         Keras starts it with the first step, but not if loss scaling skips that step.
         """
         if self.use_ema:
-            for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
-                average.assign(variable)
+            for variable in variables:
+                self.slots.of(variable, "average").assign(variable)
+
+    # ------------------------------------------------------------------------------------------------------- updates
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Keras's method. It counts every batch. Before Keras 3.10, Keras itself would count the updates alone."""
-        if self.batches_per_update == 1 or not len(grads):
-            super().apply(grads, trainable_variables)
-            return
-        batches = tf.identity(self._iterations.value)
-        super().apply(grads, trainable_variables)
-        self._iterations.assign(batches + 1)
+        """Updates the weights with the gradients of this replica, or stores the sums of gradients.
 
-    def _backend_apply_gradients(self, grads, trainable_variables) -> None:
-        """Keras's method: updates the weights or, between two updates, only adds the gradients to the sums."""
-        if self.batches_per_update == 1:
-            super()._backend_apply_gradients(grads, trainable_variables)
+        It takes the place of Keras's method, which would clip before the sum over the replicas. `update_step` is that
+        of Keras or of a subclass.
+        """
+        if not len(grads):
             return
-        totals = [self._accumulated_gradients[self._get_variable_index(x)] for x in trainable_variables]
-        grads = [tf.convert_to_tensor(grad) for grad in grads]  # sparse ones, too
+        if not self.built:
+            self.build(list(trainable_variables))
+        grads, weights = self._checked(
+            grads, self.slots.weights if trainable_variables is None else trainable_variables
+        )
         if not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
+        if self.batches is None:
+            self._update(weights, grads)
+            return
+        totals = [self.slots.of(weight, "total") for weight in weights]
         sums = [tf.cast(grad, total.dtype) + total for grad, total in zip(grads, totals, strict=True)]
 
         def keep_or_update(strategy, sums, on_replicas=None):
@@ -133,31 +199,65 @@ class ClipAfterAverage(MixedIntoOptimizer):
             on_replicas = on_replicas or (
                 lambda function: strategy.extended.call_for_each_replica(function, args=(sums,))
             )
-            is_update = (self._iterations + 1) % self.batches_per_update == 0
-            update = functools.partial(self._update_with_sums, trainable_variables, totals)
+            is_update = (self.batches + 1) % self.batches_per_update == 0
+            update = functools.partial(self._update_with_sums, weights, totals)
             keep = functools.partial(_assign_all, totals)
             keras.ops.cond(is_update, lambda: on_replicas(update), lambda: on_replicas(keep))
 
-        if _is_together():
+        if tf.distribute.in_cross_replica_context():
             keep_or_update(tf.distribute.get_strategy(), sums, on_replicas=lambda function: function(sums))
         else:
             tf.distribute.get_replica_context().merge_call(keep_or_update, args=(sums,))
+        self.batches.assign_add(1)
 
-    def _update_with_sums(self, variables, totals, sums) -> None:
+    def _checked(self, grads: Any, weights: Any) -> tuple[list[Any], list[Any]]:
+        """Gradients as dense tensors, without the loss scale, and their weights. Weights without a gradient are left
+        out, with a warning.
+        """
+        missing = [weight.path for grad, weight in zip(grads, weights, strict=True) if grad is None]
+        pairs = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
+        unknown = [weight.path for _, weight in pairs if weight not in self.slots]
+        if unknown or not pairs:
+            allowed = "with a gradient, and among the weights that the optimizer was built for"
+            raise ParameterError("trainable_variables", unknown or missing, allowed)
+        if missing:
+            warnings.warn(f"Gradients do not exist for variables {missing} when minimizing the loss.", stacklevel=3)
+        dense = [tf.convert_to_tensor(grad) for grad, _ in pairs]  # rows of a sparse gradient may repeat
+        if self.loss_scale_factor:
+            dense = [grad / self.loss_scale_factor for grad in dense]
+        return dense, [weight for _, weight in pairs]
+
+    def _update_with_sums(self, weights, totals, sums) -> None:
         """Updates the weights once with the mean gradient. `sums` are sums over replicas and batches."""
-        self.gradient_accumulation_steps = None  # so that Keras updates the weights in this call
-        try:
-            super()._backend_apply_gradients([total / self.batches_per_update for total in sums], variables)
-        finally:
-            self.gradient_accumulation_steps = self.batches_per_update
+        self._update(weights, [total / self.batches_per_update for total in sums])
         _assign_all(totals, [tf.zeros_like(total) for total in sums])
 
-    def _all_reduce_sum_gradients(self, grads_and_vars) -> list[tuple[Any, Any]]:
-        """Keras's method: sums the gradients over the replicas. Also stores their norm and clips them."""
-        grads, variables = zip(*grads_and_vars, strict=True)
-        if self.batches_per_update == 1 and not tf.distribute.in_cross_replica_context():
-            grads = sum_over_replicas(grads)
-        grads = [tf.convert_to_tensor(grad) for grad in grads]  # dense, because rows of a sparse gradient may repeat
+    def _update(self, weights: Sequence[Any], grads: Sequence[Any]) -> None:
+        """Updates weights once, and what depends on them. The gradients are the same on every replica."""
+        rate = tf.convert_to_tensor(self.learning_rate)
+
+        def update(strategy, grads):
+            for weight, grad in zip(weights, grads, strict=True):
+                update_weight = functools.partial(self._update_weight, self._decays(weight))
+                strategy.extended.update(weight.value, update_weight, args=(grad, rate), group=False)
+
+        _on_all_replicas(update, self._clipped(grads))
+        if self.use_ema:
+            self._move_averages()
+        for weight in weights:
+            if weight.constraint is not None:
+                weight.assign(weight.constraint(weight))
+        iterations: Any = self.iterations
+        iterations.assign_add(1)
+
+    def _update_weight(self, decays: bool, weight: tf.Variable, grad: Any, rate: Any) -> None:
+        """Updates a weight on one replica."""
+        if decays:
+            weight.assign_sub(weight * tf.cast(self.weight_decay, weight.dtype) * tf.cast(rate, weight.dtype))
+        self.update_step(grad, weight, rate)
+
+    def _clipped(self, grads: Sequence[Any]) -> Sequence[Any]:
+        """The gradients after clipping. `gradient_norm` becomes their norm before."""
         if len({grad.dtype for grad in grads}) > 1:  # for example, a float64 network in a float32 model
             grads = [tf.cast(grad, wide_dtype(*grads)) for grad in grads]
         norm = tf.linalg.global_norm(grads)
@@ -167,15 +267,54 @@ class ClipAfterAverage(MixedIntoOptimizer):
         if self.clip is not None:
             norm = norm if self.clip_value is None else tf.linalg.global_norm(grads)
             grads, _ = tf.clip_by_global_norm(grads, self.clip, use_norm=norm)
-        return list(zip(grads, variables, strict=True))
+        return grads
+
+    def _move_averages(self) -> None:
+        """Moves the averages towards the weights. The first update sets them to the weights."""
+        iterations: Any = self.iterations
+        for weight in self.slots.weights:
+            average = self.slots.of(weight, "average")
+            kept = tf.cast(iterations != 0, weight.dtype) * scalar(self.ema_momentum, weight.dtype)
+            average.assign(kept * average + (1 - kept) * weight)
+        if self.ema_overwrite_frequency:
+            is_due = (iterations + 1) % self.ema_overwrite_frequency == 0
+            keras.ops.cond(is_due, lambda: self.finalize_variable_values(self.slots.weights), lambda: None)
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """See Keras."""
+        super().exclude_from_weight_decay(var_list, var_names)
+        self.not_decayed = frozenset(map(id, var_list or ())), tuple(var_names or ())
+
+    def _decays(self, weight: keras.Variable) -> bool:
+        """Whether weight decay applies to a weight."""
+        ids, names = self.not_decayed
+        excluded = id(weight) in ids or any(re.search(name, weight.name) for name in names)
+        return self.weight_decay is not None and not excluded
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "clip": self.clip, "clip_value": self.clip_value}
+        return {
+            **super().get_config(),
+            "clip": self.clip,
+            "clip_value": self.clip_value,
+            "gradient_accumulation_steps": self.batches_per_update if self.batches_per_update > 1 else None,
+        }
 
 
-def _is_together() -> bool:
-    """Whether this context can change the variables of all replicas without a merge call."""
-    return tf.distribute.in_cross_replica_context() or tf.__internal__.distribute.strategy_supports_no_merge_call()
+def count_of_batches(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The variable in which an optimizer counts batches. `iterations` counts updates, of one or more batches each."""
+    own = getattr(optimizer, "batches", None)
+    if own is not None:
+        return own
+    of_keras = (variable for variable in optimizer.variables if variable.name == "iteration")
+    return next(of_keras, optimizer.iterations)
+
+
+def _on_all_replicas(function: Callable[..., None], values: Any) -> None:
+    """Calls `function(strategy, values)` in the cross-replica context, where it can update the variables of all."""
+    if tf.distribute.in_cross_replica_context():
+        function(tf.distribute.get_strategy(), values)
+    else:
+        tf.distribute.get_replica_context().merge_call(function, args=(values,))
 
 
 def _assign_all(variables, values) -> None:
@@ -185,10 +324,7 @@ def _assign_all(variables, values) -> None:
         for variable, value in zip(variables, values, strict=True):
             strategy.extended.update(variable.value, lambda x, new: x.assign(new), args=(value,), group=False)
 
-    if _is_together():
-        assign(tf.distribute.get_strategy(), values)
-    else:
-        tf.distribute.get_replica_context().merge_call(assign, args=(values,))
+    _on_all_replicas(assign, values)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -200,12 +336,12 @@ class Adam(ClipAfterAverage, keras.optimizers.Adam):
         if self.amsgrad:
             return super().update_step(gradient, variable, learning_rate)
         dtype = variable.dtype
-        step = self.iterations + 1
-        index = self._get_variable_index(variable)
+        iterations: Any = self.iterations
+        step: Any = tf.convert_to_tensor(iterations) + 1
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=self._momentums[index].value.handle,
-            v=self._velocities[index].value.handle,
+            m=self.slots.of(variable, "momentum").value.handle,
+            v=self.slots.of(variable, "velocity").value.handle,
             beta1_power=scalar(self.beta_1, dtype) ** tf.cast(step, dtype),
             beta2_power=scalar(self.beta_2, dtype) ** tf.cast(step, dtype),
             lr=tf.cast(learning_rate, dtype),
@@ -244,13 +380,10 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
         if not self.momentum:
             super().update_step(gradient, variable, learning_rate)
             return
-        tf.raw_ops.ResourceApplyMomentum(
-            var=variable.handle,
-            accum=self.momentums[self._get_variable_index(variable)].value.handle,
-            lr=tf.cast(learning_rate, variable.dtype),
-            grad=tf.cast(gradient, variable.dtype),
-            momentum=scalar(self.momentum, variable.dtype),
-        )
+        dtype = variable.dtype
+        velocity = self.slots.of(variable, "momentum")
+        self.assign(velocity, velocity * scalar(self.momentum, dtype) + tf.cast(gradient, dtype))
+        self.assign_sub(variable, velocity * tf.cast(learning_rate, dtype))
 
 
 OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb, "sgd": SGD}

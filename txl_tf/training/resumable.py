@@ -1,11 +1,13 @@
-"""Models that Keras's `fit` trains, with their own loss, weighted labels, export, stopping and exact resume."""
+"""Models without memory: their own loss, weighted labels, export, stopping and exact resume.
+
+On one machine, Keras's own `fit` trains them. Several workers use `fit_among_workers`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -126,6 +128,7 @@ class Resumable(AmongWorkers):
         with self.distribute_strategy.scope():
             self._extra_metrics = CompiledMetrics(metrics, weighted_metrics, own, self.own_names, self.n_classes)
         self.auto_scale_loss = auto_scale_loss
+        self.drop_steps_of_workers("train_step", "test_step")
         super().compile(
             optimizer if optimizer is not None else "adam", run_eagerly=run_eagerly, jit_compile=jit_compile,
             steps_per_execution=steps_per_execution, auto_scale_loss=auto_scale_loss,
@@ -162,13 +165,10 @@ class Resumable(AmongWorkers):
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
         self.build_optimizer()
-        if self.several_workers:
-            self.own_batches(kwargs, "x", "steps_per_epoch")
-            self.check_steps(kwargs["steps_per_epoch"])
-            if kwargs.get("validation_data") is not None:
-                self.own_batches(kwargs, "validation_data", "validation_steps")
         with self._turn("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
-            return super().fit(**kwargs)
+            self._trace_again("train", self._class_weights)
+            self._watch(kwargs)
+            return self.fit_among_workers(kwargs) if self.several_workers else super().fit(**kwargs)
 
     def evaluate(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Loss and metrics, as `keras.Model.evaluate` returns them. See `fit` for `x` and `y`.
@@ -177,10 +177,16 @@ class Resumable(AmongWorkers):
         """
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
         with self._turn("evaluate"), plain_messages():
-            if self.several_workers:
-                self.own_batches(kwargs, "x", "steps")
-                self.steps_left = kwargs["steps"]
-            return as_numbers(super().evaluate(**kwargs))
+            self._trace_again("test")
+            self._watch(kwargs)
+            if not self.several_workers:
+                return as_numbers(super().evaluate(**kwargs))
+            logs = self.evaluate_among_workers(kwargs)
+        if kwargs.get("return_dict"):
+            return logs
+        names = [metric.name for metric in self.metrics if metric.name in logs]
+        results = [logs[name] for name in (*names, *sorted(logs.keys() - {*names}))]
+        return results if len(results) > 1 else results[0]
 
     def train_on_batch(
         self,
@@ -191,16 +197,22 @@ class Resumable(AmongWorkers):
         return_dict: bool = False,
     ) -> Any:
         """One step of training. See `fit` for arguments and errors, and Keras for the result."""
+        self.refuse_batch_of_workers("train_on_batch")
         self.build_optimizer()
         with self._turn("train_on_batch"), self._weighing_classes(class_weight):
+            self._trace_again("train", self._class_weights)
             self._reset_before_batch()
-            return as_numbers(super().train_on_batch(x, y, sample_weight, return_dict=return_dict))
+            logs = as_numbers(super().train_on_batch(x, y, sample_weight, return_dict=return_dict))
+            self._check_class_weights()
+        return logs
 
     def test_on_batch(
         self, x: Tensor, y: Tensor | None = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """Loss and metrics of one batch, as `keras.Model.test_on_batch` returns them."""
+        self.refuse_batch_of_workers("test_on_batch")
         with self._turn("test_on_batch"):
+            self._trace_again("test")
             self._reset_before_batch()
             return as_numbers(super().test_on_batch(x, y, sample_weight, return_dict))
 
@@ -208,6 +220,7 @@ class Resumable(AmongWorkers):
         """The logs of one batch are of that batch alone. Keras does so from 3.15 on."""
         if self.compiled:
             self.reset_metrics()
+            self._check_was_reset()
 
     @contextlib.contextmanager
     def _turn(self, method: str) -> Iterator[None]:
@@ -226,39 +239,45 @@ class Resumable(AmongWorkers):
         finally:
             self._class_weights = None
 
-    def make_train_function(self, force: bool = False) -> None:
-        """Makes the function for the next steps again if hooks or class weights have changed."""
-        changed = self._class_weights != self._class_weights_traced  # the weights are constants of the graph
-        self._class_weights_traced = self._class_weights
-        self.check_weights()
-        force = self.hooks_changed("train_function", *_HOOKS) or changed or force
-        self._class_weights_used &= self.train_function is not None and not force
-        made = self.train_function
-        super().make_train_function(force)
-        if self.train_function is not made:
-            self.train_function = self._watched(self.train_function)
+    def _trace_again(self, kind: str, constants: Any = None) -> None:
+        """Drops a compiled step if a user has replaced a method that it calls, or if it has other `constants`.
 
-    def make_test_function(self, force: bool = False) -> None:
-        made = self.test_function
-        super().make_test_function(self.hooks_changed("test_function", *_HOOKS) or force)
-        if self.test_function is not made:
-            self.test_function = self._watched(self.test_function)
+        Args:
+            kind: "train" or "test".
+            constants: of the next steps: the weights of the classes.
+        """
+        changed = self.hooks_changed(f"{kind}_function", *_HOOKS)
+        if kind == "train":
+            self.check_weights()
+            changed |= constants != self._class_weights_traced
+            self._class_weights_used &= not changed
+            self._class_weights_traced = constants
+        compiled, make = {
+            "train": (self.train_function, self.make_train_function),
+            "test": (self.test_function, self.make_test_function),
+        }[kind]
+        if changed and compiled is not None:
+            make(force=True)
+        if changed:
+            self.drop_steps_of_workers(f"{kind}_step")
 
-    def _watched(self, function: Callable) -> Callable:
-        """Adds checks to the function of the next steps: overridden methods must call those of this class."""
+    def _watch(self, arguments: dict[str, Any]) -> None:
+        """Adds a callback to the arguments of a method that checks the overridden methods that Keras calls."""
+        callbacks = arguments.get("callbacks")
+        if not isinstance(callbacks, keras.callbacks.CallbackList):  # those of `fit`, in which it is already
+            arguments["callbacks"] = [_Watch(self), *keras.tree.flatten(callbacks or [])]
 
-        @functools.wraps(function)
-        def watched(iterator):
-            if not self._was_reset and is_own(self, "reset_metrics") and not is_own(self, "metrics"):
-                allowed = "a method that calls super().reset_metrics(), which resets the metrics of the library"
-                raise ParameterError("reset_metrics", self.reset_metrics, allowed)
-            logs = function(iterator)
-            if self._class_weights is not None and not self._class_weights_used:
-                allowed = "left out where train_step is your own and does not call super().train_step(data)"
-                raise ParameterError("class_weight", dict(enumerate(self._class_weights)), allowed)
-            return logs
+    def _check_was_reset(self) -> None:
+        """Raises ParameterError if an overridden `reset_metrics` has not called the one of this class."""
+        if not self._was_reset and is_own(self, "reset_metrics") and not is_own(self, "metrics"):
+            allowed = "a method that calls super().reset_metrics(), which resets the metrics of the library"
+            raise ParameterError("reset_metrics", self.reset_metrics, allowed)
 
-        return watched
+    def _check_class_weights(self) -> None:
+        """Raises ParameterError if an overridden step has ignored the weights of the classes."""
+        if self._class_weights is not None and not self._class_weights_used:
+            allowed = "left out where train_step is your own and does not call super().train_step(data)"
+            raise ParameterError("class_weight", dict(enumerate(self._class_weights)), allowed)
 
     def first_row(self, rows: int) -> Any:
         """The index of this replica's first row in the batch. Keras may divide the last batch into unequal shares."""
@@ -464,6 +483,25 @@ class Resumable(AmongWorkers):
     @property
     def _sums(self) -> list[keras.Variable]:
         return [variable for metric in self.metrics for variable in metric.variables]
+
+
+class _Watch(keras.callbacks.Callback):
+    """Checks after the first step of a method what a `Resumable` requires of overridden methods."""
+
+    def __init__(self, watched: Resumable) -> None:
+        super().__init__()
+        self.watched: Any = watched  # not `model`, which Keras sets
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.watched._check_was_reset()
+        if batch:
+            self.watched._check_class_weights()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.watched._check_class_weights()
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.watched._check_was_reset()
 
 
 def _ones(spec: Any) -> Any:

@@ -22,7 +22,7 @@ from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import is_own, takes
 from txl_tf.training.optimization import global_norm
-from txl_tf.training.trained_model import TrainedModel, apply_gradients
+from txl_tf.training.trained_model import TrainedModel, apply_gradients, clear_losses
 
 
 def any_signature(method: Callable) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ class SegmentStep(TrainedModel):
         """
         if carried is None:
             return self._with_carried(SegmentStep.test_step, data)
-        self._clear_losses()
+        clear_losses(self)
         tokens, labels, weights, *done = self._labels_that_count(*data)
         nll, kept, carried = self.evaluation_nll(tokens, labels, carried, *done)
         sums = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
@@ -176,7 +176,7 @@ class SegmentStep(TrainedModel):
 
         def part(tokens, labels, weights, mems, dropout_key, done=None):
             ends = {} if done is None else {"done": done}
-            self._clear_losses()  # of the last step; Keras clears them only if the model itself is called
+            clear_losses(self)  # of the last step; Keras clears them only if the model itself is called
             with fusing(not compiled_whole), tf.GradientTape() as tape:
                 nll, kept, new_mems = self.segment_nll(
                     tokens, labels, mems, training=True, dropout_key=dropout_key,

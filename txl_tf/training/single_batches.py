@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from txl_tf.data.text.checked_batches import Batches, check_batch
 from txl_tf.errors import ParameterError
+from txl_tf.training.distribution import to_replicas
 from txl_tf.training.keras_arguments import refuse
 from txl_tf.training.loop import LoopState
 
@@ -51,7 +52,7 @@ class SingleBatches:
             ParameterError: an id is outside the vocabulary, a weight is negative or not finite, the batch has another
                 number of rows than the memory, or `fit` runs in another thread.
         """
-        self._assert_compile_called("train_on_batch")
+        self.check_compiled("train_on_batch")
         refuse("train_on_batch", {"class_weight": class_weight})
         self._ready_to_train("train_on_batch")
         with self._turns["training"]("train_on_batch"):
@@ -61,7 +62,7 @@ class SingleBatches:
 
     def test_on_batch(self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """The mean nll of the next segments of a text, without training. Otherwise like `train_on_batch`."""
-        self._assert_compile_called("test_on_batch")
+        self.check_compiled("test_on_batch")
         self._check_hooks()
         names = tuple(self.metrics_names)
         with self._turns["training" if self.own_metrics else "test_on_batch"]("test_on_batch"):
@@ -94,8 +95,9 @@ class SingleBatches:
                 "reset_memory() begins another text"
             )
             raise ParameterError("x", batch[0], f"of {expected} rows, as the memory of {method}", message)
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        data = tuple(self._to_replicas(np.split(array, replicas), array.dtype) for array in batch)
+        strategy = self.distribute_strategy
+        replicas = strategy.num_replicas_in_sync
+        data = tuple(to_replicas(strategy, np.split(array, replicas), array.dtype) for array in batch)
         state = LoopState(log_names, batches, mems)
         with self.running(state):
             self.reset_metrics()

@@ -16,6 +16,7 @@ from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.nn.bases import MixedIntoModel
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
+from txl_tf.training.optimization import count_of_batches
 
 # Arguments of `keras.Model.compile` that become attributes of the model.
 _KERAS_ARGUMENTS = ("optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss")
@@ -79,6 +80,15 @@ class TrainedModel(Unquantized, MixedIntoModel):
     carried_names: tuple[str, ...] = ()
     _hooks_of: dict[str, list[Any]] | None = None  # methods by the name of the function that was made with them
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__["_made_under"] = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy in whose scope the model was made; without one, that of the caller."""
+        return vars(self).get("_made_under") or tf.distribute.get_strategy()
+
     @property
     def has_all_weights(self) -> bool:
         """Whether all weights exist, so that the optimizer can create its variables."""
@@ -136,6 +146,11 @@ class TrainedModel(Unquantized, MixedIntoModel):
         """The dtype of the loss and of sums over labels: float64 if the model computes in float64, else float32."""
         return wide_dtype(self.compute_dtype).name
 
+    def check_compiled(self, method: str) -> None:
+        """Raises ParameterError if `compile` was not called before `method`."""
+        if not self.compiled:
+            raise ParameterError("compile", None, f"called before {method}", f"call compile() before {method}()")
+
     def check_steps(self, steps_per_epoch: int | None) -> None:
         """Raises ParameterError if calls of `steps_per_execution` steps would exceed the end of an epoch."""
         if (steps_per_epoch or 0) % self.steps_per_execution:
@@ -168,10 +183,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
 
     def step_key(self, rows: Any) -> tf.Tensor:
         """The dropout key of the current step, for the `rows` of this replica; see `dropout`."""
-        step = self.optimizer.iterations
-        # With Keras's gradient accumulation, `iterations` counts updates of several batches each.
-        if self.inner_optimizer.gradient_accumulation_steps:
-            step = self.inner_optimizer._iterations.value
+        step = tf.convert_to_tensor(count_of_batches(self.inner_optimizer))
         return tf.stack([self.seed % 2**31, tf.cast(step, tf.int32), self.first_row(rows)])
 
     def first_row(self, rows: Any) -> tf.Tensor:
@@ -220,6 +232,26 @@ def as_numbers(results: Any) -> Any:
     return keras.tree.map_structure(lambda x: float(x) if getattr(x, "shape", None) == () else x, results)
 
 
+class _Whole(keras.Layer):
+    """A layer around a model, which computes nothing."""
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__(name="whole")
+        self.model = model
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def clear_losses(model: keras.Model) -> None:
+    """Forgets what layers gave to `add_loss`, as every call of a model does in Keras.
+
+    A step that calls only parts of the model needs it, so that losses of the step before do not count again.
+    """
+    _Whole(model)(None)
+
+
 # ------------------------------------------------------------------------------------------------------------ updates
 
 
@@ -249,7 +281,8 @@ def apply_gradients(optimizer: Any, gradients: list[tf.Tensor], variables: Itera
     if is_scaled(optimizer):
         step = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        if not optimizer.inner_optimizer.gradient_accumulation_steps:  # with it, Keras counts updates instead of steps
+        inner = optimizer.inner_optimizer
+        if not inner.gradient_accumulation_steps and getattr(inner, "batches", None) is None:  # they count updates
             optimizer.iterations.assign(step + 1)
     elif tf.distribute.has_strategy():
         optimizer.apply_gradients(zip(gradients, variables, strict=True))

@@ -246,8 +246,9 @@ class SegmentAttention(Layer):
             mask: Any = tf.convert_to_tensor(attn_mask)
             heads = ["n_head"] if mask.shape.rank == 4 else []
             visible = seen_by_article("attn_mask", mask, sizes, ["batch", *heads, "tgt_len", "keys"])
-        if mask_of(w) is not None:
-            elements: Any = tf.pad(as_bool("mask", mask_of(w)), [[0, 0], [mlen, 0]], constant_values=True)
+        elements: Any = mask_of(w)
+        if elements is not None:
+            elements = tf.pad(as_bool("mask", elements), [[0, 0], [mlen, 0]], constant_values=True)
             visible &= elements[:, None, None] if visible.shape.rank == 4 else elements[:, None]
         return visible, mems
 

@@ -32,7 +32,7 @@ from txl_tf.nn.base import (
     tensor_error,
 )  # fmt: skip
 from txl_tf.nn.embedding import AdaptiveEmbedding
-from txl_tf.nn.masks import as_bool, mask_of
+from txl_tf.nn.masks import as_bool, mask_of, with_mask
 from txl_tf.nn.ops import for_many_weights, own_initializer
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
 from txl_tf.nn.position_schemes import Relative, checked_scheme
@@ -327,8 +327,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             tokens, mems, dropout_key, lengths, static_shapes, recompute, done, output_hidden_states
         )
         if padding_mask is not None:
-            hidden = unpack(padding_mask, hidden)
-            hidden._keras_mask = padding_mask
+            hidden = with_mask(unpack(padding_mask, hidden), padding_mask)
         if not output_hidden_states:
             return hidden, *others
         new_mems, inputs = others

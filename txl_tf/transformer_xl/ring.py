@@ -18,8 +18,8 @@ Shapes:
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
 
 from txl_tf.equations import shifted_scores
 from txl_tf.kernels import products_of_heads
@@ -48,7 +48,7 @@ def write(ring: Tensor, slots: Tensor, new: Tensor, in_place: bool = False) -> A
 
 def write_slice(ring: Tensor, slots: Tensor, new: Tensor) -> Any:
     """`write` to consecutive `slots` `[T]`, as one operation of XLA."""
-    return xla.dynamic_update_slice(ring, new, tf.stack([0, 0, slots[0], 0]))
+    return keras.ops.slice_update(ring, tf.stack([0, 0, slots[0], 0]), new)
 
 
 def eraser(last: Tensor, slots: Tensor, klen: Size, n_head: int, in_place: bool = False) -> Callable[[Tensor], Any]:

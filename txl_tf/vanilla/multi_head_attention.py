@@ -31,6 +31,7 @@ from txl_tf.nn.masks import (
     seen_by_keras,
     seen_elements,
     seen_of_mask,
+    with_mask,
 )
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
@@ -285,7 +286,7 @@ class MultiHeadAttention(Layer):
         )  # fmt: skip
         output, weights = self.attention(v, k, q, visible, self.key_of_call(q, training, dropout_key))
         if query_mask is not None:
-            output._keras_mask = as_bool("query_mask", query_mask)
+            output = with_mask(output, as_bool("query_mask", query_mask))
         return (output, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else output
 
     def attention(

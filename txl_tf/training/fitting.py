@@ -1,0 +1,188 @@
+"""`fit` and `evaluate` on public parts of Keras, for models that take their batches from a `tf.data.Dataset`.
+
+    fit                 epochs: reset the metrics, the steps, the validation; callbacks before and after each of them
+        Epochs          the calls of an epoch, each with the iterator that it takes its batches from
+        step            one call: the next `steps_per_execution` steps, see `training/loop.py`
+    evaluate            one pass over the dataset, without training
+
+Callbacks see what they see in `keras.Model.fit` and `evaluate`: the same calls, in the same order, with the same logs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+Step = Callable[[Any], dict[str, Any]]  # takes an iterator of batches, and returns logs
+
+_OUT_OF_DATA = (
+    "Your input ran out of data; interrupting training. Make sure that your dataset can generate at least "
+    "`steps_per_epoch * epochs` batches. You may need to use the `.repeat()` function when building your dataset."
+)
+
+
+class Epochs:
+    """The calls of every epoch.
+
+    With `steps`, an epoch continues the dataset where the epoch before has stopped, and the dataset starts again after
+    its end. Without it, an epoch is the whole dataset.
+
+    Args:
+        dataset: `tf.data.Dataset`, or a distributed one.
+        count: number of its batches; a negative number if it is infinite or unknown.
+        steps: number of steps in an epoch, or `None`.
+        steps_per_call: number of steps in a call.
+    """
+
+    def __init__(self, dataset: Any, count: int, steps: int | None, steps_per_call: int) -> None:
+        self.dataset = dataset
+        self.count = count if count >= 0 else None
+        self.steps = steps
+        self.steps_per_call = steps_per_call
+        self.iterator: Any = None  # `None` before the dataset starts
+        self.taken = 0  # batches since its start
+
+    @property
+    def length(self) -> int | None:
+        """The number of steps in an epoch, if it is known."""
+        return self.steps or self.count
+
+    def calls(self) -> Iterator[tuple[int, int, Any]]:
+        """Yields `(first step, last step, iterator)` of the calls of the next epoch."""
+        if not self.steps:
+            self.iterator = None
+        first = 0
+        while self.length is None or first < self.length:
+            if self.iterator is None:
+                self.iterator = iter(self.dataset)
+                self.taken = 0
+            elif self.count is not None and self.taken >= self.count:
+                self.end()
+                return
+            self.taken += self.steps_per_call
+            yield first, first + self.steps_per_call - 1, self.iterator
+            first += self.steps_per_call
+        if self.count is not None and self.taken >= self.count:
+            self.iterator = None
+
+    def end(self) -> None:
+        """Called when the dataset has ended before the epoch."""
+        if self.steps:
+            warnings.warn(_OUT_OF_DATA, stacklevel=2)
+        self.iterator = None
+
+
+def fit(
+    model: Any,
+    step: Step,
+    epochs: Epochs,
+    arguments: dict[str, Any],
+    validate: Callable[[keras.callbacks.CallbackList], dict[str, Any]] | None = None,
+) -> keras.callbacks.History:
+    """Trains a model.
+
+    Args:
+        model: a compiled model with an optimizer.
+        step: trains for the steps of one call. `StopIteration` is the end of the dataset.
+        epochs: the calls of an epoch.
+        arguments: those of `keras.Model.fit` for epochs, callbacks and the frequency of validations.
+        validate: function of the callbacks that evaluates the model on the validation data and returns the logs.
+
+    Returns:
+        The Keras `History`.
+    """
+    number = arguments.get("epochs", 1)
+    callbacks = _callbacks(model, arguments, epochs=number, steps=epochs.length, add_history=True)
+    model.stop_training = False
+    callbacks.on_train_begin()
+    logs: dict[str, Any] | None = None
+    # `BackupAndRestore` and `RunState` set the first epoch on the model.
+    for epoch in range(model._initial_epoch or arguments.get("initial_epoch", 0), number):
+        model.reset_metrics()
+        callbacks.on_epoch_begin(epoch)
+        of_step: dict[str, Any] | None = None
+        for first, last, iterator in epochs.calls():
+            callbacks.on_train_batch_begin(first)
+            try:
+                of_step = step(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                epochs.end()
+                break
+            callbacks.on_train_batch_end(last, of_step)
+            if model.stop_training:
+                break
+        logs = _logs_of_epoch(model, of_step)
+        if validate is not None and is_due(epoch, arguments.get("validation_freq", 1)):
+            logs |= {f"val_{name}": value for name, value in validate(callbacks).items()}
+        callbacks.on_epoch_end(epoch, logs)
+        if model.stop_training:
+            break
+    model.optimizer.finalize_variable_values(model.trainable_weights)
+    callbacks.on_train_end(logs)
+    return model.history
+
+
+def evaluate(model: Any, step: Step, epochs: Epochs, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Evaluates a model on one epoch.
+
+    Args:
+        model: a compiled model.
+        step: evaluates the batches of one call. `StopIteration` is the end of the dataset.
+        epochs: the calls.
+        arguments: those of `keras.Model.evaluate` for callbacks.
+
+    Returns:
+        The logs, with numbers of Python.
+    """
+    callbacks = _callbacks(model, arguments, epochs=1, steps=epochs.length)
+    model.stop_evaluating = False
+    callbacks.on_test_begin()
+    model.reset_metrics()
+    of_step: dict[str, Any] | None = None
+    for first, last, iterator in epochs.calls():
+        callbacks.on_test_batch_begin(first)
+        try:
+            of_step = step(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            epochs.end()
+            break
+        callbacks.on_test_batch_end(last, of_step)
+        if model.stop_evaluating:
+            break
+    logs = _logs_of_epoch(model, of_step)
+    callbacks.on_test_end(logs)
+    return logs
+
+
+def is_due(epoch: int, frequency: int | Iterable[int]) -> bool:
+    """Whether an epoch ends with a validation: every `frequency`-th, or those in a list, where the first is 1."""
+    return (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency
+
+
+def _logs_of_epoch(model: Any, of_step: dict[str, Any] | None) -> dict[str, Any]:
+    """The logs of all steps; or those of the last step, if the model has no metrics with the same names."""
+    of_epoch = model.get_metrics_result()
+    return as_floats(of_epoch if of_step is None or of_epoch.keys() == of_step.keys() else of_step)
+
+
+def as_floats(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs with a number of Python for each scalar."""
+    return {name: float(x) if getattr(x, "shape", None) == () else x for name, x in logs.items()}
+
+
+def _callbacks(
+    model: Any, arguments: dict[str, Any], *, epochs: int, steps: int | None, add_history: bool = False
+) -> keras.callbacks.CallbackList:
+    """The callbacks of a method as Keras calls them; those of `fit` if it calls `evaluate`."""
+    callbacks = arguments.get("callbacks")
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    verbose = arguments.get("verbose", "auto")
+    return keras.callbacks.CallbackList(
+        callbacks, add_history=add_history, add_progbar=verbose != 0, model=model, verbose=verbose, epochs=epochs,
+        steps=steps,
+    )  # fmt: skip
