@@ -20,6 +20,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
+from txl_tf.schema import checked_call
 
 
 class Reading(NamedTuple):
@@ -101,6 +102,7 @@ def look_back(lm: LanguageModel, ids: np.ndarray, place: int, tgt_len: int) -> L
     return LookBack(last_query_probs, first_key=start - mem_len, segment=start, kept=kept, nll=nll)
 
 
+@checked_call
 def nll_by_memory(
     lm: LanguageModel, ids: np.ndarray, tgt_len: int, kept: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
