@@ -258,7 +258,7 @@ def _write_corpus(
     n_tokens = write_files(folder, recipe.dataset, vocab, cutoffs, pieces, recipe.options, inputs, shard_tokens)
     for split, paths in recipe.files.items():
         if not n_tokens.get(split):
-            message = f"{shortened(', '.join(paths), 300)}: no token in the split {split}"
+            message = f"{shortened(', '.join(paths), 300)}: the split {split} has no token"
             raise ParameterError("data_path", paths, "files with a token", message)
 
 
