@@ -186,14 +186,6 @@ def _broadcasts_to(shape: tf.TensorShape, whole: Sequence[Any]) -> bool:
 # -------------------------------------------------------------------------------------------- arguments without shape
 
 
-def _check_size(name: str, value: Any, least: int = 1) -> None:
-    """A number of something: an integer, or an integer scalar tensor."""
-    if is_number(value) or isinstance(value, bool):
-        check_length(name, value, least)
-    elif not _is_tensor(value) or tf.TensorShape(value.shape).rank or not tf.as_dtype(value.dtype).is_integer:
-        raise tensor_error(name, value, "an integer, or an integer scalar tensor")
-
-
 def _check_number(name: str, value: Any) -> None:
     if not is_number(value):
         raise ParameterError(name, value, "a number")
@@ -216,7 +208,7 @@ def _check_key(name: str, value: Any) -> None:
 
 _OTHERS: dict[str, Callable[[str, Any], None]] = {
     "size": lambda name, value: check_sizes(**{name: value}),  # of a weight: an integer from 1 on
-    "length": functools.partial(_check_size, least=0),
+    "length": check_length,
     "scalar": _check_number,
     "rate": RATE,
     "dtype": _check_dtype,

@@ -19,7 +19,7 @@ from txl_tf.language.session import Session
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax
 from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
-from txl_tf.nn.base import CheckedCalls, OutputSpecs
+from txl_tf.nn.base import CheckedCalls, OutputSpecs, as_ids, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.parts import (
     checked_config,
@@ -133,6 +133,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         self, tokens: Tensor | None = None, mems: Any = None, inputs_embeds: Tensor | None = None,
         done: Tensor | None = None, output_hidden_states: bool = False,
     ) -> Any:  # fmt: skip
+        tokens = tokens if tokens is None or hasattr(tokens, "shape") else as_ids("tokens", tokens)
         options = {"inputs_embeds": inputs_embeds, "done": done, "output_hidden_states": output_hidden_states}
         # A user's network need not take them.
         options = {name: value for name, value in options.items() if value is not None and value is not False}
@@ -546,9 +547,12 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
         In eager execution, all ids must be in the vocabulary, except that labels may be -100.
         """
-        ids = tf.convert_to_tensor(ids)
+        allowed = "integers [batch, tgt_len]"
+        try:
+            ids = tf.convert_to_tensor(ids)
+        except (TypeError, ValueError):  # it is no array
+            raise tensor_error(name, ids, allowed) from None
         if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
-            allowed = "integers [batch, tgt_len]"
             shape = "of unknown rank" if ids.shape.rank is None else list(ids.shape)
             message = f"{name} must be {allowed}, got {ids.dtype.name} {shape}"
             raise ParameterError(name, ids, allowed, message)

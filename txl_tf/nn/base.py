@@ -436,9 +436,13 @@ def check_sizes(**sizes: Any) -> None:
 
 
 def check_length(name: str, length: Any, least: int = 0) -> None:
-    """Raises ParameterError if a length is a number, but not an integer from `least` on. Tensors are not checked."""
+    """Raises ParameterError unless a length is an integer from `least` on, or an integer scalar tensor."""
     if isinstance(length, numbers.Number | np.bool_):
         at_least(least)(name, length)
+        return
+    is_tensor = hasattr(length, "shape") and hasattr(length, "dtype")
+    if not is_tensor or tf.TensorShape(length.shape).rank or not tf.as_dtype(length.dtype).is_integer:
+        raise tensor_error(name, length, "an integer, or an integer scalar tensor")
 
 
 def check_heads(width_name: str, width: Any, heads_name: str, heads: Any) -> None:
