@@ -22,6 +22,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from txl_config.checks import is_integer, is_number
 from txl_config.errors import ArgumentTypeError, CallError, UnknownArgumentError, UnknownNameError
 from txl_config.schema import check_names, did_you_mean
 
@@ -159,16 +160,23 @@ def _is_truth(value: Any) -> bool:
     return type(value).__name__ in ("bool", "bool_") or (isinstance(value, numbers.Integral) and value in (0, 1))
 
 
+def _is(kind: Any) -> Callable[[Any], bool]:
+    """A test whether a value is an instance of this class."""
+
+    def has(value: Any) -> bool:
+        return isinstance(value, kind)
+
+    return has
+
+
 _KINDS: dict[Any, _Kind] = {
-    int: _Kind(
-        "an integer", "integers", lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    ),
-    float: _Kind("a number", "numbers", lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool)),
+    int: _Kind("an integer", "integers", is_integer),
+    float: _Kind("a number", "numbers", is_number),
     bool: _Kind("True or False", "True or False", _is_truth),
-    str: _Kind("a string", "strings", lambda value: isinstance(value, str)),
-    bytes: _Kind("bytes", "bytes", lambda value: isinstance(value, bytes)),
-    os.PathLike: _Kind("a path", "paths", lambda value: isinstance(value, os.PathLike)),
-    types.NoneType: _Kind("None", "None", lambda value: value is None),
+    str: _Kind("a string", "strings", _is(str)),
+    bytes: _Kind("bytes", "bytes", _is(bytes)),
+    os.PathLike: _Kind("a path", "paths", _is(os.PathLike)),
+    types.NoneType: _Kind("None", "None", _is(types.NoneType)),
 }
 
 
@@ -182,13 +190,17 @@ def _kind_of(hint: Any) -> _Kind | None:
         if len(known) < len(kinds):
             return None
         names = [_either(list(dict.fromkeys(names))) for names in zip(*(kind[:2] for kind in known), strict=True)]
-        return _Kind(names[0], names[1], lambda value: any(kind.has(value) for kind in known))
+
+        def has_one(value: Any) -> bool:
+            return any(kind.has(value) for kind in known)
+
+        return _Kind(names[0], names[1], has_one)
     if origin is os.PathLike:
         return _KINDS[os.PathLike]
     if origin in _LISTS and inner:
         return _list_of(_kind_of(inner[0]))
     if isinstance(hint, type) and hint.__module__.startswith("txl_"):
-        return _Kind(f"a {hint.__name__}", f"{hint.__name__}s", lambda value: isinstance(value, hint))
+        return _Kind(f"a {hint.__name__}", f"{hint.__name__}s", _is(hint))
     return _KINDS.get(hint)
 
 
