@@ -1,6 +1,6 @@
 """Trains a Keras classifier with Transformer-XL as a layer from scratch: to which month does a date belong?
 
-    python examples/classifier.py --output=runs/months
+    python examples/classifier.py
 
 The input are dates as people write them ("Sat the 21st of Nov 2026", "11/21/26"): rows of unequal length, padded with
 0. The network passes on the mask of its padding, so Keras's pooling averages only over the characters. The classifier
@@ -15,11 +15,10 @@ from absl import flags
 from txl_programs.flag_values import values
 from txl_programs.program import read_flags, run
 
-flags.DEFINE_string("output", None, "Folder for classifier.keras and the SavedModel.")
+flags.DEFINE_string("output", "runs/months", "Folder for classifier.keras and the SavedModel.")
 flags.DEFINE_integer("n_dates", 8000, "Dates to learn from.")
 flags.DEFINE_integer("epochs", 6, "Epochs of the training.")
 flags.DEFINE_integer("seed", 0, "Seed of weights, of shuffling and of dropout.")
-flags.mark_flag_as_required("output")
 
 read_flags(__name__)
 

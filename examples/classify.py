@@ -1,10 +1,11 @@
 """Fine-tunes a trained model as a text classifier, which finds the file, or section of Python's manual, of a passage.
 
     python train.py --flagfile=configs/quickstart.cfg
-    python examples/classify.py --model_dir=runs/quickstart --output=runs/classifier.keras
+    python examples/classify.py
+    python examples/classify.py --output=runs/classifier.keras
     python examples/classify.py --model_dir=runs/my --data_path=austen.txt,bronte.txt
     python examples/classify.py --model_dir=runs/my --rows=reviews.tsv      # label<TAB>text lines of unequal length
-    python examples/classify.py --model_dir=runs/quickstart --rows=manual   # sentences of the manual, by section
+    python examples/classify.py --rows=manual               # sentences of the manual, by section
 
 `TransformerXL` is a layer like any other: its hidden states are averaged over the passage, and a dense layer predicts
 the class. Rows of unequal length are padded, and a mask excludes the padding from attention and from the average. First
@@ -29,7 +30,7 @@ from txl_programs.program import read_flags, run
 
 SECTIONS = ("specialnames", "compound", "string-methods", "debugger")
 
-flags.DEFINE_string("model_dir", None, "Folder of the run.")
+flags.DEFINE_string("model_dir", "runs/quickstart", "Folder of the run.")
 flags.DEFINE_list("data_path", None, "UTF-8 files, one for each class; default: sections of Python's manual.")
 flags.DEFINE_list(
     "rows", None, "UTF-8 file of label<TAB>text lines, and perhaps a second one to hold out; or manual, an example."
@@ -41,7 +42,6 @@ flags.DEFINE_float("learning_rate", 5e-4, "Learning rate of the second phase; te
 flags.DEFINE_enum("mixed_precision", "float32", list(PRECISIONS), "Type of the products.")
 flags.DEFINE_bool("scratch", False, "Start from random weights instead of the run's, to compare.")
 flags.DEFINE_integer("seed", 0, "Seed of the new weights, of shuffling and of dropout.")
-flags.mark_flag_as_required("model_dir")
 flags.mark_flags_as_mutual_exclusive(["data_path", "rows"])
 
 read_flags(__name__)
@@ -227,6 +227,9 @@ def classify(model_dir, data_path, rows, output, length, epochs, learning_rate, 
     check_writable(output)
     keras.utils.set_random_seed(seed)
     folder = RunFolder(model_dir, "language_model")
+    if not folder.has_config():
+        message = f"{model_dir} holds no run: python train.py --flagfile=configs/quickstart.cfg trains runs/quickstart"
+        raise ParameterError("model_dir", model_dir, "the folder of a run", message)
     if folder.family.name != "transformer_xl":
         message = f"model_dir must be a run of Transformer-XL, got family={folder.family.name} in {folder}"
         raise ParameterError("model_dir", folder.family.name, "a run of Transformer-XL", message)

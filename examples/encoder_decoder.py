@@ -1,6 +1,6 @@
 """Builds an encoder-decoder from the layers of txl_tf with Keras's functional API. It converts dates to ISO 8601.
 
-    python examples/encoder_decoder.py --output=runs/iso
+    python examples/encoder_decoder.py
 
 The layers apply dropout in `fit`, and Keras passes the padding masks from layer to layer. The model is saved, and
 exported as a SavedModel that does not need txl_tf. (`txl_tf.Transformer` is the same model as one class, with label
@@ -14,11 +14,10 @@ from absl import flags
 from txl_programs.flag_values import values
 from txl_programs.program import read_flags, run
 
-flags.DEFINE_string("output", None, "Folder for model.keras and the SavedModel.")
+flags.DEFINE_string("output", "runs/iso", "Folder for model.keras and the SavedModel.")
 flags.DEFINE_integer("n_dates", 20000, "Dates to learn from.")
 flags.DEFINE_integer("epochs", 6, "Epochs of the training.")
 flags.DEFINE_integer("seed", 0, "Seed of weights, of shuffling and of dropout.")
-flags.mark_flag_as_required("output")
 
 read_flags(__name__)
 

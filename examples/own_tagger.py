@@ -1,6 +1,6 @@
 """Builds a tagger from your own Keras encoder, here a BiLSTM, and the CRF of txl_tf: which part of a date is the year?
 
-    python examples/own_tagger.py --output=runs/parts
+    python examples/own_tagger.py
 
 `txl_tf.Tagger` adds the emission layer and the CRF to a network, trains them by the likelihood of whole sequences of
 tags, and reports precision, recall and F1 of the parts (year and month). The tagger is saved, and exported as a
@@ -15,11 +15,10 @@ from absl import flags
 from txl_programs.flag_values import values
 from txl_programs.program import read_flags, run
 
-flags.DEFINE_string("output", None, "Folder for tagger.keras and the SavedModel.")
+flags.DEFINE_string("output", "runs/parts", "Folder for tagger.keras and the SavedModel.")
 flags.DEFINE_integer("n_dates", 4000, "Dates to learn from.")
 flags.DEFINE_integer("epochs", 4, "Epochs of the training.")
 flags.DEFINE_integer("seed", 0, "Seed of weights, of shuffling and of dropout.")
-flags.mark_flag_as_required("output")
 
 read_flags(__name__)
 

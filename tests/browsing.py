@@ -35,9 +35,12 @@ def missing():
 
 @contextlib.contextmanager
 def page(*model_dirs, stderr=None, **options):
-    """The page of these runs, in a process of its own: yields `(address, process)` once it listens."""
+    """The page of these runs, in a process of its own: yields `(address, process)` once it listens.
+
+    Without `examples=True`, the page shows nothing before it is asked.
+    """
     command = [sys.executable, str(ROOT / "tools/demo.py"), "--port=0", *(f"--model_dir={path}" for path in model_dirs)]
-    command += [f"--{name}={value}" for name, value in options.items()]
+    command += [f"--{name}={value}" for name, value in {"examples": False, **options}.items()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
     try:

@@ -154,10 +154,10 @@ def test_text_is_written_as_the_library_writes_it_and_goes_on(look, runs):
 def test_a_chinese_browser_is_answered_in_chinese(runs):
     """Labels, hints, answers and errors; the text itself stays as it is."""
     with page(runs["lm"], max_new_tokens=NEW) as (found, _), visitor(found, language="zh-CN") as look:
-        assert [tab.text.strip() for tab in look.all("button[role=tab]")] == ["生成", "阅读", "记忆"]
+        assert [tab.text.strip() for tab in look.all("button[role=tab]")] == ["生成", "评分", "记忆"]
         look.wait("button#write", "生成")
         shown = look.text()
-        assert "模型如何阅读、记忆和生成" in shown and "个参数" in shown and "提示词" in shown
+        assert "看看训练好的模型" in shown and "个参数" in shown and "提示词" in shown
         look.type("prompt", TEXT)
         look.press("write")
         look.wait("#written .note", f"{NEW} 个 token，随机种子")
@@ -172,6 +172,25 @@ def test_a_chinese_browser_is_answered_in_chinese(runs):
         look.pick("#remember-shown .token[data-pick]", 99)
         look.wait("#remember-detail .note", "的注意力落在记忆上")
         assert look.contents("#remember-detail h4")[0].startswith("第 100 个 token")
+
+
+def test_the_page_has_examples_before_it_is_asked_and_an_own_text_replaces_them(runs):
+    with page(runs["lm"], max_new_tokens=NEW, examples=True) as (found, _), visitor(found) as look:
+        look.wait("#written .note", f"{NEW} tokens")
+        assert look.contents("#written .prompt") == ["The import statement"]
+        look.tab("Memory")
+        look.wait("#remember-shown .facts", "without memory")
+        look.tab("Score")
+        shown = look.wait("#read-shown .facts").text
+        look.pick("#read-shown .token[data-pick]", 5)
+        look.wait("#read-detail .bars")
+        look.type("read-text", TEXT)
+        look.press("read")
+        look.until(lambda: look.contents("#read-shown .tokens") == [TEXT], "own text")
+        look.tab("Generate")
+        look.tab("Score")
+        time.sleep(2)
+        assert look.contents("#read-shown .tokens") == [TEXT] and look.contents("#read-shown .facts") != [shown]
 
 
 def test_the_other_options_reach_the_library_too(look, runs):
@@ -204,7 +223,7 @@ def test_what_is_written_can_be_stopped(runs):
         assert numbers(look.contents("#written .note"))[0] < 20_000
 
 
-@pytest.mark.parametrize("tab, name", [("Read", "read"), ("Remember", "remember")])
+@pytest.mark.parametrize("tab, name", [("Score", "read"), ("Memory", "remember")])
 def test_what_is_read_can_be_stopped(runs, tab, name):
     with page(runs["lm"], max_tokens=10_000) as (found, _), visitor(found) as look:
         look.tab(tab)
@@ -223,11 +242,11 @@ def test_visitors_of_all_buttons_count_together(runs):
         look.fill("new-tokens", 20_000)
         look.press("write")
         look.until(lambda: look.contents("#written .note"), "token")
-        look.tab("Read")
+        look.tab("Score")
         look.press("read")
         time.sleep(3)
         assert not look.contents("#read-shown .facts")
-        look.tab("Write")
+        look.tab("Generate")
         look.press("stop")
         look.until(lambda: look.contents("#read-shown .facts"), "text that is read")
 
@@ -245,7 +264,7 @@ def test_a_box_that_is_emptied_is_a_sentence_and_ctrl_c_ends_the_page_in_silence
 
 
 def test_a_text_is_coloured_by_its_nll_and_a_token_has_its_alternatives(look, runs):
-    look.tab("Read")
+    look.tab("Score")
     look.type("read-text", TEXT)
     look.press("read")
     look.wait("#read-shown .facts")
@@ -258,16 +277,17 @@ def test_a_text_is_coloured_by_its_nll_and_a_token_has_its_alternatives(look, ru
         lm, vocab = txl_tf.load_run(folder)
         readings = list(read_text(lm, vocab.encode(TEXT), 64))
         nll = np.concatenate([reading.nll for reading in readings])
-        assert float(re.search(r"([\d.]+) nats", facts[i])[1]) == pytest.approx(nll.mean(), abs=1e-4)
+        assert float(re.search(r"([\d.]+) bits", facts[i])[1]) == pytest.approx(nll.mean() / np.log(2), abs=1e-4)
         probs = np.exp(readings[0].log_probs[place - 1])
         found = numbers(bars)[: len(bars) // 2] if i == 0 else numbers(bars)[len(bars) // 2 :]
+        found = np.divide(found, 100)  # percent
         np.testing.assert_allclose(found[:10], probs, atol=6e-4)
         assert np.exp(-nll[place - 1]) == pytest.approx(found[-1], abs=6e-4) or len(found) == 10
 
 
 def test_on_a_token_is_shown_where_heads_look_and_what_its_memory_is_worth(look, runs):
     text, place = 3 * TEXT, 100  # of the second segment
-    look.tab("Remember")
+    look.tab("Memory")
     look.type("remember-text", text)
     look.press("remember")
     look.wait("#remember-shown .facts")
@@ -369,8 +389,8 @@ def test_a_hostile_text_is_text(look, text):
     look.press("write")
     look.wait("#written .written")
     assert look.contents("#written .prompt")[0] == visible(text)
-    for name in ("read", "remember"):
-        look.tab(name.title())
+    for tab, name in (("Score", "read"), ("Memory", "remember")):
+        look.tab(tab)
         look.type(f"{name}-text", text)
         look.press(name)
         look.wait(f"#{name}-shown .tokens")
@@ -387,8 +407,8 @@ def test_a_hostile_text_is_text(look, text):
 
 @pytest.mark.parametrize("tab, box, button, shown", [
     (None, "prompt", "write", "written"),
-    ("Read", "read-text", "read", "read-shown"),
-    ("Remember", "remember-text", "remember", "remember-shown"),
+    ("Score", "read-text", "read", "read-shown"),
+    ("Memory", "remember-text", "remember", "remember-shown"),
     ("Encoder-decoders", "source", "translate", "targets"),
     ("Taggers", "sentence", "tag", "tagged"),
 ])  # fmt: skip

@@ -123,17 +123,21 @@ def test_an_error_without_a_translation_is_quoted():
 
 def test_labels_are_translated_and_texts_are_not():
     components = [
-        {"id": 1, "type": "button", "props": {"value": "Write"}},
-        {"id": 2, "type": "textbox", "props": {"value": "Write", "label": "Prompt", "info": None}},
+        {"id": 1, "type": "button", "props": {"value": "Generate"}},
+        {"id": 2, "type": "textbox", "props": {"value": "Generate", "label": "Prompt", "info": None}},
         {"id": 3, "type": "markdown", "props": {"value": "**run** 5 weights"}},
     ]
     config = {"components": components, "title": "txl_tf"}
     assert labels_in(config, {}) is config
     with speaking("zh"):
         found = labels_in(config, {"**run** 5 weights": "**run** 5 个参数"})
-    assert [component["props"]["value"] for component in found["components"]] == ["生成", "Write", "**run** 5 个参数"]
+    assert [component["props"]["value"] for component in found["components"]] == [
+        "生成",
+        "Generate",
+        "**run** 5 个参数",
+    ]
     assert found["components"][1]["props"]["label"] == "提示词"
-    assert components[0]["props"]["value"] == "Write"
+    assert components[0]["props"]["value"] == "Generate"
 
 
 # ------------------------------------------------------------------------------------------------------- the page
@@ -141,6 +145,8 @@ def test_labels_are_translated_and_texts_are_not():
 
 class View:
     """A view of a run that is not there."""
+
+    vocab = SimpleNamespace(document=None)
 
     def __init__(self, run, limits):
         self.run, self.limits = run, limits
@@ -164,7 +170,7 @@ def page():
 
     def run(name, task):
         run = OpenRun.__new__(OpenRun)
-        run.name, run.task, run.family = name, task, "transformer_xl"
+        run.name, run.task, run.family, run.config = name, task, "transformer_xl", {"data": {"dataset": "pydoc"}}
         run.model = SimpleNamespace(token_level="char", count_params=lambda: 1234)
         return run
 
@@ -205,7 +211,7 @@ def client(page):
 
 @pytest.mark.parametrize("accepted, labels, refused", [
     ("zh-CN,zh;q=0.9,en;q=0.8", ("生成", "提示词", "留空则每次结果不同"), "本页没有这个地址。"),
-    ("en-US,en;q=0.9", ("Write", "Prompt", "empty: another text every time"), "This page has no such address."),
+    ("en-US,en;q=0.9", ("Generate", "Prompt", "empty: another text every time"), "This page has no such address."),
 ])  # fmt: skip
 def test_a_request_gets_the_page_and_its_refusals_in_its_language(client, accepted, labels, refused):
     headers = {"accept-language": accepted}

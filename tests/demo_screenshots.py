@@ -2,7 +2,8 @@
 
     python tests/demo_screenshots.py runs docs
 
-The first folder holds the runs quickstart, dates and flat_resume, see docs/demo.md; the second is written to.
+The first folder holds the runs quickstart, dates and flat_resume, see docs/demo.md, or some of them; the second is
+written to.
 """
 
 import io
@@ -37,52 +38,66 @@ def shoot(look, path, first, last):
     print(path, f"{path.stat().st_size:,} bytes")
 
 
-def shoot_all(address, folder, dark=False):
-    """The pictures of a page with a run of every task."""
+def shoot_all(address, folder, names, dark=False):
+    """The pictures of a page with these runs: in dark colours, only that of the memory."""
     with visitor(address, WIDTH, 1400, dark) as look:
+        if "quickstart" in names:
+            shoot_language_model(look, folder, dark)
+        if "dates" in names and not dark:
+            shoot_encoder_decoder(look, folder)
+        if "flat_resume" in names and not dark:
+            shoot_tagger(look, folder)
+
+
+def shoot_language_model(look, folder, dark):
+    if not dark:
         look.type("prompt", "The import statement")
         look.press("write")
         look.until(lambda: look.all("#written .written") and not look.all("#written .cursor"), "end of the text")
-        if not dark:
-            shoot(look, folder / "demo-write.png", "#prompt", "#written .written")
-        look.tab("Read")
+        shoot(look, folder / "demo-write.png", "#prompt", "#written .written")
+        look.tab("Score")
         look.press("read")
         look.wait("#read-shown .facts")
         look.pick("#read-shown .token[data-pick]", 20)
         look.wait("#read-detail .bars")
-        if not dark:
-            shoot(look, folder / "demo-read.png", "#read-shown .facts", "#read-detail .bars")
-        look.tab("Remember")
-        look.press("remember")
-        look.wait("#remember-shown .facts")
-        look.pick("#remember-shown .token[data-pick]", look.driver.execute_script(MOST_SAVED))
-        look.wait("#remember-detail .picture svg")
-        name = "demo-remember-dark.png" if dark else "demo-remember.png"
-        shoot(look, folder / name, "#remember-shown .facts", "#remember-detail .picture")
+        shoot(look, folder / "demo-read.png", "#read-shown .facts", "#read-detail .bars")
+    look.tab("Memory")
+    look.press("remember")
+    look.wait("#remember-shown .facts")
+    look.pick("#remember-shown .token[data-pick]", look.driver.execute_script(MOST_SAVED))
+    look.wait("#remember-detail .picture svg")
+    name = "demo-remember-dark.png" if dark else "demo-remember.png"
+    shoot(look, folder / name, "#remember-shown .facts", "#remember-detail .picture")
+
+
+def shoot_encoder_decoder(look, folder):
+    if look.all("button[role=tab]"):
         look.tab("Encoder-decoders")
-        look.press("translate")
-        look.wait("#targets tr[data-pick]")
-        look.pick("#targets tr[data-pick]", 0)
-        look.wait("#cross .picture svg")
-        if not dark:
-            shoot(look, folder / "demo-cross.png", "#targets .targets", "#cross .picture")
+    look.press("translate")
+    look.wait("#targets tr[data-pick]")
+    look.pick("#targets tr[data-pick]", 0)
+    look.wait("#cross .picture svg")
+    shoot(look, folder / "demo-cross.png", "#targets .targets", "#cross .picture")
+
+
+def shoot_tagger(look, folder):
+    if look.all("button[role=tab]"):
         look.tab("Taggers")
-        look.press("tag")
-        look.wait("#tagged .picture svg")
-        look.pick("#tagged g[data-pick='12']")
-        look.wait("#tagged .item.asked")
-        if not dark:
-            shoot(look, folder / "demo-lattice.png", "#tagged h4", "#tagged .note")
-        look.pick("#tagged button[data-pick='out:委员会']")
-        look.wait("#tagged h4", "Without")
-        if not dark:
-            shoot(look, folder / "demo-without.png", "#tagged h4", "#tagged .picture")
+    look.press("tag")
+    look.wait("#tagged .picture svg")
+    look.pick("#tagged g[data-pick='12']")
+    look.wait("#tagged .item.asked")
+    shoot(look, folder / "demo-lattice.png", "#tagged h4", "#tagged .note")
+    look.pick("#tagged button[data-pick='out:委员会']")
+    look.wait("#tagged h4", "Without")
+    shoot(look, folder / "demo-without.png", "#tagged h4", "#tagged .picture")
 
 
 def main(runs, folder):
-    with page(*(Path(runs) / name for name in ("quickstart", "dates", "flat_resume"))) as (address, _):
+    names = [name for name in ("quickstart", "dates", "flat_resume") if (Path(runs) / name).is_dir()]
+    with page(*(Path(runs) / name for name in names)) as (address, _):
         for dark in (False, True):
-            shoot_all(address, Path(folder), dark)
+            shoot_all(address, Path(folder), names, dark)
 
 
 if __name__ == "__main__":

@@ -234,10 +234,10 @@ def test_reading_shows_the_nll_of_score_by_segments(view):
         expected += nll.numpy()[0].tolist()
     *steps, (_, _, drawn) = view.read("abc def ghi")
     assert [step[:2] for step in steps] == [(6, 11), (11, 11)]
-    shown = [float(value) for value in re.findall(r"([\d.]+) nats, probability", drawn)]
-    np.testing.assert_allclose(shown, expected, atol=6e-4)
-    mean = float(re.search(r"<b>([\d.]+)</b> nats per token", drawn)[1])
-    assert mean == pytest.approx(np.mean(expected), abs=6e-5)
+    shown = [float(value) for value in re.findall(r"([\d.]+) bits, probability", drawn)]
+    np.testing.assert_allclose(shown, np.divide(expected, np.log(2)), atol=6e-4)
+    mean = float(re.search(r"<b>([\d.]+)</b> bits per token", drawn)[1])
+    assert mean == pytest.approx(np.mean(expected) / np.log(2), abs=6e-5)
 
 
 @pytest.mark.slow

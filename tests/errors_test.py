@@ -238,7 +238,7 @@ def test_the_message_of_each_kind_of_mistake_in_a_file(tmp_path, content, call, 
     [
         (
             lambda: Vocab().encode("a x"),
-            "text, line 1: 'a' is not in the vocabulary of 0 symbols, and neither is an unknown symbol (unk=None)",
+            "text, line 1: 'a' is not in the vocabulary of 0 symbols, which has no symbol for unknown ones (unk=None)",
         ),
         (lambda: Vocab().decode([3]), "ids must be in [0, 0), the size of the vocabulary, got 3"),
         (

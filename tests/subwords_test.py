@@ -233,7 +233,7 @@ def test_a_prepared_folder_keeps_the_model(tmp_path):
     given = corpus.build_corpus("text", path, level="subword", vocab_path=str(tmp_path / "made" / "vocab.model"))
     assert given.vocab.difference(made.vocab) is None
     other = train_subwords([text[:20_000]], 400)
-    assert "symbol" in other.difference(made.vocab)
+    assert "token" in other.difference(made.vocab)
 
 
 def test_documents_end_with_the_models_own_symbol():

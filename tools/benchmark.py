@@ -1,4 +1,4 @@
-"""Speed of everything this library does, side by side with a plain port of the original, tests/reference_model.py.
+"""Measures the speed of the library and of a plain port of the original, tests/reference_model.py.
 
     python tools/benchmark.py --json=figures.json               # the published figures, ten minutes
     python tools/benchmark.py --quick                           # small shapes and few turns, under three minutes
@@ -7,11 +7,11 @@
     python tools/benchmark.py --against=../older --mode=all --runs=3    # this checkout and another one
     python tools/benchmark.py --scaling --json=scaling.json     # how the cost grows, ten minutes; needs 8 GB
 
-Contestants take turns, so that whatever else the machine does slows all of them alike. Each is a process of its own.
-Tables give the median over the turns, quartiles, and the same of the ratio to the first contestant in the same turn;
-above 1 is better. With `--runs=3`, everything is measured three times, each time with new processes; the last table has
-the ratios of all runs and their median. Every mode has a shape, see `SHAPES` in tools/benchmarking/shapes.py; flags
-change it.
+Contestants take turns, so that other programs on the machine slow all of them equally. Each runs in its own process.
+Tables show median and quartiles over the turns, and median and quartiles of the ratio to the first contestant in the
+same turn: above 1 is faster. With `--runs=3`, everything is measured three times, each time with new processes; the
+last table has the ratios of all runs and their median. Every mode has a shape, see `SHAPES` in
+tools/benchmarking/shapes.py; flags change it.
 
     training, training_words,          tokens/s; a turn is as many steps as fill `--seconds`, at least one. With words:
     evaluation, generation             33,278, in three bins. Training with AMX also has float32 products of rounded
@@ -37,10 +37,10 @@ change it.
     workers                            training by 1, 2 and 4 processes of one thread, which divide a batch and sum up
                                        gradients over the loopback: in one bucket, as train.py does, and in several.
                                        Against as many processes at a time, each alone with its share of the rows
-    ray                                the programs on a Ray cluster of this machine, each beside itself without Ray:
+    ray                                the programs on a Ray cluster of this machine, and each of them without Ray:
                                        preparation by 1, 2 and 4 workers, training by 2, scoring by 1 and 2
-    ray_failures                       training by 2, 3 and 4 workers of which one is killed now and then, beside what
-                                       tools/simulate_training.py says of the same failures
+    ray_failures                       training by 2, 3 and 4 workers of which one is killed now and then, and the
+                                       prediction of tools/simulate_training.py for the same failures
     scoring                            lines of words to their nll, as tools/score.py, against `lm.score` line by line;
                                        and the evaluation of a text in segments, for comparison
     writing                            `lm.generate` of one row, of several, with options of sampling, after a prompt of
@@ -51,11 +51,11 @@ From the preparation to lm1b, every turn is a new process. `of peak` is the time
 the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process, TensorFlow
 included.
 
-`--against` compares the library of two checkouts, which may be of any age: the processes of each import its own txl_tf,
-use public names only, start its own programs, and read runs that these programs have trained. It leaves out peers,
-workers and Ray. Unless `--contestants` asks for more, bfloat16 takes part in the first four modes and in seq2seq, and
-little of the writing. `--mode=all` measures every mode, with `--against` every one that two checkouts can be compared
-in. `--scaling` has two layers unless `--n_layer` says otherwise.
+`--against` compares the library of two checkouts of any age: the processes of each import its own txl_tf, use public
+names only, start its own programs, and read runs that these programs have trained. It does not measure peers, workers
+and Ray. Without `--contestants`, bfloat16 is measured in the first four modes and in seq2seq, and only some cases of
+writing. `--mode=all` measures every mode, with `--against` every one that two checkouts can be compared in. `--scaling`
+has two layers unless `--n_layer` says otherwise.
 """
 
 import compileall

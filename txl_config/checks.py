@@ -38,7 +38,7 @@ class _OneOf:
         self.choices = choices
 
     def __call__(self, name: str, value: Any) -> None:
-        if value not in list(self.choices):
+        if not isinstance(value, str) or value not in self.choices:
             raise ParameterError(name, value, list(self.choices))
 
 

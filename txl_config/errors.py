@@ -97,6 +97,16 @@ class FixedAttributeError(ParameterError, AttributeError):
     """An attribute of a model or layer can no longer be changed; the message says what to do instead."""
 
 
+class UnknownNameError(ParameterError, AttributeError):
+    """A module has no public name like the one that was asked for; the message says where to find it.
+
+    Attributes:
+        name: what was asked for, such as `txl_tf.rel_shift`.
+        value: the name alone.
+        allowed: what to write instead, or the public names.
+    """
+
+
 class ArgumentTypeError(ParameterError, TypeError):
     """An argument has another type than the function takes."""
 

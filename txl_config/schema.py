@@ -25,7 +25,6 @@ from typing import Any
 
 from txl_config.errors import ParameterError, UnknownArgumentError, brief
 
-Function = typing.TypeVar("Function", bound=Callable[..., Any])
 Check = Callable[[str, Any], None]  # takes the name and the value of an argument, and raises ParameterError
 
 _UNIONS = (typing.Union, types.UnionType)
@@ -64,23 +63,6 @@ def takes_keyword(function: Callable[..., Any], name: str) -> bool:
     """Whether a function takes an argument of this name: it has the argument, or `**kwargs`."""
     parameters = inspect.signature(function).parameters
     return name in parameters or any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values())
-
-
-def known_names(function: Function) -> Function:
-    """Decorator: an unknown argument raises UnknownArgumentError, which lists the known ones; see `check_names`.
-
-    Python's own error does not list them.
-    """
-    known = keywords_of(function)
-    *class_names, name = function.__qualname__.split(".")
-    called = class_names[-1] if name == "__init__" else name
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        check_names(called, kwargs, known)
-        return function(*args, **kwargs)
-
-    return typing.cast("Function", call)
 
 
 def differing(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -1,4 +1,4 @@
-"""The programs on a Ray cluster of this machine, beside the same programs without Ray; and a training that fails.
+"""Measures the programs on a Ray cluster of this machine and without Ray, and training runs whose workers fail.
 
 Every turn is a new command. The cluster has as many cores as there are workers, though the machine may have fewer: so
 what Ray costs is the ratio to the same number of processes without it, not to one.
@@ -34,7 +34,7 @@ LINES = 4000  # to score
 
 @contextlib.contextmanager
 def started(cores):
-    """The address of a cluster of one node with so many cores."""
+    """Starts a cluster of one node with this number of cores; yields its address."""
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": cores, "object_store_memory": 200 << 20, "include_dashboard": False}
@@ -51,7 +51,7 @@ environment_of = functools.partial(processes.environment_of, processes.ROOT, TF_
 
 @contextlib.contextmanager
 def running(command, stdout=subprocess.DEVNULL, **variables):
-    """The process of a command, for which it waits. Raises ValueError where it fails, see `processes.failure`."""
+    """Starts a command, yields its process, and waits for its end. Raises ValueError if it fails, see `failure`."""
     with tempfile.TemporaryFile("w+") as errors:
         pipes = {"stdout": stdout, "stderr": errors, "text": True}
         with subprocess.Popen(command, env=environment_of(**variables), **pipes) as process:
@@ -62,7 +62,7 @@ def running(command, stdout=subprocess.DEVNULL, **variables):
 
 
 def run(program, variables=(), **flags):
-    """Runs a program to its end: seconds that it took, peak memory in MB of its process and of Ray's largest worker."""
+    """Runs a program. Returns its seconds, and the peak memory in MB of its process and of Ray's largest worker."""
     begun = time.perf_counter()
     peaks = {}
     with running(command_of(program, **flags), **dict(variables)) as process:
@@ -82,14 +82,14 @@ def note_peak(peaks, name, pids):
 
 
 def commands():
-    """`(id, list of words)` of every process of this machine."""
+    """Yields `(id, command as a list of words)` of every process of this machine."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended
             yield int(path.parent.name), path.read_text().split("\0")
 
 
 def ray_workers():
-    """Ids of Ray's processes that do what programs asked for."""
+    """Ids of Ray's worker processes."""
     return (pid for pid, words in commands() if words[0].startswith("ray::") and "IDLE" not in words[0])
 
 
@@ -142,7 +142,7 @@ def preparation(folder, address, workers, words):
 
 
 def tokens_per_second(model_dir):
-    """The median of the lines of log.csv, without the first, whose time includes tracing."""
+    """The median of tokens per second in log.csv, without the first line, whose time includes tracing."""
     with open(f"{model_dir}/log.csv") as file:
         return statistics.median(float(row["tokens_per_second"]) for row in list(csv.DictReader(file))[1:])
 
@@ -239,11 +239,11 @@ def scoring(folder, address, workers, lines):
     return {"lines_per_second": lines / found["seconds"], **found}
 
 
-# -------------------------------------------------------------------------------------------- a training that fails
+# ------------------------------------------------------------------------------------- training runs that fail
 
 
 class Watched:
-    """A training run by Ray of which a worker is killed now and then. It records when steps were done.
+    """A training run on Ray whose workers are killed at planned times. It records when each step ended.
 
     Args:
         lasts: for each start that is to fail, the seconds from its first step to the failure.
@@ -276,7 +276,7 @@ class Watched:
             threading.Timer(self.lasts[len(self.kills)], self.kill).start()
 
     def kill(self):
-        """Kills one of the programs, whichever comes first."""
+        """Kills one of the worker programs: the first that is found."""
         for pid in programs_in(self.model_dir):
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(pid, signal.SIGKILL)
@@ -298,7 +298,7 @@ class Watched:
 
 
 def times_of(path):
-    """When the steps were done that a file of TensorBoard has."""
+    """The times at which the steps in a file of TensorBoard ended."""
     events = EventFileLoader(str(path)).Load()
     return [event.wall_time for event in events if any(value.tag == "epoch_step" for value in event.summary.value)]
 

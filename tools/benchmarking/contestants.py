@@ -1,4 +1,4 @@
-"""Who takes part in a mode, and how many tokens its work has.
+"""The contestants of each mode, and the number of tokens in their work.
 
 Work is in work.py; who does it in language_models.py, pairs.py and taggers.py. The library is imported late, so that a
 process can first choose which checkout's.
@@ -16,7 +16,7 @@ def is_pairs(mode):
 
 
 def make_contestants(mode, jit=False, run=None):
-    """Functions from a shape to work, by name, the reference first.
+    """Returns `{name: function from a shape to work}` of the contestants, the reference first.
 
     Args:
         jit: whether those that train take part with XLA, too.
@@ -45,7 +45,7 @@ def check_shape(mode, shape):
 
 
 def tokens_of_work(mode, name, shape):
-    """Tokens that a contestant reads, trains on or writes in doing its work once, without padding."""
+    """The number of tokens that a contestant reads, trains on or generates in one piece of work, without padding."""
     if mode == "seq2seq_pairs":
         return sum(map(len, pairs.word_pairs(shape["pairs"])[1]))
     if mode == "scoring" and name != EVALUATION:

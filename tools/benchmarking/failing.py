@@ -1,26 +1,26 @@
-"""A training on workers that fail, in time: pure functions of `tools/simulate_training.py`."""
+"""Simulates the time of a training run whose workers fail: pure functions of `tools/simulate_training.py`."""
 
 import math
 
 from txl_config.errors import ParameterError
 
-MOST_FAILURES = 100_000  # of a training that comes to an end
+MOST_FAILURES = 100_000  # of a simulated training run; with more, it would hardly end
 
 
 def step_seconds(workers, tokens, tokens_per_second, parameters, gigabits, message_seconds, shared=False):
-    """`(seconds of the tokens, seconds of the sum of the gradients)` of one step."""
+    """`(seconds to compute the tokens, seconds to sum the gradients)` of one step."""
     compute = tokens / (tokens_per_second * (1 if shared else workers))
     sent = 2 * (workers - 1) / workers * 4 * parameters
     return compute, sent * 8 / (gigabits * 1e9) + 2 * (workers - 1) * message_seconds
 
 
 def best_save_steps(step, save_seconds, mtbf):
-    """Young's interval in steps, where all workers together fail every `mtbf` seconds."""
+    """Young's interval between checkpoints, in steps, if some worker fails every `mtbf` seconds."""
     return max(1, round(math.sqrt(2 * save_seconds * mtbf) / step))
 
 
 def train(steps, step, save_steps, save_seconds, restart_seconds, mtbf, rng):
-    """One training, interval by interval: seconds of `useful`, `repeated`, `saving`, `starting`, and `failures`."""
+    """Simulates a training run: seconds of `useful`, `repeated`, `saving`, `starting`, and the number of `failures`."""
     spent = dict.fromkeys(["useful", "repeated", "saving", "starting", "failures"], 0)
     done = 0
     until_failure = rng.exponential(mtbf)

@@ -21,13 +21,13 @@ def model_arguments(shape):
 
 
 def frequencies(n_token):
-    """Shares of words `[n_token]`, word i about 1 / i as frequent as the first."""
+    """The frequencies of words, `[n_token]`: word i is about 1 / i as frequent as the first."""
     share = 1 / np.arange(1, n_token + 1)
     return share / share.sum()
 
 
 def random_batch(shape):
-    """Tokens and labels `[batch, tgt_len]`, as frequent as `frequencies`."""
+    """Random tokens and labels `[batch, tgt_len]` with these `frequencies`."""
     size = [shape["batch_size"], shape["tgt_len"] + 1]
     draws = np.random.default_rng(0).choice(shape["n_token"], size, p=frequencies(shape["n_token"]))
     return tf.constant(draws[:, :-1], tf.int32), tf.constant(draws[:, 1:], tf.int32)
@@ -52,7 +52,7 @@ def contestants(mode, jit=False):
 
 
 def carrying(function, carried):
-    """The work of `function(carried) -> (result, carried)`, which waits for the result."""
+    """Work that calls `function(carried) -> (result, carried)` and waits for the result."""
 
     def call():
         nonlocal carried
@@ -63,7 +63,7 @@ def carrying(function, carried):
 
 
 def reference_work(mode, shape):
-    """The reference trains on a batch, or evaluates a segment, or generates one token."""
+    """The work of the reference: it trains on a batch, evaluates a segment, or generates one token."""
     model = port("reference_model").ReferenceModel(**model_arguments(shape))
     tokens, labels = map(tf.transpose, random_batch(shape))
     mems = model.initial_mems(shape["batch_size"])
@@ -90,7 +90,7 @@ def reference_next(model, tokens, mems):
 
 
 def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=False, matmul_precision=None):
-    """As `reference_work`, by `fit`, `evaluate` and `generate`; but it generates a text of `tgt_len` tokens."""
+    """The work of the library, by `fit`, `evaluate` and `generate`. It generates `tgt_len` tokens, not one."""
     import txl_tf
 
     if matmul_precision:
@@ -107,7 +107,7 @@ BYTES = {"float32": 4, "bfloat16": 2}  # of a number
 
 
 def bytes_of_token(shape, size):
-    """Bytes that a token reads, its numbers of `size` bytes: kernels, keys, values, position keys, and the softmax."""
+    """Bytes to read for one token: kernels, keys, values, position keys and softmax, with `size` bytes per number."""
     width = shape["n_head"] * shape["d_head"]
     d_model = shape["d_model"]
     positions = shape["mem_len"] + 1
@@ -116,14 +116,14 @@ def bytes_of_token(shape, size):
 
 
 def reading_work(shape, size):
-    """Reads the bytes of `tgt_len` tokens, one token's after the other's, on all cores."""
+    """Reads the bytes of `tgt_len` tokens, token by token, on all cores."""
     numbers = tf.random.normal([bytes_of_token(shape, size) // 4])
     largest = tf.function(lambda: tf.reduce_max(numbers))
     return Calls(lambda: [largest().numpy() for _ in range(shape["tgt_len"])])
 
 
 def training_operations(shape):
-    """Floating-point operations of the matrix products that a training step cannot do without.
+    """The floating-point operations of the matrix products in a training step.
 
     The backward pass has two products for every one of the forward pass, of memory and positions only one.
     """
@@ -151,7 +151,7 @@ def writing_contestants():
 
 
 def writing_work(shape, rows=1, prompt=1, tokens=None, **sampling):
-    """Continues `rows` prompts by `tokens` tokens, by default `tgt_len`."""
+    """Generates `tokens` tokens, by default `tgt_len`, after each of `rows` prompts."""
     import txl_tf
 
     lm = txl_tf.TransformerXLLM(**model_arguments(shape))
@@ -160,7 +160,7 @@ def writing_work(shape, rows=1, prompt=1, tokens=None, **sampling):
 
 
 def continuing_work(shape, dtype="float32", read=1):
-    """Continues a text of `read` tokens by `tgt_len` tokens, again and again; `lm.generate` would read it all again.
+    """Generates `tgt_len` tokens after a text of `read` tokens, with a session, which reads the text only once.
 
     A session has no public name yet: only this checkout can be measured.
     """
@@ -189,12 +189,12 @@ def scoring_contestants(run):
 
 
 def words_of(shape):
-    """The words of the vocabulary, all symbols but the end of a line."""
+    """The words of the vocabulary: all symbols except the end of a line."""
     return [f"w{i}" for i in range(shape["n_token"] - 1)]
 
 
 def random_lines(shape):
-    """Lines of words as long as sentences, 22 words or so."""
+    """Random lines of about 22 words, as long as sentences."""
     rng = np.random.default_rng(0)
     words = words_of(shape)
     lengths = rng.lognormal(3.1, 0.6, shape["lines"]).clip(2, 200).astype(int)
@@ -203,7 +203,7 @@ def random_lines(shape):
 
 
 def scoring_one_by_one(shape, run):
-    """The nll of lines, one after the other, with `lm.score` alone."""
+    """The nll of lines, line by line, with `lm.score`."""
     import txl_tf
 
     lm, vocab = txl_tf.load_run(run)

@@ -74,7 +74,7 @@ def library_transformer(dtype="float32", jit_compile=False):
 
 
 def random_pair(shape):
-    """A source `[batch, tgt_len]`, and a target that is one longer, without padding."""
+    """A source `[batch, tgt_len]`, and a target with one token more, without padding."""
     ids = np.random.default_rng(0).integers(END + 1, shape["n_token"], [2, shape["batch_size"], shape["tgt_len"] + 1])
     return ids[0, :, 1:].astype(np.int32), ids[1].astype(np.int32)
 
@@ -93,7 +93,7 @@ def decoding_work(name, make, shape):
 
 
 def pairs_work(name, make, shape):
-    """Trains on all pairs once: the library on batches of similar lengths, the tutorial on words as they come."""
+    """Trains on all pairs once: the library on batches of similar lengths, the tutorial in the given order."""
     batches = pair_batches(shape, by_length=name.startswith("txl_tf"))
     model, first, _ = make(*batches[0], **arguments_of(shape))
     if isinstance(first[0], tuple):  # Keras's (x, y)
@@ -102,7 +102,7 @@ def pairs_work(name, make, shape):
 
 
 def word_pairs(number):
-    """Words of Python's manual, and the same backwards: two lists of lists of ids, each with its end."""
+    """The words of Python's manual as sources, and reversed as targets: two lists of lists of ids, each with an end."""
     from pydoc_data.topics import topics
 
     words = set("\n".join(topics.values()).lower().split())

@@ -1,8 +1,8 @@
-"""Processes of the benchmark: its own, which do tasks when they are told to, and programs as users run them.
+"""Processes of the benchmark: its own processes, which do tasks on request, and programs as users run them.
 
     with Process(checkout) as process:
         process.call("begin", mode="training", name="txl_tf float32", shape=...)
-        process.call("turn", seconds=1)     # and again, whenever it is this contestant's turn
+        process.call("turn", seconds=1)     # called again in every turn of this contestant
 
 The request, `["turn", {"seconds": 1}]`, and the answer, a dict of figures, are lines of JSON on the standard input and
 output of tasks.py. A process imports the txl_tf of its checkout.
@@ -31,7 +31,7 @@ PEERS = Path(__file__).with_name("peers.py")
 
 
 class Process:
-    """A new Python that does the tasks of tasks.py, or of another program, with the txl_tf of a checkout."""
+    """A new Python process that does tasks of tasks.py, or of another program, with the txl_tf of a checkout."""
 
     def __init__(self, checkout=ROOT, program=None):
         self.errors = tempfile.TemporaryFile("w+")
@@ -63,7 +63,7 @@ class Process:
 
 
 def alone(task, checkout=ROOT, **arguments):
-    """The figures of a task, measured in a process that does nothing else."""
+    """The figures of a task, measured in a process of its own."""
     with Process(checkout) as process:
         return process.call(task, **arguments)
 
@@ -82,13 +82,13 @@ def failure(what, output):
 
 
 def loopback_bytes():
-    """Bytes that this machine has sent to itself so far, whichever program did."""
+    """The number of bytes that all programs of this machine have sent over the loopback so far."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith("lo:"))
 
 
 def free_ports(n):
-    """`n` different ones, held together until all are known."""
+    """`n` different free ports. All are held until the last one is known."""
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(n)]
         return [server.getsockname()[1] for server in opened]
@@ -110,19 +110,19 @@ def command_of(checkout, program, **flags):
 
 
 def environment_of(*folders, **variables):
-    """This process's environment, in which Python imports from some folders before all others."""
+    """The environment of this process, with some folders first in the path of Python's imports."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), **variables}
 
 
 def run(command, checkout):
-    """Runs a program to its end. Raises ValueError where it fails, see `failure`."""
+    """Runs a program. Raises ValueError if it fails, see `failure`."""
     done = subprocess.run(command, env=environment_of(checkout), capture_output=True, text=True)
     if done.returncode:
         raise failure(command[1], done.stderr)
 
 
 def train_command(checkout, shape, text, model_dir, **flags):
-    """The command that trains a language model of a shape by train.py, for one step."""
+    """The command that trains a language model of this shape for one step, with train.py."""
     named = {**model_arguments(shape), "tgt_len": shape["tgt_len"]}
     del named["n_token"]  # the text decides
     named["cutoffs"] = ",".join(map(str, shape["cutoffs"]))
@@ -132,7 +132,7 @@ def train_command(checkout, shape, text, model_dir, **flags):
 
 
 def watch(shape, text, checkout):
-    """Runs train.py as a user does, for one step: seconds until its line of progress, and until it has ended."""
+    """Runs train.py for one step. Returns the seconds until its first line of progress, and until its end."""
     with tempfile.TemporaryDirectory() as folder:
         command = train_command(checkout, shape, text, os.path.join(folder, "run"))
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -153,7 +153,7 @@ def watch(shape, text, checkout):
 
 
 def watch_reference(shape, text):
-    """Seconds from the start of a process to the end of the reference's first training step in it."""
+    """Seconds from the start of a process to the end of the reference's first training step."""
     started = time.perf_counter()
     with Process() as process:
         figures = process.call("start_reference", shape=shape, text=text)
@@ -161,14 +161,14 @@ def watch_reference(shape, text):
 
 
 def train_to_answer(checkout, shape, text, folder):
-    """Trains, for one step each, what `answer` asks: a language model by character, `lm`, and a tagger, `tagger`."""
+    """Trains the runs that `answer` uses, for one step each: a language model of characters, `lm`, and `tagger`."""
     lm, tagger = (os.path.join(folder, name) for name in ("lm", "tagger"))
     run(train_command(checkout, shape, text, lm, level="char"), checkout)
     run(command_of(checkout, "tools/train_ner.py", model_dir=tagger, **TAGGER, **ONE_STEP), checkout)
 
 
 def train_to_score(checkout, shape, folder):
-    """Trains, for one step, a language model of the words of `random_lines`: `lm`."""
+    """Trains a language model of the words of `random_lines` for one step: `lm`."""
     words = words_of(shape)
     lines = random_lines(shape)
     repeats = 1 + 20000 // sum(len(line.split()) for line in lines)  # the end of the text is for validation
@@ -178,7 +178,7 @@ def train_to_score(checkout, shape, folder):
 
 
 def answer(program, folder, checkout):
-    """Runs a program as a user does, on one line: seconds until its answer is complete, and until it has ended.
+    """Runs a program on one line. Returns the seconds until its answer is complete, and until its end.
 
     generate.py writes the prompt first, and then one token. IMPORT is that alone, for comparison.
     """
@@ -207,7 +207,7 @@ def answer(program, folder, checkout):
 
 
 def import_seconds():
-    """Seconds that `import txl_tf` spends in a few imports, each with those inside it, by `-X importtime`."""
+    """Seconds that `import txl_tf` spends in some imports, by `-X importtime`. Each includes the imports inside it."""
     command = [sys.executable, "-X", "importtime", "-c", "import txl_tf"]
     log = subprocess.run(command, env=environment_of(ROOT), capture_output=True, text=True, check=True).stderr
     found = re.findall(r"^import time: .* (\d+) \| +(txl_tf|keras|tensorflow|matplotlib\.pyplot)$", log, re.MULTILINE)

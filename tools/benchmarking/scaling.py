@@ -11,7 +11,7 @@ from benchmarking.work import mean_seconds
 
 
 def measure(works, rounds, seconds):
-    """Seconds of doing each of some works once, array `[rounds, works]`; they take turns in this process."""
+    """Does several works in turns in this process. Returns the seconds of each, an array `[rounds, works]`."""
     for work in works:
         work.once()
         work.once()
@@ -38,7 +38,7 @@ def scale(mode, shape, makers, rounds, seconds):
 
 
 def replica_costs(name, shape, values, rounds, seconds):
-    """Seconds a token with replicas on this machine's cores, by `fit`, in processes of their own."""
+    """Seconds per token of `fit` with replicas on the cores of this machine, each measured in its own process."""
     arguments = {"name": name, "shape": shape, "seconds": seconds}
     turns = {n: lambda n=n: processes.alone("train_replicas", replicas=n, **arguments) for n in values}
     measured = take_turns(turns, 1 if rounds < 3 else 2)
@@ -46,7 +46,7 @@ def replica_costs(name, shape, values, rounds, seconds):
 
 
 def scale_length(mode, shape, makers, segments):
-    """As `scale`, of the cost of a token after 1, 2, 4, ... segments of one text, but for the reference."""
+    """Like `scale`, for the cost of a token after 1, 2, 4, ... segments of one text, without the reference."""
     counts = [2**i for i in range(segments.bit_length())]
     values = [count * shape["tgt_len"] for count in counts]
     print_scale(mode, shape, "tokens_before", values)
@@ -66,7 +66,7 @@ def scale_length(mode, shape, makers, segments):
 def print_scale(mode, shape, argument, values):
     others = {name: value for name, value in shape.items() if name != argument}
     print(f"\n{mode}: {describe(others)}")
-    print(f"  {f'us a token, by {argument}':32}" + "".join(f"{value:>10,}" for value in values))
+    print(f"  {f'us per token, by {argument}':32}" + "".join(f"{value:>10,}" for value in values))
 
 
 def costs_of(mode, name, argument, values, costs):

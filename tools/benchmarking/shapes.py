@@ -16,7 +16,7 @@ WRITING = {  # arguments of `writing_work`
     "min_p 0.1": {"min_p": 0.1}, "repetition_penalty 1.2": {"repetition_penalty": 1.2},
     "a prompt of 5,000 tokens is read": {"prompt": PROMPT, "tokens": 1},
 }  # fmt: skip
-# With --against: which of WRITING, and the modes in which bfloat16, take part unless --contestants says otherwise.
+# With --against and without --contestants: the cases of WRITING, and the modes with bfloat16, that are measured.
 WRITING_AGAINST = ("4 rows", "top_p 0.9", "a prompt of 5,000 tokens is read")
 BFLOAT16_AGAINST = ("training", "training_words", "evaluation", "generation", "seq2seq")
 NETWORK = {

@@ -26,7 +26,7 @@ COLUMNS = {  # of the tables: heading and format
 def take_turns(turns, rounds):
     """`{name: {figure: list over the rounds}}` of functions that return dicts of figures.
 
-    Every other round goes backwards: a machine that becomes slower favours nobody.
+    Every second round is in reverse order, so that a machine that becomes slower favours no contestant.
     """
     figures = {name: [] for name in turns}
     for i in range(rounds):
@@ -38,8 +38,9 @@ def take_turns(turns, rounds):
 def rows_of(mode, figure, measured):
     """Rows of the results, one for each contestant in what `take_turns` found.
 
-    A row has the medians of all figures, but the largest peak memory. Of `figure` it also has the quartiles, and median
-    and quartiles of the ratio to the first contestant in the same turn. More of `figure` is better, but for seconds.
+    A row has the median of every figure, and the maximum of the peak memory. For `figure` it also has the quartiles,
+    and median and quartiles of the ratio to the first contestant in the same turn. Larger ratios are better: for
+    seconds, the ratio is inverted.
     """
     first = np.array(next(iter(measured.values()))[figure])
     rows = []
@@ -66,7 +67,7 @@ def summary_of(rows):
 
 
 def print_table(heading, rows):
-    """Prints rows, in those of COLUMNS that they have."""
+    """Prints rows, with the COLUMNS that occur in them."""
     keys = [key for key in COLUMNS if any(key in row for row in rows)]
 
     def cell(row, key):
@@ -79,7 +80,7 @@ def print_table(heading, rows):
 
 
 def print_summary(heading, summary):
-    """Prints what `summary_of` returns, but for contestants that the others are compared with."""
+    """Prints the result of `summary_of`, without the contestants that the others are compared with."""
     runs = range(1, 1 + max(len(row["ratios"]) for row in summary))
     lines = [["mode", "contestant", *(f"run {n}" for n in runs), "median"]]
     for row in summary:
@@ -90,7 +91,7 @@ def print_summary(heading, summary):
 
 
 def print_lines(heading, lines, left=1):
-    """Prints lines of cells in columns, the first of which are aligned on the left."""
+    """Prints lines of cells in columns. The first `left` columns are aligned on the left."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print(f"\n{heading}")
     for line in lines:
@@ -99,5 +100,5 @@ def print_lines(heading, lines, left=1):
 
 
 def describe(shape):
-    """A shape in words, without what is off."""
+    """A shape as text, without the arguments that are off."""
     return ", ".join(f"{name} {value}" for name, value in shape.items() if value not in (False, -1, []))

@@ -13,7 +13,7 @@ from benchmarking.shapes import REFERENCE
 from benchmarking.work import Calls, Steps, padded, port, repeated
 
 SIZES = ["n_token", "n_bigram", "d_embed", "d_model", "n_head", "d_inner", "dropout", "embed_dropout"]
-AS_THEY_COME = "txl_tf float32 as they come"  # the library on the reference's batches
+AS_THEY_COME = "txl_tf float32 as they come"  # the library with the batches of the reference
 LABELS = ["O", *(f"{prefix}-{kind}" for kind in range(8) for prefix in "BMES")]
 
 
@@ -86,7 +86,7 @@ class Sentence(NamedTuple):
 
 
 def random_sentences(shape):
-    """Sentences as long as those of Resume, or of `tgt_len` characters each, with half as many words as characters."""
+    """Random sentences with the lengths of those in Resume, or `tgt_len`; half as many words as characters."""
     rng = np.random.default_rng(0)
     sentences = []
     for _ in range(shape["sentences"]):
@@ -102,7 +102,7 @@ def random_sentences(shape):
 
 
 def sentence_batches(shape, lattice, by_length):
-    """Batches `(inputs, tags)` of all sentences, in a random order; of similar lengths together with `by_length`."""
+    """Batches `(inputs, tags)` of all sentences, in a random order. `by_length` groups similar lengths."""
     sentences = random_sentences(shape)
     order = np.random.default_rng(1).permutation(len(sentences))
     if by_length:

@@ -1,4 +1,4 @@
-"""What a process of the benchmark does when it is told to, see processes.py. Each task returns a dict of figures.
+"""The tasks of a process of the benchmark, see processes.py. Each returns a dict of figures.
 
 The process takes txl_tf from the checkout that PYTHONPATH names first, so this file uses public names alone.
 """
@@ -24,7 +24,7 @@ from benchmarking.work import Steps, mean_seconds, port
 
 
 def begin(mode, name, shape, jit=False, run=None):
-    """Makes a contestant, which does its work twice: that traces and allocates."""
+    """Makes a contestant and does its work twice, which traces its graphs and allocates memory."""
     started = time.perf_counter()
     work = make_contestants(mode, jit, run)[name](shape)
     built = time.perf_counter()
@@ -37,7 +37,7 @@ def begin(mode, name, shape, jit=False, run=None):
 
 
 def prepare(name, folder):
-    """WikiText-103's way from train.txt, valid.txt and test.txt in `folder` to a vocabulary and token files.
+    """Prepares WikiText-103: from train.txt, valid.txt and test.txt in `folder` to a vocabulary and token files.
 
     The peak includes TensorFlow and Keras for both: the original's program imports TensorFlow, too.
     """
@@ -95,7 +95,7 @@ def export(name, shape, directory):
 
 
 def load(directory):
-    """Loads a SavedModel with nothing but TensorFlow; a step predicts a token by its signature `next`."""
+    """Loads a SavedModel with TensorFlow alone. A step predicts a token with its signature `next`."""
     started = time.perf_counter()
     signatures = tf.saved_model.load(directory).signatures
     loaded = time.perf_counter()
@@ -111,7 +111,7 @@ def load(directory):
 
 
 def start_reference(shape, text):
-    """The reference from a text to the end of its first training step."""
+    """Runs the reference from a text to the end of its first training step."""
     vocab = port("reference_data").ReferenceVocab(delimiter="")
     vocab.count_file(text)
     vocab.build_vocab()

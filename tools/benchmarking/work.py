@@ -1,11 +1,11 @@
-"""What a contestant does again and again, and how long it takes: calls of a function, or steps of Keras's `fit`.
+"""The work that a contestant repeats, and its time: calls of a function, or steps of Keras's `fit`.
 
-Like all of a contestant's code, this file imports nothing of txl_tf but public names, and those late: it also runs in
-processes that take txl_tf from another checkout.
+Like all code of contestants, this file imports only public names of txl_tf, and imports them late, because it also runs
+in processes that use the txl_tf of another checkout.
 
     work = Steps(model, repeated([batch]))    # or Calls(function)
     work.once()                               # does the work once, and returns what it computes
-    mean_seconds(work, seconds=1)             # does it for a second
+    mean_seconds(work, seconds=1)             # repeats it for a second
 
 Both kinds have a method `ends(enough)`. It does the work until `enough(ends)`, and returns `ends`: when the work began,
 and when each of its steps ended.
@@ -88,7 +88,7 @@ class Steps:
 
 
 def mean_seconds(work, seconds, least=1):
-    """Mean seconds of doing the work once. It is done until `seconds` have passed, at least `least` times."""
+    """Mean seconds of the work. It is repeated until `seconds` have passed, at least `least` times."""
 
     def enough(ends):
         done, rest = divmod(len(ends) - 1, work.steps)
@@ -99,9 +99,9 @@ def mean_seconds(work, seconds, least=1):
 
 
 def repeated(batches):
-    """A dataset of some batches, again and again. Batches may be of different lengths; a single one has a fixed shape.
+    """A dataset that repeats some batches without end. Batches may have different lengths; one batch has a fixed shape.
 
-    It does without tf.data's autotuning: the end of every `fit` would wait for its thread, which sleeps for seconds.
+    It does not use tf.data's autotuning: every `fit` would wait at its end for a thread that sleeps for seconds.
     """
     import tensorflow as tf
 
@@ -116,7 +116,7 @@ def repeated(batches):
 
 
 def padded(rows):
-    """Lists of ids as one array, int32 `[rows, longest]`, filled up with 0."""
+    """Lists of ids as one array, int32 `[rows, longest]`, padded with 0."""
     import keras
 
     return keras.utils.pad_sequences(rows, padding="post")

@@ -12,11 +12,14 @@ from mkdocs.structure.files import File
 from pages import gallery, links, notebook, reference, sources
 
 STYLE = Path(__file__).with_name("site.css")
+READ = []  # of this build: the package, as Griffe reads it
 NAMES = {}  # of this build: `{name in code: (page of the reference, anchor)}`
 PLACES = {}  # of this build: `{path in the repository: path on the site}`, see `links.rewritten`
 
 
 def on_config(config):
+    READ.clear()
+    READ.append(reference.package(config.extra["packages"], Path(config.config_file_path).parent))
     config.nav = [with_reference(config, entry) for entry in config.nav]
     if config.extra["repository"]:
         config.extra["social"] = [{"icon": "material/git", "link": config.extra["repository"], "name": "Repository"}]
@@ -28,7 +31,7 @@ def with_reference(config, entry):
     if entry != {"Reference": ["reference/index.md"]}:
         return entry
     sections = {}
-    for topic in reference.topics(config):
+    for topic, _, _ in reference.pages(config, READ[0]).values():
         sections.setdefault(topic.section, []).append({topic.title: topic.src_uri})
     return {"Reference": ["reference/index.md", *({section: pages} for section, pages in sections.items())]}
 
@@ -46,7 +49,7 @@ def on_files(files, config):
     generated = {uri: texts[path] for uri, path in config.extra["included"].items()}
     generated["gallery.md"] = gallery.page(texts, PLACES)
     generated["assets/site.css"] = STYLE.read_text()
-    generated |= reference_pages(config, root)
+    generated |= reference_pages(config)
 
     linked = {path for origin, text in texts.items() for path in links.targets(text, origin)}
     for path in sources.paths(root, config.extra["packages"], linked - {*PLACES}):
@@ -57,9 +60,9 @@ def on_files(files, config):
     return files
 
 
-def reference_pages(config, root):
+def reference_pages(config):
     """`{path on the site: Markdown}` of the reference. The names that it has become NAMES."""
-    pkg = reference.package(config.extra["packages"], root)
+    pkg = READ[0]
     topics = reference.pages(config, pkg)
     NAMES.clear()
     NAMES.update(reference.names_in_code(topics))

@@ -2,15 +2,15 @@
 
 # Labels and hints of components, which a page has from the start.
 LABELS = {
-    "## What the model reads, remembers and writes": "## 模型如何阅读、记忆和生成",
+    "# Look into a trained model": "# 看看训练好的模型",
     "Language models": "语言模型",
     "Encoder-decoders": "编码器-解码器",
     "Taggers": "序列标注",
     "Runs, at most two side by side": "模型（最多选两个，并排比较）",
     "Stop": "停止",
-    # Write
-    "Write": "生成",
-    "The model continues a prompt, token by token, in the manner of the text that it was trained on.": (
+    # Generate
+    "Generate": "生成",
+    "The model continues your prompt, token by token, in the style of the text that it was trained on.": (
         "模型接着提示词逐个 token 往下写，风格与训练文本一致。"
     ),
     "Prompt": "提示词",
@@ -36,18 +36,19 @@ LABELS = {
     r"one per line; \n is a newline": r"每行一个；\n 表示换行",
     "Stop at the end of a line": "遇到行尾停止",
     "Stop at the end of a document": "遇到文档末尾停止",
-    # Read, Remember
-    "Read": "阅读",
-    "How likely the model finds each token of a text. Click one: what else could stand there.": (
-        "模型认为文本中每个 token 有多大可能出现。点击一个 token，查看此处还可能出现什么。"
+    # Score, Memory
+    "Score": "评分",
+    "The stronger the colour of a token, the less the model expected it. Click a token to see the alternatives.": (
+        "颜色越深的 token，模型越没有料到。点击一个 token，查看此处还可能出现什么。"
     ),
-    "Remember": "记忆",
-    "What the memory is worth at each token. Click one: where every layer and head looks.": (
-        "记忆（memory）对预测每个 token 有多大帮助。点击一个 token，查看各层、各头的注意力落在哪里。"
+    "Memory": "记忆",
+    "Show the memory": "查看记忆",
+    "The greener a token, the more the memory helps to predict it. Click a token to see where the model looks.": (
+        "颜色越绿的 token，记忆（memory）对预测它的帮助越大。点击一个 token，查看模型的注意力落在哪里。"
     ),
     "Text": "文本",
     # encoder-decoders
-    "The best targets for a source. Click one: where each head looks while it is written.": (
+    "The best targets for a source line. Click a target to see where each head looks.": (
         "一个源句的最佳译文。点击一条译文，查看生成它时每个头的注意力落在哪里。"
     ),
     "Source": "源句",
@@ -56,8 +57,8 @@ LABELS = {
     "Length penalty": "长度惩罚",
     "Translate": "翻译",
     # taggers
-    "The entities of a sentence, with types and probabilities, and what the network looks at.": (
-        "句子中的实体及其类型和概率，以及网络的注意力落在哪里。"
+    "The entities of a sentence, with types and probabilities. Click a token to see where it looks.": (
+        "句子中的实体及其类型和概率。点击一个字，查看它的注意力落在哪里。"
     ),
     "Sentence": "句子",
     "Tag": "标注",
@@ -65,7 +66,29 @@ LABELS = {
 
 # What the page says in answers.
 SENTENCES = {
-    "{family}, {number:,} weights": "{family}，{number:,} 个参数",
+    # what the models are
+    "It has {number:,} weights.": "它有 {number:,} 个参数。",
+    "a model of the family {family}.": "属于 {family} 一族。",
+    "is a Transformer-XL: it predicts each token of a text from earlier tokens, and keeps a memory of what it read.": (
+        "是一个 Transformer-XL：根据前面的 token 预测文本的每个 token，并对读过的内容保留记忆。"
+    ),
+    "is a vanilla Transformer language model: it predicts each token of a text from the tokens in its window, "
+    "without memory.": "是一个普通 Transformer 语言模型：根据窗口内的 token 预测文本的每个 token，没有记忆。",
+    "is an encoder-decoder: it reads a source line and generates a target line.": (
+        "是一个编码器-解码器：读入一行源句，生成一行译文。"
+    ),
+    "is a TENER tagger: it finds the entities of a sentence, and its attention tells left from right.": (
+        "是一个 TENER 标注模型：找出句子中的实体，其注意力能区分左右。"
+    ),
+    "is a FLAT tagger: it finds the entities of a sentence. It also reads the words of a lexicon.": (
+        "是一个 FLAT 标注模型：找出句子中的实体，并读入词典在句中匹配到的词。"
+    ),
+    "is a BiLSTM tagger: it finds the entities of a sentence.": "是一个 BiLSTM 标注模型：找出句子中的实体。",
+    "It was trained on Python's reference manual.": "训练文本是 Python 语言参考手册。",
+    "It was trained on made-up dates, which it writes as ISO 8601.": (
+        "训练数据是人造的日期，它把日期写成 ISO 8601 格式。"
+    ),
+    "It was trained on made-up sentences about people and towns.": "训练数据是关于人和城镇的人造句子。",
     # names in messages
     "The text": "文本",
     "The prompt": "提示词",
@@ -105,7 +128,7 @@ SENTENCES = {
     "page": "页面",
     "model": "模型",
     "Load the page again.": "请重新加载页面。",
-    "Read the text again.": "请重新阅读文本。",
+    "Score the text again.": "请重新评分。",
     "Translate the source again.": "请重新翻译。",
     "Tag the sentence again.": "请重新标注句子。",
     "There is no text to continue, or the page has forgotten it. Generate a text first.": (
@@ -148,9 +171,8 @@ SENTENCES = {
     "Sample {i}: {rest}": "样本 {i}：{rest}",
     "{done:,} of {total:,} tokens are read": "已读 {done:,} / {total:,} 个 token",
     "nothing predicts the first token": "第一个 token 没有预测",
-    "{token}: {nats:.3f} nats, probability {prob:.3g}": "{token}：{nats:.3f} nats，概率 {prob:.3g}",
+    "{token}: {bits:.3f} bits, probability {prob:.3g}": "{token}：{bits:.3f} bits，概率 {prob:.3g}",
     "tokens": "个 token",
-    "nats per token": "nats / token",
     "bits per token": "bits / token",
     "perplexity": "困惑度",
     "expected": "意料之中",
@@ -160,13 +182,14 @@ SENTENCES = {
         "最可能的各个 token 的概率；文本中实际的 token 用框标出。"
     ),
     "{token}: memory saves {bits:.2f} bits": "{token}：记忆节省 {bits:.2f} bits",
-    "{unit} without memory": "{unit}，无记忆",
-    "{unit} with {kept} positions": "{unit}，记忆 {kept} 个位置",
-    "{unit} with all {kept}": "{unit}，全部 {kept} 个位置",
+    "bits per token without memory": "bits / token，无记忆",
+    "with {kept} positions of memory": "记忆 {kept} 个位置",
+    "with all {kept} positions of memory": "全部 {kept} 个位置的记忆",
     "memory of this model": "记忆（该模型没有）",
     "no": "无",
-    "A blue stroke begins a segment of {number} tokens. The memory is what the model keeps of the segments before.": (
-        "蓝色竖线表示一个 segment（{number} 个 token）的开始。记忆是模型对之前各 segment 的保留。"
+    "The model reads {number} tokens at a time: a blue bar marks where such a segment begins. The memory is what the "
+    "model keeps of the segments before.": (
+        "模型每次读 {number} 个 token：蓝色竖线表示一个 segment 的开始。记忆是模型对之前各 segment 的保留。"
     ),
     "memory saves 0": "记忆节省 0",
     "{bits:.0f} bits or more": "{bits:.0f} bits 或更多",

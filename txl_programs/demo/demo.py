@@ -6,9 +6,9 @@
 
 The page has tabs for the tasks of the runs, and can compare two runs of one task.
 
-language models   Write: generates text, with all sampling options. Read: a text coloured by nll; click a token to see
-                  the most likely tokens in its place. Remember: the benefit of the memory; click a token to see the
-                  attention of every layer and head, and its nll with no memory, half of it and all of it.
+language models   Generate: continues a prompt, with all sampling options. Score: a text coloured by nll; click a token
+                  to see the most likely tokens in its place. Memory: the benefit of the memory; click a token to see
+                  the attention of every layer and head, and its nll with no memory, half of it and all of it.
 encoder-decoders  The best translations with their scores, and the attention of each head to the source.
 taggers           Entities with probabilities, FLAT's lattice, the attention of an item, and the effect of a word of the
                   lexicon.
@@ -33,6 +33,7 @@ flags.DEFINE_integer("max_tokens", 2000, "Most tokens of a text to read.", lower
 flags.DEFINE_integer("max_new_tokens", 500, "Most tokens to generate at a time.", lower_bound=1, upper_bound=100_000)
 flags.DEFINE_integer("max_rows", 4, "Most samples to generate at a time.", lower_bound=1, upper_bound=64)
 flags.DEFINE_integer("visitors", 4, "Requests to answer at the same time. Others wait.", lower_bound=1, upper_bound=64)
+flags.DEFINE_bool("examples", True, "Show the results of the first texts of the page when it is opened.")
 flags.mark_flag_as_required("model_dir")
 
 if __name__ == "__main__":
@@ -60,7 +61,8 @@ def main():
         message = f"model_dir must name different runs, got {', '.join(names)}"
         raise ParameterError("model_dir", FLAGS.model_dir, "different runs", message)
     runs = [OpenRun(model_dir, name) for model_dir, name in zip(FLAGS.model_dir, names, strict=True)]
-    serve(runs, Limits(**values(("max_tokens", "max_new_tokens", "max_rows", "visitors"))), FLAGS.host, FLAGS.port)
+    limits = Limits(**values(("max_tokens", "max_new_tokens", "max_rows", "visitors", "examples")))
+    serve(runs, limits, FLAGS.host, FLAGS.port)
 
 
 if __name__ == "__main__":

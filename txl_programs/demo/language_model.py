@@ -29,7 +29,10 @@ ALTERNATIVES = 10
 WORST = 8.0  # bits of the strongest colour
 MOST_HELP = 4.0  # bits that memory saves, of the strongest colour
 MOST_ROWS = 48  # heads of a picture; of a larger model those of one layer
-STROKE = "A blue stroke begins a segment of {number} tokens. The memory is what the model keeps of the segments before."
+STROKE = (
+    "The model reads {number} tokens at a time: a blue bar marks where such a segment begins. The memory is what the "
+    "model keeps of the segments before."
+)
 SEGMENT = 64  # tokens, where a run does not say what it was trained with
 
 
@@ -162,11 +165,13 @@ class LanguageModelView:
         places = [Place(first, look="first", title=said("nothing predicts the first token"))]
         for i, (label, value) in enumerate(zip(labels, nll, strict=True), 1):
             bits = to_metric(value, "bpc")
-            sentence = "{token}: {nats:.3f} nats, probability {prob:.3g}"
-            title = said(sentence, token=short(label), nats=value, prob=math.exp(-value))
+            sentence = "{token}: {bits:.3f} bits, probability {prob:.3g}"
+            title = said(sentence, token=short(label), bits=bits, prob=math.exp(-value))
             places.append(Place(label, bits / WORST, title, str(i)))
         mean = float(nll.mean(dtype=np.float64))
-        means = {said("nats per token"): f"{mean:.4f}", self._unit(): self._in_units(mean)}
+        means = {said("bits per token"): f"{to_metric(mean, 'bpc'):.4f}"}
+        if self.metric == "ppl":
+            means[said("perplexity")] = f"{to_metric(mean, 'ppl'):.3f}"
         scale = legend(said("expected"), said("a surprise of {bits:.0f} bits or more", bits=WORST))
         return element("div", facts(**{said("tokens"): f"{len(nll):,}"}, **means), tokens(places), scale)
 
@@ -183,14 +188,14 @@ class LanguageModelView:
             likeliest = [*likeliest, int(ids[place])]
             probs = [*probs, math.exp(-reading.nll[-1])]
         names = map(short, self._labels(likeliest))
-        rows = [(name, prob, f"{prob:.3f}") for name, prob in zip(names, probs, strict=True)]
+        rows = [(name, prob, percent(prob)) for name, prob in zip(names, probs, strict=True)]
         actual = likeliest.index(ids[place])
         note = said("Probabilities of the most likely tokens; the token of the text is outlined.")
         return figure(said("Alternatives for token {place}", place=place), bars(rows, chosen=actual), note=note)
 
     def _check_place(self, place, ids):
         if not 1 <= place < len(ids):
-            raise other_click(place, "text", "Read the text again.")
+            raise other_click(place, "text", "Score the text again.")
 
     # ------------------------------------------------------------------------------------------------------ remember
 
@@ -214,17 +219,20 @@ class LanguageModelView:
         for i, label in enumerate(self._labels(ids)):
             look = "first" if i == 0 else ""
             saved = to_metric(nll[0, i - 1] - nll[2, i - 1], "bpc") if i else 0.0
-            look += " segment" if i and (i - 1) % self.tgt_len == 0 else ""
+            look += " segment" if i > 1 and (i - 1) % self.tgt_len == 0 else ""
             look += " help" if saved > 0 else " harm"
             sentence = "{token}: memory saves {bits:.2f} bits"
             title = said(sentence, token=short(label), bits=saved) if i else None
             places.append(Place(label, abs(saved) / MOST_HELP, title, str(i) if i else None, look))
         means = [float(row.mean(dtype=np.float64)) for row in nll]
-        names = "{unit} without memory", "{unit} with {kept} positions", "{unit} with all {kept}"
-        named = [said(name, unit=self._unit(), kept=kept) for name, kept in zip(names, self.kept, strict=True)]
-        shown = dict(zip(named, map(self._in_units, means), strict=True))
+        names = (
+            "bits per token without memory", "with {kept} positions of memory", "with all {kept} positions of memory",
+        )  # fmt: skip
+        named = [said(name, kept=kept) for name, kept in zip(names, self.kept, strict=True)]
+        bits = [f"{to_metric(mean, 'bpc'):.3f}" for mean in means]
+        shown = dict(zip(named, bits, strict=True))
         if not self.mem_len:
-            shown = {self._unit(): self._in_units(means[0]), said("memory of this model"): said("no")}
+            shown = {said("bits per token"): bits[0], said("memory of this model"): said("no")}
         saves = legend(said("memory saves 0"), said("{bits:.0f} bits or more", bits=MOST_HELP), "help")
         scale = element("div", saves, legend(said("costs"), "", "harm"), class_="legends")
         note = said(STROKE, number=self.tgt_len)
@@ -243,7 +251,7 @@ class LanguageModelView:
         layer, head = layer_and_head or (None, None)
         self._check_place(place, ids)
         if layer_and_head and not (layer < self.lm.network.n_layer and head < self.lm.network.n_head):
-            raise other_click(pick, "model", "Read the text again.")
+            raise other_click(pick, "model", "Score the text again.")
         with self.run.lock:
             back = look_back(self.lm, ids, place, self.tgt_len)
         labels = self._labels(ids)
@@ -299,7 +307,7 @@ class LanguageModelView:
         values = [back.probs[i, j, first:] for i in layers for j in range(n_head)]
         columns = [short(label) for label in labels[max(0, back.first_key) : place]]
         bar = back.segment - max(0, back.first_key)
-        parts = [matrix(values, rows, columns, room, bar if 0 < bar < n_key - first else None)]
+        parts = [matrix(values, rows, columns, room, bar if 0 < bar < n_key - first else None, look="at-end")]
         if len(layers) < n_layer:
             picks = [(str(i), f"{place}:{i}:0") for i in range(n_layer)]
             parts.insert(0, choices(said("Layer"), picks, f"{place}:{layers[0]}:0"))
@@ -307,16 +315,13 @@ class LanguageModelView:
         parts.insert(0, choices(said("Shown above:"), picks, str(place) if layer is None else ""))
         return element("div", *parts)
 
-    # --------------------------------------------------------------------------------------------------------- units
-
-    def _unit(self):
-        return said({"bpc": "bits per token", "ppl": "perplexity"}[self.metric])
-
-    def _in_units(self, nll):
-        return f"{to_metric(nll, self.metric):.3f}"
-
     def _labels(self, ids):
         return labels_of(self.vocab, ids)
+
+
+def percent(prob: float) -> str:
+    """A probability for the page: "12.3%", or "<0.1%"."""
+    return "<0.1%" if prob < 0.0005 else f"{prob:.1%}"
 
 
 def labels_of(vocab: Vocab, ids: np.ndarray) -> list[str]:

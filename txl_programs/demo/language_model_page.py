@@ -1,4 +1,4 @@
-"""The page of language models: Write, Read, Remember."""
+"""The page of language models: Generate, Score, Memory."""
 
 import time
 
@@ -23,7 +23,10 @@ from txl_programs.demo.wiring import (
 )
 from txl_tf.data.vocabulary import unescape
 
-CONTINUES = "The model continues a prompt, token by token, in the manner of the text that it was trained on."
+GENERATES = "The model continues your prompt, token by token, in the style of the text that it was trained on."
+SCORES = "The stronger the colour of a token, the less the model expected it. Click a token to see the alternatives."
+REMEMBERS = "The greener a token, the more the memory helps to predict it. Click a token to see where the model looks."
+FIRST = 100  # tokens that are generated when the page is opened
 SECONDS = 0.05  # between two updates of a text while it is generated
 TOP_P = "only the most likely tokens that together have this probability"
 MIN_P = "no tokens less likely than this fraction of the most likely one"
@@ -63,15 +66,15 @@ class LanguageModelPage(Board):
     def build(self) -> None:
         """Adds the components."""
         names = self.choose()
-        with gr.Tab("Write"):
-            gr.Markdown(CONTINUES)
+        with gr.Tab("Generate"):
+            gr.Markdown(GENERATES)
             self._build_write(names)
-        with gr.Tab("Read"):
-            gr.Markdown("How likely the model finds each token of a text. Click one: what else could stand there.")
-            self._build_reading(names, self.read, self.show_alternatives, "read")
-        with gr.Tab("Remember"):
-            gr.Markdown("What the memory is worth at each token. Click one: where every layer and head looks.")
-            self._build_reading(names, self.remember, self.show_look, "remember")
+        with gr.Tab("Score") as tab:
+            gr.Markdown(SCORES)
+            self._build_reading(tab, names, self.read, self.show_alternatives, "read", "Score")
+        with gr.Tab("Memory") as tab:
+            gr.Markdown(REMEMBERS)
+            self._build_reading(tab, names, self.remember, self.show_look, "remember", "Show the memory")
 
     # --------------------------------------------------------------------------------------------------------- write
 
@@ -87,20 +90,29 @@ class LanguageModelPage(Board):
         with gr.Accordion("More options", open=False, elem_id="more"):
             more = self._build_options()
         with gr.Row():
-            write = gr.Button("Write", variant="primary", min_width=80, scale=0, elem_id="write")
+            write = gr.Button("Generate", variant="primary", min_width=80, scale=0, elem_id="write")
             go_on = gr.Button("Continue", min_width=110, scale=0, elem_id="continue")
             stop = gr.Row(scale=0)
         key = gr.State("")
         shown = pictures("written")
         options = [number, temperature, *more]
         outputs = [shown, key]
+        asking = [names, prompt, rows, *options]
+        first = self.begin(self.opened, self.write_first, asking, outputs)
         events = [
-            self.listen(write.click, self.write, [names, prompt, rows, *options], outputs),
-            self.listen(prompt.submit, self.write, [names, prompt, rows, *options], outputs),
-            self.listen(go_on.click, self.go_on, [key, *options], outputs),
+            self.listen(write.click, self.write, asking, outputs, cancels=first),
+            self.listen(prompt.submit, self.write, asking, outputs, cancels=first),
+            self.listen(go_on.click, self.go_on, [key, *options], outputs, cancels=first),
         ]
         with stop:
-            stop_button("stop", *events)
+            stop_button("stop", *events, *first)
+
+    def write_first(self, names, prompt, rows, number, *values):
+        """`write` of a short text; nothing if the first prompt of the page is empty."""
+        if prompt:
+            yield from self.write(names, prompt, rows, min(number, FIRST), *values)
+        else:
+            yield gr.skip(), gr.skip()
 
     def _build_options(self):
         """The components of the other options, in the order of `_options`."""
@@ -115,7 +127,8 @@ class LanguageModelPage(Board):
         with gr.Row():
             stop = gr.Textbox("", label="Stop strings", lines=2, info=r"one per line; \n is a newline")
             newline = gr.Checkbox(False, label="Stop at the end of a line")
-            document = gr.Checkbox(True, label="Stop at the end of a document")
+            has_documents = any(view.vocab.document is not None for view in self.views.values())
+            document = gr.Checkbox(True, label="Stop at the end of a document", visible=has_documents)
         return [top_k, top_p, min_p, penalty, window, seed, stop, newline, document]
 
     def _options(self, *values):
@@ -176,19 +189,20 @@ class LanguageModelPage(Board):
 
     # --------------------------------------------------------------------------------------------- read and remember
 
-    def _build_reading(self, names, read, look, name):
+    def _build_reading(self, tab, names, read, look, name, label):
         """The controls and the result of a handler `read`, whose clicks `look` answers."""
         text = gr.Textbox(self.spelled(PASSAGE), label="Text", lines=4, max_lines=20, elem_id=f"{name}-text")
         with gr.Row():
-            button = gr.Button("Read", variant="primary", min_width=80, scale=0, elem_id=name)
+            button = gr.Button(label, variant="primary", min_width=80, scale=0, elem_id=name)
             stop = gr.Row(scale=0)
         asked = gr.State(Asked())
         shown = pictures(f"{name}-shown")
         detail = pictures(f"{name}-detail")
-        event = self.listen(button.click, read, [names, text], [shown, asked])
+        first = self.begin(tab.select, read, [names, text], [shown, asked]) if self.spelled(PASSAGE) else []
+        event = self.listen(button.click, read, [names, text], [shown, asked], cancels=first)
         event.then(lambda: "", None, detail)
         with stop:
-            stop_button(f"{name}-stop", event)
+            stop_button(f"{name}-stop", event, *first)
         for place in (shown, detail):
             self.listen(place.click, look, asked, [detail, asked])
 

@@ -19,6 +19,7 @@ class Limits:
     max_new_tokens: int = 500  # most tokens to generate
     max_rows: int = 4  # most samples of a text
     visitors: int = 4  # requests that are answered at the same time
+    examples: bool = True  # whether the page answers the texts that it has at first, before a visitor asks
 
     @property
     def waiting(self) -> int:

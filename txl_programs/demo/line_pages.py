@@ -22,7 +22,7 @@ class EncoderDecoderPage(Board):
 
     def build(self) -> None:
         """Adds the components."""
-        gr.Markdown("The best targets for a source. Click one: where each head looks while it is written.")
+        gr.Markdown("The best targets for a source line. Click a target to see where each head looks.")
         names = self.choose()
         source = gr.Textbox(self.spelled(SOURCE), label="Source", elem_id="source")
         with gr.Row():
@@ -35,8 +35,9 @@ class EncoderDecoderPage(Board):
         detail = pictures("cross")
         inputs = [names, source, beams, n_best, penalty]
         outputs = [shown, asked]
+        first = self.begin(self.opened, self.translate, inputs, outputs) if self.spelled(SOURCE) else []
         for event in (button.click, source.submit):
-            self.listen(event, self.translate, inputs, outputs).then(lambda: "", None, detail)
+            self.listen(event, self.translate, inputs, outputs, cancels=first).then(lambda: "", None, detail)
         for place in (shown, detail):
             self.listen(place.click, self.look, asked, [detail, asked])
 
@@ -71,15 +72,16 @@ class TaggerPage(Board):
 
     def build(self) -> None:
         """Adds the components."""
-        gr.Markdown("The entities of a sentence, with types and probabilities, and what the network looks at.")
+        gr.Markdown("The entities of a sentence, with types and probabilities. Click a token to see where it looks.")
         names = self.choose()
         level = next(iter(self.views.values())).run.model.token_level
         text = gr.Textbox(SENTENCES[level], label="Sentence", elem_id="sentence")
         button = gr.Button("Tag", variant="primary", min_width=80, scale=0, elem_id="tag")
         asked = gr.State(Asked())
         shown = pictures("tagged")
+        first = self.begin(self.opened, self.tag, [names, text], [shown, asked])
         for event in (button.click, text.submit):
-            self.listen(event, self.tag, [names, text], [shown, asked])
+            self.listen(event, self.tag, [names, text], [shown, asked], cancels=first)
         self.listen(shown.click, self.look, asked, [shown, asked])
 
     @answered

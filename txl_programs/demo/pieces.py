@@ -165,7 +165,12 @@ def short(label: str) -> str:
 
 
 def matrix(
-    values: Sequence[Sequence[float]], rows: Sequence[Place], columns: Sequence[str], room: int, bar: int | None = None
+    values: Sequence[Sequence[float]],
+    rows: Sequence[Place],
+    columns: Sequence[str],
+    room: int,
+    bar: int | None = None,
+    look: str = "",
 ) -> Markup:
     """A picture of the probabilities from rows to columns, coloured by their square roots, because most are small.
 
@@ -175,6 +180,7 @@ def matrix(
         columns: labels above, upright where they are single characters.
         room: width in pixels, unless it is far too small.
         bar: draw a line to the left of this column.
+        look: classes of style.py. With "at-end", a picture that is wider than the page shows its right end first.
     """
     upright = max(map(len, columns), default=0) <= 1
     left = 10 + LETTER * max((len(row.text) for row in rows), default=0)
@@ -183,8 +189,8 @@ def matrix(
     parts = [_column_label(name, left + cell * (j + 0.5), top - 5, upright, cell) for j, name in enumerate(columns)]
     for i, row in enumerate(rows):
         y = top + ROW * i
-        look = f"label {row.look}".strip()
-        label = {"x": left - 6, "y": y + 13, "text_anchor": "end", "data_pick": row.pick, "class_": look}
+        label = {"x": left - 6, "y": y + 13, "text_anchor": "end", "data_pick": row.pick}
+        label["class_"] = f"label {row.look}".strip()
         parts.append(element("text", row.text, **label))
         parts += _cells(values[i], left, y, cell, f"{row.text} → ", columns)
     width = left + cell * len(columns) + 4
@@ -192,7 +198,7 @@ def matrix(
     if bar is not None:
         x = left + cell * bar
         parts.append(element("line", x1=x, x2=x, y1=top - 2, y2=height - 2, class_="memory"))
-    return picture(width, height, *parts)
+    return picture(width, height, *parts, look=look)
 
 
 def _cells(values, left, y, cell, title, columns):
@@ -215,10 +221,10 @@ def _column_label(name, x, y, upright, cell):
     return element("text", name, x=x, y=y + 4, transform=f"rotate(-90 {x} {y})", **size)
 
 
-def picture(width: float, height: float, *parts: Markup) -> Markup:
-    """An SVG picture in its own size. It scrolls if the page is narrower."""
+def picture(width: float, height: float, *parts: Markup, look: str = "") -> Markup:
+    """An SVG picture in its own size, with the classes `look`. It scrolls if the page is narrower."""
     drawn = element("svg", *parts, width=f"{width:.0f}", height=f"{height:.0f}", role="img")
-    return element("div", drawn, class_="picture")
+    return element("div", drawn, class_=f"picture {look}".strip())
 
 
 def lattice(characters: Sequence[Place], words: Sequence[tuple[int, int, Place]], wide: float) -> Markup:

@@ -6,6 +6,26 @@ from typing import Any
 from txl_programs.demo.language import Refusal, said
 from txl_tf.runs.folder import RunFolder
 
+# What a visitor reads about a model, after its name.
+FAMILIES = {
+    "transformer_xl": (
+        "is a Transformer-XL: it predicts each token of a text from earlier tokens, and keeps a memory of what it read."
+    ),
+    "transformer_lm": (
+        "is a vanilla Transformer language model: it predicts each token of a text from the tokens in its window, "
+        "without memory."
+    ),
+    "transformer": "is an encoder-decoder: it reads a source line and generates a target line.",
+    "tener": "is a TENER tagger: it finds the entities of a sentence, and its attention tells left from right.",
+    "flat": "is a FLAT tagger: it finds the entities of a sentence. It also reads the words of a lexicon.",
+    "bilstm": "is a BiLSTM tagger: it finds the entities of a sentence.",
+}
+TEXTS = {
+    "pydoc": "It was trained on Python's reference manual.",
+    "dates": "It was trained on made-up dates, which it writes as ISO 8601.",
+    "towns": "It was trained on made-up sentences about people and towns.",
+}
+
 
 class OpenRun:
     """A run: its model and vocabularies, and a lock for computations with the model.
@@ -30,8 +50,11 @@ class OpenRun:
         self.lock = threading.Lock()
 
     def describe(self) -> str:
-        """One line about the run."""
-        return said("{family}, {number:,} weights", family=self.family, number=self.model.count_params())
+        """A sentence on what the model is, and its size."""
+        what = said(FAMILIES.get(self.family, "a model of the family {family}."), family=self.family)
+        text = said(TEXTS[self.config["data"]["dataset"]]) if self.config["data"].get("dataset") in TEXTS else ""
+        size = said("It has {number:,} weights.", number=self.model.count_params())
+        return " ".join(filter(None, [what, text, size]))
 
 
 def picked(pick: Any, *numbers: int) -> list[int]:

@@ -26,7 +26,7 @@ from txl_programs.demo.server.guard import Guard
 from txl_programs.demo.server.terminal import plain_output
 from txl_programs.demo.style import CSS
 
-TITLE = "## What the model reads, remembers and writes"
+TITLE = "# Look into a trained model"
 PAGES = {
     "language_model": ("Language models", LanguageModelPage),
     "encoder_decoder": ("Encoder-decoders", EncoderDecoderPage),
@@ -57,14 +57,15 @@ def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
     """The page for these runs, with a tab for each of their tasks."""
     tasks = [task for task in PAGES if any(run.task == task for run in runs)]
     with Page(title="txl_tf", analytics_enabled=False, fill_width=True) as page:
-        gr.Markdown(TITLE)
-        gr.Markdown(described(runs))
+        gr.Markdown(TITLE, elem_id="title")
+        gr.Markdown(described(runs), elem_id="about")
         english = described(runs)
         with speaking("zh"):
             page.chinese = {english: described(runs)}
         for task in tasks:
             name, kind = PAGES[task]
             board = kind([run for run in runs if run.task == task], limits)
+            board.opened = page.load
             if len(tasks) == 1:
                 board.build()
             else:
@@ -134,8 +135,8 @@ def serve(runs: list[OpenRun], limits: Limits, host: str, port: int) -> None:
 
 
 def described(runs: list[OpenRun]) -> str:
-    """A line on every run, in Markdown."""
-    return " · ".join(f"**{escaped(run.name)}** {run.describe()}" for run in runs)
+    """A paragraph on every run, in Markdown."""
+    return "\n\n".join(f"**{escaped(run.name)}** {run.describe()}" for run in runs)
 
 
 def escaped(name: str) -> str:

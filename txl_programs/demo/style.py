@@ -4,6 +4,11 @@ CSS = """
 .gradio-container { --hot: #d55e00; --cool: #0072b2; --help: #009e73; --harm: #cc79a7;
   --line: var(--border-color-primary); --soft: color-mix(in srgb, var(--body-text-color) 68%, transparent);
   width: 100%; max-width: 1180px !important; margin: 0 auto !important; }
+#title h1 { font-size: 1.7rem; font-weight: 700; letter-spacing: -.01em; margin: .4rem 0 0; padding-bottom: .5rem;
+  border-bottom: 3px solid; border-image: linear-gradient(90deg, var(--cool), var(--help), var(--hot)) 1; }
+#about { font-size: 1.02rem; line-height: 1.55; color: var(--soft); max-width: 52rem; }
+#about strong { color: var(--body-text-color); }
+button[role=tab] { font-size: 1rem; font-weight: 600; }
 .dark .gradio-container, .gradio-container.dark { --hot: #ff8c42; --cool: #56b4e9; --help: #2bc49a; --harm: #e59ac3; }
 .pictures { overflow: visible !important; }
 .pictures h3 { margin: 0 0 .5rem; font-size: 1.05rem; font-weight: 600; }
@@ -27,7 +32,7 @@ CSS = """
 .token.first { color: var(--soft); background: none; }
 .token.memory { text-decoration: underline 2px color-mix(in srgb, var(--cool) 60%, transparent);
   text-underline-offset: .3em; }
-.token.segment { box-shadow: -2px 0 0 var(--cool); }
+.token.segment { border-left: 4px solid var(--cool); margin-left: 2px; padding-left: 2px; }
 .token.asked { outline: 2px solid var(--cool); outline-offset: 1px; }
 .pictures [data-pick] { cursor: pointer; }
 .token[data-pick]:hover, .token[data-pick]:focus-visible { outline: 2px solid var(--cool); }
@@ -55,6 +60,7 @@ CSS = """
 
 .picture { overflow-x: auto; margin: .5rem 0; }
 .picture svg { display: block; }
+.picture.at-end { direction: rtl; } .picture.at-end svg { direction: ltr; margin-right: auto; }
 .picture text { fill: var(--body-text-color); font-family: var(--font-mono); font-size: 12px; }
 .picture .column { font-size: var(--size); }
 .picture text.chosen { font-weight: 700; fill: var(--cool); }
@@ -87,5 +93,16 @@ CSS = """
 .marked small { font-size: .68rem; margin-left: .4em; color: var(--soft); white-space: nowrap; }
 .marked .kind1 { --kind: var(--hot); } .marked .kind2 { --kind: var(--help); } .marked .kind3 { --kind: var(--harm); }
 .marked .kind4 { --kind: #e69f00; } .marked .kind5 { --kind: #8e6bbf; }
-progress { vertical-align: middle; accent-color: var(--cool); }
+progress { appearance: none; vertical-align: middle; width: 8rem; height: .5rem; border: 0; border-radius: 4px;
+  overflow: hidden; background: var(--background-fill-secondary); }
+progress::-webkit-progress-bar { background: var(--background-fill-secondary); }
+progress::-webkit-progress-value { background: var(--cool); } progress::-moz-progress-bar { background: var(--cool); }
+
+@media (max-width: 600px) {
+  #title h1 { font-size: 1.35rem; }
+  .tokens { font-size: 1.1rem; line-height: 2.1; padding: .6rem .7rem; }
+  .token { padding: .3em .05em; }
+  .bars .line { grid-template-columns: 6.5rem 1fr 4.6rem; gap: .5rem; }
+  .facts { flex-direction: column; }
+}
 """

@@ -45,10 +45,12 @@ class Board:
 
     Attributes:
         view: the class of the views, which a subclass names.
+        opened: the event that a visitor opens the page.
         views: name of a run -> its view.
     """
 
     view: type
+    opened: Any = None
 
     def __init__(self, runs: list[OpenRun], limits: Limits):
         self.views = {run.name: self.view(run, limits) for run in runs}
@@ -77,9 +79,38 @@ class Board:
             raise Refusal("runs", list(views), f"1 to {MOST_RUNS} runs", sentence, number=len(views))
         return views
 
-    def listen(self, event: Callable, function: Callable, inputs: Any, outputs: Any) -> Any:
-        """Calls a function for an event. The limit of visitors counts the events of all functions."""
-        return event(function, inputs, outputs, concurrency_id="visitors", concurrency_limit=self.limits.visitors)
+    def listen(self, event: Callable, function: Callable, inputs: Any, outputs: Any, cancels: Any = None) -> Any:
+        """Calls a function for an event. The limit of visitors counts the events of all functions.
+
+        Args:
+            event: of a component.
+            function: a handler, with its `inputs` and `outputs`.
+            cancels: other events, whose handlers stop.
+        """
+        limit = self.limits.visitors
+        return event(function, inputs, outputs, concurrency_id="visitors", concurrency_limit=limit, cancels=cancels)
+
+    def begin(self, event: Callable, function: Callable, inputs: list[Any], outputs: list[Any]) -> list[Any]:
+        """Answers the first texts of the page at an event, such as the opening of a tab, if nothing was asked before.
+
+        Args:
+            event: of the page or of a tab.
+            function: a handler. The last of its outputs is a state, which is empty before the first answer.
+            inputs, outputs: of the handler.
+
+        Returns:
+            List of the event, for `cancels`; empty without examples.
+        """
+        if not self.limits.examples:
+            return []
+
+        def answer(state, *values):
+            if state and state != Asked():
+                yield tuple(gr.skip() for _ in outputs)
+            else:
+                yield from function(*values)
+
+        return [self.listen(event, answer, [outputs[-1], *inputs], outputs)]
 
     def clicked(self, asked: Asked, data: gr.EventData) -> tuple[str, str]:
         """`(name, pick)`: in which run a visitor clicked, and on what."""

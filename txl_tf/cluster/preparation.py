@@ -26,7 +26,7 @@ from txl_tf.data.text.portions import cut_in_portions
 from txl_tf.data.text.texts import TEXT_FIELD, FilePart
 from txl_tf.errors import ParameterError
 from txl_tf.files import reason
-from txl_tf.schema import check_names, keywords_of
+from txl_tf.schema import check_names, keywords_of, known_names
 
 _AHEAD = 2  # portions per worker that are running, or are done and wait for earlier ones
 _RETRIES = 10  # of a portion whose worker died
@@ -34,6 +34,7 @@ _RETRIES = 10  # of a portion whose worker died
 logger = logging.getLogger("txl_tf")
 
 
+@known_names
 def prepare(
     texts: Any = None, data_dir: str | None = None, *, ray: bool | str | ClusterConfig | None = None, **options: Any
 ) -> corpus.Corpus:

@@ -133,7 +133,7 @@ def hold_out(texts: Sequence[str], fraction: float, what: str) -> np.ndarray:
     """
     share = np.array([zlib.crc32(text.encode()) for text in texts]) / 2**32
     if not 0 < np.sum(share < fraction) < len(share):
-        leaves = f"valid_fraction={fraction} of {len(share)} {what} leaves none to train or validate on"
+        leaves = f"valid_fraction={fraction} of {len(share)} {what} leaves none for training or for validation"
         message = f"{leaves}: give valid_path, or another valid_fraction"
         raise ParameterError("valid_fraction", fraction, f"a share of at least one of the {what}", message)
     return share < fraction

@@ -104,7 +104,7 @@ class SubwordVocab(Vocab):
         except RuntimeError:  # its message is about the parser
             processor = None
         if processor is None or not processor.get_piece_size():
-            message = f"{path} is not a SentencePiece model, such as --level=subword writes"
+            message = f"{path} is not a SentencePiece model, which --level=subword makes"
             raise ParameterError(os.fspath(path), None, "a SentencePiece model", message)
         self.model = data
         self.processor = processor
@@ -118,7 +118,7 @@ class SubwordVocab(Vocab):
         self.adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE)
         for symbol, what in ((self.document, "documents"), (self.eos, "lines")):
             if symbol is not None and symbol not in self.ids:
-                message = f"{path} has no symbol {symbol} to end {what} with"
+                message = f"{path} has no symbol {symbol}, which must end {what}"
                 raise ParameterError(os.fspath(path), None, f"a model with the symbol {symbol}", message)
         if self.eos is not None:
             self.separators["\n"] = [self.ids[self.eos]]

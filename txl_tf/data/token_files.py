@@ -154,7 +154,7 @@ def read_header(path: str) -> tuple[np.dtype, int, int]:
         message = f"{not_whole} it does not begin as a .npy file of one row"
         raise ParameterError(path, None, "a .npy file of one row", message) from error
     if dtype.kind not in "iu":
-        raise ParameterError(path, dtype, "integers", f"{not_whole} it must hold integers, got {dtype}")
+        raise ParameterError(path, dtype, "integers", f"{not_whole} it must contain integers, got {dtype}")
     size = tf.io.gfile.stat(path).length
     if size != expected:
         message = f"{not_whole} {n_tokens} tokens make {expected} bytes, and it has {size}"

@@ -30,6 +30,7 @@ from txl_tf.data.encodings import not_utf8
 from txl_tf.data.text_files import plain_pieces, with_newlines
 from txl_tf.errors import ParameterError, brief, named
 from txl_tf.files import reading, write_atomic
+from txl_tf.schema import checked_call, checked_init
 
 _NO_UNKNOWN = (
     "Replace unknown symbols in the text; or train with min_freq=2, which makes rare symbols unknown ones, or train a "
@@ -50,6 +51,7 @@ class UnknownSymbol(ParameterError):
     """
 
 
+@checked_init
 @dataclasses.dataclass(eq=False, repr=False)
 class Vocab:
     r"""Tokens and their ids.
@@ -149,17 +151,23 @@ class Vocab:
         """SHA-256 of the tokens in the order of their ids."""
         return hashlib.sha256(json.dumps(self.symbols).encode()).hexdigest()
 
+    @checked_call
     def difference(self, other: Vocab) -> str | None:
-        """Describes the first token that differs from `other`'s, called "there"; `None` if all are the same."""
-        for i, (own_symbol, other_symbol) in enumerate(itertools.zip_longest(self.symbols, other.symbols)):
-            if own_symbol != other_symbol:
-                shown = "nothing" if own_symbol is None else brief(own_symbol)
-                shown_other = "nothing" if other_symbol is None else brief(other_symbol)
-                return f"symbol {i} is {shown_other} there and {shown} here"
+        """Describes the first token that differs from `other`'s: "token 3 is 'a', and 'b' in the other vocabulary".
+
+        Returns:
+            The text; `None` if both vocabularies have the same tokens.
+        """
+        for i, (own, others) in enumerate(itertools.zip_longest(self.symbols, other.symbols)):
+            if own != others:
+                shown = "missing" if own is None else brief(own)
+                shown_of_other = "missing" if others is None else brief(others)
+                return f"token {i} is {shown}, and {shown_of_other} in the other vocabulary"
         return None
 
     # ----------------------------------------------------------------------------------------------- building
 
+    @checked_call
     def count(self, texts: str | bytes | Iterable[str | bytes]) -> int:
         """Counts the tokens of one or more strings; no token may span two. Returns the number of ids of `encode`."""
         n = 0
@@ -195,6 +203,7 @@ class Vocab:
             message = f"a vocabulary of level {self.level} cannot be extended: leave extend_vocab out"
             raise ParameterError("extend_vocab", True, f"left out at level {self.level}", message)
 
+    @checked_call
     def extended(self, symbols: Iterable[str]) -> Vocab:
         """Returns a vocabulary with these tokens, which keep their ids, followed by new tokens from `symbols`.
 
@@ -222,6 +231,7 @@ class Vocab:
 
     # ------------------------------------------------------------------------------------------- text <-> ids
 
+    @checked_call
     def encode(self, texts: str | bytes | Iterable[str | bytes], name: str = "text") -> np.ndarray:
         """Converts text to ids: int32 array `[n]`.
 
@@ -237,6 +247,7 @@ class Vocab:
         pieces = list(self.encode_stream(plain_pieces(read) if self.has_plain_text else read, name))
         return np.concatenate(pieces) if pieces else np.zeros([0], np.int32)
 
+    @checked_call
     def encode_stream(
         self, texts: Iterable[str | bytes], name: str = "text", first_line: int = 1
     ) -> Iterator[np.ndarray]:
@@ -259,8 +270,8 @@ class Vocab:
                 symbol, line = self._find(text, lambda symbol: symbol not in self.ids)
                 where = f"{name}, line {line + first_line}"
                 message = (
-                    f"{where}: {brief(symbol)} is not in the vocabulary of {len(self)} symbols, and neither is an "
-                    f"unknown symbol (unk={self.unk!r})"
+                    f"{where}: {brief(symbol)} is not in the vocabulary of {len(self)} symbols, which has no symbol "
+                    f"for unknown ones (unk={self.unk!r})"
                 )
                 error = UnknownSymbol(where, symbol, f"one of the {len(self)} symbols of the vocabulary", message)
                 error.add_note(_NO_UNKNOWN)
@@ -294,6 +305,7 @@ class Vocab:
             text = text.replace("\n", f" {self.eos} ")
         return text.split()
 
+    @checked_call
     def decode(self, ids: Iterable[int]) -> str:
         """Converts ids to text. Words are joined by single spaces; `eos` becomes a newline.
 
@@ -338,6 +350,7 @@ class Vocab:
 
     # -------------------------------------------------------------------------------------------------- files
 
+    @checked_call
     def save(self, path: str | os.PathLike[str]) -> None:
         r"""Writes the tokens atomically, one per line in id order.
 
@@ -352,6 +365,7 @@ class Vocab:
         return "".join(f"{line}\n" for line in lines)
 
     @classmethod
+    @checked_call
     def load(cls, path: str | os.PathLike[str], **config: Any) -> Self:
         """Reads a file that `save` wrote, or any word list (it uses the first word of each line).
 

@@ -7,6 +7,7 @@ gradient, so the gradient is freed with the graph.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,7 @@ def custom_gradient(f: Callable[..., tuple[Tensor, Callable[..., Any]]]) -> Call
         record.record_operation(f.__name__, results, [y, *tensors], backward)  # for gradients of tapes
         return results[0]
 
+    vars(call)["__signature__"] = inspect.signature(f)
     del call.__wrapped__  # AutoGraph would follow it, and call `f` without its gradient
     return call
 

@@ -13,11 +13,13 @@ import tensorflow as tf
 from txl_tf.config import MATMUL_PRECISIONS, one_of
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
+from txl_tf.schema import checked_call
 
 VARIABLE = "TF_SET_ONEDNN_FPMATH_MODE"
 _OF_ONEDNN = "ONEDNN_DEFAULT_FPMATH_MODE"  # has the same effect in every program that uses oneDNN
 
 
+@checked_call
 def set_matmul_precision(precision: str) -> None:
     """Chooses the type to which the factors of float32 products are rounded, in all models of the process.
 

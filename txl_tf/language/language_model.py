@@ -19,7 +19,7 @@ from txl_tf.language.session import Session
 from txl_tf.language.window import RereadWindow, WindowCache
 from txl_tf.nn.adaptive import AdaptiveSoftmax
 from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
-from txl_tf.nn.base import OutputSpecs
+from txl_tf.nn.base import CheckedCalls, OutputSpecs, as_ids, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.parts import (
     checked_config,
@@ -30,7 +30,7 @@ from txl_tf.nn.parts import (
     why_not_cached,
 )
 from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
-from txl_tf.schema import keywords_of, takes_keyword
+from txl_tf.schema import keywords_of, known_names, takes_keyword
 from txl_tf.training.distribution import of_replicas
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 from txl_tf.transformer_xl.cache import (
@@ -46,7 +46,7 @@ from txl_tf.transformer_xl.inference import weights_with, writable_copy
 from txl_tf.transformer_xl.network import DRAWN_ONCE, TransformerXL
 
 
-class LanguageModel(Settings, OutputSpecs, MemoryModel):
+class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     """Base class of language models: a network, and the adaptive softmax that shares its embeddings.
 
     A subclass chooses the network and its arguments.
@@ -134,6 +134,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         self, tokens: Tensor | None = None, mems: Any = None, inputs_embeds: Tensor | None = None,
         done: Tensor | None = None, output_hidden_states: bool = False,
     ) -> Any:  # fmt: skip
+        tokens = tokens if tokens is None or hasattr(tokens, "shape") else as_ids("tokens", tokens)
         options = {"inputs_embeds": inputs_embeds, "done": done, "output_hidden_states": output_hidden_states}
         # A user's network need not take them.
         options = {name: value for name, value in options.items() if value is not None and value is not False}
@@ -148,10 +149,12 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         hidden_shape, *others = self.network.compute_output_shape(**options)
         return (*hidden_shape[:-1], self.network.n_token), *others
 
+    @known_names
     def initial_mems(self, batch_size: Size) -> list[Tensor]:
         """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`."""
         return self.network.initial_mems(batch_size)
 
+    @known_names
     def score(
         self, tokens: Tensor, labels: Tensor, mems: Any = None, sample_weight: Any = None, done: Any = None
     ) -> tuple[Tensor, list[Tensor]]:
@@ -189,6 +192,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             check_weights_fit(sample_weight, labels)
         return self._weighted_score(tokens, labels, mems, weights_of_labels(sample_weight, labels), done)
 
+    @known_names
     def log_probs(self, tokens: Tensor, mems: Any = None) -> tuple[Tensor, list[Tensor]]:
         """The log-probability of every word of the vocabulary as the next token. Arguments and errors: see `score`.
 
@@ -199,6 +203,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         tokens = self._check_ids("tokens", tokens)
         return self._log_probs(tokens, self._check_mems(tokens, mems))
 
+    @known_names
     def alternatives(self, tokens: Tensor, number: int, mems: Any = None) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The most likely next tokens after every token.
 
@@ -217,6 +222,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         check_integer("number", number, 1, self.network.n_token)
         return self._alternatives(tokens, tf.constant(number), self._check_mems(tokens, mems))
 
+    @known_names
     def attention(self, tokens: Tensor, mems: Any = None, padding_mask: Any = None) -> tuple[Tensor, list[Tensor]]:
         """The attention probabilities of every layer and head in a segment. Errors: see `score`.
 
@@ -241,6 +247,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
     generate = generation.generate
 
+    @known_names
     def session(self, batch_size: int = 1) -> Session:
         """A `Session`: it reads and generates a text in turns, and keeps the memory inside.
 
@@ -541,9 +548,12 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
         In eager execution, all ids must be in the vocabulary, except that labels may be -100.
         """
-        ids = tf.convert_to_tensor(ids)
+        allowed = "integers [batch, tgt_len]"
+        try:
+            ids = tf.convert_to_tensor(ids)
+        except (TypeError, ValueError):  # it is no array
+            raise tensor_error(name, ids, allowed) from None
         if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
-            allowed = "integers [batch, tgt_len]"
             shape = "of unknown rank" if ids.shape.rank is None else list(ids.shape)
             message = f"{name} must be {allowed}, got {ids.dtype.name} {shape}"
             raise ParameterError(name, ids, allowed, message)

@@ -12,7 +12,7 @@ Shapes:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
+from txl_tf.schema import checked_call
 
 
 class Reading(NamedTuple):
@@ -87,7 +88,7 @@ def look_back(lm: LanguageModel, ids: np.ndarray, place: int, tgt_len: int) -> L
     Raises:
         ParameterError: an argument is out of its range.
     """
-    _check_text(ids, tgt_len)
+    ids = _checked_text(ids, tgt_len)
     check_integer("place", place, 1, len(ids) - 1)
     start = (place - 1) // tgt_len * tgt_len
     mems = memory_after(lm, ids[:start], tgt_len)
@@ -101,6 +102,7 @@ def look_back(lm: LanguageModel, ids: np.ndarray, place: int, tgt_len: int) -> L
     return LookBack(last_query_probs, first_key=start - mem_len, segment=start, kept=kept, nll=nll)
 
 
+@checked_call
 def nll_by_memory(
     lm: LanguageModel, ids: np.ndarray, tgt_len: int, kept: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
@@ -145,14 +147,19 @@ def last_of(mems: list[Tensor], number: int) -> list[Tensor]:
 
 def _segments(ids: np.ndarray, tgt_len: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yields `(start, tokens, labels)` of each segment of a text: the position of the first token, and int `[1, T]`."""
-    _check_text(ids, tgt_len)
+    ids = _checked_text(ids, tgt_len)
     for start in range(0, len(ids) - 1, tgt_len):
         labels = ids[None, start + 1 : start + tgt_len + 1]
         yield start, ids[None, start : start + labels.shape[1]], labels
 
 
-def _check_text(ids: np.ndarray, tgt_len: int) -> None:
+def _checked_text(ids: Any, tgt_len: int) -> np.ndarray:
+    """`ids` as an array. Raises ParameterError unless there are two or more, and `tgt_len` is positive."""
     check_integer("tgt_len", tgt_len, 1)
+    ids = np.asarray(ids)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ParameterError("ids", ids, "integers [n]", f"ids must be integers [n], got {ids.dtype} {list(ids.shape)}")
     if len(ids) < 2:
         message = f"ids must have at least two tokens, because the first is not predicted, got {len(ids)}"
         raise ParameterError("ids", ids, "at least two tokens", message)
+    return ids

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config.checks import at_least
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.generation import TextState, continue_text, precompute_for
@@ -55,6 +56,7 @@ class Session:
 
     @known_names
     def __init__(self, lm: Any, batch_size: int = 1) -> None:
+        at_least(1)("batch_size", batch_size)
         self.lm = lm
         self.batch_size = batch_size
         self.ended = False

@@ -7,6 +7,7 @@ without one, with a key from the layer's own `SeedGenerator`. With `training=Fal
 
 import contextlib
 import inspect
+import math
 import numbers
 import random
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -24,6 +25,7 @@ from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.nn.settings import Settings, remember_graph
+from txl_tf.schema import bind_call
 
 # ----------------------------------------------------------------------------------------------------------- dropout
 
@@ -290,6 +292,46 @@ def memories_by_name(
     return args[:1], {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}
 
 
+def check_call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
+    """Raises an error that names the argument if a call of a layer failed because it does not fit the signature.
+
+    Args:
+        layer: the layer, or model.
+        args, kwargs: of its call.
+        error: what the call raised.
+
+    Raises:
+        UnknownArgumentError: the call has no such argument.
+        CallError: a required argument is missing; there are too many; or an argument that is no tensor was given by
+            position, which Keras does not allow.
+    """
+    if isinstance(error, ParameterError):
+        return
+    called = type(layer).__name__
+    signature = inspect.signature(layer.call)
+    given = bind_call(called, signature, args, kwargs)
+    names = list(signature.parameters)
+    options = [name for name, x in zip(names, args, strict=False) if not _has_shape(x) and name in given.arguments]
+    if options and "Only input tensors" in str(error):
+        by_name = ", ".join(f"{name}={brief(given.arguments[name])}" for name in options)
+        message = f"{called}(): only tensors can be given by position; write {by_name}"
+        raise CallError(called, list(args), names, message) from None
+
+
+class CheckedCalls(MixedIntoLayer):
+    """Mixin of models: a call that does not fit the signature raises an error that names the argument.
+
+    `Layer` does the same in its own call.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            check_call(self, args, kwargs, error)
+            raise
+
+
 class KerasHabits(Settings, OutputSpecs, Checkpointed):
     """Mixin of layers and models: `get_config` with the stored arguments, shapes of outputs, and masks of outputs.
 
@@ -345,7 +387,11 @@ class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
         args, kwargs = memories_by_name(self, args, kwargs)
         if not tf.executing_eagerly():
             remember_graph(self)
-        return super().__call__(*args, **kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            check_call(self, args, kwargs, error)
+            raise
 
     def __getattr__(self, name: str) -> Any:
         """`layers`, the parts of the layer, as models have it. So `summary(expand_nested=True)` shows them.
@@ -379,6 +425,7 @@ _KINDS: dict[str, Callable[[tf.DType], bool]] = {
     "float": lambda dtype: dtype.is_floating,
     "int": lambda dtype: dtype.is_integer,
     "bool": lambda dtype: dtype.is_bool,
+    "number": lambda dtype: dtype.is_floating or dtype.is_integer,
 }
 
 
@@ -389,9 +436,13 @@ def check_sizes(**sizes: Any) -> None:
 
 
 def check_length(name: str, length: Any, least: int = 0) -> None:
-    """Raises ParameterError if a length is a number, but not an integer from `least` on. Tensors are not checked."""
+    """Raises ParameterError unless a length is an integer from `least` on, or an integer scalar tensor."""
     if isinstance(length, numbers.Number | np.bool_):
         at_least(least)(name, length)
+        return
+    is_tensor = hasattr(length, "shape") and hasattr(length, "dtype")
+    if not is_tensor or tf.TensorShape(length.shape).rank or not tf.as_dtype(length.dtype).is_integer:
+        raise tensor_error(name, length, "an integer, or an integer scalar tensor")
 
 
 def check_heads(width_name: str, width: Any, heads_name: str, heads: Any) -> None:
@@ -417,7 +468,7 @@ def as_ids(name: str, ids: Any) -> Any:
     """
     given: Any = ids if hasattr(ids, "dtype") else np.asarray(ids)
     if isinstance(given, tf.RaggedTensor | tf.SparseTensor):
-        raise _dense_error(name, given, "filled up to one length, of integers")
+        raise dense_error(name, given, "filled up to one length, of integers")
     if not (given.dtype.kind in "iuf" if isinstance(given, np.ndarray) else _is_number(given.dtype)):
         raise ParameterError(name, ids, "integers", f"{name} must be integers, got {shown(ids)}")
     if tf.as_dtype(given.dtype) in (tf.int64, tf.uint32, tf.uint64):
@@ -457,7 +508,7 @@ def tensor_error(name: str, tensor: Any, allowed: str) -> ParameterError:
     return ParameterError(name, tensor, allowed, f"{name} must be {allowed}, got {shown(tensor)}")
 
 
-def _dense_error(name: str, tensor: Any, allowed: str) -> ParameterError:
+def dense_error(name: str, tensor: Any, allowed: str) -> ParameterError:
     """A ParameterError about a tensor that is ragged or sparse."""
     if isinstance(tensor, tf.SparseTensor):
         kind, remedy = "sparse", "tf.sparse.to_dense"
@@ -474,7 +525,8 @@ def check_tensors(sizes: dict[str, Any], **tensors: tuple[Any, str]) -> None:
         sizes: `{name: size}` of the dimensions that are known. The function adds the sizes that it finds in tensors.
         **tensors: for each argument, `(tensor, "float batch length d_model")`: its kind and the names of its
             dimensions. A name stands for the same size in all tensors. "float?" also allows `None`. "float ... width"
-            allows any number of dimensions before the width.
+            allows any number of dimensions before the width; the same dimensions of other tensors must broadcast to
+            them. A dimension may also be a number, or be computed: "n_head*d_head", "mem_len+tgt_len".
     """
     for name, (tensor, what) in tensors.items():
         kind, *dims = what.split()
@@ -485,21 +537,47 @@ def check_tensors(sizes: dict[str, Any], **tensors: tuple[Any, str]) -> None:
                 continue
             raise tensor_error(name, tensor, f"a tensor, {described(kind, dims, sizes)}")
         if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
-            raise _dense_error(name, tensor, described(kind, dims, sizes))
+            raise dense_error(name, tensor, described(kind, dims, sizes))
         shape = tf.TensorShape(tensor.shape)
-        dtype = tf.as_dtype(tensor.dtype)
-        if dims[0] == "..." and shape.rank:
-            n_leading = shape.rank - len(dims) + 1
-            dims = ["..."] * n_leading + dims[1:]
-        expected = [sizes.get(dim) for dim in dims]
-        if not _KINDS[kind](dtype) or not shape.is_compatible_with(expected):
+        every = dims
+        if "..." in dims and shape.rank is not None:
+            first = dims.index("...")
+            others = max(shape.rank - len(dims) + 1, 0)
+            every = [*dims[:first], *["..."] * others, *dims[first + 1 :]]
+            _check_leading(name, tensor, shape[first : first + others], sizes)
+        expected = [size_of(dim, sizes) for dim in every]
+        if not _KINDS[kind](tf.as_dtype(tensor.dtype)) or not shape.is_compatible_with(expected):
             raise tensor_error(name, tensor, described(kind, dims, sizes))
         if shape.rank is not None:
-            named_sizes = zip(dims, shape.as_list(), strict=True)
-            sizes.update((dim, size) for dim, size in named_sizes if size is not None and dim != "...")
+            named_sizes = zip(every, shape.as_list(), strict=True)
+            sizes.update((dim, size) for dim, size in named_sizes if size is not None and dim.isidentifier())
+
+
+def _check_leading(name: str, tensor: Any, leading: Any, sizes: dict[str, Any]) -> None:
+    """Checks the dimensions `leading` of a tensor in the place of "...", which must broadcast to those in `sizes`."""
+    before = sizes.get("...", leading)
+    try:
+        sizes["..."] = tf.broadcast_static_shape(leading, before)
+    except ValueError:
+        raise tensor_error(name, tensor, f"of a shape whose dimensions {[*leading]} broadcast to {[*before]}") from None
+
+
+def size_of(dim: str, sizes: dict[str, Any]) -> Any:
+    """The size of a dimension of `check_tensors`; `None` if it is not known."""
+    if dim.isdigit():
+        return int(dim)
+    for sign, combine in (("+", sum), ("*", math.prod)):
+        if sign in dim:
+            parts = [size_of(part, sizes) for part in dim.split(sign)]
+            return combine(parts) if all(isinstance(part, int) for part in parts) else None
+    return None if dim == "..." else sizes.get(dim)
 
 
 def described(kind: str, dims: Sequence[str], sizes: dict[str, Any]) -> str:
     """A kind and the names of dimensions as error messages show them, with the sizes that are known."""
-    named = [f"{dim}={sizes[dim]}" if sizes.get(dim) is not None else dim for dim in dims]
-    return f"{kind} [{', '.join(named)}]".lstrip()
+
+    def shown_as(dim: str) -> str:
+        size = size_of(dim, sizes)
+        return dim if size is None or dim.isdigit() else f"{dim}={size}"
+
+    return f"{kind} [{', '.join(map(shown_as, dims))}]".lstrip()

@@ -21,8 +21,9 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
-from txl_tf.nn.base import described, shown, tensor_error
+from txl_tf.nn.base import dense_error, described, shown, tensor_error
 
+_MASK = "a mask of bool or of numbers 0 and 1"
 HEADS_FIRST = [1, 0, 2, 3]  # from [batch, heads, queries, keys], the layout of callers, to that of `attend`
 
 
@@ -85,18 +86,27 @@ def as_bool(name: str, mask: Any) -> Any:
     return tf.cast(checked_numbers(name, mask), tf.bool)
 
 
+def as_mask(name: str, mask: Any) -> Any:
+    """A mask as a tensor. Raises ParameterError if it is no array, or if it is ragged or sparse."""
+    if isinstance(mask, tf.RaggedTensor | tf.SparseTensor):
+        raise dense_error(name, mask, _MASK)
+    try:
+        return tf.convert_to_tensor(mask)
+    except (TypeError, ValueError):
+        raise tensor_error(name, mask, _MASK) from None
+
+
 def checked_numbers(name: str, mask: Any) -> Any:
     """A mask as a tensor. Raises ParameterError unless it is bool or numbers, which eager calls check to be 0 or 1."""
-    mask = tf.convert_to_tensor(mask)
-    allowed = "a mask of bool or of numbers 0 and 1"
+    mask = as_mask(name, mask)
     if not (mask.dtype.is_bool or mask.dtype.is_integer or mask.dtype.is_floating):
-        raise tensor_error(name, mask, allowed)
+        raise tensor_error(name, mask, _MASK)
     if tf.executing_eagerly() and not mask.dtype.is_bool:
         numbers = np.asarray(mask)
         other_numbers = numbers[(numbers != 0) & (numbers != 1)]
         if other_numbers.size:
-            message = f"{name} must be {allowed}, got {shown(mask)} with the number {other_numbers.flat[0]}"
-            raise ParameterError(name, mask, allowed, message)
+            message = f"{name} must be {_MASK}, got {shown(mask)} with the number {other_numbers.flat[0]}"
+            raise ParameterError(name, mask, _MASK, message)
     return mask
 
 

@@ -54,7 +54,7 @@ from txl_tf.runs.weights import (
     delete_checkpoint,
     load_weights,
 )
-from txl_tf.schema import did_you_mean, differing
+from txl_tf.schema import checked_call, did_you_mean, differing
 
 CREATING = "creating.tmp"  # exists in the folder of a run while `RunFolder.create` writes it
 _ATTEMPTS = 10  # at opening a checkpoint, which a training in another process may delete
@@ -62,6 +62,7 @@ _EVENTS = ("train", "validation")  # folders of TensorBoard's files
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
 
 
+@checked_call
 def load_run(model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes: Any) -> tuple[Any, Any]:
     """Opens a trained, converted or averaged run.
 

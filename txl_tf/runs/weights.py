@@ -36,6 +36,7 @@ from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.nn.base import EMBEDDING_LIKE
 from txl_tf.nn.parts import own_parts
 from txl_tf.runs.families.record import families_of_model
+from txl_tf.schema import checked_call
 
 RUN_WEIGHTS = "weights/"
 UNFINISHED = "unfinished.tmp"  # folder of a checkpoint that is being written
@@ -55,6 +56,7 @@ def weights_by_name(model: keras.Model) -> dict[str, Any]:
     return known | {name: variable for name, variable in by_path.items() if id(variable) not in ids}
 
 
+@checked_call
 def tf1_variables(lm: TransformerXLLM) -> dict[str, np.ndarray]:
     """The weights under the original's names, in its layouts and in its order of creation.
 
@@ -91,6 +93,7 @@ def check_original(lm: TransformerXLLM) -> None:
         raise ParameterError("lm", parts, "a model of the library's parts alone", message)
 
 
+@checked_call
 def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     """Sets the weights of `lm` from a checkpoint of the original program.
 
@@ -272,6 +275,7 @@ def check_whole(path: str, finite: bool = False) -> None:
             raise UnreadableCheckpoint("checkpoint", path, "finite weights", message)
 
 
+@checked_call
 def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     """Writes the weights of `lm` as a checkpoint that the original program evaluates.
 

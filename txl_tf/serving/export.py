@@ -34,7 +34,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.files import absolute, check_no_pattern, is_remote, remove, remove_leftovers, removed_on_error, writing
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
-from txl_tf.schema import known_names
+from txl_tf.schema import checked_call
 from txl_tf.serving.request import StoredModel
 from txl_tf.serving.signatures import Served, served_model
 from txl_tf.serving.subwords import has_tensorflow_text
@@ -46,7 +46,7 @@ WARMUP_FILE = "tf_serving_warmup_requests"
 logger = logging.getLogger("txl_tf")
 
 
-@known_names
+@checked_call
 def export_saved_model(
     lm: LanguageModel | Transformer | Tagger,
     directory: str | os.PathLike,

@@ -29,7 +29,7 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, unpack
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Dropping, KerasHabits, as_ids, check_tensors
+from txl_tf.nn.base import CheckedCalls, Dropping, KerasHabits, as_ids, check_tensors
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.schema import known_names
@@ -71,7 +71,7 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
+class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     """A network, a linear layer and a CRF.
 
     Args:
@@ -124,6 +124,10 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
+        if not isinstance(network, keras.Layer):
+            raise ParameterError("network", network, "a network of the library, or a Keras layer or model")
+        if isinstance(labels, (str, bytes)) or not isinstance(labels, Iterable):
+            raise ParameterError("labels", labels, "a list of tags")
         self.labels = list(labels)
         check_fields(LabelConfig, self)
         if len(set(self.labels)) < len(self.labels) or not self.labels:

@@ -14,7 +14,7 @@ from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import scalar, wide_dtype
 from txl_tf.nn.arguments import arguments_of, stored
-from txl_tf.schema import known_names
+from txl_tf.schema import checked_call
 from txl_tf.training.distribution import sum_over_replicas
 
 
@@ -458,7 +458,7 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return arguments_of(self)
 
 
-@known_names
+@checked_call
 def make_optimizer(
     learning_rate: float = 2.5e-4,
     warmup_steps: int = 0,

@@ -29,7 +29,7 @@ from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.watching import watching
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_length, check_sizes, check_tensors
-from txl_tf.nn.masks import HEADS_FIRST, as_bool, mask_of, seen, seen_by_article
+from txl_tf.nn.masks import HEADS_FIRST, as_bool, as_mask, mask_of, seen, seen_by_article
 from txl_tf.nn.ops import make_norm, norm_of, norm_of_zeros, own_initializer
 from txl_tf.nn.position_schemes import Relative
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
@@ -232,7 +232,7 @@ class SegmentAttention(Layer):
         Raises:
             ParameterError: a tensor or a mask has another shape.
         """
-        sizes: dict[str, Any] = {"d_model": self.d_model, "n_head": self.n_head, "d_head": self.d_head, "1": 1}
+        sizes: dict[str, Any] = {"d_model": self.d_model, "n_head": self.n_head, "d_head": self.d_head}
         check_tensors(sizes, w=(w, "float batch tgt_len d_model"), mems=(mems, "float? batch mem_len d_model"))
         mems = w[:, :0] if mems is None else mems
         qlen = shape_of(w)[1]
@@ -243,7 +243,7 @@ class SegmentAttention(Layer):
         if attn_mask is None:
             visible = causal(qlen, mlen)
         else:
-            mask: Any = tf.convert_to_tensor(attn_mask)
+            mask: Any = as_mask("attn_mask", attn_mask)
             heads = ["n_head"] if mask.shape.rank == 4 else []
             visible = seen_by_article("attn_mask", mask, sizes, ["batch", *heads, "tgt_len", "keys"])
         elements: Any = mask_of(w)

@@ -24,6 +24,7 @@ from txl_tf.nn.base import (
     KerasHabits,
     NotCacheable,
     as_ids,
+    check_call,
     check_layer,
     check_length,
     check_tensors,
@@ -306,7 +307,11 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = memories_by_name(self, args, kwargs)
-        return super().__call__(*args, **kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            check_call(self, args, kwargs, error)
+            raise
 
     def call(
         self, tokens: Tensor | None = None, mems: Any = None, padding_mask: Tensor | None = None,

@@ -31,6 +31,7 @@ from txl_tf.language import beam_search
 from txl_tf.nn.arguments import LayerOptions, takes
 from txl_tf.nn.base import (
     CachedMemory,
+    CheckedCalls,
     Dropping,
     KerasHabits,
     Layer,
@@ -177,7 +178,7 @@ class TargetSoFar(CachedMemory):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
+class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     """The encoder-decoder Transformer.
 
     Args:

@@ -1,7 +1,7 @@
 """The pages of the API reference: which names each has, found by reading the library without importing it.
 
-Public are the names in `__all__` of the packages that `extra.public` of mkdocs.yml lists. Every page shows those of its
-modules first, then what else these modules have with a docstring.
+Public are the names in `__all__` of the packages that `extra.public` of mkdocs.yml lists, and the pages of the sections
+have only these. What else the modules have with a docstring is for developers, on the pages of the section Internals.
 """
 
 import re
@@ -13,11 +13,12 @@ from pages.docstrings import Docstrings, in_package
 INTRO = """# Reference
 
 The public interface, by topic: `txl_tf.__all__`, `txl_tf.layers` with the originals' functions and layers, and
-`txl_tf.config` with the hyper-parameters. The pages have these names first, with arguments, shapes, errors and papers.
-Below them is what lies behind it, module by module.
+`txl_tf.config` with the hyper-parameters. The pages have arguments, shapes, errors and papers. The section Internals is
+for developers of the library.
 """
 
-PRIVATE = "Classes and functions of the modules behind this page. They may change until version 1.0.\n"
+INTERNALS = "Internals"
+PRIVATE = "For developers of the library: what is not public. It may change at any time until version 1.0.\n"
 PUBLIC = """::: {name}
     options:
       toc_label: {label}
@@ -26,7 +27,7 @@ PUBLIC = """::: {name}
 """
 INSIDE = """::: {path}
     options:
-      heading_level: 4
+      heading_level: 3
       show_root_full_path: false
       inherited_members: false
 """
@@ -43,6 +44,11 @@ class Topic(NamedTuple):
     def src_uri(self):
         section, title = (re.sub(r"\W+", "-", name.lower()) for name in (self.section, self.title))
         return f"reference/{section}/{title}.md"
+
+    @property
+    def internals(self):
+        """The topic of the page with the names of the same modules that are not public."""
+        return Topic(INTERNALS, f"{self.section}: {self.title}", self.modules)
 
 
 def topics(config):
@@ -111,16 +117,20 @@ def inside(module, names):
 
 
 def pages(config, pkg):
-    """`{topic: (public names, {module: other names})}` of all topics."""
+    """`{path on the site: (topic, public names, {module: other names})}` of all pages, those of the internals last.
+
+    A page has either public names or other names.
+    """
     all_topics, names = topics(config), public(config, pkg)
-    pages = {topic.src_uri: (topic, [], {}) for topic in all_topics}
+    of_users = {topic.src_uri: (topic, [], {}) for topic in all_topics}
+    of_developers = {topic.internals.src_uri: (topic.internals, [], {}) for topic in all_topics}
     for path, name in names.items():
-        pages[topic_of(path, all_topics).src_uri][1].append(name)
+        of_users[topic_of(path, all_topics).src_uri][1].append(name)
     for module in all_modules(pkg):
         other_names = inside(module, names)
         if other_names:
-            pages[topic_of(module.path, all_topics).src_uri][2][module] = other_names
-    return pages
+            of_developers[topic_of(module.path, all_topics).internals.src_uri][2][module] = other_names
+    return {uri: page for uri, page in (of_users | of_developers).items() if page[1] or page[2]}
 
 
 def file_of(module):
@@ -159,9 +169,9 @@ def page(pkg, shown, methods, topic, names, other_names):
             PUBLIC.format(name=name, label=name.rpartition(".")[2], members=members or "false", any=bool(members))
         ]
     if other_names:
-        lines += ["## Behind it", "", PRIVATE] if names else [PRIVATE]
+        lines.append(PRIVATE)
     for module, paths in other_names.items():
-        lines += [f"{'###' if names else '##'} {file_of(module)} {{ .module }}", "", module.docstring.value, ""]
+        lines += [f"## {file_of(module)} {{ .module }}", "", module.docstring.value, ""]
         lines += [INSIDE.format(path=path) for path in paths]
     return "\n".join(lines)
 
@@ -187,19 +197,19 @@ def names_in_code(pages):
 
 def overview(config, pkg, pages):
     """The first page: all public names with the first lines of their docstrings, by topic."""
-    lines, without = [INTRO], []
+    lines = [INTRO]
     for section in config.extra["reference"]:
         lines += [f"## {section}", ""]
-        for topic, names, other_names in pages.values():
+        for topic, names, _ in pages.values():
             if topic.section == section:
                 relative = topic.src_uri.removeprefix("reference/")
-                if names:
-                    lines += [f"### [{topic.title}]({relative})", "", *rows(pkg, names), ""]
-                else:
-                    without.append(f"- [{topic.title}]({relative}): {', '.join(map(file_of, other_names))}")
-    if without:
-        lines += ["## Pages without public names", "", *without, ""]
-    return "\n".join(lines)
+                lines += [f"### [{topic.title}]({relative})", "", *rows(pkg, names), ""]
+    lines += [f"## {INTERNALS}", ""]
+    for topic, _, other_names in pages.values():
+        if topic.section == INTERNALS:
+            files = ", ".join(map(file_of, other_names))
+            lines.append(f"- [{topic.title}]({topic.src_uri.removeprefix('reference/')}): {files}")
+    return "\n".join([*lines, ""])
 
 
 def rows(pkg, names):

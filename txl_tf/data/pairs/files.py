@@ -151,7 +151,7 @@ class PairReader:
         usual = max(2, widths.most_common(1)[0][0]) if widths else 2
         has_chosen_columns = any(columns.values())
         if not has_chosen_columns and usual > _MOST_COLUMNS:
-            message = f"{name} has {usual} columns: source_column and target_column must select those of the pairs"
+            message = f"{name} has {usual} columns: source_column and target_column must select two"
             raise ParameterError("source_column", None, f"1 to {usual}", message)
         if usual > 2:
             said = f"{name}: {usual} columns; the source is column {source}, the target is column {target}"

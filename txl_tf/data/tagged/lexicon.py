@@ -14,6 +14,7 @@ from txl_tf.data.tagged.columns import BLANK, BLANKS
 from txl_tf.data.tagged.lexicon_files import words_of
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError, brief
+from txl_tf.schema import checked_call
 
 JIEBA = "jieba"
 TOWNS = "towns"
@@ -42,6 +43,7 @@ class Lexicon:
         ParameterError: a word has fewer than two characters.
     """
 
+    @checked_call
     def __init__(self, words: Iterable[str]):
         self.words = list(dict.fromkeys(_WHITE.sub(BLANK, word) for word in words))
         short = next((word for word in self.words if len(word) < 2), None)
@@ -57,6 +59,7 @@ class Lexicon:
     def __len__(self) -> int:
         return len(self.words)
 
+    @checked_call
     def matches(self, tokens: str | Sequence[str]) -> list[Match]:
         """Returns all words in a sentence, ordered by start, then by end.
 
@@ -80,7 +83,8 @@ class Lexicon:
         return matches
 
     @classmethod
-    def load(cls, path: str, skip_short: bool = False) -> Lexicon:
+    @checked_call
+    def load(cls, path: str | os.PathLike[str], skip_short: bool = False) -> Lexicon:
         """Reads the words of a file: a list of words, jieba's dict.txt, vectors in word2vec's text format, ...
 
         See `words_of` for where a word ends.
@@ -95,6 +99,7 @@ class Lexicon:
             ParameterError: the file has a word of one character, no words, lines of CSV, or is not UTF-8 text; or jieba
                 is not installed. Names the file.
         """
+        path = os.fspath(path)
         if path == JIEBA:
             return cls.load(_jieba_words(), skip_short=True)
         if path == TOWNS:

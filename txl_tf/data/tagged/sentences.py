@@ -326,11 +326,11 @@ def _say_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence],
     words = {match.word for sentence in text for match in lexicon.matches(sentence.tokens)}
     if not words:
         such = ", ".join(brief(word) for word in lexicon.words[:3])
-        message = f"lexicon {name}: none of its {len(lexicon):,} words, such as {such}, is in the training sentences"
+        message = f"lexicon {name}: none of its {len(lexicon):,} words, such as {such}, is in a training sentence"
         if not path:
             logger.warning(f"{message}; give other words with lexicon")
             return
-        raise ParameterError("lexicon", path, "a file of words of which the training sentences have some", message)
+        raise ParameterError("lexicon", path, "a file with words that occur in the training sentences", message)
     rest = ""
     if vocab and (unknown := sum(word not in vocab.ids for word in words)):
         rest = f"; {unknown:,} of these have no row in the vocabulary and become {vocab.unk}"

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from txl_tf.errors import ParameterError, brief
+from txl_tf.schema import checked_call
 
 SCHEMES = {"bio": "BI", "bioes": "BIES", "bmes": "BMES"}  # scheme -> its prefixes, without O
 NONE = "none"
@@ -165,6 +166,7 @@ def _may_follow(previous: tuple[str, str], current: tuple[str, str], scheme: str
     return _continues(previous, current) or (ends and current[0] in _BEGINNING)
 
 
+@checked_call
 def allowed_transitions(labels: Sequence[str], scheme: str | None = None) -> np.ndarray | None:
     """Returns bool `[K + 2, K + 2]`: true if the label of the column may follow that of the row.
 

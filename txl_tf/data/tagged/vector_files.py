@@ -44,11 +44,11 @@ _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile
 _OTHERS = {
     b"\xba\x16\x4f\x2f": "a model of fastText: its vectors are in the file of the same name that ends in .vec"
 } | {
-    bytes([0x80, protocol]): "a pickle: gensim writes what it loads of it as vectors by save_word2vec_format"
+    bytes([0x80, protocol]): "a pickle: load it with gensim, and write its vectors with save_word2vec_format"
     for protocol in range(2, 6)
 }
 _ADVICE = (
-    "vectors are read from text and from word2vec's binary format, which gensim writes by "
+    "vectors are read from text files and from word2vec's binary format, which gensim writes with "
     "KeyedVectors.save_word2vec_format"
 )
 
@@ -119,7 +119,7 @@ def _in_zip(packed: IO[bytes], path: str, option: str) -> IO[bytes]:
     hidden = (".", "__MACOSX")
     members = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith(hidden)]
     if len(members) != 1:
-        message = f"{path} must hold one file, the vectors, got {len(members)}: {', '.join(members[:5]) or 'none'}"
+        message = f"{path} must contain one file, the vectors, got {len(members)}: {', '.join(members[:5]) or 'none'}"
         raise ParameterError(option, path, "an archive of one file", message)
     return archive.open(members[0])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,14 @@ from txl_tf.data.text.documents import Documents
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.errors import ParameterError
 from txl_tf.nn.base import as_ids
-from txl_tf.schema import known_names
+from txl_tf.schema import checked_call, checked_init
 
 Tokens = np.ndarray | StoredTokens  # integers [n]
 _READ_AHEAD = 1 << 16  # tokens per row that are read at once
 _COUNTED_AT_ONCE = 1 << 22  # tokens
 
 
-@known_names
+@checked_call
 def segments(
     tokens: Tokens, batch_size: int, tgt_len: int, start: int = 0, repeat: bool = False, drop_remainder: bool = False
 ) -> tf.data.Dataset:
@@ -60,6 +60,7 @@ def segments(
     return Segments(tokens, batch_size, tgt_len, start, repeat, drop_remainder).dataset()
 
 
+@checked_init
 @dataclasses.dataclass(eq=False)
 class Segments:
     """A lazy description of batches. It reads nothing, so that each of several workers can read only its own rows.
@@ -194,7 +195,8 @@ def num_batches(
     return n_label // tgt_len if drop_remainder else math.ceil(n_label / tgt_len)
 
 
-def choose_bin_capacities(tokens: Tokens, batch_size: int, tgt_len: int, cutoffs: list[int]) -> list[int]:
+@checked_call
+def choose_bin_capacities(tokens: Tokens, batch_size: int, tgt_len: int, cutoffs: Sequence[int]) -> list[int]:
     """Returns the capacities of all clusters of the adaptive softmax except the first, for static shapes.
 
     This is the original's rule (`get_bin_sizes`): count a cluster's tokens in each batch of the training text `tokens`.

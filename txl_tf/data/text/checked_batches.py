@@ -108,8 +108,8 @@ def check_batches(
             name, dataset, "a tf.data.Dataset of (tokens, labels) or (tokens, labels, weights)",
             f"{name} must be a tf.data.Dataset of (tokens, labels), int [batch, tgt_len] each, "
             f"got {type(dataset).__name__}" + (f" of {spec}" if spec is not None else "")
-            + ", where a third element can hold weights of the labels, [batch] or [batch, tgt_len]"
-            + f": row r of a batch continues row r of the batch before, whose memory it is given; {_remedy(dataset)}",
+            + "; a third element may be the weights of the labels, [batch] or [batch, tgt_len]"
+            + f". Row r of a batch continues row r of the batch before, and gets its memory; {_remedy(dataset)}",
         )  # fmt: skip
     shape = spec[0]["tokens"].shape if isinstance(spec[0], dict) else spec[0].shape
     rows, tgt_len = shape if shape.rank else (None, None)
@@ -122,7 +122,7 @@ def check_batches(
     if rows is None or (evaluation and tgt_len is None) or count == 0:
         first = next(iter(dataset), None)
         if first is None:
-            message = f"{name} must hold at least one batch, got an empty dataset"
+            message = f"{name} must have at least one batch, got an empty dataset"
             raise ParameterError(name, dataset, "a dataset of at least one batch", message)
         rows, first_len = (first[0]["tokens"] if isinstance(first[0], dict) else first[0]).shape
         tgt_len = first_len if evaluation else tgt_len

@@ -258,7 +258,7 @@ def _write_corpus(
     n_tokens = write_files(folder, recipe.dataset, vocab, cutoffs, pieces, recipe.options, inputs, shard_tokens)
     for split, paths in recipe.files.items():
         if not n_tokens.get(split):
-            message = f"{shortened(', '.join(paths), 300)}: no token in the split {split}"
+            message = f"{shortened(', '.join(paths), 300)}: the split {split} has no token"
             raise ParameterError("data_path", paths, "files with a token", message)
 
 
@@ -294,6 +294,10 @@ def prepare_texts(
             `prepare`. Names the number of the row, from 1.
         OSError: the folder cannot be written to, or another process is preparing it.
     """
+    if not isinstance(data_dir, (str, os.PathLike)):
+        raise ParameterError("data_dir", data_dir, "the path of a folder")
+    if texts is not None and not isinstance(texts, Iterable):
+        raise ParameterError("texts", texts, "an iterable of texts")
     if isinstance(texts, (str, bytes, Mapping)):
         message = f"texts must be an iterable of texts, got one {type(texts).__name__}: put it in a list"
         raise ParameterError("texts", texts, "an iterable of texts", message)

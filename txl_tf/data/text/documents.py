@@ -30,7 +30,7 @@ class Documents:
         self.ends = document_ends(tokens, document_id)  # [documents]
         if len(self.ends) < 2:
             message = f"the text must have at least two documents to be shuffled, got {len(self.ends)}"
-            raise ParameterError("tokens", len(self.ends), "a text of two documents at least", message)
+            raise ParameterError("tokens", len(self.ends), "a text of at least two documents", message)
 
     def order(self, epoch: int) -> DocumentOrder:
         """Returns the text with the order of documents in an epoch, counted from 0."""

@@ -257,8 +257,8 @@ def check_free(data_dir: str, level: str) -> None:
     foreign = sorted({*names} - {*_left_by_interrupted_preparation(data_dir)})
     if foreign:
         message = (
-            f"data_dir must not hold {brief(foreign)}, which no preparation has written, got {data_dir}: choose "
-            "another folder, or move what is there"
+            f"data_dir must not contain {brief(foreign)}, which no preparation has written, got {data_dir}: choose "
+            "another folder, or move these files"
         )
         raise ParameterError("data_dir", data_dir, f"a folder without {brief(foreign)}", message)
 

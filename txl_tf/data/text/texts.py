@@ -284,7 +284,7 @@ def read_texts(
                 allowed = "a JSON object in every line, or one array of objects or texts"
                 message = (
                     f"{stream.name} must have a JSON object in every line, or be one array of objects or texts: "
-                    "jq -c . writes an object a line; raw_text reads the file as plain text"
+                    "`jq -c .` writes one object per line; raw_text reads the file as plain text"
                 )
                 raise ParameterError(stream.name, None, allowed, message)
             else:

@@ -31,7 +31,7 @@ from txl_tf.language.sampling import SAMPLING
 from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import LineScore, Scorer
-from txl_tf.schema import check_names, keywords_of, known_names
+from txl_tf.schema import check_names, checked_call, keywords_of, known_names
 from txl_tf.taggers.text_tagger import TaggedText, TextTagger
 from txl_tf.vanilla.translator import Translation, Translator, assumed_length
 
@@ -41,6 +41,7 @@ POOL = 50  # batches of sentences to tag that are read together and sorted by le
 Lines = Iterable[str | bytes | None]  # see `txl_tf.data.lines`
 
 
+@checked_call
 def pipeline(model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes: Any) -> Any:
     """Opens a run as a pipeline, which turns text into results.
 

@@ -1,0 +1,228 @@
+"""Wrong calls of the functions in `txl_tf.layers`: each is a typed error, and none fails inside the function.
+
+Calls in the form of the original program and of the articles get an error that shows what to write.
+"""
+
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import raises_parameter
+
+import txl_tf
+from txl_tf import layers
+from txl_tf.errors import ArgumentTypeError, CallError, ParameterError, UnknownArgumentError, UnknownNameError
+from txl_tf.public_calls import SHAPES
+
+B, T, M, E, H, D, N = 2, 3, 2, 8, 2, 4, 10  # batch, tgt_len, mem_len, d_model, n_head, d_head, n_token
+
+
+def real(*shape):
+    return tf.constant(np.random.default_rng(sum(shape)).normal(size=shape), tf.float32)
+
+
+def ids(n, *shape):
+    return tf.constant(np.random.default_rng(n).integers(0, n, shape), tf.int32)
+
+
+XL = {
+    "w": real(B, T, E), "r": real(1, M + T, E), "r_w_bias": real(H, D), "r_r_bias": real(H, D), "mems": real(B, M, E),
+    "qkv_kernel": real(E, 3 * H * D), "r_kernel": real(E, H * D),
+}  # fmt: skip
+FIRST = list(XL.values())[:4]  # w, r, r_w_bias, r_r_bias
+MASK = layers.create_mask(T, M)
+SOFTMAX = {
+    "hidden": real(B, T, E), "tables": [real(N, E)], "projs": [None, None], "biases": [real(6), real(4)],
+    "clusters": (real(1, E), real(1)),
+}  # fmt: skip
+CRF = {"emissions": real(B, T, 4), "mask": tf.ones([B, T], tf.bool), "transitions": real(4, 4), "start": real(4)}
+HEADS = {"q": real(H, B, T, D), "k": real(H, B, T, D)}
+POSITIONS = {"pos_s": ids(4, B, T), "pos_e": ids(4, B, T)}
+CALLS = {
+    "adaptive_log_probs": SOFTMAX,
+    "alibi_slopes": {"n_head": 4},
+    "attend": {
+        **HEADS, "v": real(H, B, T, D), "position_scores": real(H, B, T, T), "visible": tf.ones([T, T], tf.bool),
+    },
+    "attention_probs": {**HEADS, "position_scores": real(H, T, T)},
+    "create_look_ahead_mask": {"size": 3},
+    "create_mask": {"qlen": 3, "mlen": 2},
+    "create_padding_mask": {"ids": ids(5, B, T)},
+    "crf_decode": CRF,
+    "crf_marginals": CRF,
+    "crf_nll": {**CRF, "tags": ids(4, B, T)},
+    "cross_entropy": {"labels": ids(4, 5), "logits": real(5, 4)},
+    "distance_table": {"places": 4, "d_model": 8},
+    "distinct_pairs": POSITIONS,
+    "document_mask": {"attn_mask": MASK, "tokens": ids(5, B, T), "reset_token": 1},
+    "dropout": {"x": real(B, T), "rate": 0.5, "dropout_key": tf.constant([1, 2, 0])},
+    "embedding_lookup": {"table": real(N, E), "ids": ids(N, B, T)},
+    "get_angles": {"pos": np.arange(3)[:, None], "i": np.arange(8)[None], "d_model": 8},
+    "inverse_frequencies": {"d_model": 8},
+    "layer_norm": {"x": real(B, T, E), "gamma": real(E), "beta": real(E), "epsilon": 1e-5},
+    "mask_adaptive_embedding_lookup": {
+        "x": ids(N, B, T), "tables": [real(6, 8), real(4, 4)], "projs": [real(8, 8), real(4, 8)], "cutoffs": [6],
+        "d_proj": 8,
+    },
+    "mask_adaptive_logsoftmax": {**SOFTMAX, "target": ids(N, B, T)},
+    "multihead_attn": {
+        "w": XL["w"], "attn_mask": MASK, "mems": XL["mems"], "qkv_kernel": XL["qkv_kernel"], "o_kernel": real(H * D, E),
+        "n_head": H,
+    },
+    "pairwise_scores": {"q": real(H, B, T, D), "r": real(H, B, T, T, D)},
+    "point_wise_feed_forward_network": {"d_model": 8, "dff": 16},
+    "positional_embedding": {"pos_seq": tf.range(5.0), "inv_freq": real(4), "bsz": 2},
+    "positional_encoding": {"position": 5, "d_model": 8},
+    "positionwise_ff": {
+        "inp": real(B, T, E), "kernel_1": real(E, 16), "bias_1": real(16), "kernel_2": real(16, E), "bias_2": real(E),
+    },
+    "register_positions": {"name": "only in a test"},
+    "rel_multihead_attn": {**XL, "attn_mask": MASK, "o_kernel": real(H * D, E)},
+    "rel_shift": {"x": real(B, H, T, M + T)},
+    "relative_positions": {"klen": 5, "clamp_len": 3},
+    "scaled_dot_product_attention": {
+        "q": real(B, T, D), "k": real(B, 5, D), "v": real(B, 5, D), "mask": tf.zeros([T, 5]),
+    },
+    "score_terms": XL,
+    "shifted_scores": {"q": real(H, B, T, D), "r": real(H, M + T + 1, D), "first": T},
+    "span_distances": POSITIONS,
+    "static_adaptive_logsoftmax": {**SOFTMAX, "target": ids(N, B, T), "bin_capacities": [6]},
+    "tener_position_scores": {**HEADS, "v_bias": real(H, D)},
+    "tensor2tensor_frequencies": {"d_model": 8},
+    "two_way_positions": {"length": 3, "d_head": 8},
+    "two_way_scores": {"q": real(H, B, T, D), "r": real(2 * T, D)},
+}  # fmt: skip
+WRONG = {
+    "None": None, "text": "text", "object": object(), "an empty list": [], "a dictionary": {}, "half": 0.5,
+    "texts": tf.constant(["a"]), "a long row": real(7), "ragged": tf.ragged.constant([[1.0], [1.0, 2.0]]),
+}  # fmt: skip
+
+
+def wrong_calls(arguments):
+    """`(what is wrong, arguments)` of calls with a wrong value, some of which may be right for some arguments."""
+    for name, value in arguments.items():
+        for what, wrong in WRONG.items():
+            yield f"{name}: {what}", {**arguments, name: wrong}
+        if isinstance(value, tf.Tensor):
+            yield f"{name}: one more axis", {**arguments, name: value[None]}
+            yield f"{name}: one less axis", {**arguments, name: value[0]}
+            yield f"{name}: wider", {**arguments, name: tf.concat([value, value[..., :1]], -1)}
+        if isinstance(value, (list, tuple)):
+            yield f"{name}: shorter", {**arguments, name: list(value)[:-1]}
+        rest = {other: x for other, x in arguments.items() if other != name}
+        yield f"without {name}", rest
+    yield "an unknown name", {**arguments, "unknown": 1}
+
+
+def functions():
+    return {name for name in layers.__all__ if inspect.isfunction(getattr(layers, name))}
+
+
+def test_every_public_function_has_its_shapes_and_a_call_here():
+    assert functions() == SHAPES.keys() == CALLS.keys()
+    for name, shapes in SHAPES.items():
+        assert shapes.arguments.keys() <= inspect.signature(getattr(layers, name)).parameters.keys(), name
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_a_wrong_call_is_a_typed_error(name):
+    function = getattr(layers, name)
+    function(**CALLS[name])
+    refused = 0
+    for what, arguments in wrong_calls(CALLS[name]):
+        try:
+            function(**arguments)
+        except ParameterError:
+            refused += 1
+        except Exception as error:
+            raise AssertionError(f"{name} with {what} fails inside: {error!r}") from error
+    assert refused >= 3
+
+
+@pytest.mark.parametrize("call, name, error", [
+    (lambda: layers.rel_multihead_attn(*FIRST, MASK, None, E, H, D, 0, 0, True, None), "rel_multihead_attn", CallError),
+    (lambda: layers.rel_multihead_attn(*FIRST, MASK, XL["mems"], E, H, D), "qkv_kernel", ParameterError),
+    (lambda: layers.rel_multihead_attn(**XL, attn_mask=MASK, n_head=H), "n_head", UnknownArgumentError),
+    (lambda: layers.mask_adaptive_embedding_lookup(ids(N, B, T), N, 8, 8, [6]), "d_proj", ParameterError),
+    (lambda: layers.mask_adaptive_embedding_lookup(ids(N, B, T), N, 8, 8, div_val=2), "div_val", UnknownArgumentError),
+    (lambda: layers.mask_adaptive_logsoftmax(SOFTMAX["hidden"], ids(N, B, T), N, 8, 8, [6], None),
+     "mask_adaptive_logsoftmax", CallError),
+    (lambda: layers.embedding_lookup(lookup_table=real(N, E), x=ids(N, B, T)), "lookup_table", UnknownArgumentError),
+])  # fmt: skip
+def test_calls_in_the_original_s_form_name_what_to_write(call, name, error):
+    with raises_parameter(name, error=error) as raised:
+        call()
+    if name != "lookup_table":
+        assert "The layer " in str(raised.value)
+
+
+@pytest.mark.parametrize("change, name", [
+    ({"w": real(T, B, E)}, "mems"),  # time first
+    ({"r": real(1, M + T + 1, E)}, "r"),
+    ({"r_kernel": tf.cast(XL["r_kernel"], tf.float64)}, "r_kernel"),
+    ({"attn_mask": tf.fill([T, M + T], 2.0)}, "attn_mask"),
+    ({"attn_mask": layers.create_mask(T, 0)}, "attn_mask"),
+    ({"dropatt": 1.0}, "dropatt"),
+    ({"dropout_key": tf.constant([1, 2])}, "dropout_key"),
+])  # fmt: skip
+def test_shapes_and_dtypes_of_relative_attention_are_checked_together(change, name):
+    with raises_parameter(name):
+        layers.rel_multihead_attn(**{**CALLS["rel_multihead_attn"], **change})
+
+
+def test_lists_and_arrays_become_tensors_of_the_dtype_of_the_others():
+    arguments = CALLS["layer_norm"]
+    given = {name: x.numpy().tolist() if isinstance(x, tf.Tensor) else x for name, x in arguments.items()}
+    np.testing.assert_allclose(layers.layer_norm(**given), layers.layer_norm(**arguments), atol=1e-6)
+    double = {name: np.float64(x) for name, x in CALLS["tener_position_scores"].items()}
+    assert layers.tener_position_scores(**double).dtype == tf.float64
+    double["q"] = CALLS["tener_position_scores"]["q"]
+    assert layers.tener_position_scores(**double).dtype == tf.float32
+
+
+def test_functions_in_graphs_check_and_compute_the_same_and_can_be_pickled():
+    x = CALLS["rel_shift"]["x"]
+    np.testing.assert_array_equal(tf.function(layers.rel_shift)(x), layers.rel_shift(x))
+    with raises_parameter("x"):
+        tf.function(layers.rel_shift)(tf.zeros([5, 3]))
+    assert pickle.loads(pickle.dumps(layers.rel_shift)) is layers.rel_shift
+
+
+@pytest.mark.parametrize("module, name, allowed", [
+    (layers, "_create_mask", "create_mask"),
+    (layers, "ProjectedAdaptiveLogSoftmax", "AdaptiveSoftmax"),
+    (txl_tf, "rel_shift", "txl_tf.layers.rel_shift"),
+    (txl_tf, "AdaptiveSoftmax", "txl_tf.layers.AdaptiveSoftmax"),
+    (txl_tf, "TransfoXLLMHeadModel", "txl_tf.TransformerXLLM"),
+])  # fmt: skip
+def test_a_name_at_another_place_is_named(module, name, allowed):
+    with raises_parameter(f"{module.__name__}.{name}", name, allowed, UnknownNameError):
+        getattr(module, name)
+    assert not hasattr(module, name)
+
+
+@pytest.mark.parametrize("call, name, error", [
+    (lambda: layers.EncoderLayer(8, 2, 16)(real(B, T, E), False), "EncoderLayer", CallError),
+    (lambda: layers.EncoderLayer(8, 2, 16)(), "EncoderLayer", CallError),
+    (lambda: layers.EncoderLayer(8, 2, 16)(real(B, T, E), maks=None), "maks", UnknownArgumentError),
+    (lambda: layers.RelMultiHeadAttn(8, 2, 4)(*FIRST, attn_mask={}, mems=XL["mems"]), "attn_mask", ParameterError),
+    (lambda: layers.TenerAttn(8, 2)(real(B, T, E), mask=object()), "mask", ParameterError),
+    (lambda: txl_tf.Vocab(["a", "b"]), "level", ArgumentTypeError),
+    (lambda: txl_tf.Vocab(special="abc"), "special", ArgumentTypeError),
+    (lambda: txl_tf.Vocab.load(["a"]), "path", ArgumentTypeError),
+    (lambda: txl_tf.Vocab(level="char").encode(3), "texts", ArgumentTypeError),
+    (lambda: txl_tf.Vocab(level="char").encode([b"abc"]), "texts", ParameterError),
+    (lambda: txl_tf.Vocab(level="char").decode("abc"), "ids", ArgumentTypeError),
+    (lambda: txl_tf.Lexicon("abc"), "words", ArgumentTypeError),
+    (lambda: txl_tf.Lexicon([b"abc"]), "words", ArgumentTypeError),
+    (lambda: txl_tf.Lexicon.load(None), "path", ArgumentTypeError),
+    (lambda: txl_tf.allowed_transitions("O"), "labels", ArgumentTypeError),
+    (lambda: txl_tf.segments(np.arange(20), 2, 3.5), "tgt_len", ArgumentTypeError),
+    (lambda: txl_tf.tf1_variables("lm"), "lm", ArgumentTypeError),
+    (lambda: txl_tf.make_optimizer("adam"), "learning_rate", ArgumentTypeError),
+])  # fmt: skip
+def test_wrong_calls_of_layers_and_other_public_names_are_typed_errors(call, name, error):
+    with raises_parameter(name, error=error):
+        call()

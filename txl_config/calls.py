@@ -1,0 +1,226 @@
+"""Checks of the arguments of a call by the signature of the function: their names, their number and their types.
+
+```python
+@checked_call
+def repeat(text: str, times: int = 2) -> str: ...
+
+repeat("a", 2.5)    # ArgumentTypeError: times must be an integer, got 2.5
+repeat()            # CallError: repeat(): missing a required argument: 'text'. Write repeat(text)
+repeat("a", n=3)    # UnknownArgumentError: repeat() got an unexpected keyword argument 'n'. It takes text, times
+```
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import numbers
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from txl_config.checks import is_integer, is_number
+from txl_config.errors import ArgumentTypeError, CallError, UnknownArgumentError, UnknownNameError
+from txl_config.schema import check_names, did_you_mean
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type)
+
+_LISTS = (list, tuple, collections.abc.Iterable, collections.abc.Sequence, collections.abc.Collection)
+_TEXTS = (str, bytes)
+
+
+def known_names(function: Function) -> Function:
+    """Decorator: a call with unknown, missing or too many arguments raises an error that lists the known ones.
+
+    Raises, in a call:
+        UnknownArgumentError: the function has no such argument.
+        CallError: a required argument is missing, or there are too many.
+    """
+    return _checking(function, lambda arguments: None)
+
+
+def checked_call(function: Function) -> Function:
+    """Decorator like `known_names` that also checks the types of the arguments, as far as annotations say them.
+
+    It knows int, float, bool, str, bytes, paths, lists and iterables of these, and the classes of this library. Other
+    annotations are not checked, such as tensors, and neither are the elements of an iterator.
+
+    Raises, in a call:
+        UnknownArgumentError, CallError: see `known_names`.
+        ArgumentTypeError: an argument has another type.
+    """
+    rules: dict[str, _Kind] = {}
+
+    def check(arguments: dict[str, Any]) -> None:
+        if not rules:
+            hints = typing.get_type_hints(function)
+            kinds = {name: _kind_of(hint) for name, hint in hints.items() if name != "return"}
+            rules.update({name: kind for name, kind in kinds.items() if kind is not None})
+        for name, value in arguments.items():
+            if name in rules and not rules[name].has(value):
+                raise ArgumentTypeError(name, value, rules[name].name)
+
+    return _checking(function, check)
+
+
+def checked_init(cls: Class) -> Class:
+    """Decorator of a class: its constructor checks its arguments as `checked_call` does."""
+    constructor: Any = cls
+    constructor.__init__ = checked_call(constructor.__init__)
+    return cls
+
+
+def _checking(function: Function, check: Callable[[dict[str, Any]], None]) -> Function:
+    signature = inspect.signature(function)
+    *of_class, name = function.__qualname__.split(".")
+    called = of_class[-1] if name == "__init__" else name
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check(bind_call(called, signature, args, kwargs).arguments)
+        return function(*args, **kwargs)
+
+    return typing.cast("Function", call)
+
+
+def bind_call(
+    called: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], hint: str = ""
+) -> inspect.BoundArguments:
+    """Returns the arguments of a call by their names.
+
+    Args:
+        called: name of the function, for errors.
+        signature: of the function.
+        args, kwargs: of the call.
+        hint: text at the end of the message of an error.
+
+    Raises:
+        UnknownArgumentError: the function has no such argument.
+        CallError: a required argument is missing, or there are too many. The message shows the shortest call.
+    """
+    parameters = [parameter for name, parameter in signature.parameters.items() if name not in ("self", "cls")]
+    named = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    if len(named) == len(parameters) and not kwargs.keys() <= set(named):
+        try:
+            check_names(called, kwargs, named)
+        except UnknownArgumentError as error:
+            raise UnknownArgumentError(error.name, error.value, named, f"{error}{hint}") from None
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        message = f"{called}(): {error}. Write {shortest_call(called, parameters)}{hint}"
+        by_position = list(args[len(signature.parameters) - len(parameters) :])
+        raise CallError(called, by_position, named, message) from None
+
+
+def shortest_call(called: str, parameters: Iterable[inspect.Parameter]) -> str:
+    """Returns a call with the required arguments, as text: "repeat(text)"; "repeat(...)" if none is required."""
+    required = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    arguments = [
+        f"{parameter.name}={parameter.name}" if parameter.kind is parameter.KEYWORD_ONLY else parameter.name
+        for parameter in required
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    return f"{called}({', '.join(arguments) or '...'})"
+
+
+def unknown_name(module: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> UnknownNameError:
+    """Returns the error for a name that a module does not have, for its `__getattr__`.
+
+    Args:
+        module: name of the module.
+        name: the name.
+        known: names that the module has.
+        elsewhere: `{name: what to write in its place}`.
+    """
+    known = list(known)
+    found = elsewhere.get(name)
+    hint = did_you_mean(name, [*known, *elsewhere]) if found is None else f" Use {found}"
+    message = f"module '{module}' has no attribute '{name}'.{hint}"
+    return UnknownNameError(f"{module}.{name}", name, known if found is None else found, message)
+
+
+# -------------------------------------------------------------------------------------------------------------- types
+
+
+class _Kind(NamedTuple):
+    """A type of values: how messages name one and several of them, and whether a value has it."""
+
+    name: str
+    several: str
+    has: Callable[[Any], bool]
+
+
+def _is_truth(value: Any) -> bool:
+    """Whether a value is True, False, 0 or 1, of Python or NumPy."""
+    return type(value).__name__ in ("bool", "bool_") or (isinstance(value, numbers.Integral) and value in (0, 1))
+
+
+def _is(kind: Any) -> Callable[[Any], bool]:
+    """A test whether a value is an instance of this class."""
+
+    def has(value: Any) -> bool:
+        return isinstance(value, kind)
+
+    return has
+
+
+_KINDS: dict[Any, _Kind] = {
+    int: _Kind("an integer", "integers", is_integer),
+    float: _Kind("a number", "numbers", is_number),
+    bool: _Kind("True or False", "True or False", _is_truth),
+    str: _Kind("a string", "strings", _is(str)),
+    bytes: _Kind("bytes", "bytes", _is(bytes)),
+    os.PathLike: _Kind("a path", "paths", _is(os.PathLike)),
+    types.NoneType: _Kind("None", "None", _is(types.NoneType)),
+}
+
+
+def _kind_of(hint: Any) -> _Kind | None:
+    """The kind that an annotation describes; `None` if its values are not checked."""
+    origin = typing.get_origin(hint)
+    inner = typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        kinds = [_kind_of(x) for x in inner]
+        known = [kind for kind in kinds if kind is not None]
+        if len(known) < len(kinds):
+            return None
+        names = [_either(list(dict.fromkeys(names))) for names in zip(*(kind[:2] for kind in known), strict=True)]
+
+        def has_one(value: Any) -> bool:
+            return any(kind.has(value) for kind in known)
+
+        return _Kind(names[0], names[1], has_one)
+    if origin is os.PathLike:
+        return _KINDS[os.PathLike]
+    if origin in _LISTS and inner:
+        return _list_of(_kind_of(inner[0]))
+    if isinstance(hint, type) and hint.__module__.startswith("txl_"):
+        return _Kind(f"a {hint.__name__}", f"{hint.__name__}s", _is(hint))
+    return _KINDS.get(hint)
+
+
+def _either(names: list[str]) -> str:
+    """Returns names as text: "a string, a path or None"."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _list_of(element: _Kind | None) -> _Kind | None:
+    """The kind of lists and other iterables whose elements have a kind. A text is not a list of its characters."""
+    if element is None:
+        return None
+
+    def has(value: Any) -> bool:
+        if isinstance(value, _TEXTS) or not isinstance(value, collections.abc.Iterable):
+            return False
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return all(map(element.has, typing.cast("Iterable[Any]", value)))
+        holds_numbers = hasattr(typing.cast("Any", value), "dtype") and "string" in element.several
+        return not holds_numbers or getattr(typing.cast("Any", value).dtype, "kind", "") in ("U", "O")
+
+    return _Kind(f"a list of {element.several}", f"lists of {element.several}", has)

@@ -1,0 +1,500 @@
+"""Checks of calls of the public functions in `txl_tf.layers`: names, number, kinds and shapes of the arguments.
+
+The functions themselves compute, and layers call them with arguments that are checked already. `txl_tf.layers` has the
+same functions with these checks: a wrong call raises an error that names the argument, and shows how to write the call.
+
+Lists and arrays of NumPy become tensors, of the dtype of the tensors in the same call.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config.checks import RATE, is_integer, is_number
+from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Tensor
+from txl_tf.nn.base import as_ids, check_length, check_sizes, check_tensors, described, shown, size_of, tensor_error
+from txl_tf.nn.embedding import check_ids
+from txl_tf.nn.masks import checked_numbers
+from txl_tf.schema import bind_call
+from txl_tf.taggers.crf import checked_tags
+from txl_tf.taggers.lattice import DISTANCES
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Arguments = dict[str, Any]
+Sizes = dict[str, Any]
+
+
+class Shapes(NamedTuple):
+    """What the arguments of a function must be.
+
+    Attributes:
+        arguments: `{name: what}`, in the order in which they are checked: a kind with dimensions, as in
+            `check_tensors`, or one of `_OTHERS`. There are three more kinds of tensors: "ids", integers, also as whole
+            numbers in floats; "mask", bool or numbers 0 and 1, which broadcasts to its dimensions; and "floats", a list
+            of tensors. An argument that is missing here is checked by the function.
+        check: called with all arguments and the sizes that were found; raises ParameterError.
+        mixed: whether tensors may have different floating-point dtypes.
+        layer: the layer that has the function's weights, and the original's arguments: for the error.
+    """
+
+    arguments: dict[str, str]
+    check: Callable[[Arguments, Sizes], None] | None = None
+    mixed: bool = False
+    layer: str = ""
+
+
+def checked(name: str, function: Function) -> Function:
+    """Returns a function that checks its arguments by the row of this `name` in `SHAPES`, and then calls `function`."""
+    signature = inspect.signature(function)
+    shapes = SHAPES[name]
+    hint = f". The layer {shapes.layer} makes the weights itself" if shapes.layer else ""
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = bind_call(name, signature, args, kwargs, hint)
+        try:
+            _check(given, shapes)
+        except ParameterError as error:
+            if hint and not hasattr(error.value, "shape"):  # as in a call in the original's form
+                raise type(error)(error.name, error.value, error.allowed, f"{error}{hint}") from None
+            raise
+        return function(*given.args, **given.kwargs)
+
+    vars(call)["__signature__"] = signature
+    call.__module__ = "txl_tf.layers"  # where pickle finds it
+    del call.__wrapped__  # AutoGraph would follow it, and call `function` without its checks
+    return cast("Function", call)
+
+
+def _check(given: inspect.BoundArguments, shapes: Shapes) -> None:
+    """Checks the arguments of a call, and replaces lists and arrays by tensors."""
+    given.apply_defaults()
+    arguments = given.arguments
+    sizes: Sizes = {} if arguments.get("mems", "") is not None else {"mem_len": 0}
+    dtype = _dtype_of(arguments, shapes)
+    for name, what in shapes.arguments.items():
+        kind, *dims = what.split()
+        value = arguments[name]
+        if value is None and kind.endswith("?"):
+            continue
+        kind = kind.rstrip("?")
+        if kind in _OTHERS:
+            _OTHERS[kind](name, value)
+            if is_integer(value):
+                sizes[name] = value
+        elif kind == "mask":
+            _check_mask(name, value, dims, sizes)
+        elif kind == "floats":
+            arguments[name] = _checked_list(name, value, dims, sizes, dtype)
+        else:
+            arguments[name] = _checked_tensor(name, value, kind, dims, sizes, dtype, shapes.mixed)
+    if shapes.check is not None:
+        shapes.check(arguments, sizes)
+
+
+def _dtype_of(arguments: Arguments, shapes: Shapes) -> tuple[str, Any]:
+    """The name and the dtype of the first float tensor, or else array; `("", float32)` if there is none."""
+    named = [name for name, what in shapes.arguments.items() if what.startswith("float") and "floats" not in what]
+    found = [(name, arguments[name]) for name in named if _is_tensor(arguments[name])]
+    found.sort(key=lambda pair: isinstance(pair[1], np.ndarray))
+    dtypes = [(name, tf.as_dtype(x.dtype)) for name, x in found]
+    return next(((name, dtype) for name, dtype in dtypes if dtype.is_floating), ("", tf.float32))
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _checked_tensor(
+    name: str, value: Any, kind: str, dims: Sequence[str], sizes: Sizes, dtype: Any, mixed: bool = True
+) -> Any:
+    """The value as a tensor of this kind and shape."""
+    of_name, of_dtype = dtype
+    plain = "number" if kind == "ids" else kind
+    if isinstance(value, (list, tuple, np.ndarray, np.generic)) or (is_number(value) and list(dims) == ["..."]):
+        value = _as_tensor(name, value, described(kind, dims, sizes), of_dtype if kind == "float" else None)
+    check_tensors(sizes, **{name: (value, " ".join([plain, *dims]))})
+    if kind == "ids" and not keras.backend.is_keras_tensor(value):
+        return as_ids(name, value)
+    if kind == "float" and not mixed and tf.as_dtype(value.dtype) != of_dtype:
+        raise tensor_error(name, value, f"{of_dtype.name}, as {of_name}")
+    return value
+
+
+def _as_tensor(name: str, value: Any, allowed: str, dtype: Any) -> Any:
+    """A list or an array as a tensor; of `dtype`, unless it is `None`. Other arrays than those of numbers stay."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        raise tensor_error(name, value, allowed) from None
+    if array.dtype.kind not in "iufb":
+        return array if isinstance(value, np.ndarray) and array.dtype.kind not in "OUS" else value
+    if dtype is not None and (array.dtype.kind == "f" or isinstance(value, (list, tuple))):
+        return tf.cast(array, dtype)
+    return tf.convert_to_tensor(array)
+
+
+def _checked_list(name: str, value: Any, dims: Sequence[str], sizes: Sizes, dtype: Any) -> Any:
+    """Checks a list of float tensors. The last of `dims` is "?" if elements may be `None`.
+
+    Their sizes may differ from element to element, so none is found for the arguments after it.
+    """
+    optional = dims[-1] == "?"
+    dims = [dim for dim in dims if dim != "?"]
+    if not isinstance(value, (list, tuple)) or not value:
+        allowed = f"a list of tensors, {described('float', dims, sizes)}"
+        raise ParameterError(name, value, allowed, f"{name} must be {allowed}, got {shown(value)}")
+    return [
+        None if x is None and optional else _checked_tensor(f"{name}[{i}]", x, "float", dims, dict(sizes), dtype)
+        for i, x in enumerate(value)
+    ]
+
+
+def _check_mask(name: str, mask: Any, dims: Sequence[str], sizes: Sizes) -> None:
+    """Checks that a mask is bool or numbers 0 and 1, and broadcasts to `dims`. "=" before them: it has this shape."""
+    exact = dims[0] == "="
+    dims = dims[1:] if exact else dims
+    allowed = f"a mask of bool or of numbers 0 and 1, {described('', dims, sizes)}"
+    if not keras.backend.is_keras_tensor(mask):
+        mask = checked_numbers(name, mask)
+    shape = tf.TensorShape(mask.shape)
+    if shape.rank is None:
+        return
+    leading = sizes.get("...", tf.TensorShape([]))
+    at = dims.index("...") if "..." in dims else None
+    whole: list[Any] = [size_of(dim, sizes) for dim in dims]
+    if at is not None:
+        whole[at : at + 1] = [*leading] if leading.rank is not None else []
+    fits = shape.is_compatible_with(whole) if exact else shape.rank > 1 and _broadcasts_to(shape, whole)
+    if not fits:
+        raise tensor_error(name, mask, allowed)
+
+
+def _broadcasts_to(shape: tf.TensorShape, whole: Sequence[Any]) -> bool:
+    sizes = [None] * max(len(whole) - len(shape), 0) + shape.as_list()
+    pairs = zip(sizes, whole, strict=False)
+    return len(shape) <= len(whole) and all(size in (None, 1, most) or most is None for size, most in pairs)
+
+
+# -------------------------------------------------------------------------------------------- arguments without shape
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not is_number(value):
+        raise ParameterError(name, value, "a number")
+
+
+def _check_dtype(name: str, value: Any) -> None:
+    try:
+        is_float = tf.as_dtype(value).is_floating
+    except TypeError:
+        is_float = False
+    if not is_float:
+        raise ParameterError(name, value, "a floating-point dtype, such as float32")
+
+
+def _check_key(name: str, value: Any) -> None:
+    shape = tf.TensorShape(value.shape) if _is_tensor(value) else tf.TensorShape([])
+    if not any(shape.is_compatible_with([size]) for size in (3, 4)) or not tf.as_dtype(value.dtype).is_integer:
+        raise tensor_error(name, value, "int [3]: two words of key and the number of the first row")
+
+
+_OTHERS: dict[str, Callable[[str, Any], None]] = {
+    "size": lambda name, value: check_sizes(**{name: value}),  # of a weight: an integer from 1 on
+    "length": check_length,
+    "scalar": _check_number,
+    "rate": RATE,
+    "dtype": _check_dtype,
+    "key": _check_key,
+}
+
+
+# ------------------------------------------------------------------------------------------- checks of single functions
+
+
+def _check_in_range(name: str, ids: Any, n: Any) -> None:
+    """Raises ParameterError for an id from `n` on. Graphs do not check it."""
+    if tf.executing_eagerly() and n is not None and not keras.backend.is_keras_tensor(ids):
+        check_ids(name, np.asarray(ids), n)
+
+
+def _check_scores(arguments: Arguments, sizes: Sizes) -> None:
+    scores = arguments["position_scores"]
+    if scores is None:
+        return
+    if isinstance(scores, list) and scores and all(map(_is_tensor, scores)):  # one tensor for each head
+        check_tensors(dict(sizes), **{f"position_scores[{i}]": (x, "float ... keys") for i, x in enumerate(scores)})
+        scores = tf.stack(scores)
+    what = "float n_head tgt_len keys" if len(getattr(scores, "shape", ())) == 3 else "float n_head ... tgt_len keys"
+    arguments["position_scores"] = _checked_tensor(
+        "position_scores", scores, *_split(what), sizes, ("q", arguments["q"].dtype), mixed=False
+    )
+
+
+def _split(what: str) -> tuple[str, list[str]]:
+    kind, *dims = what.split()
+    return kind, dims
+
+
+def _check_attn_mask(arguments: Arguments, sizes: Sizes) -> None:
+    mask = arguments["attn_mask"]
+    if mask is None:
+        return
+    four = len(getattr(mask, "shape", ())) == 4
+    dims = ["batch", "n_head", "tgt_len", "mem_len+tgt_len"] if four else ["batch", "tgt_len", "mem_len+tgt_len"]
+    _check_mask("attn_mask", mask, dims, sizes)
+
+
+def _check_heads(arguments: Arguments, sizes: Sizes) -> None:
+    if sizes["width"] % arguments["n_head"]:
+        raise ParameterError("n_head", arguments["n_head"], f"a divisor of {sizes['width']}, the width of all heads")
+    _check_attn_mask(arguments, sizes)
+
+
+def _check_embedding(arguments: Arguments, sizes: Sizes) -> None:
+    tables, projs, cutoffs, d_proj = (arguments[name] for name in ("tables", "projs", "cutoffs", "d_proj"))
+    if not isinstance(cutoffs, (list, tuple)) or not all(map(is_integer, cutoffs)):
+        raise ParameterError("cutoffs", cutoffs, "a list of integers")
+    if len(tables) not in (1, len(cutoffs) + 1):
+        allowed = f"one table, or one for each of the {len(cutoffs) + 1} clusters"
+        raise ParameterError("tables", len(tables), allowed)
+    _check_projections(tables, projs, len(tables), d_proj)
+    ends = [0, *cutoffs]
+    for i in range(len(cutoffs) if len(tables) > 1 else 0):
+        _check_rows(f"tables[{i}]", tables[i], ends[i + 1] - ends[i])
+    n_token = sum(table.shape[0] for table in tables)
+    _check_in_range("x", arguments["x"], n_token)
+
+
+def _check_rows(name: str, table: Tensor, rows: int) -> None:
+    if table.shape[0] != rows:
+        raise tensor_error(name, table, f"float [{rows}, width], a row for each word of its cluster")
+
+
+def _check_projections(tables: Any, projs: Any, number: int, d_proj: int) -> None:
+    """Each of the `number` clusters has a projection from the width of its table to `d_proj`, or `None`."""
+    if len(projs) != number:
+        raise ParameterError("projs", len(projs), f"a list of {number}, a projection or None for each cluster")
+    for i, proj in enumerate(projs):
+        table = tables[min(i, len(tables) - 1)]
+        if proj is None and table.shape[1] != d_proj:
+            allowed = f"float [{table.shape[1]}, d_proj={d_proj}], because the table has another width than d_proj"
+            raise ParameterError(f"projs[{i}]", None, allowed)
+        if proj is not None and tuple(proj.shape) != (table.shape[1], d_proj):
+            raise tensor_error(f"projs[{i}]", proj, f"float [{table.shape[1]}, d_proj={d_proj}]")
+
+
+def _check_softmax(arguments: Arguments, sizes: Sizes) -> None:
+    hidden, tables, projs, biases, clusters = (
+        arguments[name] for name in ("hidden", "tables", "projs", "biases", "clusters")
+    )
+    n_words = [bias.shape[0] for bias in biases]
+    if len(tables) not in (1, len(biases)):
+        raise ParameterError("tables", len(tables), f"one table, or one for each of the {len(biases)} clusters")
+    for i, table in enumerate(tables):
+        _check_rows(f"tables[{i}]", table, sum(n_words) if len(tables) == 1 else n_words[i])
+    _check_projections(tables, projs, len(biases), hidden.shape[-1])
+    if (clusters is None) != (len(biases) == 1):
+        allowed = "None with one cluster, and (weight, bias) with several"
+        raise ParameterError("clusters", clusters, allowed, f"clusters must be {allowed}: there are {len(biases)}")
+    if clusters is not None:
+        if not isinstance(clusters, (list, tuple)) or len(clusters) != 2:
+            raise ParameterError("clusters", clusters, "(weight, bias)")
+        of_clusters = {"clusters": len(biases) - 1, "d_embed": tables[0].shape[1]}
+        names = ("clusters[0]", "clusters[1]")
+        kinds = ("float clusters d_embed", "float clusters")
+        check_tensors(of_clusters, **dict(zip(names, zip(clusters, kinds, strict=True), strict=True)))
+    target = arguments.get("target")
+    if target is None:
+        return
+    if not target.shape.is_compatible_with(hidden.shape[:-1]):
+        raise tensor_error("target", target, f"int {[*hidden.shape[:-1]]}, an id for each vector of hidden")
+    if "bin_capacities" not in arguments:
+        _check_in_range("target", target, sum(n_words))
+    elif tf.executing_eagerly():
+        _check_in_range("target", np.maximum(target, 0), sum(n_words))
+
+
+def _check_crf(arguments: Arguments, sizes: Sizes) -> None:
+    if "tags" in arguments and tf.executing_eagerly():
+        mask = arguments["mask"]
+        is_element = tf.ones_like(arguments["tags"], tf.bool) if mask is None else tf.cast(mask, tf.bool)
+        checked_tags(arguments["tags"], is_element, sizes["n_tag"])
+
+
+def _check_angles(arguments: Arguments, sizes: Sizes) -> None:
+    shapes = {}
+    for name in ("pos", "i"):
+        x = np.asarray(arguments[name])
+        if x.dtype.kind not in "iuf":
+            raise ParameterError(name, arguments[name], "a number or an array of numbers")
+        shapes[name] = x.shape
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        allowed = f"an array that broadcasts with pos of shape {list(shapes['pos'])}"
+        message = f"i must be {allowed}, got shape {list(shapes['i'])}"
+        raise ParameterError("i", arguments["i"], allowed, message) from None
+
+
+def _check_pairs(arguments: Arguments, sizes: Sizes) -> None:
+    names = arguments["names"]
+    if not isinstance(names, (list, tuple)) or not names or any(name not in DISTANCES for name in names):
+        raise ParameterError("names", names, f"a list of some of {', '.join(DISTANCES)}")
+
+
+def _check_pairwise(arguments: Arguments, sizes: Sizes) -> None:
+    of_index = arguments["index"] is not None
+    what = "float distinct n_head d_head" if of_index else "float n_head batch tgt_len keys d_head"
+    check_tensors(sizes, r=(arguments["r"], what))
+
+
+def _check_shifted(arguments: Arguments, sizes: Sizes) -> None:
+    first, tgt_len = arguments["first"], sizes.get("tgt_len")
+    if is_integer(first) and tgt_len is not None and first > tgt_len:
+        raise ParameterError("first", first, f"from 0 to {tgt_len}, the number of queries")
+
+
+def _check_row_axis(arguments: Arguments, sizes: Sizes) -> None:
+    axis, rank = arguments["row_axis"], arguments["x"].shape.rank
+    if axis is not None and not (is_integer(axis) and (rank is None or 0 <= axis < rank)):
+        raise ParameterError("row_axis", axis, f"None, or an axis of x, from 0 to {rank - 1}")
+
+
+def _check_reset(arguments: Arguments, sizes: Sizes) -> None:
+    if not is_integer(arguments["reset_token"]):
+        raise ParameterError("reset_token", arguments["reset_token"], "an integer, the id of a token")
+    if sizes.get("keys", 0) < sizes.get("tgt_len", 0):
+        allowed = "float [tgt_len, mem_len + tgt_len], see create_mask"
+        raise tensor_error("attn_mask", arguments["attn_mask"], allowed)
+
+
+def _ids_in_table(arguments: Arguments, sizes: Sizes) -> None:
+    _check_in_range("ids", arguments["ids"], sizes.get("rows"))
+
+
+def _labels_in_classes(arguments: Arguments, sizes: Sizes) -> None:
+    _check_in_range("labels", arguments["labels"], sizes.get("classes"))
+
+
+# ---------------------------------------------------------------------------------------------------------- all of them
+
+_CORE = {
+    "q": "float n_head ... tgt_len d_head",
+    "k": "float n_head ... keys d_head",
+    "v": "float n_head ... keys any",
+    "visible": "mask? n_head ... tgt_len keys",
+    "scale": "scalar",
+}
+_SEGMENT = {"w": "float batch tgt_len d_model", "mems": "float? batch mem_len d_model"}
+_DISTANCES = {
+    "r": "float 1 mem_len+tgt_len d_model",
+    "r_w_bias": "float n_head d_head",
+    "r_r_bias": "float n_head d_head",
+    "qkv_kernel": "float d_model 3*n_head*d_head",
+    "r_kernel": "float d_model n_head*d_head",
+}
+_CONTENT = {"content_mask": "mask? = batch tgt_len mem_len+tgt_len"}
+_DROPOUT = {"dropatt": "rate", "dropout_key": "key?"}
+_SOFTMAX = {"hidden": "float ... d_proj", "tables": "floats rows width", "projs": "floats width d_proj ?"}
+_CRF = {
+    "emissions": "float batch time n_tag",
+    "mask": "mask? = batch time",
+    "transitions": "float n_tag n_tag",
+    "start": "float? n_tag",
+    "end": "float? n_tag",
+}
+_FEED_FORWARD = {
+    "inp": "float ... d_model",
+    "kernel_1": "float d_model d_inner",
+    "bias_1": "float d_inner",
+    "kernel_2": "float d_inner d_model",
+    "bias_2": "float d_model",
+}
+_HEADS = {"q": "float n_head batch length d_head", "k": "float n_head batch length d_head"}
+
+
+def _without(arguments: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: what for name, what in arguments.items() if name not in names}
+
+
+SHAPES = {
+    "adaptive_log_probs": Shapes({**_SOFTMAX, "biases": "floats words"}, _check_softmax, True, "AdaptiveSoftmax"),
+    "alibi_slopes": Shapes({"n_head": "size"}),
+    "attend": Shapes({**_CORE, **_DROPOUT}, _check_scores),
+    "attention_probs": Shapes(_without(_CORE, "v"), _check_scores),
+    "create_look_ahead_mask": Shapes({"size": "length"}),
+    "create_mask": Shapes({"qlen": "length", "mlen": "length", "first": "length"}),
+    "create_padding_mask": Shapes({"ids": "number batch keys"}),
+    "crf_decode": Shapes(_CRF, None, True, "CRF(n_tag)"),
+    "crf_marginals": Shapes(_CRF, None, True, "CRF(n_tag)"),
+    "crf_nll": Shapes({**_CRF, "tags": "ids batch time"}, _check_crf, True, "CRF(n_tag)"),
+    "cross_entropy": Shapes({"logits": "float rows classes", "labels": "ids rows"}, _labels_in_classes),
+    "distance_table": Shapes({"places": "length", "d_model": "size", "shift": "scalar", "dtype": "dtype"}),
+    "distinct_pairs": Shapes(
+        {"pos_s": "ids batch length", "pos_e": "ids batch length", "mask": "mask? = batch length"}, _check_pairs
+    ),
+    "document_mask": Shapes(
+        {"attn_mask": "float tgt_len keys", "tokens": "ids batch tgt_len", "lengths": "ids? batch"}, _check_reset
+    ),
+    "dropout": Shapes({"x": "float ...", "rate": "rate", "dropout_key": "key?"}, _check_row_axis),
+    "embedding_lookup": Shapes({"table": "float rows width", "ids": "ids ..."}, _ids_in_table),
+    "get_angles": Shapes({"d_model": "size"}, _check_angles),
+    "inverse_frequencies": Shapes({"d_model": "size", "dtype": "dtype"}),
+    "layer_norm": Shapes(
+        {"x": "float ... width", "gamma": "float width", "beta": "float width", "epsilon": "scalar"}, None, True,
+        "LayerNorm()",
+    ),
+    "mask_adaptive_embedding_lookup": Shapes(
+        {"x": "ids ...", "d_proj": "size", "tables": "floats rows width", "projs": "floats width d_proj ?",
+         "dtype": "dtype"},
+        _check_embedding, True, "AdaptiveEmbedding(n_token, d_embed, d_proj, cutoffs=cutoffs, div_val=div_val)",
+    ),
+    "mask_adaptive_logsoftmax": Shapes(
+        {**_SOFTMAX, "target": "ids ...", "biases": "floats words"}, _check_softmax, True,
+        "AdaptiveSoftmax(n_token, d_embed, d_proj, cutoffs=cutoffs, div_val=div_val)",
+    ),
+    "multihead_attn": Shapes(
+        {**_SEGMENT, "o_kernel": "float width d_model", "qkv_kernel": "float d_model 3*width", "n_head": "size",
+         **_CONTENT, **_DROPOUT},
+        _check_heads, False, "MultiHeadAttn(d_model, n_head, d_head, dropout, dropatt)",
+    ),
+    "pairwise_scores": Shapes({"q": "float n_head batch tgt_len d_head", "r": "float ...",
+                               "index": "ids? batch tgt_len keys"}, _check_pairwise),
+    "point_wise_feed_forward_network": Shapes({"d_model": "size", "dff": "size"}),
+    "positional_embedding": Shapes({"pos_seq": "float keys", "inv_freq": "float half", "bsz": "size?"}),
+    "positional_encoding": Shapes({"position": "size", "d_model": "size", "dtype": "dtype"}),
+    "positionwise_ff": Shapes(
+        {**_FEED_FORWARD, "rate": "rate", "dropout_key": "key?"}, None, False, "PositionwiseFF(d_model, d_inner)"
+    ),
+    "register_positions": Shapes({}),
+    "rel_multihead_attn": Shapes(
+        {**_SEGMENT, **_DISTANCES, "o_kernel": "float n_head*d_head d_model", **_CONTENT, **_DROPOUT},
+        _check_attn_mask, False, "RelMultiHeadAttn(d_model, n_head, d_head, dropout, dropatt)",
+    ),
+    "rel_shift": Shapes({"x": "number ... qlen klen", "first": "length?"}),
+    "relative_positions": Shapes({"klen": "length", "clamp_len": "scalar", "dtype": "dtype"}),
+    "scaled_dot_product_attention": Shapes(
+        {"q": "float ... queries depth", "k": "float ... keys depth", "v": "float ... keys any",
+         "mask": "mask? ... queries keys"}, None, False, "MultiHeadAttention(d_model, num_heads)",
+    ),
+    "score_terms": Shapes({**_SEGMENT, **_DISTANCES, **_CONTENT}),
+    "shifted_scores": Shapes(
+        {"q": "float n_head ... tgt_len d_head", "r": "float n_head rows d_head", "first": "length"}, _check_shifted
+    ),
+    "span_distances": Shapes({"pos_s": "ids batch length", "pos_e": "ids batch length"}),
+    "static_adaptive_logsoftmax": Shapes(
+        {**_SOFTMAX, "target": "ids ...", "biases": "floats words"}, _check_softmax, True, "AdaptiveSoftmax"
+    ),
+    "tener_position_scores": Shapes({**_HEADS, "v_bias": "float n_head d_head"}, None, False, "TenerAttn"),
+    "tensor2tensor_frequencies": Shapes({"d_model": "size", "dtype": "dtype"}),
+    "two_way_positions": Shapes({"length": "length", "d_head": "size", "dtype": "dtype"}),
+    "two_way_scores": Shapes({"q": _HEADS["q"], "r": "float 2*length d_head"}),
+}  # fmt: skip
