@@ -132,13 +132,14 @@ def check_batches(
 
     def checked(tokens: Any, *others: Any) -> Any:
         if not isinstance(tokens, dict):
-            return form(*check(tokens, *others, ignoring=weighs != "never"))
+            found: Any = check(tokens, *others, ignoring=weighs != "never")
+            return form(*found)
         done = _bool("done", tokens["done"], tokens["tokens"])
-        found = check(tokens["tokens"], *others, ignoring=weighs != "never")
+        tokens, labels, ignored, weights = check(tokens["tokens"], *others, ignoring=weighs != "never")
         if not static_shapes:
-            return *_with_weights(*found, always=True), done
-        weights = tf.ones_like(found[0], tf.float32) if found[3] is None else found[3]
-        return *_padded(*found[:3], weights, tgt_len), _pad(done, False, tgt_len)
+            return *_with_weights(tokens, labels, ignored, weights, always=True), done
+        weights = tf.ones_like(tokens, tf.float32) if weights is None else weights
+        return *_padded(tokens, labels, ignored, weights, tgt_len), _pad(done, False, tgt_len)
 
     dataset = dataset.map(checked)
     return Batches(dataset, rows, tgt_len or usual_len, count, any_rows=any_rows)
