@@ -47,3 +47,14 @@ def test_inputs_and_outputs(names):
     expected, mems = lm.network(text[:, :16])
     np.testing.assert_allclose(names[6]["first"], expected, atol=1e-5)
     np.testing.assert_allclose(names[6]["second"], lm.network(text[:, 16:32], mems)[0], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_generation_and_choices(names):
+    written, best = names[7]["written"].numpy(), names[7]["best"]
+    assert (written[:, 20:] != written[:, 19:-1]).all() and best.shape == (4, 32)
+    lm, choices, prompt = names[8]["lm"], names[8]["choices"], names[8]["prompt"][0]
+    for choice, found in zip(choices, names[8]["log_likelihood"].numpy(), strict=True):
+        row = np.array([*prompt, *choice])[None]
+        nll, _ = lm.score(row[:, :-1], row[:, 1:])
+        np.testing.assert_allclose(found, -nll[0, len(prompt) - 1 :].numpy().sum(), rtol=1e-4)
