@@ -39,6 +39,7 @@ COMMANDS = [
     ),
     ("generate", "--model_dir=lm --prompt=the --max_new_tokens=5 --seed=1", "", "^the", None),
     ("score", "--model_dir=lm", "the cat\n", r"\d", None),
+    ("embed", "--model_dir=lm", "the cat\n", r"\d", None),
     ("average-checkpoints", "--model_dir=lm --num_last_checkpoints=2 --output_dir=mean", "", "the average of", None),
     ("convert-checkpoint", "--to_tf1 --model_dir=lm --tf1_checkpoint=original", "", "", None),
     ("export-saved-model", "--model_dir=lm --output=served/lm", "", "", None),

@@ -68,6 +68,10 @@ BASES = {
         "--model_dir={here}/lm --input={here}/lines.txt --output={out}/found --max_new_tokens=1",
     ],
     "score": ["--model_dir={here}/lm --input={here}/lines.txt --output={out}/found"],
+    "embed": [
+        "--model_dir={here}/lm --input={here}/lines.txt --output={out}/found",
+        "--model_dir={here}/lm --input={here}/lines.txt --output={out}/found.npy",
+    ],
     "translate": [
         "--model_dir={here}/pairs --input={here}/abc.txt --output={out}/found --max_new_tokens=2",
         "--model_dir={here}/pairs --pairs={here}/abc.tsv --output={out}/found --max_new_tokens=2 --beam_size=2",

@@ -32,3 +32,29 @@ def test_the_variants_and_the_loss(names):
     relu, gated = (model.network.decoder_layers[0].ff.kernel_1.shape[1] for model in (fresh, variant))
     assert (relu, gated) == (64, 2 * 48)
     assert np.isfinite(np.ravel(names[1]["loss"])).all()
+
+
+@pytest.mark.slow
+def test_inputs_and_outputs(names):
+    lm, text = names[2]["lm"], names[0]["text"]
+    saliency = names[2]["saliency"].numpy()
+    assert saliency.shape == (2, 16) and (saliency > 0).all()
+    nll, done = names[3]["nll"].numpy(), names[3]["done"]
+    assert nll.shape == (2, 16) and done.any()
+    _, _, states = lm.network(text, output_hidden_states=True)
+    np.testing.assert_allclose(names[4]["middle"], states[1], atol=1e-5)
+    assert names[5]["vectors"].shape == names[5]["of_first_layer"].shape == (2, 32)
+    expected, mems = lm.network(text[:, :16])
+    np.testing.assert_allclose(names[6]["first"], expected, atol=1e-5)
+    np.testing.assert_allclose(names[6]["second"], lm.network(text[:, 16:32], mems)[0], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_generation_and_choices(names):
+    written, best = names[7]["written"].numpy(), names[7]["best"]
+    assert (written[:, 20:] != written[:, 19:-1]).all() and best.shape == (4, 32)
+    lm, choices, prompt = names[8]["lm"], names[8]["choices"], names[8]["prompt"][0]
+    for choice, found in zip(choices, names[8]["log_likelihood"].numpy(), strict=True):
+        row = np.array([*prompt, *choice])[None]
+        nll, _ = lm.score(row[:, :-1], row[:, 1:])
+        np.testing.assert_allclose(found, -nll[0, len(prompt) - 1 :].numpy().sum(), rtol=1e-4)

@@ -33,7 +33,7 @@ def models():
 
 # Calls with a wrong name: what the error must name, that name, and one that it must list.
 CALLS = {
-    "generate": (lambda x: lm.generate(PROMPT, 2, **x), "beam_size", "temperature"),
+    "generate": (lambda x: lm.generate(PROMPT, 2, **x), "num_beams", "temperature"),
     "generate of TransformerLM": (lambda x: txl_tf.TransformerLM.generate(None, PROMPT, 2, **x), "processor", "top_p"),
     "generate of Transformer": (lambda x: transformer.generate(PROMPT, start=1, end=2, **x), "beamsize", "beam_size"),
     "write_texts": (lambda x: write_texts(lm, PROMPT, 2, **x), "top_q", "top_p"),

@@ -22,6 +22,7 @@ from txl_tf.language.reading import nll_by_memory
 from txl_tf.language.transformer_lm import TransformerLM
 from txl_tf.runs.families.pipeline import pipeline
 from txl_tf.runs.folder import load_run
+from txl_tf.runs.vectors import text_vectors
 from txl_tf.runs.weights import load_tf1_checkpoint, save_tf1_checkpoint, tf1_variables
 from txl_tf.serving.export import export_saved_model
 from txl_tf.taggers.bilstm import BiLSTM
@@ -62,5 +63,6 @@ __all__ = [
     "save_tf1_checkpoint",
     "segments",
     "set_matmul_precision",
+    "text_vectors",
     "tf1_variables",
 ]

@@ -1,5 +1,7 @@
 """Generates targets with an encoder-decoder and cached keys and values: beam search, sampling, greedy search.
 
+`search` is the beam search itself, which language models use, too.
+
 `model` has two methods, see `Transformer`:
 
     start_decoding(source, rows_each, most) -> caches, sources, seen
@@ -31,7 +33,7 @@ from txl_tf.language.stopping import no_stops
 from txl_tf.nn.embedding import check_ids
 from txl_tf.schema import known_names
 
-_NONE = -1e9  # log-probability of impossible tokens and paths; finite, so that products with it are numbers
+NO_CHANCE = -1e9  # log-probability of impossible tokens and paths; finite, so that products with it are numbers
 
 
 @known_names
@@ -184,7 +186,7 @@ def _decoder(
 
     def decode(ids, place, caches):
         log_probs, caches = model.decode_step(ids, place, caches, *rest)
-        none = tf.constant(_NONE, log_probs.dtype)
+        none = tf.constant(NO_CHANCE, log_probs.dtype)
         return tf.where(allowed, log_probs, none), caches
 
     return decode, caches
@@ -223,15 +225,50 @@ def beam_search(
         `(ids, scores)`: int32 `[B, K, N]`, 0 after the end, and float `[B, K]`, the best first.
     """
     batch = shape_of(source)[0]
+    decode, caches = _decoder(model, source, beam_size, max_new_tokens, allowed)
+
+    def select(caches: Any, rows: Tensor) -> Any:
+        return tf.nest.map_structure(lambda cache: tf.gather(cache, rows, axis=1), caches)
+
+    limits = tf.fill([batch], max_new_tokens) if limits is None else limits
+    penalty = tf.convert_to_tensor(length_penalty, model.loss_dtype)
+    return search(decode, select, caches, start, end, max_new_tokens, beam_size, penalty, limits)
+
+
+def search(
+    decode: Callable[..., Any],
+    select: Callable[..., Any],
+    caches: Any,
+    start: Any,
+    end: Any,
+    max_new_tokens: Any,
+    beam_size: int,
+    length_penalty: Tensor,
+    limits: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The beam search of `beam_search`, whatever the model is.
+
+    Args:
+        decode: function of the last tokens, int32 `[B * K]`, of their number and of the caches before them. Returns
+            log-probabilities of the next tokens, float `[B * K, V]`, and the caches after the last tokens.
+        select: function of caches and of row numbers, int32 `[B * K]`. Returns the caches of these rows.
+        caches: the first caches.
+        start: the last tokens of the first call of `decode`.
+        end: id that ends a text, or `None`: no text ends before its limit.
+        max_new_tokens, beam_size: see `beam_search`.
+        length_penalty: float scalar tensor, in the dtype of the log-probabilities.
+        limits: int32 `[B]`.
+
+    Returns:
+        As `beam_search`.
+    """
+    (batch,) = shape_of(limits)
     size = beam_size
     n_columns = max_new_tokens
-    dtype = model.loss_dtype
-    length_penalty = tf.convert_to_tensor(length_penalty, dtype)
-    none = tf.constant(_NONE, dtype)
-    decode, caches = _decoder(model, source, size, n_columns, allowed)
+    dtype = length_penalty.dtype
+    none = tf.constant(NO_CHANCE, dtype)
     first_rows = tf.range(batch)[:, None] * size
     columns = tf.range(n_columns)
-    limits = tf.fill([batch], n_columns) if limits is None else limits
 
     def penalty(length):
         """The divisor of the log-probabilities of targets with `length` tokens (Wu et al. 2016)."""
@@ -251,19 +288,19 @@ def beam_search(
         log_probs, caches = decode(tf.reshape(last, [-1]), i, caches)
         sums = totals[..., None] + tf.reshape(log_probs, [batch, size, -1])  # [B, K, V]
         is_new = columns == i
-        ended = tf.where(is_new, end, alive)
-        ended_scores = tf.where(sums[..., end] > _NONE / 2, sums[..., end] / penalty(i + 1), none)
-        scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), size)
-        finished = tf.gather(tf.concat([finished, ended], 1), best, batch_dims=1)
-
         n_token = tf.shape(sums)[2]
-        sums = tf.where(tf.range(n_token) == end, none, sums)
+        if end is not None:
+            ended = tf.where(is_new, end, alive)
+            ended_scores = tf.where(sums[..., end] > NO_CHANCE / 2, sums[..., end] / penalty(i + 1), none)
+            scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), size)
+            finished = tf.gather(tf.concat([finished, ended], 1), best, batch_dims=1)
+            sums = tf.where(tf.range(n_token) == end, none, sums)
         totals, best = tf.math.top_k(tf.reshape(sums, [batch, -1]), size)
         parents = best // n_token
         last = best % n_token
         alive = tf.where(is_new, last[..., None], tf.gather(alive, parents, batch_dims=1))
         rows = tf.reshape(first_rows + parents, [-1])
-        caches = tf.nest.map_structure(lambda cache: tf.gather(cache, rows, axis=1), caches)
+        caches = select(caches, rows)
         after = (last, alive, totals, finished, scores)
         below_limit = i < limits  # the other rows do not change any more
         state = [

@@ -13,15 +13,18 @@ Shapes:
     N: n_token, the size of the vocabulary      E: d_model      room: largest number of new tokens
 """
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import REPETITION_WINDOW
+from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
+from txl_tf.language.beam_search import NO_CHANCE, search
 from txl_tf.language.loop import Written, with_column, write_tokens
 from txl_tf.language.sampling import (
     SAMPLING,
@@ -65,7 +68,7 @@ def precompute_for(lm: Any, cache: Any) -> tuple[Any, tuple]:
 
 
 def next_token(
-    lm: Any, cache: Any, precomputed: Any, text: TextState, uniform: Tensor, sampling: Sampling
+    lm: Any, cache: Any, precomputed: Any, text: TextState, uniform: Tensor, sampling: Sampling, process: Any = None
 ) -> tuple[Tensor, TextState]:
     """Samples the next token of every row and reads it: one step of the loop.
 
@@ -76,12 +79,16 @@ def next_token(
         text: the state before the token. Its cache is overwritten.
         uniform: float64 `[B, 2]`, from `uniform_draws`.
         sampling: `Sampling`.
+        process: function of the log-probabilities of all words, `[B, N]`, that returns scores; or `None`.
 
     Returns:
         `(token, text)`: int32 `[B]`, and the `TextState` after it.
     """
     weights, clusters = precomputed
-    if clusters:
+    if process is not None:
+        log_probs = tf.nn.log_softmax(process(lm.log_probs_of(text.hidden[:, None])[:, 0]))
+        token = sample_words(log_probs, uniform, sampling, text.history)
+    elif clusters:
         token = sample(clusters, text.hidden, uniform, sampling, text.history, cache.static_shapes)
     else:
         token = sample_words(lm.log_probs_of(text.hidden[:, None])[:, 0], uniform, sampling, text.history)
@@ -91,7 +98,7 @@ def next_token(
 
 def continue_text(
     lm: Any, cache: Any, precomputed: Any, text: TextState, uniform: Tensor, limits: Tensor, sampling: Sampling,
-    stops: Stops, with_nll: bool = False,
+    stops: Stops, with_nll: bool = False, processor: Any = None, prompt: Any = None,
 ) -> tuple[Written, Tensor | None]:  # fmt: skip
     """Samples and reads tokens until every row has ended.
 
@@ -101,6 +108,8 @@ def continue_text(
         limits: int32 `[B]`, the largest number of tokens of each row.
         stops: `Stops`, which can end a row sooner.
         with_nll: whether to compute the nll of the new tokens.
+        processor: `logits_processor` of `generate`, or `None`.
+        prompt: the first tokens for the processor, int32 `[B, n]`, with -1 at padding on the left.
 
     Returns:
         `(written, nll)`: a `Written` whose state is a `TextState`; and `[B, room]` in nats, as of `lm.score`, or
@@ -110,21 +119,108 @@ def continue_text(
     rows = tf.range(batch)
 
     def step(i, stopped, state):
-        text, nll = state
-        token, new_text = next_token(lm, cache, precomputed, text, uniform[i], sampling)
+        text, nll, so_far = state
+
+        def process_scores(log_probs: Tensor) -> Tensor:
+            before: Any = tf.concat([prompt, so_far[:, :i]], 1)
+            return processed(processor, before, log_probs)
+
+        process = None if processor is None else process_scores
+        token, new_text = next_token(lm, cache, precomputed, text, uniform[i], sampling, process)
         if with_nll:
             nll = with_column(nll, rows, i, lm.nll_of(text.hidden[:, None], token[:, None])[:, 0])
-        return token, (new_text, nll)
+        so_far = so_far if processor is None else with_column(so_far, rows, i, token)
+        return token, (new_text, nll, so_far)
 
-    state = text, tf.zeros([batch, room if with_nll else 0], lm.loss_dtype)
+    so_far = tf.zeros([batch, 0 if processor is None else room], tf.int32)
+    state = text, tf.zeros([batch, room if with_nll else 0], lm.loss_dtype), so_far
     written = write_tokens(step, state, room, limits, stops, filler=tf.maximum(stops.token, 0))
-    text, nll = written.state
+    text, nll, _ = written.state
     return written._replace(state=text), nll if with_nll else None
+
+
+def processed(processor: Any, tokens: Tensor, log_probs: Tensor) -> Tensor:
+    """The scores that a `logits_processor` returns, in the dtype of the log-probabilities.
+
+    Raises:
+        ParameterError: they have another shape, or are no floats.
+    """
+    scores: Any = tf.convert_to_tensor(processor(tokens, log_probs))
+    if not scores.dtype.is_floating or not scores.shape.is_compatible_with(log_probs.shape):
+        allowed = f"a function that returns float [batch, n_token={log_probs.shape[1]}]"
+        message = f"logits_processor must be {allowed}, got {scores.dtype.name} {scores.shape}"
+        raise ParameterError("logits_processor", processor, allowed, message)
+    return tf.ensure_shape(tf.cast(scores, log_probs.dtype), log_probs.shape)
+
+
+def search_tokens(
+    lm: Any, prompt: Tensor, lengths: Tensor, limits: Tensor, stops: Stops, room: Size, beam_size: int,
+    length_penalty: Tensor, number: int, ends: bool, segment: int | None = None, processor: Any = None,
+) -> Texts:  # fmt: skip
+    """The `Texts` of a beam search: the `number` best ones of each prompt.
+
+    Args:
+        lm, prompt, lengths, limits, stops, number: see `generate_tokens`; `limits` has a row for each prompt.
+        room: the largest number of new tokens.
+        ends: whether there is a stop token.
+        beam_size, length_penalty, segment, processor: see `generate`.
+    """
+    cache = lm.decoding_cache()
+    hidden, state = cache.read_prompt(prompt, lengths, segment)
+    weights = cache.precompute()
+    rows = left_padded(prompt, lengths)
+    first = repeated((hidden, state, rows, tf.zeros([shape_of(prompt)[0], room], tf.int32)), beam_size)
+
+    def decode(last: Tensor, i: Tensor, carried: Any) -> tuple[Any, Any]:
+        hidden, state, rows, so_far = carried
+
+        def read() -> Any:
+            new_hidden, new_state = cache.read_token(weights, last, state)
+            return new_hidden, new_state, with_column(so_far, tf.range(shape_of(last)[0]), i - 1, last)
+
+        hidden, state, so_far = tf.cond(i > 0, read, lambda: (hidden, state, so_far))
+        log_probs = lm.log_probs_of(hidden[:, None])[:, 0]
+        if processor is not None:
+            log_probs = tf.nn.log_softmax(processed(processor, tf.concat([rows, so_far[:, :i]], 1), log_probs))
+            log_probs = tf.maximum(log_probs, NO_CHANCE)
+        return log_probs, (hidden, state, rows, so_far)
+
+    def select(carried: Any, rows: Tensor) -> Any:
+        return tf.nest.map_structure(lambda x: tf.gather(x, rows) if x.shape.rank else x, carried)
+
+    end = stops.token if ends else None
+    ids, _ = search(decode, select, first, 0, end, room, beam_size, length_penalty, limits)
+    ids = tf.reshape(ids[:, :number], [-1, room])
+    prompt, lengths, limits = repeated((prompt, lengths, limits), number)
+    has_ended = tf.cumsum(tf.cast(ids == stops.token, tf.int32), 1, exclusive=True) > 0
+    new_lengths = tf.minimum(tf.reduce_sum(tf.cast(~has_ended, tf.int32), 1), limits)
+    return joined(prompt, lengths, ids, new_lengths, tf.zeros_like(new_lengths), stops)
+
+
+def left_padded(prompt: Tensor, lengths: Tensor) -> Any:
+    """Prompts, int32 `[B, n]`, with -1 on the left of shorter ones, instead of padding on the right."""
+    n = shape_of(prompt)[1]
+    place = tf.range(n) - (n - lengths)[:, None]
+    return tf.where(place >= 0, tf.gather(prompt, place % n, batch_dims=1), -1)
+
+
+def joined(prompt: Tensor, lengths: Tensor, new: Tensor, new_lengths: Tensor, excess: Tensor, stops: Stops) -> Texts:
+    """The `Texts` of prompts, int32 `[B, n]`, and the new tokens, `[B, room]`, directly after a shorter prompt."""
+    n = shape_of(prompt)[1]
+    room = shape_of(new)[1]
+    tokens = tf.concat([prompt, new], 1)
+    column = tf.range(n + room)
+    lengths = lengths[:, None]
+    source = tf.where(column < lengths, column, column + n - lengths)
+    tokens = tf.gather(tokens, tf.minimum(source, n + room - 1), batch_dims=1)
+    ends = lengths[:, 0] + new_lengths
+    return Texts(tf.where(column < ends[:, None], tokens, tf.maximum(stops.token, 0)), ends, excess)
 
 
 def generate_tokens(
     lm: Any, prompt: Tensor, lengths: Tensor, uniform: Tensor, limits: Tensor, sampling: Sampling, stops: Stops,
-    number: Size = 1, static_shapes: bool = False,
+    number: Size = 1, static_shapes: bool = False, segment: int | None = None, logits_processor: Any = None,
+    beam_size: int = 1, length_penalty: Any = None, ends: bool = False,
 ) -> Texts:  # fmt: skip
     """`generate` for a graph. All arguments except `lm` and `static_shapes` are tensors, which are not checked.
 
@@ -135,22 +231,27 @@ def generate_tokens(
         limits, sampling, stops: see `continue_text`. `stops` may have one row for all sequences.
         number: sequences for each prompt; an int with static shapes.
         static_shapes: whether the graph is for XLA.
+        segment, logits_processor, beam_size: see `generate`; these are no tensors.
+        length_penalty, ends: of a beam search, a float scalar tensor, and see `search_tokens`.
     """
-    cache = lm.decoding_cache(static_shapes)
     room = shape_of(uniform)[0]
-    n = shape_of(prompt)[1]
+    if beam_size > 1:
+        penalty: Any = tf.cast(length_penalty, lm.loss_dtype)
+        return search_tokens(
+            lm, prompt, lengths, limits[::number], stops, room, beam_size, penalty, number, ends, segment,
+            logits_processor,
+        )  # fmt: skip
+    cache = lm.decoding_cache(static_shapes)
     nothing = no_history(shape_of(prompt)[0], lm.network.n_token)
-    hidden, state = cache.read_prompt(prompt, lengths)
+    hidden, state = cache.read_prompt(prompt, lengths, segment) if segment else cache.read_prompt(prompt, lengths)
     text = TextState(hidden, state, remember_segment(nothing, prompt, lengths))
     text, prompt, lengths = repeated((text, prompt, lengths), number)
-    written, _ = continue_text(lm, cache, precompute_for(lm, cache), text, uniform, limits, sampling, stops)
-    tokens = tf.concat([prompt, written.tokens], 1)
-    column = tf.range(n + room)
-    lengths = lengths[:, None]
-    source = tf.where(column < lengths, column, column + n - lengths)  # new tokens directly after a shorter prompt
-    tokens = tf.gather(tokens, tf.minimum(source, n + room - 1), batch_dims=1)
-    ends = lengths[:, 0] + written.lengths
-    return Texts(tf.where(column < ends[:, None], tokens, tf.maximum(stops.token, 0)), ends, written.excess)
+    before = None if logits_processor is None else left_padded(prompt, lengths)
+    written, _ = continue_text(
+        lm, cache, precompute_for(lm, cache), text, uniform, limits, sampling, stops,
+        processor=logits_processor, prompt=before,
+    )  # fmt: skip
+    return joined(prompt, lengths, written.tokens, written.lengths, written.excess, stops)
 
 
 def _room(n: int) -> int:
@@ -181,7 +282,9 @@ def generate(
     stop_token: int | None = None, stop_strings: Iterable[str] | None = None, stop_at_newline: bool = False,
     vocab: Any = None, with_lengths: bool = False, repetition_penalty: float | None = None,
     repetition_window: int = REPETITION_WINDOW, temperature: float = 1.0, top_k: int | None = None,
-    top_p: float | None = None, min_p: float | None = None, seed: Any = None,
+    top_p: float | None = None, min_p: float | None = None, seed: Any = None, segment: int | None = None,
+    logits_processor: Callable[[Tensor, Tensor], Tensor] | None = None, beam_size: int = 1,
+    length_penalty: float = 0.6,
 ) -> Any:  # fmt: skip
     """Continues every row of `prompt` with cached keys and values.
 
@@ -213,6 +316,17 @@ def generate(
         min_p: sample only from tokens that are at least `min_p` times as likely as the most likely one, in [0, 1).
         seed: int, or int `[batch]`, one for every row. The text of a row depends only on its prompt and its seed, so
             rows with the same prompt and seed are equal. `None` draws a seed for every row.
+        segment: most tokens of a prompt that are read at a time, with the memory of those before, so that long prompts
+            take little memory. `None`: the whole prompt is one segment, in which every token sees all before it. Not
+            for absolute positions, which only see the last window.
+        logits_processor: function of `tokens` and `log_probs` that returns scores of the next token, float `[batch,
+            n_token]`, -inf for what may not follow. It is a part of the graph. `tokens`, int32 `[batch, any]`, are
+            prompt and text so far, the latest last, with -1 on the left of shorter prompts. The options above apply to
+            the softmax of the scores. Give the same function in every call: each one has its own graph.
+        beam_size: number of hypotheses of a beam search, which looks for the most likely text and draws nothing. The
+            `num_return_sequences` best texts are returned, the best first. A hypothesis ends at `stop_token`.
+        length_penalty: of a beam search: the log-probability of a text is divided by `((5 + new tokens) /
+            6)**length_penalty` (Wu et al. 2016).
 
     Returns:
         int32 `[batch * num_return_sequences, n + max_new_tokens]`: prompts and new tokens. The new tokens start
@@ -228,6 +342,7 @@ def generate(
         lm, prompt, max_new_tokens, lengths=lengths, num_return_sequences=num_return_sequences, stop_token=stop_token,
         stop_strings=stop_strings, stop_at_newline=stop_at_newline, vocab=vocab, repetition_penalty=repetition_penalty,
         repetition_window=repetition_window, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+        segment=segment, logits_processor=logits_processor, beam_size=beam_size, length_penalty=length_penalty,
     )  # fmt: skip
     return (texts.tokens, texts.lengths) if with_lengths else texts.tokens
 
@@ -235,7 +350,8 @@ def generate(
 def write_texts(
     lm: Any, prompt: Any, max_new_tokens: int, *, lengths: Any = None, num_return_sequences: int = 1,
     stop_token: int | None = None, stop_strings: Iterable[str] | None = None, stop_at_newline: bool = False,
-    vocab: Any = None, **sampling: Any,
+    vocab: Any = None, segment: int | None = None, logits_processor: Any = None, beam_size: int = 1,
+    length_penalty: float = 0.6, **sampling: Any,
 ) -> Texts:  # fmt: skip
     """The `Texts` of `generate`, which describes the arguments."""
     check_names("write_texts", sampling, [*keywords_of(write_texts), *SAMPLING])
@@ -245,13 +361,57 @@ def write_texts(
     check_integer("num_return_sequences", num_return_sequences, 1)
     options = check_sampling(len(prompt), **sampling)
     stops = check_stops(n_token, stop_token, stop_strings, stop_at_newline, vocab)
-    return _write(lm, prompt, lengths, max_new_tokens, options, stops, int(num_return_sequences))
+    extra: dict[str, Any] = {}
+    if segment is not None:
+        extra["segment"] = _checked_segment(lm, segment)
+    if logits_processor is not None:
+        extra["logits_processor"] = _checked_processor(lm, logits_processor)
+    check_integer("beam_size", beam_size, 1, n_token)
+    NOT_NEGATIVE("length_penalty", length_penalty)
+    if beam_size > 1:
+        _check_search(lm, beam_size, num_return_sequences, stops, sampling)
+        extra |= {"beam_size": int(beam_size), "ends": stop_token is not None, "length_penalty": float(length_penalty)}
+    return _write(lm, prompt, lengths, max_new_tokens, options, stops, int(num_return_sequences), extra)
+
+
+def _checked_segment(lm: Any, segment: Any) -> int:
+    """`segment` of `generate`, checked."""
+    check_integer("segment", segment, 1)
+    if lm.has_window:
+        raise ParameterError("segment", segment, f"None with absolute positions, which see {lm.context_len} tokens")
+    if lm.static_shapes:
+        raise ParameterError("segment", segment, "None with static_shapes, where a prompt is one segment")
+    return int(segment)
+
+
+def _checked_processor(lm: Any, processor: Any) -> Any:
+    """`logits_processor` of `generate`, checked."""
+    if not callable(processor):
+        raise ParameterError("logits_processor", processor, "a function of tokens and log_probs")
+    if lm.static_shapes:
+        raise ParameterError("logits_processor", processor, "None with static_shapes, where tokens would grow")
+    return processor
+
+
+def _check_search(lm: Any, beam_size: int, number: int, stops: Stops, sampling: dict[str, Any]) -> None:
+    """Raises ParameterError for arguments of `generate` that do not fit a beam search."""
+    if lm.static_shapes:
+        raise ParameterError("beam_size", beam_size, "1 with static_shapes")
+    if number > beam_size:
+        raise ParameterError("num_return_sequences", number, f"at most beam_size={beam_size}")
+    if stops.strings.shape[1]:
+        raise ParameterError("stop_strings", None, "left out in a beam search, which ends texts at stop_token")
+    defaults = {name: parameter.default for name, parameter in inspect.signature(check_sampling).parameters.items()}
+    for name, value in sampling.items():
+        if value is not None and np.any(np.asarray(value) != defaults[name]):
+            raise ParameterError(name, value, "left out in a beam search, which draws nothing")
 
 
 def _write(
-    lm: Any, prompt: np.ndarray, lengths: np.ndarray, max_new_tokens: int, sampling: Sampling, stops: Stops, number: int
-) -> Texts:
-    """Calls the graph of `generate` with checked arguments."""
+    lm: Any, prompt: np.ndarray, lengths: np.ndarray, max_new_tokens: int, sampling: Sampling, stops: Stops,
+    number: int, extra: dict[str, Any],
+) -> Texts:  # fmt: skip
+    """Calls the graph of `generate` with checked arguments. `extra` are those that are only given if they are used."""
     batch, n = prompt.shape
     room = max_new_tokens
     sampling = of_sequences(sampling, number)
@@ -267,11 +427,13 @@ def _write(
         "sampling": sampling,
         "stops": stops,
     }
+    if "length_penalty" in extra:
+        arguments["length_penalty"] = tf.constant(extra.pop("length_penalty"), tf.float32)
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
     if not lm.static_shapes:  # one graph for prompts, texts and stop strings of any length
         specs["prompt"] = tf.TensorSpec([batch, None], tf.int32)
         specs["uniform"] = tf.TensorSpec([None, batch * number, 2], tf.float64)
         specs["stops"] = spec_of(stops)
-    graph = lm._generate_tokens.get_concrete_function(number, lm.static_shapes, **specs)
-    texts = graph(number, lm.static_shapes, **arguments)
+    graph = lm._generate_tokens.get_concrete_function(number, lm.static_shapes, **specs, **extra)
+    texts = graph(number, lm.static_shapes, **arguments, **extra)
     return texts._replace(tokens=texts.tokens[:, : n + max_new_tokens])

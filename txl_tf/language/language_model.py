@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import ModelConfig, NetworkConfig, SoftmaxConfig
 from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, weights_of_labels
 from txl_tf.equations import only_gradient
-from txl_tf.errors import FixedAttributeError, ParameterError, UnsupportedError
+from txl_tf.errors import FixedAttributeError, ParameterError, UnsupportedError, brief
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language import generation
@@ -156,8 +157,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @known_names
     def score(
-        self, tokens: Tensor, labels: Tensor, mems: Any = None, sample_weight: Any = None, done: Any = None
-    ) -> tuple[Tensor, list[Tensor]]:
+        self, tokens: Tensor, labels: Tensor, mems: Any = None, sample_weight: Any = None, done: Any = None,
+        lengths: Any = None,
+    ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
         """The negative log-likelihood of every label, at its position.
 
         Args:
@@ -169,6 +171,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
                 multiplied; `None` for 1. `evaluate` reports the sum of the result, divided by the sum of the weights.
             done: bool `[batch, tgt_len]`, true at the last token of a document or an episode: the tokens after it do
                 not see it, as at the beginning of a text. `None`: no document ends.
+            lengths: int `[batch]`, the number of tokens of each row, for rows of unequal length: tokens and labels
+                after them do not count and may have any value. Then `mems` must have `mem_len` positions. `None`: all.
 
         Returns:
             `(nll, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len]` in nats, and the memory for the next
@@ -178,6 +182,10 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             ParameterError: shapes do not fit together. In eager execution also: an id is outside the vocabulary, or a
                 weight is negative or not finite.
         """
+        padding: dict[str, Any] = {}
+        if lengths is not None:
+            tokens, labels, mask = self._without_padding(tokens, labels, lengths)
+            padding["padding_mask"] = mask
         tokens = self._check_ids("tokens", tokens)
         labels = self._check_ids("labels", labels)
         if tokens.shape != labels.shape:
@@ -186,11 +194,35 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         mems = self._check_mems(tokens, mems)
         done = None if done is None else tf.convert_to_tensor(done)
         if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:
-            return self._score(tokens, labels, mems, done)
+            return self._score(tokens, labels, mems, done, **padding)
         if sample_weight is not None:
             sample_weight = tf.convert_to_tensor(sample_weight)
             check_weights_fit(sample_weight, labels)
-        return self._weighted_score(tokens, labels, mems, weights_of_labels(sample_weight, labels), done)
+        return self._weighted_score(tokens, labels, mems, weights_of_labels(sample_weight, labels), done, **padding)
+
+    def _without_padding(self, tokens: Any, labels: Any, lengths: Any) -> tuple[Any, Any, Any]:
+        """The arguments of `score` with 0 for tokens and `IGNORED` for labels after the end of their row.
+
+        Returns:
+            `(tokens, labels, mask)`: the mask is true before the end.
+        """
+        tokens = tf.convert_to_tensor(tokens)
+        labels = tf.convert_to_tensor(labels)
+        given = np.asarray(lengths) if tf.executing_eagerly() else lengths
+        lengths = tf.convert_to_tensor(given)
+        most = shape_of(tokens)[-1]
+        is_wrong = not lengths.dtype.is_integer or not lengths.shape.is_compatible_with(tokens.shape[:1])
+        if is_wrong or (tf.executing_eagerly() and (given.min() < 0 or given.max() > most)):
+            allowed = f"integers [batch={tokens.shape[0]}] from 0 to {most}"
+            message = f"lengths must be {allowed}, got {brief(given)}"
+            raise ParameterError("lengths", lengths, allowed, message)
+        if not takes_keyword((self if self.has_own_call else self.network).call, "padding_mask"):
+            allowed = "left out for a call without padding_mask"
+            raise ParameterError("lengths", lengths, allowed, f"lengths must be {allowed}")
+        if labels.dtype.min >= 0:
+            labels = tf.cast(labels, tf.int64)
+        mask = tf.range(most) < tf.cast(lengths, tf.int32)[:, None]
+        return tf.where(mask, tokens, 0), tf.where(mask, labels, IGNORED), mask
 
     @known_names
     def log_probs(self, tokens: Tensor, mems: Any = None) -> tuple[Tensor, list[Tensor]]:
@@ -511,15 +543,15 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities, **objective)
 
     @compiled_method(reduce_retracing=True)
-    def _score(self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None) -> Any:
-        outputs, new_mems = self.outputs(tokens, mems, done=done)
+    def _score(self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None, **padding: Tensor) -> Any:
+        outputs, new_mems = self.outputs(tokens, mems, done=done, **padding)
         return self.nll_of(outputs, labels), new_mems
 
     @compiled_method(reduce_retracing=True, autograph=False)
     def _weighted_score(
-        self, tokens: Tensor, labels: Tensor, mems: Any, weights: Tensor, done: Tensor | None = None
+        self, tokens: Tensor, labels: Tensor, mems: Any, weights: Tensor, done: Tensor | None = None, **padding: Tensor
     ) -> Any:
-        nll, new_mems = self._score(tokens, tf.where(weights > 0, labels, 0), mems, done)
+        nll, new_mems = self._score(tokens, tf.where(weights > 0, labels, 0), mems, done, **padding)
         return nll * tf.cast(weights, nll.dtype), new_mems
 
     @compiled_method(reduce_retracing=True)

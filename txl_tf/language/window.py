@@ -84,7 +84,7 @@ class WindowCache:
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState(keys, values, tokens, tf.zeros([batch_size], tf.int32))
 
-    def read_prompt(self, prompt: Tensor, lengths: Tensor) -> tuple[Tensor, WindowState]:
+    def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
         """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`."""
         batch, n = shape_of(prompt)
         start = window_start(lengths, self.context_len)
@@ -251,7 +251,7 @@ class RereadWindow:
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
 
-    def read_prompt(self, prompt: Tensor, lengths: Tensor) -> tuple[Tensor, WindowState]:
+    def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
         """Reads the prompts, each from the beginning of a text: see `MemoryCache.read_prompt`."""
         start = window_start(lengths, self.context_len)
         place = tf.range(self.context_len)

@@ -164,7 +164,7 @@ class Scorer:
         """
         counted = itertools.count(1) if numbers is None else iter(numbers)
         encoded_blocks = (
-            list(encoded(block, self._encode, name, strict, itertools.islice(counted, len(block)))) for block in blocks
+            list(encoded(block, self.encode, name, strict, itertools.islice(counted, len(block)))) for block in blocks
         )
         if self.carry_memory:
             return self._as_one_text(encoded_blocks)
@@ -183,7 +183,7 @@ class Scorer:
             return self.newline
         return [self.vocab.ids[start]] if start in self.vocab.ids else self.vocab.encode(start, name="start").tolist()
 
-    def _encode(self, line: str | bytes) -> _Line:
+    def encode(self, line: str | bytes) -> _Line:
         """The text and the tokens of a line."""
         by_byte = self.vocab.level == "byte"
         text = text_of(line, "surrogateescape" if by_byte else "strict")
@@ -212,14 +212,14 @@ class Scorer:
         texts = [np.concatenate([self.start, line.ids]) for line in lines]
         dtype = self.lm.loss_dtype
         scores = [np.full([len(text)], np.nan, dtype) for text in texts]  # nothing predicts a first token
-        for rows in self._batches(np.array([len(text) - 1 for text in texts])):
+        for rows in self.batches(np.array([len(text) - 1 for text in texts])):
             for i, nll in zip(rows, self._nll([texts[i] for i in rows]), strict=True):
                 scores[i][1:] = nll
         n_start = len(self.start)
         first = 0 if n_start else 1
         return [self._result(line, nll[n_start:], first) for line, nll in zip(lines, scores, strict=True)]
 
-    def _batches(self, lengths: np.ndarray) -> Iterator[np.ndarray]:
+    def batches(self, lengths: np.ndarray) -> Iterator[np.ndarray]:
         """The rows of every batch, the longest first, without rows of the length 0."""
         rows_to_read = np.flatnonzero(lengths > 0)
 

@@ -1,5 +1,6 @@
 """The decoding cache of Transformer-XL: it reads a prompt as one segment, and then one token at a time."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -39,12 +40,14 @@ class MemoryCache:
         """The state before a text."""
         return initial_state(self.network, batch_size)
 
-    def read_prompt(self, prompt: Tensor, lengths: Tensor) -> tuple[Any, Any]:
+    def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: int | None = None) -> tuple[Any, Any]:
         """Reads the prompts, each from the beginning of a text.
 
         Args:
             prompt: int32 `[B, n]`.
             lengths: int32 `[B]`, the number of tokens in each row; padding follows them.
+            segment: most tokens to read at a time, each with the memory of those before. The last piece is whole, so
+                the results of a row do not depend on the other rows. `None`: a prompt is one segment.
 
         Returns:
             `(hidden, state)`: `[B, E]` after each row's last token, and a state that `read_token` may write into.
@@ -56,12 +59,27 @@ class MemoryCache:
         # same slot.
         shifted: Any = tf.gather(prompt, (tf.range(n) - (n - lengths)[:, None]) % n, batch_dims=1)
         shifted.set_shape(prompt.shape)
+        if segment is not None:
+            return self._read_pieces(shifted, lengths, segment)
         max_segment = whole_segments(network.mem_len, n) if static_shapes else n
         state = initial_state(network, batch, max_segment)
         weights = precompute(network, max_segment)
         hidden, state = cached_forward(network, weights, shifted, state, lengths, False, static_shapes, self.model)
         state = resized(network, state)
         return hidden[:, -1], state if static_shapes else writable_copy(state)
+
+    def _read_pieces(self, prompt: Tensor, lengths: Tensor, segment: int) -> tuple[Any, Any]:
+        """`read_prompt` in pieces, of prompts with their padding on the left."""
+        network = self.network
+        weights = precompute(network, segment)
+
+        def read_piece(tokens: Tensor, own: Tensor, carried: Any) -> tuple[Any, Any]:
+            hidden, state = cached_forward(network, weights, tokens, carried, own, model=self.model)
+            return hidden[:, -1], state
+
+        state = initial_state(network, shape_of(prompt)[0], segment)
+        hidden, state = in_pieces(read_piece, prompt, lengths, segment, state)
+        return hidden, writable_copy(resized(network, state))
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
         """Reads `tokens`, int32 `[B, n]`.
@@ -94,6 +112,39 @@ class MemoryCache:
         return hidden[:, 0], state
 
 
+def in_pieces(
+    read_piece: Callable[..., Any], prompt: Tensor, lengths: Tensor, segment: int, state: Any
+) -> tuple[Any, Any]:
+    """Reads prompts in pieces of `segment` tokens, in a loop.
+
+    Args:
+        read_piece: function of tokens, int32 `[B, segment]`, of the number of the last of these tokens that belong to
+            each row, int32 `[B]`, and of the state before them. Returns the output for the last token, `[B, E]`, and
+            the state after it.
+        prompt: int32 `[B, n]`, with padding on the left.
+        lengths: int32 `[B]`, the number of tokens in each row.
+        segment: int.
+        state: the state before a text. Its shapes do not change.
+
+    Returns:
+        `(output, state)` after the last tokens.
+    """
+    batch, n = shape_of(prompt)
+    pieces = (n + segment - 1) // segment
+    whole = tf.pad(prompt, [[0, 0], [pieces * segment - n, 0]])
+
+    def read(i: Any, output: Tensor, state: Any) -> tuple[Any, Any, Any]:
+        tokens: Any = tf.slice(whole, [0, i * segment], [batch, segment])
+        tokens = tf.ensure_shape(tokens, [prompt.shape[0], segment])
+        own = tf.clip_by_value(lengths - (pieces - 1 - i) * segment, 0, segment)
+        return i + 1, *read_piece(tokens, own, state)
+
+    # The first piece outside of the loop, which shows the shapes of the output.
+    first = read(0, prompt, state)
+    _, output, state = tf.while_loop(lambda i, *_: i < pieces, read, first, parallel_iterations=1)
+    return output, state
+
+
 class HiddenStateCache:
     """Replaces `MemoryCache` for a model that cannot be cached. The memory is hidden states, projected for every token.
 
@@ -116,7 +167,7 @@ class HiddenStateCache:
         """The state before a text."""
         return tuple(self.lm.initial_mems(batch_size))
 
-    def read_prompt(self, prompt: Tensor, lengths: Tensor) -> Any:
+    def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: int | None = None) -> Any:
         """Reads the prompts, each from the beginning of a text. Arguments and results: see `MemoryCache.read_prompt`.
 
         If the network takes a `padding_mask`, one call reads all prompts. Otherwise, a call reads each prompt.
@@ -127,7 +178,14 @@ class HiddenStateCache:
         takes_mask = "padding_mask" in keywords_of(call) or (
             takes_keyword(call, "padding_mask") and not self.static_shapes
         )
-        if takes_mask and not self.lm.has_own_call:
+        takes_mask = takes_mask and not self.lm.has_own_call
+        if segment is not None:
+            if not takes_mask:
+                allowed = "None for a call without padding_mask"
+                raise ParameterError("segment", segment, allowed)
+            shifted = tf.gather(prompt, (tf.range(n) - (n - lengths)[:, None]) % n, batch_dims=1)
+            return in_pieces(self._read_piece, shifted, lengths, segment, tuple(mems))
+        if takes_mask:
             index: Any = tf.range(n)
             mask = index < lengths[:, None]
             outputs, mems = self.lm.outputs(prompt, mems, static_shapes=self.static_shapes, padding_mask=mask)
@@ -146,6 +204,14 @@ class HiddenStateCache:
             tuple(tf.TensorSpec(m.shape[1:], m.dtype) for m in mems),
         )
         return tf.map_fn(read_row, tf.range(batch), fn_output_signature=specs, parallel_iterations=1)
+
+    def _read_piece(self, tokens: Tensor, own: Tensor, state: Any) -> tuple[Any, Any]:
+        """Reads the last `own[b]` tokens of each row. Returns the last output and the memory."""
+        n = shape_of(tokens)[1]
+        place: Any = tf.range(n)
+        mask = place >= (n - own)[:, None]
+        outputs, mems = self.lm.outputs(tokens, list(state), padding_mask=mask)
+        return outputs[:, -1], tuple(mems)
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
         """Reads `tokens`, int32 `[B, n]`. Returns `(hidden, state)`, `[B, n, E]` and the new memory."""

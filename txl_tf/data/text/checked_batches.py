@@ -136,7 +136,8 @@ def check_batches(
 
     def checked(tokens: Any, *others: Any) -> Any:
         if not isinstance(tokens, dict):
-            return form(*check(tokens, *others, ignoring=weighs != "never"))
+            found: Any = check(tokens, *others, ignoring=weighs != "never")
+            return form(*found)
         done = _bool("done", tokens["done"], tokens["tokens"])
         ids, labels, ignored, weights = check(tokens["tokens"], *others, ignoring=weighs != "never")
         if not static_shapes:

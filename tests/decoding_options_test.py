@@ -1,0 +1,246 @@
+"""Generation with a processor of logits, by beam search, and of long prompts; scores of rows of unequal length."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import SMALL, eagerly, raises_parameter, randomise
+
+import txl_tf
+
+SLOW = pytest.mark.slow
+N_TOKEN = 7
+
+
+@pytest.fixture
+def eager():
+    with eagerly():
+        yield
+
+
+def make(model=txl_tf.TransformerXLLM, **options):
+    lm = model(**{**SMALL, "d_head": 4, "n_token": N_TOKEN, "dropout": 0.0, "seed": 0, "mem_len": 5, **options})
+    randomise(lm, scale=0.5)
+    return lm
+
+
+def words(rows=3, n=9):
+    return np.random.default_rng(0).integers(0, N_TOKEN, [rows, n]).astype(np.int32)
+
+
+def totals(lm, prompt, texts):
+    """The log-probability of each of some texts, int `[any, n]`, after a prompt, int `[m]`."""
+    log_probs, mems = lm.log_probs(np.tile(prompt, [len(texts), 1]))
+    found = 0.0
+    for i in range(texts.shape[1]):
+        found += np.take_along_axis(log_probs[:, -1].numpy(), texts[:, i : i + 1], 1)[:, 0]
+        log_probs, mems = lm.log_probs(texts[:, i : i + 1], mems)
+    return found
+
+
+PAIRS = np.array([*itertools.product(range(N_TOKEN), repeat=2)])
+
+# ---------------------------------------- beam search
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"positions": "rotary", "pre_lnorm": True}, marks=SLOW)], ids=str)
+def test_a_wide_beam_finds_the_best_of_all_texts(options):
+    lm, prompt, lengths = make(**options), words(2, 5), [5, 3]
+    found = lm.generate(prompt, 2, lengths=lengths, beam_size=N_TOKEN, num_return_sequences=3).numpy()
+    for b, n in enumerate(lengths):
+        with eagerly():
+            best = np.argsort(-totals(lm, prompt[b, :n], PAIRS))[:3]
+        for text, expected in zip(found[3 * b : 3 * b + 3], PAIRS[best], strict=True):
+            assert text[: n + 2].tolist() == [*prompt[b, :n], *expected]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 2.0])
+def test_texts_that_end_compete_by_their_penalised_scores(penalty):
+    lm, prompt, end = make(), words(1, 4), 2
+    texts, lengths = lm.generate(
+        prompt, 2, beam_size=N_TOKEN, stop_token=end, length_penalty=penalty, with_lengths=True, num_return_sequences=3
+    )
+    pairs = PAIRS[PAIRS[:, 0] != end]
+    with eagerly():
+        scores = dict(zip(map(tuple, pairs), totals(lm, prompt[0], pairs) / (7 / 6) ** penalty, strict=True))
+        scores[(end,)] = totals(lm, prompt[0], np.array([[end]]))[0]
+    best = sorted(scores, key=scores.get, reverse=True)
+    for text, length, expected in zip(texts.numpy(), lengths.numpy(), best, strict=False):
+        assert tuple(text[4:length]) == expected
+        assert (text[length:] == end).all()
+
+
+@SLOW
+def test_one_hypothesis_is_greedy_and_models_without_cache_search_too(eager):
+    lm, prompt = make(), words(2, 5)
+    np.testing.assert_array_equal(
+        lm.generate(prompt, 4, beam_size=1, temperature=0), lm.generate(prompt, 4, temperature=0)
+    )
+
+    class Own(txl_tf.layers.TransformerXLLayer):
+        def call(self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, **options):
+            return super().call(w, r, r_w_bias, r_r_bias, attn_mask, mems * 1.0, **options)
+
+    class OwnNetwork(txl_tf.TransformerXL):
+        layer_class = Own
+
+    slow = make()
+    slow.network.__class__ = OwnNetwork
+    for layer in slow.network.decoder_layers:
+        layer.__class__ = Own
+    assert not slow.has_cache
+    np.testing.assert_array_equal(slow.generate(prompt, 3, beam_size=3), lm.generate(prompt, 3, beam_size=3))
+
+
+@SLOW
+@pytest.mark.parametrize("pos_embed", ["sin", "learned"])
+def test_beam_search_with_a_window_that_moves_on(pos_embed):
+    lm = make(txl_tf.TransformerLM, mem_len=0, context_len=6, pos_embed=pos_embed)
+    cached = lm.generate(words(2, 4), 5, beam_size=3)
+    lm.why_not_cached = lambda: NotImplementedError()
+    lm.drop_graphs()
+    np.testing.assert_array_equal(lm.generate(words(2, 4), 5, beam_size=3), cached)
+
+
+# ---------------------------------------- a processor of logits
+
+
+def no_repeats(tokens, log_probs):
+    """The last token of every row may not follow again."""
+    return tf.where(tf.one_hot(tokens[:, -1], N_TOKEN, True, False, dtype=tf.bool), -np.inf, log_probs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"beam_size": 3}, *(pytest.param(each, marks=SLOW) for each in ({"temperature": 0}, {"seed": 3, "top_k": 4}))],
+)
+def test_a_processor_decides_what_may_follow(options):
+    lm, prompt = make(cutoffs=[3]), words(3, 5)
+    text = lm.generate(prompt, 12, logits_processor=no_repeats, lengths=[5, 2, 4], **options).numpy()
+    for row, n in zip(text, [5, 2, 4], strict=True):
+        new = row[n - 1 : n + 12]
+        assert (new[1:] != new[:-1]).all()
+    plain = lm.generate(prompt, 12, lengths=[5, 2, 4], **options).numpy()
+    assert (plain[:, 1:] == plain[:, :-1]).any()
+
+
+def test_a_processor_sees_the_text_so_far_and_the_model_s_log_probs(eager):
+    lm, prompt, seen = make(), words(2, 4), []
+
+    def watch(tokens, log_probs):
+        def note(tokens, log_probs):
+            seen.append((tokens, log_probs))
+            return log_probs
+
+        return tf.ensure_shape(tf.numpy_function(note, [tokens, log_probs], tf.float32), log_probs.shape)
+
+    text = lm.generate(prompt, 3, lengths=[4, 2], logits_processor=watch, seed=1).numpy()
+    np.testing.assert_array_equal(text, lm.generate(prompt, 3, lengths=[4, 2], seed=1))
+    for i, (tokens, log_probs) in enumerate(seen):
+        assert tokens[0].tolist() == text[0, : 4 + i].tolist()
+        assert tokens[1].tolist() == [-1, -1, *text[1, : 2 + i].tolist()]
+        np.testing.assert_allclose(
+            log_probs[0, text[0, 4 + i]], log_prob_of(lm, text[0, : 4 + i], text[0, 4 + i]), atol=1e-5
+        )
+    assert len(seen) == 3
+
+
+def log_prob_of(lm, text, token):
+    log_probs, _ = lm.log_probs(text[None, :4])
+    mems = lm.log_probs(text[None, :4])[1]
+    for i in range(4, len(text)):
+        log_probs, mems = lm.log_probs(text[None, i : i + 1], mems)
+    return log_probs[0, -1, token]
+
+
+# ---------------------------------------- long prompts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reset_token": 1, "pre_lnorm": True},
+        *(pytest.param(each, marks=SLOW) for each in ({}, {"positions": "rotary"})),
+    ],
+)
+def test_pieces_of_a_prompt_are_read_with_memory(options, eager):
+    lm, prompt, lengths = make(**options), words(3, 11), [11, 4, 7]
+    text = lm.generate(prompt, 4, lengths=lengths, segment=4, temperature=0).numpy()
+    for b, n in enumerate(lengths):
+        mems = None
+        for start in [0, *range(n % 4 or 4, n, 4)]:
+            end = min(start + 4, n) if start else (n % 4 or 4)
+            log_probs, mems = lm.log_probs(prompt[b : b + 1, start:end], mems)
+        for i in range(4):
+            token = int(tf.argmax(log_probs[0, -1]))
+            assert text[b, n + i] == token
+            log_probs, mems = lm.log_probs(np.array([[token]]), mems)
+    np.testing.assert_array_equal(
+        lm.generate(prompt, 4, lengths=lengths, segment=11, seed=1), lm.generate(prompt, 4, lengths=lengths, seed=1)
+    )
+
+
+@SLOW
+def test_pieces_in_a_graph_and_without_a_cache():
+    lm, prompt, lengths = make(), words(3, 11), [11, 4, 7]
+    with eagerly():
+        expected = lm.generate(prompt, 4, lengths=lengths, segment=4, temperature=0)
+    np.testing.assert_array_equal(lm.generate(prompt, 4, lengths=lengths, segment=4, temperature=0), expected)
+    lm.why_not_cached = lambda: NotImplementedError()
+    lm.drop_graphs()
+    np.testing.assert_array_equal(lm.generate(prompt, 4, lengths=lengths, segment=4, temperature=0), expected)
+
+
+# ---------------------------------------- rows of unequal length
+
+
+@pytest.mark.parametrize("model", [txl_tf.TransformerXLLM, pytest.param(txl_tf.TransformerLM, marks=SLOW)])
+def test_scores_of_rows_of_unequal_length(model, eager):
+    lm, text, lengths = (
+        make(model, **({"mem_len": 0} if model is txl_tf.TransformerLM else {})),
+        words(4, 8),
+        [7, 3, 0, 5],
+    )
+    _, before = lm.score(text[:, :7], text[:, 1:])
+    tokens, labels = text[:, :7].copy(), text[:, 1:].copy()
+    for row, n in enumerate(lengths):
+        tokens[row, n:] = labels[row, n:] = 999  # padding may have any value
+    nll, mems = lm.score(tokens, labels, before, lengths=lengths)
+    for b, n in enumerate(lengths):
+        assert not np.any(nll[b, n:])
+        if n:
+            expected, alone = lm.score(tokens[b : b + 1, :n], labels[b : b + 1, :n], [m[b : b + 1] for m in before])
+            np.testing.assert_allclose(nll[b, :n], expected[0], rtol=1e-4)
+            np.testing.assert_allclose(mems[0][b], alone[0][0], atol=1e-5)
+    labels[0, :2] = -100
+    weighted, _ = lm.score(tokens, labels, before, sample_weight=[2.0, 1.0, 1.0, 1.0], lengths=lengths)
+    np.testing.assert_allclose(weighted[0], [0, 0, *2 * nll[0, 2:]], rtol=1e-4)
+
+
+def test_arguments_that_do_not_fit_are_refused(eager):
+    lm, prompt = make(), words(2, 5)
+    window = make(txl_tf.TransformerLM, mem_len=0)
+    static = make()
+    static.compile(keras.optimizers.SGD(0.0), static_shapes=True)
+    for model, options, name in (
+        (lm, {"beam_size": 0}, "beam_size"),
+        (lm, {"beam_size": 3, "temperature": 0.5}, "temperature"),
+        (lm, {"beam_size": 3, "top_k": 2}, "top_k"),
+        (lm, {"beam_size": 3, "seed": 2}, "seed"),
+        (lm, {"beam_size": 3, "num_return_sequences": 4}, "num_return_sequences"),
+        (lm, {"beam_size": 3, "length_penalty": -1.0}, "length_penalty"),
+        (static, {"beam_size": 3}, "beam_size"),
+        (static, {"logits_processor": no_repeats}, "logits_processor"),
+        (static, {"segment": 3}, "segment"),
+        (window, {"segment": 3}, "segment"),
+        (lm, {"segment": 0}, "segment"),
+        (lm, {"logits_processor": "no"}, "logits_processor"),
+        (lm, {"logits_processor": lambda tokens, log_probs: log_probs[:, :2]}, "logits_processor"),
+    ):
+        with raises_parameter(name):
+            model.generate(prompt, 2, **options)
+    for lengths in ([6, 1], [-1, 2], [1], [1.0, 2.0]):
+        with raises_parameter("lengths"):
+            lm.score(prompt, prompt, lengths=lengths)

@@ -1,0 +1,148 @@
+"""One vector for each line of text: the mean of the hidden states of its tokens, for search, clustering and probes.
+
+    vectors = text_vectors("runs/quickstart", open("lines.txt"))     # float32 [lines, d_model]
+
+Lines are read as in `scoring.py`, after the symbol that stands before a line. This symbol and padding are not part of
+the mean. A line of more than `segment` tokens is read segment by segment, each with the memory of the segment before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import ScoringConfig, at_least
+from txl_tf.data.batching import padded
+from txl_tf.data.lines import LineError, encoded, in_blocks, in_places
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
+from txl_tf.kernels.dtypes import at_least_float32
+from txl_tf.language.language_model import LanguageModel
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.scoring import Scorer
+from txl_tf.schema import takes_keyword
+
+
+def text_vectors(
+    run: str | os.PathLike | tuple[LanguageModel, Vocab],
+    lines: Iterable[str | bytes],
+    *,
+    layer: int = -1,
+    segment: int | None = None,
+    batch_tokens: int = 1024,
+    name: str = "text",
+    strict: bool = True,
+) -> np.ndarray:
+    """One vector for each line of text: the mean of the hidden states of its tokens.
+
+    Args:
+        run: folder of a run of a language model; or `(lm, vocab)`, as `load_run` returns them.
+        lines: lines with or without newlines at their ends, such as an open file.
+        layer: whose output to take: 0 for the embeddings, 1 for the first layer, ..., -1 for the last layer.
+        segment: most tokens to read at a time. `None`: 512, or `context_len` of the vanilla language model.
+        batch_tokens: tokens of a batch of lines, with padding. The vectors do not depend on it, up to rounding.
+        name: what error messages call the lines, such as the name of their file.
+        strict: whether a line without a vector raises an error. Otherwise its vector is NaN.
+
+    Returns:
+        float32 (float64 if the model's dtype is) array `[lines, d_model]`.
+
+    Raises:
+        ParameterError: the run is not one of a language model, or an argument is out of its range.
+        LineError: with `strict`, a line has no tokens, is not UTF-8, or has a symbol that the vocabulary does not have.
+    """
+    if isinstance(run, str | os.PathLike):
+        folder = RunFolder(run, "language_model")
+        run = folder.load_model(), folder.load_vocab()
+    reader = TextVectors(*run, layer, segment, batch_tokens)
+    found = [vector for vectors in reader.vectors(in_blocks(lines), name, strict) for vector in vectors]
+    nothing = np.full([reader.width], np.nan, reader.dtype)
+    rows = [nothing if isinstance(vector, LineError) else vector for vector in found]
+    return np.stack(rows) if rows else np.zeros([0, reader.width], reader.dtype)
+
+
+class TextVectors:
+    """Computes the vectors of lines with a language model. For the arguments, see `text_vectors`.
+
+    Attributes:
+        width: of a vector.
+        dtype: of a vector.
+    """
+
+    def __init__(
+        self, lm: LanguageModel, vocab: Vocab, layer: int = -1, segment: int | None = None, batch_tokens: int = 1024
+    ):
+        n_layer = lm.network.n_layer
+        at_least(-n_layer - 1, n_layer)("layer", layer)
+        self.layer = layer % (n_layer + 1)
+        self.network = lm.network
+        self.width: int = lm.network.d_model
+        self.dtype = lm.loss_dtype
+        if self.layer < n_layer and not takes_keyword(self.network.call, "output_hidden_states"):
+            allowed = (
+                f"-1 or {n_layer}, because the call of {type(self.network).__name__} returns no other hidden states"
+            )
+            raise ParameterError("layer", layer, allowed)
+        config = ScoringConfig(score_end=False, segment=segment, batch_tokens=batch_tokens)
+        self._lines = Scorer(lm, vocab, config)
+        self._read = tf.function(self._sums, autograph=False, reduce_retracing=True)
+
+    def vectors(
+        self,
+        blocks: Iterable[list[str | bytes]],
+        name: str = "text",
+        strict: bool = True,
+        numbers: Iterable[int] | None = None,
+    ) -> Iterator[list[np.ndarray | LineError]]:
+        """Computes the vectors of blocks of lines. Arguments and errors: see `Scorer.score`.
+
+        Returns:
+            Iterator of a list of vectors for each block.
+        """
+        counted = itertools.count(1) if numbers is None else iter(numbers)
+        for block in blocks:
+            ids = encoded(block, self._encode, name, strict, itertools.islice(counted, len(block)))
+            yield in_places(self._of_lines, ids)
+
+    def _encode(self, line: str | bytes) -> np.ndarray:
+        """The tokens of a line. Raises ParameterError if there are none."""
+        ids = self._lines.encode(line).ids
+        if not len(ids):
+            raise ParameterError("line", line, "a line with tokens", "the line has no tokens, so it has no vector")
+        return ids
+
+    def _of_lines(self, lines: list[np.ndarray]) -> list[np.ndarray]:
+        """The vectors of lines, given by their tokens."""
+        start = self._lines.start
+        found: list[Any] = [None] * len(lines)
+        for rows in self._lines.batches(np.array([len(start) + len(ids) for ids in lines])):
+            tokens = padded([np.concatenate([start, lines[i]]) for i in rows])
+            lengths = np.array([len(lines[i]) for i in rows])
+            place = np.arange(tokens.shape[1]) - len(start)
+            counts = ((place >= 0) & (place < lengths[:, None])).astype(self.dtype)
+            total = 0.0
+            mems = self.network.initial_mems(len(rows))
+            for first in range(0, tokens.shape[1], self._lines.segment):
+                part = slice(first, first + self._lines.segment)
+                sums, mems = self._read(tf.constant(tokens[:, part]), tf.constant(counts[:, part]), mems)
+                total = total + sums.numpy()
+            for i, vector in zip(rows, total / lengths[:, None].astype(self.dtype), strict=True):
+                found[i] = vector
+        return found
+
+    def _sums(self, tokens: tf.Tensor, counts: tf.Tensor, mems: Any) -> tuple[Any, Any]:
+        """The sums of the hidden states of a segment, weighted by `counts`, `[B, T]`: `[B, E]`; and the new memory.
+
+        Tokens do not see what is to their right, so padding has no effect on the tokens before it.
+        """
+        if self.layer == self.network.n_layer:
+            hidden, new_mems = self.network(tokens, mems=mems)
+        else:
+            _, new_mems, states = self.network(tokens, mems=mems, output_hidden_states=True)
+            hidden = states[self.layer]
+        return tf.einsum("bt,bte->be", counts, tf.cast(at_least_float32(hidden), counts.dtype)), new_mems
