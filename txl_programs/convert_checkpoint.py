@@ -102,6 +102,7 @@ def from_pytorch():
 
 
 def to_tf1():
+    """Converts a run to a checkpoint of the original program, and notes settings that this program does not have."""
     print(run_to_tf1(**values(TO_TF1)))
     model = ModelConfig(**RunFolder(FLAGS.model_dir).read_config()["model"])
     for name, original in {"layer_norm_epsilon": "1e-12", "reset_token": "no such thing"}.items():

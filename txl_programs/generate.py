@@ -107,6 +107,7 @@ class Writer:
         self.seconds = 0.0
 
     def read(self, ids, echo=True):
+        """Reads ids into the session in pieces, and prints them unless `echo` is false."""
         for start in range(0, len(ids), READ_AT_ONCE):
             piece = ids[start : start + READ_AT_ONCE]
             text = self.as_shown(piece, self.session.read(piece[None])[0])
@@ -145,6 +146,7 @@ class Writer:
             self.write(number)
 
     def as_shown(self, ids, nll, excess=0):
+        """The text of new ids, without `excess` characters at its end; or, with --verbose, a line with the nll of each id."""
         text = self.stream.push(ids, excess)
         if FLAGS.verbose:
             return "".join(f"{escape(self.vocab.symbols[i])}\t{value:.4f}\n" for i, value in zip(ids, nll, strict=True))

@@ -17,6 +17,7 @@ PLACES = {}  # of this build: `{path in the repository: path on the site}`, see 
 
 
 def on_config(config):
+    """Adds the pages of the reference to the navigation, and the link to the repository. MkDocs calls it."""
     config.nav = [with_reference(config, entry) for entry in config.nav]
     if config.extra["repository"]:
         config.extra["social"] = [{"icon": "material/git", "link": config.extra["repository"], "name": "Repository"}]

@@ -101,6 +101,7 @@ class TaggerPage(Board):
         yield self._show(asked), asked
 
     def _show(self, asked):
+        """The pictures of all chosen runs, each with its own clicks."""
         shown = {}
         room = room_of(asked.names)
         for name in asked.names:

@@ -96,6 +96,7 @@ def tokens(places: Iterable[Place]) -> Markup:
 
 
 def _token(place):
+    """A token on its colour, with a title and the data of a click."""
     shown = place.text.replace("\n", "↵").replace("\t", "⇥")
     span = element(
         "span", shown, class_=f"token {place.look}".strip(), style=f"--a:{min(1, place.share):.3f}", title=place.title,
@@ -209,6 +210,7 @@ def _cells(values, left, y, cell, title, columns):
 
 
 def _column_label(name, x, y, upright, cell):
+    """The label of a column of a matrix, upright or turned by 90 degrees."""
     size = {"class_": "column", "style": f"--size:{min(12, 1.45 * cell):.1f}px"}
     if upright:
         return element("text", name, x=round(x, 2), y=y, text_anchor="middle", **size)

@@ -133,6 +133,7 @@ class _Worker:
         return {"part": block.part, "error": b""}
 
     def answer(self, block: Block) -> None:
+        """Answers a block. Raises FileNotFoundError if this machine does not see its files."""
         for path in (block.path, os.path.dirname(block.part)):
             if not tf.io.gfile.exists(path):
                 raise FileNotFoundError(

@@ -189,6 +189,7 @@ class PlainUnpickler(_PythonUnpickler):
         return self._known[module, name]
 
     def count_object(self) -> None:
+        """Counts the objects that the pickle makes. Raises ValueError if there are too many for the file's size."""
         self._objects += 1
         max_objects = OBJECTS + self._size // 8
         if self._objects > max_objects:
@@ -213,6 +214,7 @@ class PlainUnpickler(_PythonUnpickler):
         set_items(self.stack[-1], items)
 
     def load_dict(self) -> None:
+        """The operation DICT of pickles: makes a dictionary of the items since the last mark."""
         items = self.pop_mark()
         made: dict = {}
         set_items(made, items)

@@ -175,6 +175,7 @@ class ModelMapping:
         return list(cutoffs)
 
     def _div_val(self, n_bin: int) -> int:
+        """The `div_val` that a file or the command says if the shapes allow it, else the simplest that they allow."""
         if self.n_table == 1:
             return 1
         possible = div_vals([table.shape[1] for table in self.tables], n_bin)
@@ -250,6 +251,7 @@ class ModelMapping:
     # ----------------------------------------------------------------------------------------------------- weights
 
     def _map_embedding(self) -> None:
+        """Maps the tables of the embedding and their projections."""
         for i, table in enumerate(self.tables):
             scope = f"adaptive_embed/cutoff_{i}/" if self.n_table > 1 else "adaptive_embed/"
             self._weights[f"{scope}lookup_table"] = (table,), np.asarray

@@ -104,6 +104,7 @@ class Tally:
         self.notes += [note for note in other.notes if note not in self.notes]
 
     def _add_numbers(self, numbers):
+        """Adds the numbers of an answer to the sums."""
         if self.sums and numbers:
             self.sums = [total + number for total, number in zip(self.sums, numbers, strict=True)]
         else:
@@ -154,6 +155,7 @@ def answer_block(answering: Answering, block: Block) -> None:
 
 
 def pieces_of(block: Block) -> Iterator[bytes]:
+    """Yields the bytes of a block in pieces."""
     left = block.length
     with reading(block.path), inputs.opened(block.path) as file:
         file.seek(block.start)

@@ -215,6 +215,7 @@ class Vocab:
         return BYTE_SYMBOLS if self.document is None else [*BYTE_SYMBOLS, self.document]
 
     def _check_line_symbols(self, where: str) -> None:
+        """Raises ParameterError unless the symbols of line ends and documents are in the vocabulary."""
         for name in ("bos", "eos", "document"):
             symbol = getattr(self, name)
             if symbol is not None and symbol not in self.ids:

@@ -45,6 +45,7 @@ def sum_of_rows(x: Tensor) -> Any:
 
 
 def project_heads(x: Tensor, kernel: Tensor, n: int, n_head: int) -> Any:
+    """One product for every head writes it heads first: nothing has to be transposed."""
     batch, length, width = x.shape
     d_head = kernel.shape[1] // (n * n_head)
     if not pays([n * n_head, batch, length, d_head]):
@@ -175,6 +176,7 @@ def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_score
 
 
 def _softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Tensor | None = None) -> Any:
+    """`plain.masked_softmax`, which is slow for a single query: this query gets operations of its own."""
     if scores.shape[-2] != 1:
         return plain.masked_softmax(scores, visible, position_scores)
     seen = seen_scores(visible, scores, position_scores)

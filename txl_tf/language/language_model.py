@@ -96,6 +96,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             self.softmax.build((None, None, self.network.d_model))
 
     def check_setting(self, name: str, value: Any) -> Any:
+        """Returns the value of a setting as it is stored. While `fit` or `evaluate` runs, `mem_len` cannot change."""
         if name == "mem_len" and self.running_method:
             message = (
                 f"mem_len cannot change to {value} while {self.running_method} runs, whose memory has {self.mem_len}"

@@ -152,6 +152,7 @@ def _segments(ids: np.ndarray, tgt_len: int) -> Iterator[tuple[int, np.ndarray, 
 
 
 def _check_text(ids: np.ndarray, tgt_len: int) -> None:
+    """Raises ParameterError unless a text has at least two tokens and `tgt_len` is positive."""
     check_integer("tgt_len", tgt_len, 1)
     if len(ids) < 2:
         message = f"ids must have at least two tokens, because the first is not predicted, got {len(ids)}"

@@ -26,6 +26,7 @@ class TextStream:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def copy(self) -> "TextStream":
+        """A stream with the same state, which is continued independently."""
         other = TextStream(self.vocab)
         other.last = list(self.last)
         other.decoder.setstate(self.decoder.getstate())

@@ -90,6 +90,7 @@ def _storing(
 
     @functools.wraps(init)
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        """The new constructor: checks and stores the arguments, then calls the constructor as it is written."""
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         try:

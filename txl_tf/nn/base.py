@@ -99,6 +99,7 @@ class Dropping(Settings):
         return random.randrange(2**31) if name == "seed" and value is None else value
 
     def settings_changed(self, names: Iterable[str]) -> None:
+        """Starts or stops drawing keys if the rates have changed. Restarts the generator if the seed has changed."""
         super().settings_changed(names)
         self._choose_key_source(any(self.rates()))
         if "seed" in names and self.seed_generator is not None:
@@ -144,6 +145,7 @@ class Dropping(Settings):
             store["seed_generator"] = self.seed_generator.state.numpy()
 
     def load_own_variables(self, store: Any) -> None:
+        """Keras's method: also restores the seed generator, if the file has its state."""
         store = {name: store[name] for name in store.keys()}
         state = store.pop("seed_generator", None)  # files of older versions do not have it
         if state is not None and self.seed_generator is not None:

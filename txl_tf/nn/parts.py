@@ -78,6 +78,7 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
 
 
 def _error_of_trace(read: Callable[[], Any]) -> Exception | None:
+    """The error that tracing a function raises, or `None`."""
     try:
         with tf.init_scope():
             tf.function(read, autograph=False).get_concrete_function()

@@ -231,6 +231,7 @@ class Shared(MixedIntoLayer):
         return weakref.WeakSet()
 
     def load_own_variables(self, store: Any) -> None:
+        """Keras's method. Raises ParameterError if the file has no weights for the embedding of a tied layer."""
         if self.built and not store.keys():
             message = (
                 f"the file must contain the weights of embedding {self.name!r}, which is a part of a tied layer, but "

@@ -136,6 +136,7 @@ class CheckFinite(Callback):
         self.checkpoints = checkpoints
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Ends the training if loss or gradients are not finite. With loss scaling, gradients may overflow."""
         finite = math.isfinite(logs["loss"])
         if finite:
             self.checkpoints.confirm()  # the weights before this step gave the loss
@@ -163,6 +164,7 @@ class Validate(Callback):
         self.checkpoints = checkpoints
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        """Validates if a multiple of `save_steps` lies in the interval that ends here. Adds the results to `logs`."""
         step = step_of(self.model)
         training = self.training
         if step < training.train_steps and step % training.save_steps < training.iterations:
@@ -212,6 +214,7 @@ class RunState(Callback):
         self.stopped_by_others = False
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Restores the carried state, and finishes an interval whose validation was interrupted."""
         step = step_of(self.model)
         self.saved_step = step
         if self.carried is not None:
@@ -237,6 +240,7 @@ class RunState(Callback):
             self.sums = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Ends the epoch, which is an interval, after its last step. Saves a checkpoint if one is due."""
         step = step_of(self.model)
         self.stopped_by_others = self.model.stop_training
         if step >= self.training.train_steps or step % self.training.iterations == 0:
@@ -247,9 +251,11 @@ class RunState(Callback):
             raise Stopped
 
     def before_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        """Restores the request to stop of other callbacks, which `on_train_batch_end` has overwritten."""
         self.model.stop_training = self.stopped_by_others
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        """Saves what is due after an interval, and ends the training if it is done, stops early or got a signal."""
         step = step_of(self.model)
         done = step >= self.training.train_steps or self.model.stop_training
         if "val_loss" in logs:
@@ -305,6 +311,7 @@ class Progress(Callback):
         self.begin = self.end = (step_of(self.model), time.perf_counter())
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Measures the time of the steps. After the third call, logs the speed if the interval is long."""
         self.end = (step_of(self.model), time.perf_counter())
         self.calls += 1
         if self.calls == 1:  # its time was spent on tracing
@@ -322,14 +329,15 @@ class Progress(Callback):
         return (ended - started) / (step - first) if step > first else float("nan")
 
     def place(self, step: int) -> str:
-        """The number of a step, of how many."""
+        """The number of a step and of all steps, such as "step  400/1200"."""
         return f"step {step:>{len(str(self.train_steps))}}/{self.train_steps}"
 
     def left(self, step: int, seconds: float) -> str:
-        """The time that the steps after a step take."""
+        """The estimated time of the remaining steps after a step."""
         return f"{datetime.timedelta(seconds=round((self.train_steps - step) * seconds))} left"
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        """Adds step, learning rate and speed to the logs of an interval, and writes them as one line."""
         step = self.end[0]
         seconds = self.step_seconds()
         optimizer = self.model.optimizer
@@ -396,6 +404,7 @@ class StepCSVLogger(keras.callbacks.CSVLogger):
         self.checkpoints = checkpoints
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Opens `log.csv`. A resumed run keeps the columns that the file has."""
         super().on_train_begin(logs)
         if not self.append_header:
             with tf.io.gfile.GFile(self.filename) as file:

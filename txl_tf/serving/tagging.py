@@ -261,6 +261,7 @@ class TaggingSignatures(StoredModel):
         self._entities = self.shared(self._found_in, self.inputs)
 
     def signatures(self) -> dict[str, Any]:
+        """The graphs of the signatures by their names. Those that take text need the vocabularies."""
         arguments: dict[Any, dict[str, tf.TensorSpec]] = {self.tag: self.inputs}
         if self.graph is not None:
             text = {"text": tf.TensorSpec([None], tf.string)}

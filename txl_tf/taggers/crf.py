@@ -285,6 +285,7 @@ class CRF(Layer):
         self.allowed = self.check_setting("allowed", allowed)
 
     def check_setting(self, name: str, value: Any) -> Any:
+        """Returns the value of a setting as it is stored: `allowed` as lists of bool."""
         if name != "allowed" or value is None:
             return super().check_setting(name, value)
         if np.shape(value) != (self.n_tag + 2, self.n_tag + 2):

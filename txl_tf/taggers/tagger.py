@@ -59,6 +59,7 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
             variable.assign_add(count)
 
     def result(self) -> dict[str, Tensor]:
+        """Precision, recall and F1 of the entities counted so far; accuracy and F1 if every token is one."""
         right, predicted, expected = (tf.convert_to_tensor(count) for count in self.counts)
         precision = tf.math.divide_no_nan(right, predicted)
         recall = tf.math.divide_no_nan(right, expected)
@@ -161,6 +162,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             raise ParameterError("labels", self.labels, "tags that paths in their scheme have", message)
 
     def check_setting(self, name: str, value: Any) -> Any:
+        """Returns the value of a setting. With constraints, every label must be on an allowed path."""
         value = super().check_setting(name, value)
         if name == "constraints" and value:
             self._check_labels()
@@ -225,6 +227,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.built = True
 
     def _build_rest(self, width: int) -> None:
+        """Builds the layers after the network, whose hidden states have this width."""
         if not self.out_fc.built:
             self.out_fc.build((None, None, width))
             self.crf.build((None, None, len(self.labels)))
@@ -490,6 +493,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return self.reported(logs, inputs, tags, emissions, weights, training=False)
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
+        """This replica's share of the mean loss of the batch."""
         mask = self._mask_of(x)
         row_weights = None if sample_weight is None else weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
         nll, rows = self._nll_and_rows(y_pred, mask, as_ids("tags", y), row_weights)

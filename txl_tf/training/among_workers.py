@@ -68,12 +68,14 @@ class AmongWorkers(TrainedModel):
     # -------------------------------------------------------------------------------------- methods that Keras calls
 
     def make_train_function(self, force: bool = False) -> None:
+        """Keras's method. Several workers get a loop of their own."""
         if not self.several_workers:
             super().make_train_function(force)
         elif self.train_function is None or force:
             self.train_function = self._loop(self.train_step, lambda: self.steps_per_execution)
 
     def make_test_function(self, force: bool = False) -> None:
+        """Keras's method. Several workers get a loop of their own."""
         if not self.several_workers:
             super().make_test_function(force)
         elif self.test_function is None or force:

@@ -307,6 +307,7 @@ def _sum_over_workers(strategy: Any, number: int) -> int:
 
 @_once_per_strategy
 def _sum_function(strategy: Any) -> Callable:
+    """The function that adds one number of every worker."""
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
     def share(number):  # the number on one replica of each worker, 0 on the others

@@ -162,6 +162,7 @@ class MeanOfFunction(keras.metrics.Mean):
         self.function = function
 
     def update_state(self, labels: Any, outputs: Any, sample_weight: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Updates the mean of the function. A value for each row gets the mean weight of its labels."""
         values = tf.convert_to_tensor(self.function(labels, outputs))
         if values.shape.rank == 0:
             sample_weight = None

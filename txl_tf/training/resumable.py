@@ -239,6 +239,7 @@ class Resumable(AmongWorkers):
             self.train_function = self._watched(self.train_function)
 
     def make_test_function(self, force: bool = False) -> None:
+        """Makes the function for the next steps of an evaluation again if hooks have changed."""
         made = self.test_function
         super().make_test_function(self.hooks_changed("test_function", *_HOOKS) or force)
         if self.test_function is not made:

@@ -235,6 +235,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             return super().from_config(without_classes)
 
     def check_setting(self, name: str, value: Any) -> Any:
+        """Returns the value of a setting. Raises ParameterError if it is out of range or the scheme refuses it."""
         self.scheme.check_refused(name, value)
         if name == "reset_token" and value is not None:
             at_least(0, self.n_token - 1)(name, value)

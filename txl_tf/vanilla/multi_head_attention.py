@@ -360,6 +360,7 @@ def _check_order(v: Tensor, k: Tensor, q: Tensor) -> None:
 
 
 def _order_error(by_position: Any) -> ParameterError:
+    """The error for tensors by position whose order is not clear."""
     allowed = "v and k of one tensor, or of one length that is not the length of q"
     message = (
         f"v, k and q by position must be {allowed}, got {', '.join(map(shown, by_position))}: name them, v=, k=, q= "

@@ -457,6 +457,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return self.reported(logs, inputs, labels, logits, weights, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
+        """One step of evaluation. Returns the logs of the whole batch."""
         inputs, labels, weights = self._batch(data)
         logits = self(inputs)
         own_loss = self.own_loss(inputs, labels, logits, weights, training=False)
@@ -561,6 +562,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     def _cached_step(
         self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor
     ) -> tuple[Tensor, Any]:
+        """One step of decoding: the log-probabilities of the next token, `[B, V]`, and the caches after it."""
         memory = TargetSoFar(self.decoder, place, caches, sources, seen)
         hidden, _ = self.decoder(ids[:, None], enc_output=memory)
         return tf.nn.log_softmax(self.logits(hidden)[:, 0]), memory.after()

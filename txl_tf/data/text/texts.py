@@ -217,6 +217,7 @@ def _is_json_lines(name: str, raw_text: bool) -> bool:
 
 
 def _names_in(path: str) -> list[str]:
+    """Returns the names of the files in a zip archive; for another file, its path."""
     if not inputs.has_ending(path, ".zip") or not inputs.exists(path):
         return [path]
     with _open_zip(path) as archive:
@@ -453,6 +454,7 @@ def _after_space(text: str, place: int) -> int:
 
 
 def _json_or_none(line: bytes) -> Any:
+    """Returns the value of a line of JSON; `None` if it is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -507,6 +509,7 @@ def sizes_in_zip(path: str) -> list[int]:
 
 
 def _unpacked(path: str, progress: Progress | None) -> Iterator[bytes]:
+    """Yields the bytes of a gzip file. `progress` gets the number of packed bytes."""
     with _opened(path) as packed, gzip.GzipFile(fileobj=packed) as file:
         before = 0
         for block in blocks_in(file, path):
@@ -531,6 +534,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _open_zip(path: str) -> Iterator[zipfile.ZipFile]:
+    """Opens a zip archive. Raises ParameterError if it is empty or damaged."""
     if inputs.exists(path) and not inputs.size(path):  # zipfile's own message is about a negative position
         raise ParameterError(path, b"", "a zip archive", f"{path} is empty: it is not a zip archive")
     with _opened(path) as file, zipfile.ZipFile(file) as archive:

@@ -210,6 +210,7 @@ class TaggerRun(EpochRun):
         logger.info("model: %s; %s; %d batches an epoch", parameters, self.machine.type_name, n_batches)
 
     def show(self, logs: dict, prefix: str) -> str:
+        """The measurements of an interval, or with the prefix "val_" of its validation, as text."""
         line = f"loss {logs[prefix + 'loss']:.4f}"
         if prefix + "accuracy" in logs:
             return f"{line} | accuracy {logs[prefix + 'accuracy']:.2%}"
