@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 
     text: str = ""
     names: tuple[str, ...] = ()
-    of_runs: dict = {}  # name of a run: what clicks in it need, or what was clicked
+    by_run: dict = {}  # name of a run: what clicks in it need, or what was clicked
 
 
 class Board:

@@ -117,18 +117,18 @@ def _vocabulary_in(path: str) -> str:
 
 @contextlib.contextmanager
 def written_corpus(
-    data_dir: str | None, source: SourceCorpus, cutoffs: list[int], again: bool = False
+    data_dir: str | None, source: SourceCorpus, cutoffs: list[int], was_killed: bool = False
 ) -> Iterator[dict]:
     """Writes the tokens to `data_dir`, unless it is `None`. Yields `"data"` of `config.json`.
 
-    An error, also one in the block, leaves the folder as it was. With `again`, the same conversion was killed before,
-    and the folder may already contain the same tokens.
+    An error, also one in the block, leaves the folder as it was. If the same conversion `was_killed` before, the folder may
+    already contain the same tokens.
     """
     data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": cutoffs}
     if not data_dir:
         yield data
         return
-    if again and _is_written(data_dir, source):
+    if was_killed and _is_written(data_dir, source):
         yield {**data, "data_dir": os.fspath(data_dir)}
         return
     _check_new_corpus(data_dir, source)

@@ -165,7 +165,7 @@ def pieces_of(block: Block) -> Iterator[bytes]:
 
 
 def _lines_with_ends(pieces: Iterable[bytes], any_end: bool) -> Iterator[bytes]:
-    """Yields the lines in the pieces of a file, each with its end."""
+    """Yields the lines in the pieces of a file, each with its end: a newline or, with `any_end`, any end of a line."""
     rest = b""
     for piece in pieces:
         if any_end:

@@ -143,7 +143,7 @@ class CheckFinite(Callback):
         if finite and (is_scaled(self.model.optimizer) or math.isfinite(logs["grad_norm"])):
             return
         numbers = f"loss {logs['loss']}, gradient norm {logs['grad_norm']}"
-        raise self.checkpoints.diverged(numbers, self.model.steps_per_execution, loss_too=not finite)
+        raise self.checkpoints.diverged(numbers, self.model.steps_per_execution, bad_loss=not finite)
 
 
 class Validate(Callback):

@@ -274,7 +274,9 @@ def format_confusion(table: dict[tuple[str, str], int]) -> str:
     """Formats the result of `confusion` as text: a row for every expected type, a column for every predicted type."""
     kinds = [*sorted({kind for pair in table for kind in pair} - {NONE}), NONE]
     width = max(map(width_of, kinds)) + 2
-    lines = [filled("expected / found", max(width, 18)) + "".join(filled(kind, width, left=False) for kind in kinds)]
+    lines = [
+        filled("expected / found", max(width, 18)) + "".join(filled(kind, width, align_left=False) for kind in kinds)
+    ]
     for row in kinds:
         cells = "".join(f"{table.get((row, column), 0) or '.':>{width}}" for column in kinds)
         lines.append(f"{filled(row, max(width, 18))}{cells}")
@@ -319,7 +321,7 @@ def width_of(text: str) -> int:
 _NO_WIDTH = ("Mn", "Me", "Cf")
 
 
-def filled(text: str, width: int, left: bool = True) -> str:
-    """A text, filled up with spaces to `width` columns: on the left side, or on the right unless `left`."""
+def filled(text: str, width: int, align_left: bool = True) -> str:
+    """Fills up a text with spaces to `width` columns: after the text or, unless `align_left`, before the text."""
     spaces = " " * (width - width_of(text))
-    return text + spaces if left else spaces + text
+    return text + spaces if align_left else spaces + text

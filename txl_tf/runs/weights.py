@@ -253,15 +253,15 @@ def reading_checkpoint(path: str) -> Iterator[None]:
         raise UnreadableCheckpoint("checkpoint", path, "a checkpoint that can be read", message) from error
 
 
-def check_whole(path: str, finite: bool = False) -> None:
+def check_whole(path: str, check_finite: bool = False) -> None:
     """Raises UnreadableCheckpoint if an array of a checkpoint is not as it was written.
 
-    With `finite`, also where a weight in the checkpoint of a run is not finite.
+    With `check_finite`, also if a weight in the checkpoint of a run is not finite.
     """
     reader = CheckpointReader(path)
     for key in reader.shapes:
         array = reader.get(key)
-        if finite and key.startswith(RUN_WEIGHTS) and not np.isfinite(array).all():
+        if check_finite and key.startswith(RUN_WEIGHTS) and not np.isfinite(array).all():
             message = f"{path} has weights that are not finite: {key.removeprefix(RUN_WEIGHTS)}"
             raise UnreadableCheckpoint("checkpoint", path, "finite weights", message)
 

@@ -157,7 +157,7 @@ def processor_flags() -> set[str]:
 
 
 def _workers(required: bool) -> list[str]:
-    """Addresses of the workers that `TF_CONFIG` names, the chief first."""
+    """Addresses of the workers that `TF_CONFIG` names, the chief first. None without it, an error if it is `required`."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         if required:
