@@ -121,8 +121,8 @@ def written_corpus(
 ) -> Iterator[dict]:
     """Writes the tokens to `data_dir`, unless it is `None`. Yields `"data"` of `config.json`.
 
-    An error, also one in the block, leaves the folder as it was. If the same conversion `was_killed` before, the folder may
-    already contain the same tokens.
+    An error, also one in the block, leaves the folder as it was. If the same conversion `was_killed` before, the folder
+    may already contain the same tokens.
     """
     data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": cutoffs}
     if not data_dir:

@@ -118,7 +118,7 @@ class RunCheckpoints:
         Args:
             what: what was found, such as `"loss nan"`.
             steps: number of the last steps in which it was found.
-            bad_loss: whether the loss is not finite, not only the gradients. It was computed from the weights before the step.
+            bad_loss: whether the loss is not finite, not only the gradients. The weights before the step gave it.
         """
         step = int(self._model.optimizer.iterations.numpy())
         where = f"step {step}" if steps == 1 else f"steps {step - steps + 1} to {step}"

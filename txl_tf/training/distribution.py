@@ -157,7 +157,7 @@ def processor_flags() -> set[str]:
 
 
 def _workers(required: bool) -> list[str]:
-    """Addresses of the workers that `TF_CONFIG` names, the chief first. None without it, an error if it is `required`."""
+    """Addresses of the workers that `TF_CONFIG` names, the chief first; or an error if it is `required` and not set."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         if required:
