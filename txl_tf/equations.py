@@ -166,6 +166,7 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
     seen = watched()
 
     def block(content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor, places: Any) -> Tensor:
+        """Attention of some queries to the keys at `places`: `[H, ..., T, D]`."""
         if seen is not None:
             seen.parts.append((q, k, places))
         position = w.positions.scores(position_q, places)  # (b) + (d): [H, ..., T, K]

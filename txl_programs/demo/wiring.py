@@ -116,6 +116,7 @@ def answered(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def answer(*arguments, **named):
+        """Yields what the generator yields, with the markup as text; or a sentence instead of an error."""
         try:
             for markup, state in function(*arguments, **named):
                 yield str(markup), state

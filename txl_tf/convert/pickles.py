@@ -55,6 +55,7 @@ def refusing(what: str, remote: bool = False) -> Callable:
     def decorate(read):
         @functools.wraps(read)
         def reading(path: str | os.PathLike, *args):
+            """Checks that the file exists, reads it, and replaces errors by a `FileError` that names the file."""
             path = os.fspath(path)
             if is_remote(path) and not remote:
                 message = f"{named(path)} must be a local file, whose parts can be mapped into memory: copy it first"

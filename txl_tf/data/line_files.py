@@ -227,6 +227,7 @@ class LineFile:
         has_cr = False  # whether a line ends with \r alone
 
         def lines_without_ends():
+            """Yields the lines. Notes the bytes of each with its end, and whether an end is \\r alone."""
             nonlocal has_cr
             for line in _lines_with_ends(blocks_of(self.path), self.any_end):
                 lengths.append(len(line))

@@ -72,6 +72,7 @@ def recompute(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
             y = f(*args)
 
         def grad(upstream: Tensor) -> Any:
+            """Computes f again, and returns the gradients of its arguments."""
             # The second computation must wait for the backward pass. XLA ignores control dependencies, so the arguments
             # get a data dependency: a zero (or NaN) that is computed from the upstream gradient.
             first: Any = tf.cast(tf.reduce_max(tf.reshape(upstream, [-1])[:1]), tf.bool)

@@ -110,6 +110,7 @@ def continue_text(
     rows = tf.range(batch)
 
     def step(i, stopped, state):
+        """Draws token i of all texts. The state is the text and, if they are wanted, the nll of the tokens."""
         text, nll = state
         token, new_text = next_token(lm, cache, precomputed, text, uniform[i], sampling)
         if with_nll:

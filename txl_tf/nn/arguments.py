@@ -62,6 +62,7 @@ def takes(group: type[Config], required: Iterable[str] = ()) -> Callable[[Init],
     """
 
     def decorate(init: Init) -> Init:
+        """Adds the fields of the group to the signature, and returns the new constructor."""
         *own, rest = inspect.signature(init).parameters.values()
         written = {parameter.name for parameter in own}
         defaults = {name: getattr(group, name, inspect.Parameter.empty) for name in group.names()}

@@ -179,6 +179,7 @@ def register_positions(name: str) -> Callable[[Scheme], Scheme]:
         raise ParameterError("name", name, f"text, and none of the library's names: {', '.join(_BUILT_IN)}")
 
     def register(cls: Scheme) -> Scheme:
+        """Registers the class, and returns it."""
         if not (isinstance(cls, type) and issubclass(cls, Positions)):
             raise ParameterError("cls", cls, "a subclass of txl_tf.layers.Positions")
         cls.known_as = name

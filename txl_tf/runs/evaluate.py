@@ -99,6 +99,7 @@ def evaluate_run(
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
 
     def load(path: str) -> tuple[LanguageModel, str]:
+        """Makes and compiles the model, and sets its weights from a checkpoint."""
         reader = CheckpointReader(path)
         folder.check_size(model, reader)
         with strategy.scope():

@@ -305,6 +305,7 @@ class RunFolder(CheckpointFolder):
                 raise ParameterError(name, value, [trained_value], message)
 
         def load(path: str) -> keras.Model:
+            """Makes the model, and sets its weights from a checkpoint."""
             reader = CheckpointReader(path)
             self.check_size(arguments, reader)
             model = family.make(**arguments)

@@ -148,6 +148,7 @@ def weights_reader(
     check_fits(reader.path, _others(reader.weight_shapes, leave_out), variables, extend)
 
     def read(name: str) -> np.ndarray:
+        """The array of a variable; if the variable is longer, the new rows keep their initial values."""
         array = reader.get(reader.weights[name])
         if array.shape == tuple(variables[name].shape):
             return array

@@ -99,6 +99,7 @@ class AmongWorkers(TrainedModel):
             one_step = tf.function(one_step)
 
         def function(iterator):
+            """Makes the next steps. Returns the logs of the last one."""
             if not isinstance(iterator, tf.distribute.DistributedIterator):  # train_on_batch or test_on_batch
                 message = "several workers train together by fit and evaluate, with a tf.data.Dataset"
                 raise ParameterError("x", iterator, "a tf.data.Dataset, given to fit or evaluate", message)

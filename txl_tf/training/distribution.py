@@ -362,6 +362,7 @@ def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
         return tf.stack(tf.split(x, replicas))
 
     def shares_of(context):
+        """The dataset of the shares of this worker's replicas, one after the other."""
         shares = dataset
         if replicas > 1:
             shares = shares.map(lambda *batch: tf.nest.map_structure(split, batch)).unbatch()

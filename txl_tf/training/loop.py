@@ -98,8 +98,11 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
     known = {"loss", "tokens", "overflow", "grad_norm", *log_names}
 
     def one_step(shape, data, mems, totals):
+        """A step on all replicas. Returns its logs, the new memories, and the totals of the epoch with this step."""
+
         @tf.autograph.experimental.do_not_convert
         def replica_step(data, mems):
+            """The step of one replica."""
             for x in data:
                 x.set_shape(shape)  # because tf.distribute loses it
             # Nothing is compiled if the size may vary.
@@ -119,6 +122,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         return {**{name: tf.cast(logs[name], zero.dtype) for name in log_names}, **own_logs}, mems, totals
 
     def several_steps(n, shape, iterator, mems, totals):
+        """n steps in one graph. Returns the logs of the last one."""
         logs = dict.fromkeys(log_names, zero)
         for _ in tf.range(n):
             # An evaluation overwrites its memory: no step may begin before the previous one has read it.
@@ -128,6 +132,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
 
     @tf.autograph.experimental.do_not_convert
     def only(names, logs, mems, totals):
+        """Raises ParameterError if a step has logs besides `names`, which a loop of several steps cannot return."""
         more = sorted(logs.keys() - {*names})
         if more:
             what = f"{step_name} logs {', '.join(more)} besides"
@@ -139,6 +144,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         several_steps = tf.function(several_steps, reduce_retracing=True)
 
     def function(iterator):
+        """Makes the next steps, and returns the logs of the last one. Raises StopIteration at the end."""
         stop = any_worker(strategy, model.stop_requested)
         logs = None
         state = model.loop

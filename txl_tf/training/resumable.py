@@ -250,6 +250,7 @@ class Resumable(AmongWorkers):
 
         @functools.wraps(function)
         def watched(iterator):
+            """Makes the next steps, and checks that the methods of this class were called."""
             if not self._was_reset and is_own(self, "reset_metrics") and not is_own(self, "metrics"):
                 allowed = "a method that calls super().reset_metrics(), which resets the metrics of the library"
                 raise ParameterError("reset_metrics", self.reset_metrics, allowed)

@@ -86,6 +86,7 @@ def state_of(network: Any, mems: Sequence[Tensor], max_segment: Size = 1) -> Cac
     width = network.n_head * network.d_head
 
     def heads(mem: Tensor, kernel: Tensor) -> Any:
+        """Keys or values of a memory, `[B, H, M, D]`."""
         if mem.shape[1] != network.mem_len:
             allowed = f"memories of mem_len={network.mem_len} positions"
             raise ParameterError("mems", mem, allowed, f"mems must be {allowed}, got {shown(mem)}")

@@ -158,6 +158,8 @@ def attend_ring(
     max_distance, zero_beyond = (x if x is None else padded(x) for x in (max_distance, zero_beyond))
 
     def attend_from(start: Tensor) -> Any:
+        """Attends from the block of queries that begins at `start`."""
+
         def queries(q: Tensor) -> Any:
             part: Any = tf.slice(q, [0, 0, start, 0], [-1, -1, size, -1])
             part.set_shape(shape)

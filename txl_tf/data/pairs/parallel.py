@@ -402,6 +402,7 @@ def pair_batches(
     sources, targets = pairs.sources.lengths, pairs.targets.lengths + 1
 
     def fitting(left):
+        """How many of the remaining pairs form a batch, by number or by tokens with padding."""
         left = left[:batch_size]
         if batch_tokens is None:
             return len(left)

@@ -107,6 +107,7 @@ class Segments:
         one_length = self.drop_remainder or (n_column - 1) % tgt_len == 0
 
         def segment(i):
+            """Segment i of all rows: `(tokens, labels)`, int32 `[rows, T]` each, or shorter at the end of the rows."""
             begin = i % self._n_batch * tgt_len
             epoch = 0 if self.documents is None else i // self._n_batch  # decides the order of documents
             read = read_columns(epoch, begin, begin + tgt_len + 1)  # [rows, T + 1]; shorter where the rows end

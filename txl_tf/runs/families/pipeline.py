@@ -307,6 +307,7 @@ class TaggingPipeline(Pipeline):
         numbers, line_numbers = itertools.tee(itertools.count(1) if numbers is None else numbers)
 
         def encode(line: Any) -> tuple[str, list[str]]:
+            """The text and the tokens of a line. Warns if the line is unusually long."""
             number = next(line_numbers)
             text = sentence_of(line)
             tokens = tagger.split(text)
