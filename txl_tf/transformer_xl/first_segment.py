@@ -58,7 +58,7 @@ class ZerosOfLayer(Memory):
 
     def attend(self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor) -> Any:
         """Attends to the zeros and to the segment."""
-        heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, k, v)]
+        heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, k, v)]  # [H, B, T, D] each
         return tf.transpose(block(*heads_first, self.places), [1, 0, 2, 3])
 
 

@@ -215,6 +215,7 @@ def _attend_block(
             content = tf.cast(distance <= zero_beyond[..., None], content_q.dtype)  # [B, T, K]
 
     if static_shapes:
+        # From [B, H, any, D] to [H, B, any, D], and back.
         heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, keys, values)]
         places = RingPlaces(klen, visible, r, first_slot, _special(content))
         return tf.transpose(block(*heads_first, places), [1, 0, 2, 3])

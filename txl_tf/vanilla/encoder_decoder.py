@@ -90,7 +90,10 @@ class _TransformerLayer(Layer):
 def attention_of(
     mha: Any, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Calls `MultiHeadAttention.attention`, or the call of an attention whose call a user has overridden."""
+    """Calls `MultiHeadAttention.attention`, or the call of an attention whose call a user has overridden.
+
+    `visible` and the weights are `[H, B, queries, keys]` here, but `[B, H, queries, keys]` in a user's call.
+    """
     if is_library(mha, MultiHeadAttention):
         return mha.attention(v, k, q, visible, dropout_key)
     if isinstance(visible, CachedMemory):
@@ -155,7 +158,7 @@ class EncoderLayer(_TransformerLayer):
         mask = mask_of(x) if mask is None else mask
         visible = seen_of_masks(sizes, mask, attention_mask, forbidden, use_causal_mask)
         x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
-        return (x, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else x
+        return (x, tf.transpose(weights, HEADS_FIRST)) if return_attention_scores else x  # [B, H, queries, keys]
 
     def encode(self, x: Tensor, visible: Any = None, dropout_key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`(output, weights)`, where the weights are `[num_heads, batch, length, length]`. Arguments are not checked.
@@ -241,7 +244,7 @@ class DecoderLayer(_TransformerLayer):
         output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
         if not return_attention_scores:
             return output
-        return (output, *(tf.transpose(probs, [1, 0, 2, 3]) for probs in weights))
+        return (output, *(tf.transpose(probs, HEADS_FIRST) for probs in weights))  # [B, H, queries, keys] each
 
     def decode(
         self, x: Tensor, enc_output: Any, own: Any = None, cross: Any = None, dropout_key: Tensor | None = None

@@ -163,7 +163,7 @@ def heads_of(x: Tensor, kernels: Any, biases: Any, num_heads: int) -> list[Tenso
     kernel = kernels[0] if n == 1 else tf.concat(kernels, 1)
     bias = biases[0] if n == 1 else tf.concat(biases, 0)
     heads = tf.reshape(add_bias(project(x, kernel), bias), [batch, length, n, num_heads, depth])
-    return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
+    return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))  # n tensors [H, B, any, D]
 
 
 def _check_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -286,6 +286,7 @@ class MultiHeadAttention(Layer):
         output, weights = self.attention(v, k, q, visible, self.key_of_call(q, training, dropout_key))
         if query_mask is not None:
             output._keras_mask = as_bool("query_mask", query_mask)
+        # The weights are [H, B, queries, keys]; a call returns [B, H, queries, keys].
         return (output, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else output
 
     def attention(

@@ -341,7 +341,8 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         one_of(ATTENTION)("which", which)
         _, weights = self.forward((source, target))
         weights_of_layers = [weights[ATTENTION[which].format(i)] for i in range(self.num_layers)]
-        return at_least_float32(tf.transpose(tf.stack(weights_of_layers), [0, 2, 1, 3, 4]))
+        stacked = tf.stack(weights_of_layers)  # [layers, B, H, queries, keys]
+        return at_least_float32(tf.transpose(stacked, [0, 2, 1, 3, 4]))
 
     @staticmethod
     def checked(inputs: Any) -> tuple[Tensor, Tensor]:
@@ -544,7 +545,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         depth = self.d_model // self.num_heads
         empty = tf.zeros([self.num_heads, tf.shape(enc_output)[0], max_new_tokens, depth], enc_output.dtype)
         caches = tuple((empty, empty) for _ in self.decoder.stacked)
-        seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])
+        seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])  # [1, B, 1, S]
         return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen
 
     def decode_step(self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> tuple[Tensor, Any]:
