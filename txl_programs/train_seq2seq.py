@@ -155,10 +155,14 @@ def main():
     from txl_tf.runs.folder import RunFolder
     from txl_tf.runs.train import train_run
 
-    made = FLAGS.dataset == "dates"
+    makes_dates = FLAGS.dataset == "dates"
     check_used(
-        (changed(["n_pairs"]), made, "is for --dataset=dates"),
-        (changed(["valid_fraction"]), not (made or FLAGS.valid_path), "is for pairs of your own without --valid_path"),
+        (changed(["n_pairs"]), makes_dates, "is for --dataset=dates"),
+        (
+            changed(["valid_fraction"]),
+            not (makes_dates or FLAGS.valid_path),
+            "is for pairs of your own without --valid_path",
+        ),
     )
     settings = settings_of(RunFolder(FLAGS.model_dir, "encoder_decoder"))
     data = config_of(PairsConfig, settings["data"])

@@ -121,16 +121,16 @@ class LanguageModelPage(Board):
     def _options(self, *values):
         """The options of a `LanguageModelView`, from the values of the components."""
         *sampling, stop, newline, document = values
-        given = dict(zip(SAMPLING, sampling, strict=True))
-        optional = {name: whole_or_nothing(name, given.pop(name)) for name in ("top_k", "seed")}
-        empty = [name for name, value in given.items() if value is None]
+        options = dict(zip(SAMPLING, sampling, strict=True))
+        optional = {name: whole_or_nothing(name, options.pop(name)) for name in ("top_k", "seed")}
+        empty = [name for name, value in options.items() if value is None]
         if empty:
             sentence = "{name} must be a number, and is empty."
             raise Refusal(empty[0], None, "a number", sentence, name=said(empty[0]))
-        given |= {name: value for name, value in optional.items() if value is not None}
+        options |= {name: value for name, value in optional.items() if value is not None}
         ends = [unescape(line) for line in (stop or "").split("\n") if line]
         stops = {"stop_strings": ends, "stop_at_newline": bool(newline), "stop_at_document": bool(document)}
-        return {"sampling": given, "stops": stops}
+        return {"sampling": options, "stops": stops}
 
     @answered
     def write(self, names, prompt, rows, number, *values):

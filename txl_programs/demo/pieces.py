@@ -47,8 +47,8 @@ def element(name: str, *children: object, **attributes: object) -> Markup:
     `class_` is written as class, `data_pick` as data-pick.
     """
     inner = Markup("").join(map(_safe, children))
-    given = {key.strip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
-    pairs = Markup("").join(Markup(' {}="{}"').format(key, _safe(value)) for key, value in given.items())
+    values = {key.strip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    pairs = Markup("").join(Markup(' {}="{}"').format(key, _safe(value)) for key, value in values.items())
     return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), pairs, inner)
 
 
@@ -122,9 +122,9 @@ def bars(rows: Iterable[tuple[str, float, str]], look: str = "cool", chosen: int
         element(
             "div", element("span", name, class_="name"),
             element("span", element("span", class_=look, style=f"width:{100 * share:.1f}%"), class_="bar"),
-            element("span", said, class_="said"), class_="line chosen" if i == chosen else "line",
+            element("span", label, class_="said"), class_="line chosen" if i == chosen else "line",
         )
-        for i, (name, share, said) in enumerate(rows)
+        for i, (name, share, label) in enumerate(rows)
     ]  # fmt: skip
     return element("div", *lines, class_="bars")
 

@@ -217,9 +217,9 @@ class PlainUnpickler(_PythonUnpickler):
     def load_dict(self) -> None:
         """The operation DICT of pickles: makes a dictionary of the items since the last mark."""
         items = self.pop_mark()
-        made: dict = {}
-        set_items(made, items)
-        self.append(made)
+        dictionary: dict = {}
+        set_items(dictionary, items)
+        self.append(dictionary)
 
     def load_empty_set(self) -> None:
         """Drops sets: the hashes of their elements could take forever."""
@@ -232,10 +232,10 @@ class PlainUnpickler(_PythonUnpickler):
     def load_reduce(self) -> None:
         """Calls a stand-in."""
         args = self.stack.pop()
-        made = self.stack.pop()
+        stand_in = self.stack.pop()
         if type(args) is not tuple or len(args) > MAX_ARGS:
             raise ValueError(f"the arguments of a call are {shown(args)}")
-        self.append(made(*args))
+        self.append(stand_in(*args))
 
     def load_newobj(self) -> None:
         """Calls a stand-in too. Python's method takes classes alone."""

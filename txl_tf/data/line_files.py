@@ -156,11 +156,11 @@ def answer_block(answering: Answering, block: Block) -> None:
 
 def pieces_of(block: Block) -> Iterator[bytes]:
     """Yields the bytes of a block in pieces."""
-    left = block.length
+    n_left = block.length
     with reading(block.path), inputs.opened(block.path) as file:
         file.seek(block.start)
-        while left > 0 and (piece := file.read(min(left, _READ_BYTES))):
-            left -= len(piece)
+        while n_left > 0 and (piece := file.read(min(n_left, _READ_BYTES))):
+            n_left -= len(piece)
             yield piece
 
 
@@ -312,14 +312,14 @@ class Plan:
         waiting = {block.part for block in self.missing}
         with contextlib.closing(run(self.missing)) as answered:
             for file, done, blocks in self.work:
-                whole = done or Tally()
+                total = done or Tally()
                 for block in blocks:
                     while block.part in waiting:
                         waiting.remove(next(answered))
                     tally = Tally(**read_json(block.tally, lambda values: check_values(values, Tally)))
-                    whole.add(dataclasses.replace(tally, messages=[]))
+                    total.add(dataclasses.replace(tally, messages=[]))
                     yield tally
                 if done:
                     yield done
                 else:
-                    file.join(blocks, whole)
+                    file.join(blocks, total)

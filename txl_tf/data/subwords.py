@@ -75,12 +75,12 @@ class SubwordVocab(Vocab):
     def __post_init__(self) -> None:
         known = ("level", "document", "eos", "unk", "raw_text")
         options = {name: value for name, value in self.get_config().items() if name not in known}
-        given = [name for name, value in options.items() if value not in (None, False, 0, (), [])]
-        if self.level != "subword" or given:
-            message = f"level 'subword' takes no option but document, eos and unk, got {given or self.level}"
+        given_names = [name for name, value in options.items() if value not in (None, False, 0, (), [])]
+        if self.level != "subword" or given_names:
+            message = f"level 'subword' takes no option but document, eos and unk, got {given_names or self.level}"
             if self.level != "subword":
                 raise ParameterError("level", self.level, ["subword"], message)
-            raise ParameterError(given[0], options[given[0]], "left out at level subword", message)
+            raise ParameterError(given_names[0], options[given_names[0]], "left out at level subword", message)
         self.special = []
         self.counter = Counter()
         self.model = b""

@@ -80,8 +80,8 @@ def recompute(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
             with tf.GradientTape() as tape:
                 copies = [x + tf.cast(zero, x.dtype) for x in args]
                 tape.watch(copies)
-                again = f(*copies)
-            return tape.gradient(again, copies, upstream, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+                outputs = f(*copies)
+            return tape.gradient(outputs, copies, upstream, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
         return y, grad
 

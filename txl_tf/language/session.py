@@ -94,7 +94,7 @@ class Session:
         """Reads a segment.
 
         Args:
-            tokens: int `[batch_size, n]`, n at least 1. A stop string cannot begin before them and end after them.
+            tokens: int `[batch_size, n]`, n at least 1. No stop string begins before `tokens` and ends after them.
 
         Returns:
             float32 (float64 if the model's dtype is) array `[batch_size, n]`, the nll of the tokens in nats. The first

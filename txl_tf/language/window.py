@@ -135,8 +135,8 @@ class WindowCache:
 
         def move_on():
             """Reads the last half of every window as the beginning of a new one, which replaces only full windows."""
-            again = state.tokens[:, self.context_len - self.context_len // 2 :]
-            _, moved = self.forward(weights, again, self.initial_state(shape_of(again)[0]))
+            last_half = state.tokens[:, self.context_len - self.context_len // 2 :]
+            _, moved = self.forward(weights, last_half, self.initial_state(shape_of(last_half)[0]))
 
             def moved_if_full(new_rings, old_rings):
                 rings = zip(new_rings, old_rings, strict=True)

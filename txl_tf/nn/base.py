@@ -249,13 +249,13 @@ class OutputSpecs(MixedIntoLayer):
         names = {name: first if name == "input_shape" else name.removesuffix("_shape") for name in named}
         named = {names[name]: value for name, value in named.items() if name.strip("_")}
         try:
-            given = signature.bind_partial(*shapes, **named)
+            bound = signature.bind_partial(*shapes, **named)
         except TypeError as error:
             raise CallError(called, list(shapes), known, f"{called}: {error}") from None
-        given.apply_defaults()
-        if first not in given.arguments:
+        bound.apply_defaults()
+        if first not in bound.arguments:
             raise CallError(called, list(shapes), known, f"{called}: missing a required argument: '{first}_shape'")
-        return given.arguments
+        return bound.arguments
 
 
 def put_in(part: Any) -> bool:
@@ -417,14 +417,14 @@ def as_ids(name: str, ids: Any) -> Any:
     Raises:
         ParameterError: they are not numbers, or the tensor is ragged or sparse.
     """
-    given: Any = ids if hasattr(ids, "dtype") else np.asarray(ids)
-    if isinstance(given, tf.RaggedTensor | tf.SparseTensor):
-        raise _dense_error(name, given, "filled up to one length, of integers")
-    if not (given.dtype.kind in "iuf" if isinstance(given, np.ndarray) else _is_number(given.dtype)):
+    values: Any = ids if hasattr(ids, "dtype") else np.asarray(ids)
+    if isinstance(values, tf.RaggedTensor | tf.SparseTensor):
+        raise _dense_error(name, values, "filled up to one length, of integers")
+    if not (values.dtype.kind in "iuf" if isinstance(values, np.ndarray) else _is_number(values.dtype)):
         raise ParameterError(name, ids, "integers", f"{name} must be integers, got {shown(ids)}")
-    if tf.as_dtype(given.dtype) in (tf.int64, tf.uint32, tf.uint64):
-        given = tf.clip_by_value(tf.cast(given, tf.int64), tf.int32.min, tf.int32.max)
-    return tf.cast(given, tf.int32)
+    if tf.as_dtype(values.dtype) in (tf.int64, tf.uint32, tf.uint64):
+        values = tf.clip_by_value(tf.cast(values, tf.int64), tf.int32.min, tf.int32.max)
+    return tf.cast(values, tf.int32)
 
 
 def _is_number(dtype: Any) -> bool:

@@ -70,10 +70,10 @@ def check_broadcasts(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence
         dims: names of the dimensions.
         hint: text at the end of the message.
     """
-    whole = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
-    fits = len(whole) == mask.shape.rank > 1 and all(
+    expected_sizes = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
+    fits = len(expected_sizes) == mask.shape.rank > 1 and all(
         size in (None, 1, expected) or expected is None
-        for size, expected in zip(mask.shape.as_list(), whole, strict=True)
+        for size, expected in zip(mask.shape.as_list(), expected_sizes, strict=True)
     )
     if not fits:
         allowed = f"of a shape that broadcasts to {described('', dims, sizes)}"

@@ -205,8 +205,10 @@ class Tied(MixedIntoLayer):
         """The configuration of the embedding; `None` if a copy that is made from it would untie two layers."""
         embedding = self.embedding
         config: Any = keras.saving.serialize_keras_object(embedding)
-        again: Any = keras.saving.serialize_keras_object(embedding)
-        if "shared_object_id" in again:  # Keras is writing a file, from which all owners of an object get the same one
+        serialized: Any = keras.saving.serialize_keras_object(embedding)
+        if (
+            "shared_object_id" in serialized
+        ):  # Keras is writing a file, from which all owners of an object get the same one
             return config
         elsewhere = embedding._inbound_nodes or "/" in embedding.path or len(embedding.owners) > 1
         return None if self.place is not None or elsewhere else config

@@ -73,9 +73,9 @@ class StopOnSignal(Callback):
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopOnSignal:
-        if threading.current_thread() is threading.main_thread():  # no other may handle signals
+        if threading.current_thread() is threading.main_thread():  # no other thread may set signal handlers
             numbers = [signal.SIGINT, signal.SIGTERM]
-            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
                 numbers.append(signal.SIGHUP)
             self.previous = {number: signal.signal(number, self.handle) for number in numbers}
         return self
@@ -99,10 +99,10 @@ class StopOnSignal(Callback):
             self.received = number
             self.received_at = time.monotonic()
             self.trained.stop_requested = True
-            again = " (Ctrl-C again to stop at once)" if number == signal.SIGINT else ""
+            hint = " (Ctrl-C again to stop at once)" if number == signal.SIGINT else ""
             with contextlib.suppress(OSError):  # a terminal that hung up takes no message
                 # `print` would fail if the signal came during another `print`.
-                os.write(1, f"\n{self.reason}: saving after this step{again}\n".encode())
+                os.write(1, f"\n{self.reason}: saving after this step{hint}\n".encode())
 
     def handle_late(self, number: int, frame: Any) -> None:
         """The handler of signals after `fit`. It ignores them while the program ends because of the first one."""

@@ -71,11 +71,11 @@ def error_rates(translations: list[str], references: list[list[str]], level: str
         characters, the latter is the character error rate.
     """
     pairs = [(i, text, right) for i, text in enumerate(translations) for right in references[i]]
-    rows, texts, rights = zip(*pairs, strict=True)
+    rows, texts, right_texts = zip(*pairs, strict=True)
     symbols_of_texts = [_symbols(text, level) for text in texts]
-    right = [_symbols(text, level) for text in rights]
-    distances = _edit_distances(symbols_of_texts, right)
-    lengths = np.array(list(map(len, right)))
+    right_symbols = [_symbols(text, level) for text in right_texts]
+    distances = _edit_distances(symbols_of_texts, right_symbols)
+    lengths = np.array(list(map(len, right_symbols)))
     order = np.lexsort([lengths, distances, rows])  # the nearest reference of every row first
     nearest = order[np.unique(np.array(rows)[order], return_index=True)[1]]
     edits = distances[nearest]

@@ -455,9 +455,9 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         tags = tags[mask]
         n = len(self.labels)
         allowed = np.array(self.crf.allowed)
-        first = np.diff(rows, prepend=-1) > 0
+        first = np.diff(rows, prepend=-1) > 0  # true at the first tag of every row
         last = np.roll(first, -1)
-        before = np.where(first, n, np.roll(tags, 1))
+        before = np.where(first, n, np.roll(tags, 1))  # the previous tag; n stands for the start, n + 1 for the end
         continued = np.pad(self._continues, [[0, 2], [0, 2]])[before, tags]
         forbidden = np.sum(~allowed[before, tags]) + np.sum(~allowed[tags[last], n + 1])
         return np.array([forbidden, np.sum(np.array(self._entity)[tags] & ~continued)])

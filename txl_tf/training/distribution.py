@@ -286,10 +286,10 @@ def _once_per_strategy(make: Any) -> Callable:
 
     @functools.wraps(make)
     def get(strategy):
-        made = vars(strategy).setdefault("_txl_tf", {})
-        if make.__name__ not in made:
-            made[make.__name__] = make(strategy)
-        return made[make.__name__]
+        values = vars(strategy).setdefault("_txl_tf", {})
+        if make.__name__ not in values:
+            values[make.__name__] = make(strategy)
+        return values[make.__name__]
 
     return get
 

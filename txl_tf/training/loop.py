@@ -133,9 +133,9 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
     @tf.autograph.experimental.do_not_convert
     def only(names, logs, mems, totals):
         """Raises ParameterError if a step has logs besides `names`, which a loop of several steps cannot return."""
-        more = sorted(logs.keys() - {*names})
-        if more:
-            what = f"{step_name} logs {', '.join(more)} besides"
+        extra_names = sorted(logs.keys() - {*names})
+        if extra_names:
+            what = f"{step_name} logs {', '.join(extra_names)} besides"
             raise ParameterError("steps_per_execution", model.steps_per_execution, f"1 where {what}")
         return logs, mems, totals
 

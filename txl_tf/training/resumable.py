@@ -233,16 +233,16 @@ class Resumable(AmongWorkers):
         self.check_weights()
         force = self.hooks_changed("train_function", *_HOOKS) or changed or force
         self._class_weights_used &= self.train_function is not None and not force
-        made = self.train_function
+        previous = self.train_function
         super().make_train_function(force)
-        if self.train_function is not made:
+        if self.train_function is not previous:
             self.train_function = self._watched(self.train_function)
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes the function for the next steps of an evaluation again if hooks have changed."""
-        made = self.test_function
+        previous = self.test_function
         super().make_test_function(self.hooks_changed("test_function", *_HOOKS) or force)
-        if self.test_function is not made:
+        if self.test_function is not previous:
             self.test_function = self._watched(self.test_function)
 
     def _watched(self, function: Callable) -> Callable:

@@ -418,21 +418,21 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
     def check_mems(self, tokens: Tensor, mems: Any) -> list[Any]:
         """`mems` as a list in the dtype of the network. Raises ParameterError unless it is a memory of its layers."""
-        given: Any = mems
+        memories: Any = mems
         if not isinstance(mems, (list, tuple)) and tf.TensorShape(getattr(mems, "shape", [])).rank == 4:
             is_whole = tf.TensorShape(mems.shape)[0] in (None, self.n_layer)
-            given = tf.unstack(tf.convert_to_tensor(mems), self.n_layer) if is_whole else []
-        is_list = isinstance(given, (list, tuple)) and len(given) == self.n_layer
-        if not is_list or not all(hasattr(mem, "shape") for mem in given):
+            memories = tf.unstack(tf.convert_to_tensor(mems), self.n_layer) if is_whole else []
+        is_list = isinstance(memories, (list, tuple)) and len(memories) == self.n_layer
+        if not is_list or not all(hasattr(mem, "shape") for mem in memories):
             got = ", ".join(map(shown, mems)) if isinstance(mems, (list, tuple)) else shown(mems)
             one = f"[n_layer={self.n_layer}, batch, mem_len, d_model={self.d_model}]"
             allowed = f"a list of n_layer={self.n_layer} tensors, or one tensor {one}"
             message = f"mems must be a list of n_layer={self.n_layer} tensors, got {got}; or one tensor {one}"
             raise ParameterError("mems", mems, allowed, message)
         sizes: dict[str, Any] = {"batch": tokens.shape[0], "d_model": self.d_model}
-        for i, mem in enumerate(given):
+        for i, mem in enumerate(memories):
             check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})
-        return [tf.cast(mem, self.compute_dtype) for mem in given]
+        return [tf.cast(mem, self.compute_dtype) for mem in memories]
 
     def check_padding(self, padding_mask: Any, tokens: Tensor, mem: Tensor) -> Any:
         """`padding_mask` as bool. Raises ParameterError if it does not fit tokens and memory."""
@@ -446,9 +446,11 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         return padding_mask
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
-        given = self.named_shapes(shapes, named)
-        batch, length = given["tokens"]
-        new_mem_len = self.mem_len if given["mems"] is None else self._new_mem_len(given["mems"][0][1], length)
+        shapes_by_name = self.named_shapes(shapes, named)
+        batch, length = shapes_by_name["tokens"]
+        new_mem_len = (
+            self.mem_len if shapes_by_name["mems"] is None else self._new_mem_len(shapes_by_name["mems"][0][1], length)
+        )
         return (batch, length, self.d_model), [(batch, new_mem_len, self.d_model)] * self.n_layer
 
     def _new_mem_len(self, mlen: int | None, length: int | None) -> int | None:

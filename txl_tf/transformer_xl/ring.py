@@ -184,8 +184,8 @@ def attend_ring(
     spec = tf.TensorSpec(shape, content_q.dtype)
     blocks = tf.map_fn(attend_from, tf.range(0, tgt_len, size), fn_output_signature=spec, parallel_iterations=1)
     attn_vec = tf.transpose(blocks, [1, 2, 0, 3, 4])  # [B, H, blocks, size, D]
-    whole: Any = tf.reshape(attn_vec, [batch, n_head, tgt_len + padding, d_head])
-    return whole[:, :, :tgt_len]
+    all_queries: Any = tf.reshape(attn_vec, [batch, n_head, tgt_len + padding, d_head])
+    return all_queries[:, :, :tgt_len]
 
 
 def _attend_block(

@@ -172,10 +172,12 @@ class EncoderLayer(_TransformerLayer):
         return self._feed_forward(x, self.layernorm2, *keys[2:]), weights
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
-        given = self.named_shapes(shapes, named)
-        x_shape = given["x"]
+        shapes_by_name = self.named_shapes(shapes, named)
+        x_shape = shapes_by_name["x"]
         batch, length, _ = x_shape
-        return (x_shape, (batch, self.num_heads, length, length)) if given["return_attention_scores"] else x_shape
+        return (
+            (x_shape, (batch, self.num_heads, length, length)) if shapes_by_name["return_attention_scores"] else x_shape
+        )
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -277,12 +279,12 @@ class DecoderLayer(_TransformerLayer):
         super().build(x_shape)
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
-        given = self.named_shapes(shapes, named)
-        if not given["return_attention_scores"]:
-            return given["x"]
-        batch, length, _ = given["x"]
-        source = given["enc_output"][1] if given.get("enc_output") else None
-        return given["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
+        shapes_by_name = self.named_shapes(shapes, named)
+        if not shapes_by_name["return_attention_scores"]:
+            return shapes_by_name["x"]
+        batch, length, _ = shapes_by_name["x"]
+        source = shapes_by_name["enc_output"][1] if shapes_by_name.get("enc_output") else None
+        return shapes_by_name["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
 
     def source_heads(self, enc_output: Any) -> tuple[Tensor, ...]:
         """Keys and values of the encoder's output, which are computed once for all steps."""

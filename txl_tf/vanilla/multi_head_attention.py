@@ -327,12 +327,12 @@ class MultiHeadAttention(Layer):
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         named = {name.removesuffix("_shape"): x for name, x in named.items()}
-        given = self.named_shapes(shapes, _by_article_names(shapes, named))
+        shapes_by_name = self.named_shapes(shapes, _by_article_names(shapes, named))
         if len(shapes) > 2 and shapes[0][1] != shapes[1][1]:
             raise _order_error(shapes)
-        q_shape = given.get("q", given["v"])
-        weights_shape = (q_shape[0], self.num_heads, q_shape[1], given["v"][1])
-        return (q_shape, weights_shape) if given["return_attention_scores"] else q_shape
+        q_shape = shapes_by_name.get("q", shapes_by_name["v"])
+        weights_shape = (q_shape[0], self.num_heads, q_shape[1], shapes_by_name["v"][1])
+        return (q_shape, weights_shape) if shapes_by_name["return_attention_scores"] else q_shape
 
 
 def _by_article_names(args: Any, named: Any) -> dict[str, Any]:

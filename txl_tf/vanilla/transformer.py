@@ -421,19 +421,19 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             source, target = self.checked(x)
             check_tensors({}, **{"x[1]": (target, "int batch target"), "y": (y, "int batch target")})
             labels = y
-            whole = tf.concat([target[:, :1], y], 1)
+            full_target = tf.concat([target[:, :1], y], 1)
         else:
             check_tensors({}, y=(y, "int batch target"))
             if y.shape[1] == 1:
                 allowed = "int [batch, target] of a start and what follows it"
                 raise ParameterError("y", y, allowed, f"y must be {allowed}, got {shown(y)}")
             source = x
-            whole = y
+            full_target = y
             target = y[:, :-1]
             labels = y[:, 1:]
         one_shifted = tf.reduce_all(target[:, 1:] == labels[:, :-1], 1, keepdims=True)
-        order = tf.where(one_shifted, packed_order(whole != PADDING), tf.range(shape_of(whole)[1]))
-        packed = tf.gather(whole, order, batch_dims=1)
+        order = tf.where(one_shifted, packed_order(full_target != PADDING), tf.range(shape_of(full_target)[1]))
+        packed = tf.gather(full_target, order, batch_dims=1)
         if sample_weight is not None:
             sample_weight = checked_weights(sample_weight, tf.cast(labels, self.loss_dtype))
             if sample_weight.shape.rank == 2:

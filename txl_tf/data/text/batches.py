@@ -133,8 +133,8 @@ class Segments:
             table = tokens[rows.start * n_column : rows.stop * n_column].reshape(len(rows), n_column)
             if not isinstance(table, np.memmap):
                 with tf.device("CPU:0"):
-                    held = tf.convert_to_tensor(table)  # not a constant, which every graph would copy
-                return lambda epoch, begin, end: as_ids("tokens", held[:, begin:end])
+                    device_table = tf.convert_to_tensor(table)  # not a constant, which every graph would copy
+                return lambda epoch, begin, end: as_ids("tokens", device_table[:, begin:end])
 
             def read(epoch, begin, end):
                 return _as_int32(table[:, begin:end])

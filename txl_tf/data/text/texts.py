@@ -136,13 +136,17 @@ def folder_around(paths: Iterable[str], data_path: Any) -> str | None:
     The paths need not exist.
     """
     absolute_paths = [PurePosixPath(absolute(path)) for path in paths]
-    for given in _paths_of(data_path):
-        is_folder = inputs.is_folder(given)
-        for path in absolute_paths if is_folder or _is_pattern(given) else ():
-            folders = [absolute(given)] if is_folder else [f for f in (path, *path.parents) if f.match(absolute(given))]
+    for path_or_pattern in _paths_of(data_path):
+        is_folder = inputs.is_folder(path_or_pattern)
+        for path in absolute_paths if is_folder or _is_pattern(path_or_pattern) else ():
+            folders = (
+                [absolute(path_or_pattern)]
+                if is_folder
+                else [f for f in (path, *path.parents) if f.match(absolute(path_or_pattern))]
+            )
             places = [os.path.relpath(path, folder) for folder in folders]
             if any(place == "." or not place.startswith(".") and "/." not in place for place in places):  # none hidden
-                return given
+                return path_or_pattern
     return None
 
 

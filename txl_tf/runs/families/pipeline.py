@@ -427,6 +427,8 @@ def with_lexicon(
         words = given.words if isinstance(given, Lexicon) else list(given)
         lexicon = Lexicon([word for word in words if len(word) > 1] if skip_short_words else words)
     known = sum(word in vocabs[0].ids for word in lexicon.words)
-    rest = f"; the others become {vocabs[0].unk} where they are found" if known < len(lexicon) else ""
-    logger.info(f"lexicon {name}: {len(lexicon):,} words, {known:,} of them have a row in the vocabulary{rest}")
+    about_unknown = f"; the others become {vocabs[0].unk} where they are found" if known < len(lexicon) else ""
+    logger.info(
+        f"lexicon {name}: {len(lexicon):,} words, {known:,} of them have a row in the vocabulary{about_unknown}"
+    )
     return [*vocabs[:2], lexicon_vocab(lexicon)]
