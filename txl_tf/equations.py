@@ -189,7 +189,8 @@ def score_terms(
 
     Args:
         q, k: `[H, B, T, D]` and `[H, B, K, D]`.
-        r, first: see `shifted_scores`.
+        r: `[H, R, D]`, the table of distances.
+        first: the row of `r` that the first query and the first key use.
         u, v: `[H, D]`.
         scale: factor of all terms, D**-0.5.
         content: see `attend`.

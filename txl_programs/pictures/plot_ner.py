@@ -202,7 +202,7 @@ def main():
 
 
 def check(network):
-    """Raises ParameterError if the network has no such layer or head."""
+    """Raises ParameterError if the network does not have the layer and the head of the flags."""
     for name, value, number in (("layer", FLAGS.layer, network.n_layer), ("head", FLAGS.head, network.n_head)):
         if value is not None and not 0 <= value < number:
             allowed = f"lie in [0, {number})"

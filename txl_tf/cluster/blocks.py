@@ -107,7 +107,7 @@ class _Worker:
     """A process of the cluster with a model.
 
     Args:
-        make: see `answer_on_cluster`.
+        make: function that makes the `Answering`, which has the model.
         cpus: cores that it may use; 0: all.
         job: id of this job. Another job counts its own tries.
     """

@@ -129,7 +129,7 @@ class Block(NamedTuple):
     first: int  # number of its first line
     lines: int
     part: str  # <part>.txt has its answers, <part>.json their tally
-    any_end: bool = False  # see `lines_in`
+    any_end: bool = False  # whether a carriage return also ends a line
 
     @property
     def tally(self) -> str:
@@ -187,7 +187,7 @@ class LineFile:
         name: of the file of answers, below `folder`.
         folder: of the answers to all files.
         key: everything else that determines the answers, as a value for JSON.
-        any_end: see `lines_in`.
+        any_end: whether a carriage return also ends a line, and not only a newline.
 
     Raises:
         OSError: the file cannot be read, or a folder below `folder` is a symbolic link.

@@ -199,7 +199,7 @@ class Vocab:
         """Returns a vocabulary with these tokens, which keep their ids, followed by new tokens from `symbols`.
 
         Raises:
-            ParameterError: see `check_extendable`.
+            ParameterError: the number of tokens is fixed at this level.
         """
         self.check_extendable()
         vocab = type(self)(**self.get_config())

@@ -52,7 +52,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
     Args:
         network_class: `TransformerXL`, or a subclass of it.
         arguments: arguments of the network, without dtype and name.
-        proj_share_all_but_first: see `AdaptiveSoftmax`.
+        proj_share_all_but_first: whether every cluster of the softmax but the first uses the embedding's projection.
         **kwargs: arguments of `keras.Model`.
     """
 
@@ -301,7 +301,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         Args:
             tokens: int `[batch, tgt_len]`.
             mems: list of `n_layer` tensors `[batch, any, d_model]`; or a `NetworkMemory`, in inference.
-            static_shapes: see `segment_nll`.
+            static_shapes: whether no shape may depend on the data, for TPUs and XLA.
             **options: other arguments of the network's call, such as `training` and `padding_mask`.
 
         Returns:

@@ -56,7 +56,7 @@ class WindowCache:
     Args:
         network: `TransformerXL` with absolute positions.
         context_len: number of tokens in a window, at least 2.
-        static_shapes: see `MemoryCache`.
+        static_shapes: whether `read_prompt` and `read_token` are for XLA.
         lm: the language model whose `outputs` are computed. By default, they are the hidden states of the network.
     """
 
@@ -234,7 +234,7 @@ class RereadWindow:
 
     Args:
         lm: `TransformerLM`.
-        static_shapes: see `MemoryCache`.
+        static_shapes: whether `read_prompt` and `read_token` are for XLA.
     """
 
     def __init__(self, lm: Any, static_shapes: bool = False) -> None:

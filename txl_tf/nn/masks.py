@@ -66,7 +66,7 @@ def check_broadcasts(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence
     Args:
         name: of the argument, for the error.
         mask: a tensor.
-        sizes: see `check_tensors`.
+        sizes: `{name: size}` of the dimensions that are known.
         dims: names of the dimensions.
         hint: text at the end of the message.
     """
@@ -125,7 +125,7 @@ def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
     Args:
         name: of the argument, for the errors.
         mask: `[queries, keys]`, `[batch, queries, keys]` or `[batch, num_heads, queries, keys]`; a dimension may be 1.
-        sizes: see `check_tensors`.
+        sizes: `{name: size}` of the dimensions that are known.
 
     Returns:
         bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
@@ -147,7 +147,7 @@ def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str) -> Any:
     Args:
         name: of the argument, for the errors.
         mask: bool or numbers 0 and 1, true or 1 where there is an element.
-        sizes: see `check_tensors`.
+        sizes: `{name: size}` of the dimensions that are known.
         dim: "queries" or "keys".
 
     Returns:
@@ -168,7 +168,7 @@ def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
     Args:
         name: of the argument, for the errors.
         mask: see the table above.
-        sizes: see `check_tensors`.
+        sizes: `{name: size}` of the dimensions that are known.
 
     Returns:
         bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.

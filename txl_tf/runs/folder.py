@@ -191,7 +191,7 @@ class RunFolder(CheckpointFolder):
         """The path of a checkpoint.
 
         Args:
-            ckpt_path: see `load_run`.
+            ckpt_path: path or name of a checkpoint, `"best"` or `"latest"`; `None`: the one that `load_run` opens.
 
         Raises:
             ParameterError: there is no such checkpoint.
@@ -222,7 +222,7 @@ class RunFolder(CheckpointFolder):
         A training in another process may delete the checkpoint before it is opened. Then `use` gets its successor.
 
         Args:
-            ckpt_path: see `load_run`.
+            ckpt_path: path or name of a checkpoint, `"best"` or `"latest"`; `None`: the one that `load_run` opens.
             use: function of a path.
             argument: name of the argument that chooses a checkpoint, for messages.
 

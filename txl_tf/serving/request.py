@@ -77,8 +77,8 @@ def in_vocabulary(name: str, ids: Any, n_token: int, least: int = 0) -> Check:
 def finite(name: str, x: tf.Tensor) -> Check:
     """A check that all numbers are finite. It looks at their sum, which needs no copy of `x`."""
     message = f"{name} must hold finite numbers"
-    bad = functools.partial(_not_finite, x)
-    return Check(tf.math.is_finite(tf.reduce_sum(x)), message, bad)
+    find_bad = functools.partial(_not_finite, x)
+    return Check(tf.math.is_finite(tf.reduce_sum(x)), message, find_bad)
 
 
 def _not_finite(x: tf.Tensor) -> tf.Tensor:

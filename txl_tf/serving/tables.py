@@ -181,7 +181,9 @@ class GraphTokenizer(tf.Module):
 class SymbolTable(tf.Module):
     """The ids of a `Vocab` of level "word": of characters, bigrams or words of a lexicon.
 
-    Args: see `GraphTokenizer`.
+    Args:
+        vocab: the vocabulary.
+        path: file of the vocabulary, which becomes an asset of the SavedModel.
     """
 
     def __init__(self, vocab: Vocab, path: str):

@@ -343,6 +343,7 @@ def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.d
     index = _worker_index(strategy)
 
     def own(x):
+        """The rows of one tensor that belong to this worker."""
         rows = tf.shape(x)[0]
         text = ["the batch must divide by the number of replicas, got", rows, "rows on", replicas, "replicas"]
         with tf.control_dependencies([tf.debugging.Assert(rows % replicas == 0, text)]):

@@ -68,12 +68,12 @@ def first_segment(network: Any, tokens: Tensor, model: Any = None) -> Any:
     Args:
         network: `TransformerXL`.
         tokens: int `[B, T]`. Tokens do not depend on the tokens to their right, so shorter rows may be padded there.
-        model: see `cached_forward`.
+        model: is called with the memory; by default, the network.
 
     Returns:
         `[B, T, E]`.
 
     Raises:
-        NotCacheable: see `cached_forward`.
+        NotCacheable: a part of the network needs hidden states as memory.
     """
     return read(model or network, tokens, NothingYet(network, tf.shape(tokens)[1]))[0]

@@ -139,7 +139,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         dropout_key: int `[3]` that decides the dropout masks: two words of key, and the number of the first row of
             `tokens` in the global batch (0 if left out). Parts of a batch with the same key, each with the number of
             its first row, get the masks of the whole batch. `None` in training: the network draws a key.
-        static_shapes: see `AdaptiveEmbedding`.
+        static_shapes: whether no shape may depend on the data, for TPUs and XLA.
 
     Returns:
         `(hidden, new_mems)`: `[batch, tgt_len, d_model]`, and the memory for the next segment.

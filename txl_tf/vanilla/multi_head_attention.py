@@ -93,7 +93,7 @@ def seen_of_masks(
     """Combines all masks of a call of `MultiHeadAttention` into one for `attention_probs`.
 
     Args:
-        sizes: see `check_tensors`: `batch` and `num_heads` if they are known, `queries` and `keys`, which may be scalar
+        sizes: sizes by name: `batch` and `num_heads` if they are known, `queries` and `keys`, which may be scalar
             tensors.
         mask, attention_mask, forbidden, use_causal_mask, query_mask, value_mask, key_mask: see `MultiHeadAttention`.
         names: the names of `mask` and `forbidden` in errors.

@@ -193,7 +193,7 @@ class Translator:
         Args:
             source: a line.
             target: a line, such as the text of a `Translation`. An empty target contains only the end symbol.
-            which: see `Transformer.attention`.
+            which: "cross", target to source; "encoder", source to itself; or "decoder", target to itself.
 
         Returns:
             `PairAttention`. The queries of "cross" and "decoder" are the symbols of the target, with the end symbol.

@@ -116,7 +116,7 @@ class LanguagePipeline(Pipeline):
             prompts: lines. Strings in a list may contain newlines.
             max_new_tokens: most tokens of a text.
             name: what messages call the prompts.
-            strict: see `pipeline`.
+            strict: whether a line that cannot be answered raises an error. Otherwise a `LineError` takes its place.
             **options: options of `TextGenerator`, such as `temperature`, `top_p`, `seed`, `stop_strings`, `batch_size`.
 
         Returns:
@@ -164,7 +164,7 @@ class TranslationPipeline(Pipeline):
         Args:
             lines: the sources.
             name: what messages call the lines.
-            strict: see `pipeline`.
+            strict: whether a line that cannot be answered raises an error. Otherwise a `LineError` takes its place.
             batch_size: sources to translate at a time.
             **options: options of `SearchConfig`, such as `beam_size`.
 
@@ -291,7 +291,7 @@ class TaggingPipeline(Pipeline):
         Args:
             lines: lines with a sentence each.
             name: what messages call the lines.
-            strict: see `pipeline`.
+            strict: whether a line that cannot be answered raises an error. Otherwise a `LineError` takes its place.
             batch_size: sentences to tag at a time.
             numbers: numbers of the lines, for messages; by default they are counted from 1.
             split_sentences: whether to cut lines at the ends of sentences, see `split_at_ends`, and to tag each
@@ -329,7 +329,7 @@ class TaggingPipeline(Pipeline):
         Args:
             tokens: tokens of the line.
             where: what the message calls the line.
-            split_sentences: see `tag_lines`.
+            split_sentences: whether the line is cut at the ends of its sentences; `None`: if it has many.
         """
         if self.sizes is None or (self._has_warned and self._has_cut):
             return
