@@ -163,8 +163,8 @@ class TargetSoFar(CachedMemory):
     Args:
         decoder: `Decoder`.
         place: int scalar tensor, the position of the element.
-        caches, sources, seen: the results of `Transformer.start_decoding`: keys and values of the target and of the source
-            for each layer, and where the source has elements.
+        caches, sources, seen: the results of `Transformer.start_decoding`: keys and values of the target and of the
+            source for each layer, and where the source has elements.
     """
 
     def __init__(self, decoder: Any, place: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> None:
