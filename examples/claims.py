@@ -105,6 +105,7 @@ def biases(train, valid, seed):
 
 
 def memory(train, valid, seed):
+    """The loss with and without memory, in training and in evaluation."""
     rows = {}
     for mem_len in (0, SEGMENT):
         lm = trained(txl_tf.TransformerXLLM(**SIZES, mem_len=mem_len, seed=seed), train)

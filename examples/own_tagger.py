@@ -47,6 +47,7 @@ def to_arrays(pairs):
 
 
 def make_tagger(seed=0):
+    """A tagger around an LSTM of Keras."""
     chars = keras.Input([None], dtype="int32", name="chars")
     x = keras.layers.Embedding(128, 32, mask_zero=True)(chars)
     x = keras.layers.Bidirectional(keras.layers.LSTM(32, return_sequences=True))(x)

@@ -85,6 +85,7 @@ def memory_turn(attn_len, segments=2):
     carried = lm.start_evaluation(1, TGT_LEN)
 
     def turn():
+        """Evaluates some segments, whose memory the next turn continues."""
         nonlocal carried
         started = time.perf_counter()
         nll = None

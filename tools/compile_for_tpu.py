@@ -302,6 +302,7 @@ def generation(lm, rows, tgt_len):
 
 
 def row_of(program, rows, tokens, compiled):
+    """A row of the table: the sizes, and the cost of the compiled program."""
     limit = CHIPS[FLAGS.chip][1]
     return (
         f"{program:12} {rows:5} {tokens:6} {compiled.seconds:7.0f} s {compiled.program / 2**20:6.1f} MB "

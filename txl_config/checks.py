@@ -17,6 +17,7 @@ def at_least(least: int, most: int | None = None) -> Check:
     """A check for integers: `least` or more, and not above `most`."""
 
     def check(name: str, value: Any) -> None:
+        """Raises ParameterError unless the value is an integer within the bounds."""
         if not is_integer(value):
             raise ParameterError(name, value, "an integer")
         if value < least:

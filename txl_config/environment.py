@@ -151,6 +151,7 @@ def _listening(address: str) -> socket.socket:
 
 
 def _listens(address: str) -> bool:
+    """Whether a process listens at an address, `host:port`."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()

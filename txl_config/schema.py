@@ -112,18 +112,18 @@ def check_values(values: Any, *groups: type[Any], partial: bool = False, prefix:
     if not isinstance(values, dict):
         raise ParameterError(prefix.removesuffix(".") or "it", values, "a JSON object")
     fields = {field.name: (field, group) for group in groups for field in dataclasses.fields(group)}
-    given = typing.cast("dict[str, Any]", values)
-    for name, value in given.items():
+    keys = typing.cast("dict[str, Any]", values)
+    for name, value in keys.items():
         if name not in fields:
             unknown = prefix + brief(name).strip("'")
             known = sorted(fields)
             raise ParameterError(unknown, value, known, f"{unknown} is unknown; known are {', '.join(known)}")
     for name, (field, group) in fields.items():
-        if name in given:
-            is_empty = isinstance(given[name], (str, list)) and not given[name]
+        if name in keys:
+            is_empty = isinstance(keys[name], (str, list)) and not keys[name]
             if is_empty and field.metadata.get("check") in _ADDED_LATER:
                 continue
-            check_field(field, group, given[name], prefix + name)
+            check_field(field, group, keys[name], prefix + name)
         elif not partial and field.default is field.default_factory is dataclasses.MISSING:
             raise ParameterError(prefix + name, None, "given", f"{prefix}{name} is missing")
 

@@ -181,6 +181,7 @@ def _lines_of(path: str) -> list[str]:
 
 
 def _is_text(path: str) -> bool:
+    """Whether a file can be decoded as text."""
     try:
         with open(path) as file:
             file.read()

@@ -91,17 +91,18 @@ def from_tf1():
 
 def from_pytorch():
     """Converts a checkpoint of PyTorch to a run, and prints where its arguments come from."""
-    made = pytorch_to_run(**values(("pytorch_checkpoint", *CORPUS)), **values(ModelConfig, given_only=True))
-    source = made.source
-    print(f"{source.path}: {source.kind}, {made.n_parameter:,} parameters, {len(made.vocab):,} symbols")
-    for who, names in made.origins.items():
-        print(f"said by {who}:", described(names, made.model))
-    for note in made.notes:
+    converted = pytorch_to_run(**values(("pytorch_checkpoint", *CORPUS)), **values(ModelConfig, given_only=True))
+    source = converted.source
+    print(f"{source.path}: {source.kind}, {converted.n_parameter:,} parameters, {len(converted.vocab):,} symbols")
+    for who, names in converted.origins.items():
+        print(f"said by {who}:", described(names, converted.model))
+    for note in converted.notes:
         print("note:", note)
-    print(made.checkpoint)
+    print(converted.checkpoint)
 
 
 def to_tf1():
+    """Converts a run to a checkpoint of the original program, and notes settings that this program does not have."""
     print(run_to_tf1(**values(TO_TF1)))
     model = ModelConfig(**RunFolder(FLAGS.model_dir).read_config()["model"])
     for name, original in {"layer_norm_epsilon": "1e-12", "reset_token": "no such thing"}.items():

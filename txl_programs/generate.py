@@ -147,6 +147,7 @@ class Writer:
             self.write(number)
 
     def as_shown(self, ids, nll, excess=0):
+        """The text of new ids, without `excess` characters at its end; with --verbose, a line for each id."""
         text = self.stream.push(ids, excess)
         if FLAGS.verbose:
             return "".join(f"{escape(self.vocab.symbols[i])}\t{value:.4f}\n" for i, value in zip(ids, nll, strict=True))

@@ -54,7 +54,7 @@ def check_flags():
     own = FLAGS.dataset in ("text", "pydoc")
     dataset = f"--dataset={FLAGS.dataset}"
     level = f"--level={FLAGS.level}"
-    made = f"--vocab_path={FLAGS.vocab_path}"
+    vocab_path = f"--vocab_path={FLAGS.vocab_path}"
     every = ["download", "download_url", "shard_tokens", *TextConfig.names(), *ClusterConfig.names()]
     check_used(
         (every, not FLAGS.verify, "is for a preparation, and --verify only checks one"),
@@ -64,7 +64,7 @@ def check_flags():
         (("download_url",), FLAGS.download, "is for --download, which is not given"),
         (("num_shuffle", "seed"), FLAGS.dataset == "lm1b", f"is for --dataset=lm1b, not for {dataset}"),
         (("subword_type",), FLAGS.level == "subword", f"is for --level=subword, not for {level}"),
-        (("subword_type",), not FLAGS.vocab_path, f"is for making subwords, which {made} has already"),
+        (("subword_type",), not FLAGS.vocab_path, f"is for making subwords, which {vocab_path} has already"),
     )
 
 
@@ -74,14 +74,14 @@ def main():
     from txl_tf.data.text.corpus import load_corpus
 
     if FLAGS.verify:
-        made = load_corpus(FLAGS.data_dir, verify=True)
+        corpus = load_corpus(FLAGS.data_dir, verify=True)
         print("every file is as it was written")
     else:
         cluster = cluster_of(ClusterConfig)
         arguments = {**values(("data_dir", "download", "download_url", "shard_tokens")), **values(TextConfig)}
-        made = txl_tf.prepare(**arguments, verbose=1, ray=cluster if cluster.given else None)
-    sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in made.splits.items())
-    print(f"{FLAGS.data_dir}: {len(made.vocab):,} symbols, cutoffs {made.cutoffs}; tokens: {sizes}")
+        corpus = txl_tf.prepare(**arguments, verbose=1, ray=cluster if cluster.given else None)
+    sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
+    print(f"{FLAGS.data_dir}: {len(corpus.vocab):,} symbols, cutoffs {corpus.cutoffs}; tokens: {sizes}")
 
 
 if __name__ == "__main__":

@@ -125,10 +125,10 @@ def report(nll, tokens, size, lines, seconds):
     Args:
         seconds: time for all lines; `None` if some were scored before.
     """
-    whole = f"{lines:,} lines, {tokens:,} tokens"
+    summary = f"{lines:,} lines, {tokens:,} tokens"
     if tokens:
-        whole += f": ppl {math.exp(min(nll / tokens, 700)):.4f}, {nll / math.log(2) / size:.4f} bits per byte"
-    print(f"{whole} | {tokens / seconds:,.0f} tokens/s" if seconds else whole, file=sys.stderr)
+        summary += f": ppl {math.exp(min(nll / tokens, 700)):.4f}, {nll / math.log(2) / size:.4f} bits per byte"
+    print(f"{summary} | {tokens / seconds:,.0f} tokens/s" if seconds else summary, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def columns_of(folder):
 
 
 def lines_of(tagged, number=None, tag_first=False):
-    """The output for a sentence, a `TaggedLine` or a `LineError`. With `tag_first`, tokens are the second column."""
+    """The output for a sentence, a `TaggedLine` or a `LineError`. With `tag_first`, the tag comes first."""
     if FLAGS.format == "json":
         error = {"error": tagged.reason} if isinstance(tagged, LineError) else {"entities": tagged.entities}
         return as_json({"text": tagged.text, **error})

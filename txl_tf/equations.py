@@ -187,6 +187,7 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
     seen = watched()
 
     def block(content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor, places: Any) -> Tensor:
+        """Attention of some queries to the keys at `places`: `[H, ..., T, D]`."""
         if seen is not None:
             seen.parts.append((q, k, places))
         if zero_q is None:
@@ -213,7 +214,8 @@ def score_terms(
 
     Args:
         q, k: `[H, B, T, D]` and `[H, B, K, D]`.
-        r, first: see `shifted_scores`.
+        r: `[H, R, D]`, the table of distances.
+        first: the row of `r` that the first query and the first key use.
         u, v: `[H, D]`.
         scale: factor of all terms, D**-0.5.
         content: see `attend`.

@@ -18,6 +18,7 @@ PLACES = {}  # of this build: `{path in the repository: path on the site}`, see 
 
 
 def on_config(config):
+    """Adds the pages of the reference to the navigation, and the link to the repository. MkDocs calls it."""
     READ.clear()
     READ.append(reference.package(config.extra["packages"], Path(config.config_file_path).parent))
     config.nav = [with_reference(config, entry) for entry in config.nav]

@@ -90,19 +90,19 @@ def _answer_files(folder, make_answering, program, together, files, path):
             run = functools.partial(_on_cluster, cluster, program, folder, path)
         any_end = _has_any_end(folder)
         plan = Plan([LineFile(file, name, FLAGS.output, key, any_end) for file, name in files], together)
-        whole = Tally()
+        total = Tally()
         if plan.before:
             print(f"lines answered before: {plan.before:,}", file=sys.stderr)
         for tally in plan.answer(functools.partial(_with_progress, run)):
             if FLAGS.strict and tally.messages:
                 raise _as_error(tally)
             say_missing(tally)
-            whole.add(tally)
-    say_how_many(whole)
-    if FLAGS.strict and whole.missing:  # in files that were answered before, whose messages are not known
-        message = f"{whole.missing:,} line(s) of files that were answered before have no answer"
+            total.add(tally)
+    say_how_many(total)
+    if FLAGS.strict and total.missing:  # in files that were answered before, whose messages are not known
+        message = f"{total.missing:,} line(s) of files that were answered before have no answer"
         raise ParameterError("strict", True, "left out, or give an empty --output", message)
-    return whole, None if plan.before else time.perf_counter() - started
+    return total, None if plan.before else time.perf_counter() - started
 
 
 def _as_error(tally):
@@ -173,10 +173,10 @@ def _here(make_answering, folder, path, blocks):
 
 def _on_cluster(cluster, program, folder, path, blocks):
     """Answers blocks on the workers of a cluster, and yields their parts."""
-    given: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.present}
-    given |= {"model_dir": absolute(folder.path), "ckpt_path": absolute(path)}
-    given |= {name: absolute(given[name]) for name in _named_by(given)}
-    make = functools.partial(make_in_worker, program, folder.task, given)
+    flag_values: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.present}
+    flag_values |= {"model_dir": absolute(folder.path), "ckpt_path": absolute(path)}
+    flag_values |= {name: absolute(flag_values[name]) for name in _named_by(flag_values)}
+    make = functools.partial(make_in_worker, program, folder.task, flag_values)
     return answer_on_cluster(blocks, make, cluster)
 
 

@@ -91,6 +91,7 @@ def _output(raw):
         return
 
     def write(text):
+        """Writes text to the standard output. On a terminal, control characters become visible, unless `raw`."""
         if sys.stdout.isatty() and not raw:
             sys.stdout.write(visible(text))
         else:

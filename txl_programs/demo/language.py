@@ -85,6 +85,7 @@ def labels_in(config: dict[str, Any], page_labels: Mapping[str, str]) -> dict[st
 
 
 def _labelled(component, chinese):
+    """A component of Gradio's configuration with its texts in Chinese, where there is a translation."""
     props = component.get("props", {})
     names = ("label", "info", "placeholder", *_LABEL_OF.get(component.get("type"), ()))
     english = {name: props[name] for name in names if isinstance(props.get(name), str)}

@@ -105,6 +105,7 @@ class LanguageModelView:
             yield
 
     def _write_one(self, sample, options):
+        """Generates the next token of a sample, and adds it to its text."""
         with self.run.lock:
             ids, _ = sample.session.write(1, vocab=self.vocab, **options)
         sample.text += sample.stream.push(ids[0], sample.session.excess)

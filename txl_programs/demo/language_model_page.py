@@ -134,16 +134,16 @@ class LanguageModelPage(Board):
     def _options(self, *values):
         """The options of a `LanguageModelView`, from the values of the components."""
         *sampling, stop, newline, document = values
-        given = dict(zip(SAMPLING, sampling, strict=True))
-        optional = {name: whole_or_nothing(name, given.pop(name)) for name in ("top_k", "seed")}
-        empty = [name for name, value in given.items() if value is None]
+        options = dict(zip(SAMPLING, sampling, strict=True))
+        optional = {name: whole_or_nothing(name, options.pop(name)) for name in ("top_k", "seed")}
+        empty = [name for name, value in options.items() if value is None]
         if empty:
             sentence = "{name} must be a number, and is empty."
             raise Refusal(empty[0], None, "a number", sentence, name=said(empty[0]))
-        given |= {name: value for name, value in optional.items() if value is not None}
+        options |= {name: value for name, value in optional.items() if value is not None}
         ends = [unescape(line) for line in (stop or "").split("\n") if line]
         stops = {"stop_strings": ends, "stop_at_newline": bool(newline), "stop_at_document": bool(document)}
-        return {"sampling": given, "stops": stops}
+        return {"sampling": options, "stops": stops}
 
     @answered
     def write(self, names, prompt, rows, number, *values):
@@ -224,22 +224,22 @@ class LanguageModelPage(Board):
     def show_alternatives(self, asked, data: gr.EventData):
         """The most likely tokens at the clicked position."""
         asked = self._pick(asked, data)
-        answers = {name: self.views[name].alternatives(asked.text, pick) for name, pick in asked.of_runs.items()}
+        answers = {name: self.views[name].alternatives(asked.text, pick) for name, pick in asked.by_run.items()}
         yield side_by_side(answers, asked.names), asked
 
     @answered
     def show_look(self, asked, data: gr.EventData):
         """The attention of the heads at the clicked position."""
         asked = self._pick(asked, data)
-        room = room_of(asked.of_runs)
-        answers = {name: self.views[name].look(asked.text, pick, room) for name, pick in asked.of_runs.items()}
+        room = room_of(asked.by_run)
+        answers = {name: self.views[name].look(asked.text, pick, room) for name, pick in asked.by_run.items()}
         yield side_by_side(answers, asked.names), asked
 
     def _pick(self, asked, data):
         """The click in its run, and in other runs with the same tokens at the same positions."""
         name, pick = self.clicked(asked, data)
         if ":" in pick:
-            return asked._replace(of_runs={**asked.of_runs, name: pick})
+            return asked._replace(by_run={**asked.by_run, name: pick})
         vocab = self.views[name].vocab
         alike = [other for other in asked.names if vocab.difference(self.views[other].vocab) is None]
-        return asked._replace(of_runs=dict.fromkeys(alike, pick))
+        return asked._replace(by_run=dict.fromkeys(alike, pick))

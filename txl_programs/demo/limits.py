@@ -53,6 +53,7 @@ class Limits:
         return text
 
     def check_tokens(self, number: int, name: str = "The text") -> None:
+        """Raises ParameterError if a text has too many tokens."""
         if number > self.max_tokens:
             sentence = "{name} has {number:,} tokens. This page accepts at most {most:,}."
             values = {"name": said(name), "number": number, "most": self.max_tokens}

@@ -57,7 +57,7 @@ class EncoderDecoderPage(Board):
     def look(self, asked, data: gr.EventData):
         """The cross-attention of the clicked translation."""
         name, pick = self.clicked(asked, data)
-        targets = asked.of_runs[name]
+        targets = asked.by_run[name]
         i = pick.partition(":")[0]
         if not (i.isascii() and i.isdigit() and int(i) < len(targets)):
             raise other_click(pick, "source", "Translate the source again.")
@@ -94,18 +94,19 @@ class TaggerPage(Board):
     def look(self, asked, data: gr.EventData):
         """The attention of the clicked item; or the sentence without the clicked word, or with it again."""
         name, pick = self.clicked(asked, data)
-        left_out, before = asked.of_runs.get(name, (frozenset(), ""))
+        left_out, before = asked.by_run.get(name, (frozenset(), ""))
         if pick.startswith(("out:", "in:")):
             state = self.views[name].toggled(asked.text, left_out, pick), before
         else:
             state = left_out, pick
-        asked = asked._replace(of_runs={**asked.of_runs, name: state})
+        asked = asked._replace(by_run={**asked.by_run, name: state})
         yield self._show(asked), asked
 
     def _show(self, asked):
+        """The pictures of all chosen runs, each with its own clicks."""
         shown = {}
         room = room_of(asked.names)
         for name in asked.names:
-            left_out, pick = asked.of_runs.get(name, (frozenset(), ""))
+            left_out, pick = asked.by_run.get(name, (frozenset(), ""))
             shown[name] = self.views[name].show(asked.text, left_out, pick, room)
         return side_by_side(shown, asked.names)

@@ -47,8 +47,8 @@ def element(name: str, *children: object, **attributes: object) -> Markup:
     `class_` is written as class, `data_pick` as data-pick.
     """
     inner = Markup("").join(map(_safe, children))
-    given = {key.strip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
-    pairs = Markup("").join(Markup(' {}="{}"').format(key, _safe(value)) for key, value in given.items())
+    values = {key.strip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    pairs = Markup("").join(Markup(' {}="{}"').format(key, _safe(value)) for key, value in values.items())
     return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), pairs, inner)
 
 
@@ -96,6 +96,7 @@ def tokens(places: Iterable[Place]) -> Markup:
 
 
 def _token(place):
+    """A token on its colour, with a title and the data of a click."""
     shown = place.text.replace("\n", "↵").replace("\t", "⇥")
     span = element(
         "span", shown, class_=f"token {place.look}".strip(), style=f"--a:{min(1, place.share):.3f}", title=place.title,
@@ -121,9 +122,9 @@ def bars(rows: Iterable[tuple[str, float, str]], look: str = "cool", chosen: int
         element(
             "div", element("span", name, class_="name"),
             element("span", element("span", class_=look, style=f"width:{100 * share:.1f}%"), class_="bar"),
-            element("span", said, class_="said"), class_="line chosen" if i == chosen else "line",
+            element("span", label, class_="said"), class_="line chosen" if i == chosen else "line",
         )
-        for i, (name, share, said) in enumerate(rows)
+        for i, (name, share, label) in enumerate(rows)
     ]  # fmt: skip
     return element("div", *lines, class_="bars")
 
@@ -215,6 +216,7 @@ def _cells(values, left, y, cell, title, columns):
 
 
 def _column_label(name, x, y, upright, cell):
+    """The label of a column of a matrix, upright or turned by 90 degrees."""
     size = {"class_": "column", "style": f"--size:{min(12, 1.45 * cell):.1f}px"}
     if upright:
         return element("text", name, x=round(x, 2), y=y, text_anchor="middle", **size)

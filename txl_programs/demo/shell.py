@@ -85,6 +85,7 @@ def check_values(component: Component) -> None:
     own = component.preprocess
 
     def preprocess(payload):
+        """Converts a value that the page sent. Raises gr.Error with a sentence if it is wrong."""
         if payload is None:
             return None
         try:

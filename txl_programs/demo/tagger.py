@@ -111,8 +111,8 @@ class TaggerView:
         ]  # fmt: skip
         n = len(tokens)
         words = [(word.start, word.end, place) for word, place in zip(items[n:], places[n:], strict=True)]
-        wide = min(ITEM, max(LEAST_ITEM, room / n)) if self.run.model.token_level == "char" else WORD
-        drawn = [lattice(places[:n], words, wide), *self._heads(item, layer, head)]
+        cell_width = min(ITEM, max(LEAST_ITEM, room / n)) if self.run.model.token_level == "char" else WORD
+        drawn = [lattice(places[:n], words, cell_width), *self._heads(item, layer, head)]
         title = "The lattice: characters, and the words that the lexicon finds" if words else "What the network reads"
         note = said("Click a character or a word: what it attends to is coloured.")
         return figure(said(title), *drawn, self._words(tokens, left_out), note=note)

@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 
     text: str = ""
     names: tuple[str, ...] = ()
-    of_runs: dict = {}  # name of a run: what clicks in it need, or what was clicked
+    by_run: dict = {}  # name of a run: what clicks in it need, or what was clicked
 
 
 class Board:
@@ -147,6 +147,7 @@ def answered(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def answer(*arguments, **named):
+        """Yields what the generator yields, with the markup as text; or a sentence instead of an error."""
         try:
             for markup, state in function(*arguments, **named):
                 yield str(markup), state

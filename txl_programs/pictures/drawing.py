@@ -44,6 +44,7 @@ def colors(n):
 
 
 def tidy(axes):
+    """Gives axes of curves a grid, few ticks and no frame."""
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))

@@ -202,8 +202,8 @@ def text_of_run(folder):
     config = folder.read_config()
     layer = layer_and_head(config["model"]["n_layer"], config["model"]["n_head"])
     vocab = folder.load_vocab()
-    given = FLAGS.text_path is not None
-    ids = encode_text(FLAGS.text_path, vocab, config["data"])[0] if given else vocab.encode(FLAGS.text)
+    has_file = FLAGS.text_path is not None
+    ids = encode_text(FLAGS.text_path, vocab, config["data"])[0] if has_file else vocab.encode(FLAGS.text)
     tgt_len = min(TGT_LEN[FLAGS.kind], len(ids)) if FLAGS.tgt_len is None else FLAGS.tgt_len
     if not 1 <= tgt_len < len(ids) + 1:
         message = f"tgt_len must lie between 1 and the {len(ids)} tokens of the text, got {tgt_len}"

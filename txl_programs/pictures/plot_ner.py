@@ -89,7 +89,8 @@ def mean_queries_and_keys(network, inputs):
         x = before(x, mask)
     q, k, *_ = attention.parts(x if network.after_norm else network.stacked[FLAGS.layer].norm1(x))
     bias = 0 if attention.attn_type == "transformer" else attention.r_r_bias.numpy()
-    means = [tf.reduce_mean(tf.boolean_mask(tf.transpose(part, [1, 2, 0, 3]), mask), 0).numpy() for part in (q, k)]
+    by_character = [tf.transpose(part, [1, 2, 0, 3]) for part in (q, k)]  # [B, T, H, D]
+    means = [tf.reduce_mean(tf.boolean_mask(part, mask), 0).numpy() for part in by_character]  # [H, D]
     return means[0] - bias, means[1]
 
 
@@ -201,7 +202,7 @@ def main():
 
 
 def check(network):
-    """Raises ParameterError if the network has no such layer or head."""
+    """Raises ParameterError if the network does not have the layer and the head of the flags."""
     for name, value, number in (("layer", FLAGS.layer, network.n_layer), ("head", FLAGS.head, network.n_head)):
         if value is not None and not 0 <= value < number:
             allowed = f"lie in [0, {number})"

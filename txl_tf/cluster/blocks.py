@@ -107,7 +107,7 @@ class _Worker:
     """A process of the cluster with a model.
 
     Args:
-        make: see `answer_on_cluster`.
+        make: function that makes the `Answering`, which has the model.
         cpus: cores that it may use; 0: all.
         job: id of this job. Another job counts its own tries.
     """
@@ -133,6 +133,7 @@ class _Worker:
         return {"part": block.part, "error": b""}
 
     def answer(self, block: Block) -> None:
+        """Answers a block. Raises FileNotFoundError if this machine does not see its files."""
         for path in (block.path, os.path.dirname(block.part)):
             if not tf.io.gfile.exists(path):
                 raise FileNotFoundError(

@@ -179,6 +179,7 @@ class _Thread(threading.Thread):
         self.start()
 
     def run(self) -> None:
+        """Calls the function. Stores its error for the thread that waits."""
         try:
             self.function()
         except Exception as error:
@@ -315,6 +316,8 @@ def worker_environment(environment: dict[str, str], rows: Sequence[int]) -> dict
 
 
 def _pass_on(file: Any, desk: Any) -> None:
+    """Sends what a worker writes to `file` to the driver, as soon as it is written."""
+
     import ray
 
     while data := os.read(file.fileno(), 1 << 16):

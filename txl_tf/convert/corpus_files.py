@@ -77,15 +77,19 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     if cache and cache.cutoffs is not None:
         cutoffs[path] = cache.cutoffs
 
-    said = {"dataset": dataset, info_path: info.get("dataset"), path: cache and cache.dataset}
-    said = {who: name for who, name in said.items() if name is not None}
-    known = {name for name in said.values() if name in DATASETS}
+    dataset_by_source = {"dataset": dataset, info_path: info.get("dataset"), path: cache and cache.dataset}
+    dataset_by_source = {who: name for who, name in dataset_by_source.items() if name is not None}
+    known = {name for name in dataset_by_source.values() if name in DATASETS}
     if len(known) > 1:
-        message = "it is not clear what dataset this is: " + ", ".join(f"{n} by {who}" for who, n in said.items())
+        message = "it is not clear what dataset this is: " + ", ".join(
+            f"{n} by {who}" for who, n in dataset_by_source.items()
+        )
         raise ParameterError("dataset", dataset, sorted(known), message)
     dataset = next(iter(known), None)
     if dataset not in PAPER_DATASETS and "vocab" not in info:
-        named_datasets = f"; {', '.join(map(repr, said.values()))} is none of them" if said else ""
+        named_datasets = (
+            f"; {', '.join(map(repr, dataset_by_source.values()))} is none of them" if dataset_by_source else ""
+        )
         names = ", ".join(PAPER_DATASETS)
         message = f"dataset is needed, to tell how text becomes the words of {path}: one of {names}{named_datasets}"
         raise ParameterError("dataset", dataset, list(PAPER_DATASETS), message)
@@ -117,18 +121,18 @@ def _vocabulary_in(path: str) -> str:
 
 @contextlib.contextmanager
 def written_corpus(
-    data_dir: str | None, source: SourceCorpus, cutoffs: list[int], again: bool = False
+    data_dir: str | None, source: SourceCorpus, cutoffs: list[int], was_killed: bool = False
 ) -> Iterator[dict]:
     """Writes the tokens to `data_dir`, unless it is `None`. Yields `"data"` of `config.json`.
 
-    An error, also one in the block, leaves the folder as it was. With `again`, the same conversion was killed before,
-    and the folder may already contain the same tokens.
+    An error, also one in the block, leaves the folder as it was. If the same conversion `was_killed` before, the folder
+    may already contain the same tokens.
     """
     data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": cutoffs}
     if not data_dir:
         yield data
         return
-    if again and _is_written(data_dir, source):
+    if was_killed and _is_written(data_dir, source):
         yield {**data, "data_dir": os.fspath(data_dir)}
         return
     _check_new_corpus(data_dir, source)

@@ -55,6 +55,7 @@ def refusing(what: str, remote: bool = False) -> Callable:
     def decorate(read):
         @functools.wraps(read)
         def reading(path: str | os.PathLike, *args):
+            """Checks that the file exists, reads it, and replaces errors by a `FileError` that names the file."""
             path = os.fspath(path)
             if is_remote(path) and not remote:
                 message = f"{named(path)} must be a local file, whose parts can be mapped into memory: copy it first"
@@ -189,6 +190,7 @@ class PlainUnpickler(_PythonUnpickler):
         return self._known[module, name]
 
     def count_object(self) -> None:
+        """Counts the objects that the pickle makes. Raises ValueError if there are too many for the file's size."""
         self._objects += 1
         max_objects = OBJECTS + self._size // 8
         if self._objects > max_objects:
@@ -213,10 +215,11 @@ class PlainUnpickler(_PythonUnpickler):
         set_items(self.stack[-1], items)
 
     def load_dict(self) -> None:
+        """The operation DICT of pickles: makes a dictionary of the items since the last mark."""
         items = self.pop_mark()
-        made: dict = {}
-        set_items(made, items)
-        self.append(made)
+        dictionary: dict = {}
+        set_items(dictionary, items)
+        self.append(dictionary)
 
     def load_empty_set(self) -> None:
         """Drops sets: the hashes of their elements could take forever."""
@@ -229,10 +232,10 @@ class PlainUnpickler(_PythonUnpickler):
     def load_reduce(self) -> None:
         """Calls a stand-in."""
         args = self.stack.pop()
-        made = self.stack.pop()
+        stand_in = self.stack.pop()
         if type(args) is not tuple or len(args) > MAX_ARGS:
             raise ValueError(f"the arguments of a call are {shown(args)}")
-        self.append(made(*args))
+        self.append(stand_in(*args))
 
     def load_newobj(self) -> None:
         """Calls a stand-in too. Python's method takes classes alone."""

@@ -124,13 +124,13 @@ class ModelMapping:
         self.origins[TENSORS] += arguments
         if self.n_table > 1 or not cutoffs:
             self.origins[TENSORS].append("cutoffs")
-        told = self._memory() | {name: self._told(name, 0.0) for name in ("dropout", "dropatt")}
-        told["layer_norm_epsilon"] = float(self._told("layer_norm_epsilon", NORM_EPSILON))
-        told["pre_lnorm"] = self._told("pre_lnorm", False)
+        told_arguments = self._memory() | {name: self._told(name, 0.0) for name in ("dropout", "dropatt")}
+        told_arguments["layer_norm_epsilon"] = float(self._told("layer_norm_epsilon", NORM_EPSILON))
+        told_arguments["pre_lnorm"] = self._told("pre_lnorm", False)
         arguments["cutoffs"] = [self.n_token - 1] if self.splits_last_word else cutoffs
         try:
             check_bins(self.n_token, self.d_embed, arguments["cutoffs"], arguments["div_val"])
-            return ModelConfig(**arguments, **told).to_dict()
+            return ModelConfig(**arguments, **told_arguments).to_dict()
         except ValueError as error:
             raise self._unfit("a model of consistent sizes", f"{self.source.path}: {error}") from error
 
@@ -178,6 +178,7 @@ class ModelMapping:
         return list(cutoffs)
 
     def _div_val(self, n_bin: int) -> int:
+        """The `div_val` that a file or the command says if the shapes allow it, else the simplest that they allow."""
         if self.n_table == 1:
             return 1
         possible = div_vals([table.shape[1] for table in self.tables], n_bin)
@@ -253,6 +254,7 @@ class ModelMapping:
     # ----------------------------------------------------------------------------------------------------- weights
 
     def _map_embedding(self) -> None:
+        """Maps the tables of the embedding and their projections."""
         for i, table in enumerate(self.tables):
             scope = f"adaptive_embed/cutoff_{i}/" if self.n_table > 1 else "adaptive_embed/"
             self._weights[f"{scope}lookup_table"] = (table,), np.asarray
@@ -368,9 +370,9 @@ class ModelMapping:
 
     def _check_rest(self) -> None:
         """Raises FileError if the checkpoint has unknown tensors, or far fewer numbers than the model."""
-        left = [name for name in self.source.tensors if name not in self._used and not re.fullmatch(IGNORED, name)]
-        if left:
-            message = f"{self.source.path} is another network: it has {shown(left[0])}, which no Transformer-XL has"
+        unknown = [name for name in self.source.tensors if name not in self._used and not re.fullmatch(IGNORED, name)]
+        if unknown:
+            message = f"{self.source.path} is another network: it has {shown(unknown[0])}, which no Transformer-XL has"
             raise self._unfit("a Transformer-XL", message)
         storages = {id(tensor.storage): tensor.storage.numel for tensor in self.source.tensors.values()}
         n_number = sum(tensor.size for tensors, _ in self._weights.values() for tensor in tensors)

@@ -152,16 +152,16 @@ def _hugging_face(path: str, config_file: str, tensors: dict | None) -> Source:
         message = f"{config_file} has {os.path.getsize(config_file):,} bytes, a configuration about 1,000"
         raise FileError("path", config_file, f"at most {MAX_CONFIG:,} bytes", message)
     config = read_json(config_file, _check_model_type)
-    said = {
+    settings = {
         **config,
         "n_token": config.get("vocab_size", config.get("n_token")),
         "tie_weight": config.get("tie_word_embeddings", config.get("tie_weight", True)),
     }
-    shares = said.pop("proj_share_all_but_first", True)  # before transformers 2.3
-    if "tie_projs" not in said and type(config.get("cutoffs")) is list:
-        said["tie_projs"] = [False, *(shares is True for _ in config["cutoffs"])]
+    shares = settings.pop("proj_share_all_but_first", True)  # before transformers 2.3
+    if "tie_projs" not in settings and type(config.get("cutoffs")) is list:
+        settings["tie_projs"] = [False, *(shares is True for _ in config["cutoffs"])]
     tensors = read_tensors(path) if tensors is None else tensors
-    return Source(path, HUGGING_FACE, tensors, said, config_file)
+    return Source(path, HUGGING_FACE, tensors, settings, config_file)
 
 
 def _check_model_type(config: dict) -> None:
@@ -200,7 +200,7 @@ def _module(path: str, module: Named) -> Source:
     if module.name != "MemTransformerLM":
         message = f"{path} holds a {shown(module.name)}, not a MemTransformerLM"
         raise FileError("path", path, "a MemTransformerLM", message)
-    said = {
+    settings = {
         **module.attributes,
         "div_val": _attribute(module, "word_emb", "div_val"),
         "cutoffs": _attribute(module, "word_emb", "cutoffs"),
@@ -209,7 +209,7 @@ def _module(path: str, module: Named) -> Source:
         "dropout": _attribute(module, "drop", "p"),
         "dropatt": _attribute(module, "layers.0.dec_attn.dropatt", "p"),
     }
-    return Source(path, ORIGINAL, named_tensors(module), said, f"the {module.name} in {path}")
+    return Source(path, ORIGINAL, named_tensors(module), settings, f"the {module.name} in {path}")
 
 
 def _attribute(module: Any, part: str, name: str) -> Any:

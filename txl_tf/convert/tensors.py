@@ -161,6 +161,7 @@ def read_safetensors(path: str) -> dict[str, Tensor]:
 
 
 def unique(pairs: list) -> dict:
+    """The pairs of a JSON object as a dictionary. Raises ValueError if a name occurs twice."""
     items = dict(pairs)
     if len(items) < len(pairs):
         raise ValueError("a name is there twice")

@@ -289,9 +289,9 @@ class _TorchUnpickler(PlainUnpickler):
             raise ValueError(f"more than {OBJECTS + self._size // 8} pairs in a file of {self._size} bytes")
         if not all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs):
             raise ValueError("the items of a dictionary are no pairs")
-        made: dict = {}
-        set_items(made, [value for pair in pairs for value in pair])
-        return made
+        dictionary: dict = {}
+        set_items(dictionary, [value for pair in pairs for value in pair])
+        return dictionary
 
     def persistent_load(self, pid: Any) -> Any:
         """A storage that a pickle of torch.save refers to, or a class, which is saved with its source code."""

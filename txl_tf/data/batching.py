@@ -98,6 +98,7 @@ class EpochBatches:
         dimensions = [array.ndim for array in tf.nest.flatten(example)]
 
         def read(step):
+            """Reads the batch of a step, as tensors in the structure of the example."""
             arrays = tf.numpy_function(
                 lambda step: tf.nest.flatten(self.batch(step)), [step], [tf.int32] * len(dimensions)
             )

@@ -111,8 +111,8 @@ def _guess(data: bytes, begins: bool) -> tuple[str | None, str | None]:
 def _is_mostly_utf8(data: bytes) -> bool:
     """Whether more characters are UTF-8 than bytes are not. Then the text is UTF-8 with some damage."""
     not_ascii = [c for c in data.decode("utf-8", "surrogateescape") if not c.isascii()]
-    bad = sum("\udc80" <= c <= "\udcff" for c in not_ascii)
-    return len(not_ascii) - bad > bad
+    n_undecodable = sum("\udc80" <= c <= "\udcff" for c in not_ascii)
+    return len(not_ascii) - n_undecodable > n_undecodable
 
 
 def _by_characters(data: bytes) -> str | None:

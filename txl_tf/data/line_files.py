@@ -104,6 +104,7 @@ class Tally:
         self.notes += [note for note in other.notes if note not in self.notes]
 
     def _add_numbers(self, numbers):
+        """Adds the numbers of an answer to the sums."""
         if self.sums and numbers:
             self.sums = [total + number for total, number in zip(self.sums, numbers, strict=True)]
         else:
@@ -128,7 +129,7 @@ class Block(NamedTuple):
     first: int  # number of its first line
     lines: int
     part: str  # <part>.txt has its answers, <part>.json their tally
-    any_end: bool = False  # see `lines_in`
+    any_end: bool = False  # whether a carriage return also ends a line
 
     @property
     def tally(self) -> str:
@@ -154,16 +155,17 @@ def answer_block(answering: Answering, block: Block) -> None:
 
 
 def pieces_of(block: Block) -> Iterator[bytes]:
-    left = block.length
+    """Yields the bytes of a block in pieces."""
+    n_left = block.length
     with reading(block.path), inputs.opened(block.path) as file:
         file.seek(block.start)
-        while left > 0 and (piece := file.read(min(left, _READ_BYTES))):
-            left -= len(piece)
+        while n_left > 0 and (piece := file.read(min(n_left, _READ_BYTES))):
+            n_left -= len(piece)
             yield piece
 
 
 def _lines_with_ends(pieces: Iterable[bytes], any_end: bool) -> Iterator[bytes]:
-    """Yields the lines in the pieces of a file, each with its end."""
+    """Yields the lines in the pieces of a file, each with its end: a newline or, with `any_end`, any end of a line."""
     rest = b""
     for piece in pieces:
         if any_end:
@@ -185,7 +187,7 @@ class LineFile:
         name: of the file of answers, below `folder`.
         folder: of the answers to all files.
         key: everything else that determines the answers, as a value for JSON.
-        any_end: see `lines_in`.
+        any_end: whether a carriage return also ends a line, and not only a newline.
 
     Raises:
         OSError: the file cannot be read, or a folder below `folder` is a symbolic link.
@@ -225,6 +227,7 @@ class LineFile:
         has_cr = False  # whether a line ends with \r alone
 
         def lines_without_ends():
+            """Yields the lines. Notes the bytes of each with its end, and whether an end is \\r alone."""
             nonlocal has_cr
             for line in _lines_with_ends(blocks_of(self.path), self.any_end):
                 lengths.append(len(line))
@@ -309,14 +312,14 @@ class Plan:
         waiting = {block.part for block in self.missing}
         with contextlib.closing(run(self.missing)) as answered:
             for file, done, blocks in self.work:
-                whole = done or Tally()
+                total = done or Tally()
                 for block in blocks:
                     while block.part in waiting:
                         waiting.remove(next(answered))
                     tally = Tally(**read_json(block.tally, lambda values: check_values(values, Tally)))
-                    whole.add(dataclasses.replace(tally, messages=[]))
+                    total.add(dataclasses.replace(tally, messages=[]))
                     yield tally
                 if done:
                     yield done
                 else:
-                    file.join(blocks, whole)
+                    file.join(blocks, total)

@@ -75,12 +75,12 @@ class SubwordVocab(Vocab):
     def __post_init__(self) -> None:
         known = ("level", "document", "eos", "unk", "raw_text")
         options = {name: value for name, value in self.get_config().items() if name not in known}
-        given = [name for name, value in options.items() if value not in (None, False, 0, (), [])]
-        if self.level != "subword" or given:
-            message = f"level 'subword' takes no option but document, eos and unk, got {given or self.level}"
+        given_names = [name for name, value in options.items() if value not in (None, False, 0, (), [])]
+        if self.level != "subword" or given_names:
+            message = f"level 'subword' takes no option but document, eos and unk, got {given_names or self.level}"
             if self.level != "subword":
                 raise ParameterError("level", self.level, ["subword"], message)
-            raise ParameterError(given[0], options[given[0]], "left out at level subword", message)
+            raise ParameterError(given_names[0], options[given_names[0]], "left out at level subword", message)
         self.special = []
         self.counter = Counter()
         self.model = b""
@@ -125,6 +125,7 @@ class SubwordVocab(Vocab):
             self.token_bytes[self.ids[self.eos]] = b"\n"
 
     def _bytes_of(self, i: int) -> bytes:
+        """Returns the bytes of text that a piece stands for."""
         if self.processor.is_byte(i):
             return bytes([int(self.symbols[i][3:5], 16)])
         if self.processor.is_unknown(i):
@@ -142,6 +143,7 @@ class SubwordVocab(Vocab):
         return hashlib.sha256(self.model).hexdigest()
 
     def difference(self, other: Vocab) -> str | None:
+        """Describes the first difference to another vocabulary; `None` if there is none."""
         first_difference = super().difference(other)
         if first_difference is None and self.fingerprint() != other.fingerprint():
             return "the pieces are the same, the SentencePiece models are not"
@@ -368,6 +370,7 @@ class Sample:
             self._add(hashed, line)
 
     def _add(self, hashed: int, line: str) -> None:
+        """Adds a line if its hash is in the share. Halves the share while the sample is too large."""
         if hashed >= self.share:
             return
         self._hashed.append((hashed, line))
@@ -376,6 +379,7 @@ class Sample:
             self._take_below(self.share // 2)
 
     def _take_below(self, share: int) -> None:
+        """Drops the lines whose hash is not below a smaller share."""
         if share < self.share:
             self.share = share
             self._hashed = [(hashed, line) for hashed, line in self._hashed if hashed < share]

@@ -289,6 +289,7 @@ def _last_cut(text: str, level: str) -> int:
 
 
 def _long_word(text: str, name: str) -> ParameterError:
+    """Returns the error for a text that has no white space."""
     message = (
         f"{name} has a word of more than {MOST_OF_A_WORD:,} characters, which begins with {text[:20]!r}. Level 'word' "
         "splits a text at white space: for a text without any, choose level 'char', 'byte' or 'subword'"

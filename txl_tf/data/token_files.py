@@ -56,6 +56,7 @@ class TokenWriter:
 
 
 def _header(dtype: np.dtype, n_tokens: int) -> bytes:
+    """Returns the header of a .npy file of `n_tokens` ids."""
     file = io.BytesIO()
     shape = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (n_tokens,)}
     np.lib.format.write_array_header_1_0(file, shape)
@@ -85,6 +86,7 @@ class TokenFiles:
         return sum(file.n_tokens for file in self.files)
 
     def add(self, ids: np.ndarray) -> None:
+        """Appends ids. Begins a new file whenever one is full."""
         while self._max_tokens and len(ids) > (room := self._max_tokens - self.files[-1].n_tokens):
             self.files[-1].add(ids[:room])
             self.close()

@@ -102,12 +102,12 @@ class Vocab:
             message = f"bos and eos need level 'word', {both_values}"
             raise ParameterError(name, self.bos or self.eos, f"None at level {level}", message)
         options = {"lower_case": self.lower_case, "special": special, "unk": self.unk, "min_freq": self.min_freq}
-        given = [name for name, value in options.items() if value]
+        given_names = [name for name, value in options.items() if value]
         if self.max_size is not None:
-            given.append("max_size")
-        if level == "byte" and given:
+            given_names.append("max_size")
+        if level == "byte" and given_names:
             message = "level 'byte' always has all 256 bytes and takes no other option"
-            raise ParameterError(given[0], getattr(self, given[0]), "left out at level byte", message)
+            raise ParameterError(given_names[0], getattr(self, given_names[0]), "left out at level byte", message)
         if level == "word" and any(len(symbol.split()) != 1 for symbol in special):
             message = f"special symbols must be words without white space, got {brief(special)}"
             raise ParameterError("special", special, "words without white space", message)
@@ -208,7 +208,7 @@ class Vocab:
         """Returns a vocabulary with these tokens, which keep their ids, followed by new tokens from `symbols`.
 
         Raises:
-            ParameterError: see `check_extendable`.
+            ParameterError: the number of tokens is fixed at this level.
         """
         self.check_extendable()
         vocab = type(self)(**self.get_config())
@@ -224,6 +224,7 @@ class Vocab:
         return BYTE_SYMBOLS if self.document is None else [*BYTE_SYMBOLS, self.document]
 
     def _check_line_symbols(self, where: str) -> None:
+        """Raises ParameterError unless the symbols of line ends and documents are in the vocabulary."""
         for name in ("bos", "eos", "document"):
             symbol = getattr(self, name)
             if symbol is not None and symbol not in self.ids:
@@ -406,8 +407,8 @@ class Vocab:
                 message = f"vocabulary file {path}: line {i + 1} is empty"
                 raise ParameterError(f"{path}, line {i + 1}", symbol, "a symbol", message)
             if self.ids[symbol] != i:
-                again = self.ids[symbol] + 1
-                message = f"vocabulary file {path}: {brief(symbol)} is on line {i + 1} and on line {again}"
+                other_line = self.ids[symbol] + 1
+                message = f"vocabulary file {path}: {brief(symbol)} is on line {i + 1} and on line {other_line}"
                 raise ParameterError(f"{path}, line {i + 1}", symbol, "a symbol that no other line has", message)
         self._check_line_symbols(f"vocabulary file {path}")
 

@@ -45,6 +45,7 @@ def sum_of_rows(x: Tensor) -> Any:
 
 
 def project_heads(x: Tensor, kernel: Tensor, n: int, n_head: int) -> Any:
+    """One product for every head writes it heads first: nothing has to be transposed."""
     batch, length, width = x.shape
     d_head = kernel.shape[1] // (n * n_head)
     if not pays([n * n_head, batch, length, d_head]):
@@ -61,6 +62,8 @@ def _heads_first(rows: Tensor, kernel: Tensor, number: int) -> Any:
 
     @custom_gradient
     def product(rows: Tensor, kernel: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+        """The product, and a function that returns its gradients."""
+
         def grad(upstream: Tensor) -> Any:
             upstream = tf.reshape(tf.transpose(upstream, [1, 0, 2]), [-1, kernel.shape[1]])
             return matmul(upstream, kernel, transpose_b=True), matmul(rows, upstream, transpose_a=True)
@@ -83,6 +86,7 @@ def project_output(attn_vec: Tensor, o_kernel: Tensor) -> Any:
 
     @custom_gradient
     def product(attn_vec: Tensor, o_kernel: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+        """The product, and a function that returns its gradients."""
         rows: Any = tf.reshape(join_heads(attn_vec), [-1, n_head * d_head])
 
         def grad(upstream: Tensor) -> Any:
@@ -140,6 +144,7 @@ def attend_with_one_query(
     subtracted = None if visible is None else hidden(visible, wide_dtype(q))
 
     def attend_head(q: Tensor, k: Tensor, v: Tensor, position_scores: Tensor | None = None) -> Any:
+        """Attention of the query of one head, `[1, D]`."""
         scores: Any = tf.matmul(q, k, transpose_b=True)
         scores = at_least_float32(scores if position_scores is None else scores + position_scores)
         scores = scores if subtracted is None else scores - subtracted
@@ -161,6 +166,7 @@ def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_score
 
     @custom_gradient
     def one_pass(*scores: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+        """The probabilities, and a function that returns the gradients of the scores."""
         if is_half(scores[0].dtype) and shape[-1] % _LANES == 0:
             probs = _half_softmax(shape, visible, *scores)
         else:
@@ -175,6 +181,7 @@ def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_score
 
 
 def _softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Tensor | None = None) -> Any:
+    """`plain.masked_softmax`, which is slow for a single query: this query gets operations of its own."""
     if scores.shape[-2] != 1:
         return plain.masked_softmax(scores, visible, position_scores)
     seen = seen_scores(visible, scores, position_scores)
@@ -230,6 +237,7 @@ def _indexed_scores(q: Tensor, r: Tensor, index: Tensor) -> tuple[Any, Callable[
     scores = tf.matmul(tf.gather(rows, pairs), blocks)  # [B * T, K, H]
 
     def grad(upstream: Tensor) -> Any:
+        """The gradients of queries and vectors; the index has none."""
         upstream = tf.reshape(tf.transpose(upstream, [1, 2, 3, 0]), [batch * qlen, -1, n_head])
         blocks_grad: Any = tf.matmul(tf.gather(rows, pairs), upstream, transpose_a=True)  # [B * T, H * D, H]
         blocks_grad = tf.reshape(blocks_grad, [batch * qlen, n_head, d_head, n_head])
@@ -274,6 +282,7 @@ def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> tuple[
     normal = centered * scale
 
     def grad(upstream: Tensor) -> Any:
+        """The gradients of x, gamma and beta; epsilon has none."""
         shape = tf.shape(upstream)
         upstream = tf.reshape(at_least_float32(upstream), [-1, width])
         normal_rows = tf.reshape(normal, [-1, width])
@@ -300,6 +309,7 @@ def residual_norm(x: Tensor, y: Tensor, norm: Any, drop: Drop = NO_DROP) -> Any:
 
     @custom_gradient
     def one_pass(x: Tensor, y: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+        """The result, and a function that returns the gradients of all arguments."""
         out, normal, scale = _residual_norm(shape, x, y, gamma, beta, epsilon, rate, dropout_key)
 
         def grad(upstream: Tensor) -> Any:
@@ -368,6 +378,7 @@ def relu_layer(x: Tensor, kernel: Tensor, bias: Tensor, drop: Drop = NO_DROP) ->
 
     @custom_gradient
     def one_pass(product: Tensor, bias: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+        """The result, and a function that returns the gradients of product and bias."""
         inner: Any = tf.nn.relu(tf.nn.bias_add(product, bias))
         inner = _dropped(shape, inner, rate, dropout_key) if drops else tf.reshape(inner, shape)
 

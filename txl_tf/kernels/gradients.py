@@ -73,6 +73,7 @@ def recompute(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         y = f(*map(tf.stop_gradient, args))
 
         def grad(upstream: Tensor) -> Any:
+            """Computes f again, and returns the gradients of its arguments."""
             # The second computation must wait for the backward pass. XLA ignores control dependencies, so the arguments
             # get a data dependency: a zero (or NaN) that is computed from the upstream gradient.
             first: Any = tf.cast(tf.reduce_max(tf.reshape(upstream, [-1])[:1]), tf.bool)
@@ -80,8 +81,8 @@ def recompute(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
             with tf.GradientTape() as tape:
                 copies = [x + tf.cast(zero, x.dtype) for x in args]
                 tape.watch(copies)
-                again = f(*copies)
-            return tape.gradient(again, copies, upstream, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+                outputs = f(*copies)
+            return tape.gradient(outputs, copies, upstream, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
         return y, grad
 

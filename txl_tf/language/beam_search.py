@@ -216,7 +216,7 @@ def beam_search(
         start, end: ids with which targets begin and end.
         max_new_tokens: the largest number of tokens of a target.
         beam_size: number of hypotheses.
-        length_penalty: see `generate`.
+        length_penalty: alpha. Scores are divided by `((5 + length) / 6)**alpha`.
         limits: int32 `[B]`, the largest number of tokens in each row, by default `max_new_tokens`. The result of a row
             does not depend on the other rows.
         allowed: bool `[V]`, the symbols that a target may contain; by default all except padding.

@@ -55,7 +55,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     Args:
         network_class: `TransformerXL`, or a subclass of it.
         arguments: arguments of the network, without dtype and name.
-        proj_share_all_but_first, tie_weight: see `AdaptiveSoftmax`.
+        proj_share_all_but_first: whether every cluster of the softmax but the first uses the embedding's projection.
+        tie_weight: whether the softmax uses the tables of the embedding.
         label_smoothing, z_loss: see `TransformerXLLM`.
         **kwargs: arguments of `keras.Model`.
     """
@@ -106,6 +107,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             self.softmax.build((None, None, self.network.d_model))
 
     def check_setting(self, name: str, value: Any) -> Any:
+        """Returns the value of a setting as it is stored. While `fit` or `evaluate` runs, `mem_len` cannot change."""
         if name == "mem_len" and self.running_method:
             message = (
                 f"mem_len cannot change to {value} while {self.running_method} runs, whose memory has {self.mem_len}"
@@ -374,7 +376,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         Args:
             tokens: int `[batch, tgt_len]`.
             mems: list of `n_layer` tensors `[batch, any, d_model]`; or a `NetworkMemory`, in inference.
-            static_shapes: see `segment_nll`.
+            static_shapes: whether no shape may depend on the data, for TPUs and XLA.
             **options: other arguments of the network's call, such as `training` and `padding_mask`.
 
         Returns:

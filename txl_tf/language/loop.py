@@ -54,6 +54,7 @@ def write_tokens(step: Callable, state: Any, room: Size, limits: Tensor, stops: 
         return tf.cond(has_strings, lambda: add_token(stops._replace(tail=tail), token), lambda: nothing)
 
     def body(i, stopped, tail, written):
+        """Writes token i of all texts, and notes which texts it ends."""
         token, state = step(i, stopped, written.state)
         token = tf.where(stopped, filler, token)
         complete, after, tail = ends(token, tail)

@@ -96,7 +96,7 @@ class Session:
         """Reads a segment.
 
         Args:
-            tokens: int `[batch_size, n]`, n at least 1. A stop string cannot begin before them and end after them.
+            tokens: int `[batch_size, n]`, n at least 1. No stop string begins before `tokens` and ends after them.
 
         Returns:
             float32 (float64 if the model's dtype is) array `[batch_size, n]`, the nll of the tokens in nats. The first
@@ -179,6 +179,7 @@ class Session:
         return self._checked[1]
 
     def _read_segment(self, tokens: Tensor, text: TextState) -> tuple[Tensor, TextState]:
+        """Reads tokens, int `[B, n]`. Returns their nll and the state of the text after them."""
         new_hidden, state = self._cache.read(tokens, text.state)
         before = tf.concat([text.hidden[:, None], new_hidden[:, :-1]], 1)
         nll = self.lm.nll_of(before, tokens)
@@ -189,6 +190,7 @@ class Session:
         self, precomputed: Any, text: TextState, first: Tensor, max_new_tokens: Tensor, sampling: Sampling,
         stops: Stops, with_nll: bool,
     ) -> tuple[Written, Tensor | None]:  # fmt: skip
+        """Generates up to `max_new_tokens` tokens, with the random numbers of the tokens from number `first` on."""
         uniform = uniform_draws(sampling.seeds, first, max_new_tokens)
         limits = tf.fill([self.batch_size], max_new_tokens)
         return continue_text(self.lm, self._cache, precomputed, text, uniform, limits, sampling, stops, with_nll)

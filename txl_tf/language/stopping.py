@@ -187,9 +187,9 @@ def with_room(stops: Stops) -> Stops:
     number, length = stops.strings.shape[1:]
     if number == 0:
         return stops
-    more = max(4, 1 << (number - 1).bit_length()) - number
+    n_padding = max(4, 1 << (number - 1).bit_length()) - number
     longer = max(16, 1 << (length - 1).bit_length()) - length
-    strings = tf.pad(stops.strings, [[0, 0], [0, more], [longer, 0]], constant_values=NONE)
+    strings = tf.pad(stops.strings, [[0, 0], [0, n_padding], [longer, 0]], constant_values=NONE)
     return stops._replace(strings=strings, tail=tf.pad(stops.tail, [[0, 0], [longer, 0]], constant_values=BEFORE))
 
 

@@ -26,6 +26,7 @@ class TextStream:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def copy(self) -> "TextStream":
+        """A stream with the same state, which is continued independently."""
         other = TextStream(self.vocab)
         other.last = list(self.last)
         other.decoder.setstate(self.decoder.getstate())
@@ -135,8 +136,8 @@ class TextGenerator:
 
     def _write(self, prompts: Any) -> list[tuple[str, list[str]]]:
         """The texts of one batch. It is padded to a power of two, because every size of a batch has its own graph."""
-        missing = (1 << (len(prompts) - 1).bit_length()) - len(prompts)
-        rows = [*prompts, *([prompts[-1]] * missing)]
+        n_padding = (1 << (len(prompts) - 1).bit_length()) - len(prompts)
+        rows = [*prompts, *([prompts[-1]] * n_padding)]
         ids = [ids for _, ids in rows]
         n = self.number
         lengths = np.array([len(row) for row in ids])

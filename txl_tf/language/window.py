@@ -56,7 +56,7 @@ class WindowCache:
     Args:
         network: `TransformerXL` with absolute positions.
         context_len: number of tokens in a window, at least 2.
-        static_shapes: see `MemoryCache`.
+        static_shapes: whether `read_prompt` and `read_token` are for XLA.
         lm: the language model whose `outputs` are computed. By default, they are the hidden states of the network.
     """
 
@@ -135,8 +135,8 @@ class WindowCache:
 
         def move_on():
             """Reads the last half of every window as the beginning of a new one, which replaces only full windows."""
-            again = state.tokens[:, self.context_len - self.context_len // 2 :]
-            _, moved = self.forward(weights, again, self.initial_state(shape_of(again)[0]))
+            last_half = state.tokens[:, self.context_len - self.context_len // 2 :]
+            _, moved = self.forward(weights, last_half, self.initial_state(shape_of(last_half)[0]))
 
             def moved_if_full(new_rings, old_rings):
                 rings = zip(new_rings, old_rings, strict=True)
@@ -234,7 +234,7 @@ class RereadWindow:
 
     Args:
         lm: `TransformerLM`.
-        static_shapes: see `MemoryCache`.
+        static_shapes: whether `read_prompt` and `read_token` are for XLA.
     """
 
     def __init__(self, lm: Any, static_shapes: bool = False) -> None:

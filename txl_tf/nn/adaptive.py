@@ -111,10 +111,10 @@ def static_adaptive_logsoftmax(
 
 def check_capacities(bin_capacities: Any, n: int) -> None:
     """Raises ParameterError unless there is one positive integer for each of the `n` later clusters."""
-    given: list[Any] = list(bin_capacities) if hasattr(bin_capacities, "__len__") else [bin_capacities]
-    if len(given) != n or not all(is_integer(capacity) and capacity > 0 for capacity in given):
+    capacities: list[Any] = list(bin_capacities) if hasattr(bin_capacities, "__len__") else [bin_capacities]
+    if len(capacities) != n or not all(is_integer(capacity) and capacity > 0 for capacity in capacities):
         allowed = f"one positive integer for each of the {n} clusters but the first"
-        raise ParameterError("bin_capacities", given, allowed)
+        raise ParameterError("bin_capacities", capacities, allowed)
 
 
 def _flatten(hidden: Tensor, target: Tensor) -> tuple[Any, Any]:

@@ -62,6 +62,7 @@ def takes(group: type[Config], required: Iterable[str] = ()) -> Callable[[Init],
     """
 
     def decorate(init: Init) -> Init:
+        """Adds the fields of the group to the signature, and returns the new constructor."""
         *own, rest = inspect.signature(init).parameters.values()
         written = {parameter.name for parameter in own}
         defaults = {name: getattr(group, name, inspect.Parameter.empty) for name in group.names()}
@@ -90,18 +91,19 @@ def _storing(
 
     @functools.wraps(init)
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        """The new constructor: checks and stores the arguments, then calls the constructor as it is written."""
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         try:
-            given = signature.bind(self, *args, **kwargs)
+            bound = signature.bind(self, *args, **kwargs)
         except TypeError as error:
             by_position = [x.name for x in parameters if x.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
             hint = f": those by position are {', '.join(by_position)}" if "too many positional" in str(error) else ""
             called = type(self).__name__
             raise CallError(called, list(args), names, f"{called}: {error}{hint}") from None
-        given.apply_defaults()
+        bound.apply_defaults()
         for name in names:
-            setattr(self, name, given.arguments[name])
+            setattr(self, name, bound.arguments[name])
         if group is not None:
             check_fields(group, self)
         # A subclass calls this constructor inside its own. Only the outermost one ends with a complete layer.
@@ -111,7 +113,7 @@ def _storing(
         with already_checked(group, self) if group is not None else contextlib.nullcontext():
             init(self, *args, **{name: value for name, value in kwargs.items() if name not in not_of_body})
         if outermost and hasattr(self, "settle"):
-            self.settle([given.arguments[name] for name in names])
+            self.settle([bound.arguments[name] for name in names])
         if getattr(self, "quantization_mode", None) is not None:
             raise ParameterError("dtype", self.dtype_policy.name, "a policy without quantization")
         if not getattr(self, "trainable", True):  # a file of a frozen layer; Keras does not pass it on to the parts

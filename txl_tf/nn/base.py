@@ -101,6 +101,7 @@ class Dropping(Settings):
         return random.randrange(2**31) if name == "seed" and value is None else value
 
     def settings_changed(self, names: Iterable[str]) -> None:
+        """Starts or stops drawing keys if the rates have changed. Restarts the generator if the seed has changed."""
         super().settings_changed(names)
         self._choose_key_source(any(self.rates()))
         if "seed" in names and self.seed_generator is not None:
@@ -146,6 +147,7 @@ class Dropping(Settings):
             store["seed_generator"] = self.seed_generator.state.numpy()
 
     def load_own_variables(self, store: Any) -> None:
+        """Keras's method: also restores the seed generator, if the file has its state."""
         store = {name: store[name] for name in store.keys()}
         state = store.pop("seed_generator", None)  # files of older versions do not have it
         if state is not None and self.seed_generator is not None:
@@ -249,13 +251,13 @@ class OutputSpecs(MixedIntoLayer):
         names = {name: first if name == "input_shape" else name.removesuffix("_shape") for name in named}
         named = {names[name]: value for name, value in named.items() if name.strip("_")}
         try:
-            given = signature.bind_partial(*shapes, **named)
+            bound = signature.bind_partial(*shapes, **named)
         except TypeError as error:
             raise CallError(called, list(shapes), known, f"{called}: {error}") from None
-        given.apply_defaults()
-        if first not in given.arguments:
+        bound.apply_defaults()
+        if first not in bound.arguments:
             raise CallError(called, list(shapes), known, f"{called}: missing a required argument: '{first}_shape'")
-        return given.arguments
+        return bound.arguments
 
 
 def put_in(part: Any) -> bool:
@@ -466,14 +468,14 @@ def as_ids(name: str, ids: Any) -> Any:
     Raises:
         ParameterError: they are not numbers, or the tensor is ragged or sparse.
     """
-    given: Any = ids if hasattr(ids, "dtype") else np.asarray(ids)
-    if isinstance(given, tf.RaggedTensor | tf.SparseTensor):
-        raise dense_error(name, given, "filled up to one length, of integers")
-    if not (given.dtype.kind in "iuf" if isinstance(given, np.ndarray) else _is_number(given.dtype)):
+    values: Any = ids if hasattr(ids, "dtype") else np.asarray(ids)
+    if isinstance(values, tf.RaggedTensor | tf.SparseTensor):
+        raise dense_error(name, values, "filled up to one length, of integers")
+    if not (values.dtype.kind in "iuf" if isinstance(values, np.ndarray) else _is_number(values.dtype)):
         raise ParameterError(name, ids, "integers", f"{name} must be integers, got {shown(ids)}")
-    if tf.as_dtype(given.dtype) in (tf.int64, tf.uint32, tf.uint64):
-        given = tf.clip_by_value(tf.cast(given, tf.int64), tf.int32.min, tf.int32.max)
-    return tf.cast(given, tf.int32)
+    if tf.as_dtype(values.dtype) in (tf.int64, tf.uint32, tf.uint64):
+        values = tf.clip_by_value(tf.cast(values, tf.int64), tf.int32.min, tf.int32.max)
+    return tf.cast(values, tf.int32)
 
 
 def _is_number(dtype: Any) -> bool:

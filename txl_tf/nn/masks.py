@@ -116,14 +116,14 @@ def check_broadcasts(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence
     Args:
         name: of the argument, for the error.
         mask: a tensor.
-        sizes: see `check_tensors`.
+        sizes: `{name: size}` of the dimensions that are known.
         dims: names of the dimensions.
         hint: text at the end of the message.
     """
-    whole = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
-    fits = len(whole) == mask.shape.rank > 1 and all(
+    expected_sizes = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
+    fits = len(expected_sizes) == mask.shape.rank > 1 and all(
         size in (None, 1, expected) or expected is None
-        for size, expected in zip(mask.shape.as_list(), whole, strict=True)
+        for size, expected in zip(mask.shape.as_list(), expected_sizes, strict=True)
     )
     if not fits:
         allowed = f"of a shape that broadcasts to {described('', dims, sizes)}"
@@ -175,7 +175,7 @@ def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
     Args:
         name: of the argument, for the errors.
         mask: `[queries, keys]`, `[batch, queries, keys]` or `[batch, num_heads, queries, keys]`; a dimension may be 1.
-        sizes: see `check_tensors`.
+        sizes: `{name: size}` of the dimensions that are known.
 
     Returns:
         bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
@@ -197,7 +197,7 @@ def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str) -> Any:
     Args:
         name: of the argument, for the errors.
         mask: bool or numbers 0 and 1, true or 1 where there is an element.
-        sizes: see `check_tensors`.
+        sizes: `{name: size}` of the dimensions that are known.
         dim: "queries" or "keys".
 
     Returns:
@@ -218,7 +218,7 @@ def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
     Args:
         name: of the argument, for the errors.
         mask: see the table above.
-        sizes: see `check_tensors`.
+        sizes: `{name: size}` of the dimensions that are known.
 
     Returns:
         bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.

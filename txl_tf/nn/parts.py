@@ -78,6 +78,7 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
 
 
 def _error_of_trace(read: Callable[[], Any]) -> Exception | None:
+    """The error that tracing a function raises, or `None`."""
     try:
         with tf.init_scope():
             tf.function(read, autograph=False).get_concrete_function()
@@ -146,10 +147,10 @@ def checked_config(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     if is_part or not own_parts(model):
         return config
     try:
-        again = type(model).from_config(config)
+        copy_of_model = type(model).from_config(config)
     except Exception:  # loading the configuration will raise the same error
         return config
-    for part, other in zip(model._flatten_layers(), again._flatten_layers(), strict=False):
+    for part, other in zip(model._flatten_layers(), copy_of_model._flatten_layers(), strict=False):
         if type(part) is not type(other) or ("call" in vars(part)) != ("call" in vars(other)):
             allowed = f"a {type(other).__name__}, as a model made from the configuration has it"
             message = (

@@ -179,6 +179,7 @@ def register_positions(name: str) -> Callable[[Scheme], Scheme]:
         raise ParameterError("name", name, f"text, and none of the library's names: {', '.join(_BUILT_IN)}")
 
     def register(cls: Scheme) -> Scheme:
+        """Registers the class, and returns it."""
         if not (isinstance(cls, type) and issubclass(cls, Positions)):
             raise ParameterError("cls", cls, "a subclass of txl_tf.layers.Positions")
         cls.known_as = name
@@ -237,6 +238,7 @@ class Relative(Positions):
         return positional_embedding(distances, inverse_frequencies(network.d_model, dtype))
 
     def enter(self, network: Any, embeddings: Tensor, mem_len: Size, dropout_keys: Any, zero: Size = 0) -> Any:
+        """The embeddings with dropout, and the table of distances, `[1, M + T, E]`, with dropout of its own."""
         r = tf.cast(network.position_table(mem_len + shape_of(embeddings)[1], zero), network.compute_dtype)
         # One mask for all layers and rows, as in the original.
         r = dropout(r, network.dropout, dropout_keys[1], row_axis=None)
@@ -291,6 +293,7 @@ class Learned(Sinusoids):
         owner.pos_table = owner.add_table("pos_table", shape, own_initializer(owner.initializer))
 
     def table(self, network: Any, length: Size, zero: Size = 0) -> Any:
+        """The first `length` rows of the learned table, `[1, length, E]`. Raises ParameterError if there are fewer."""
         if isinstance(length, int) and length > network.context_len:
             allowed = f"at most context_len={network.context_len} tokens, the number of learned positions"
             raise ParameterError("tokens", length, allowed, f"a segment must have {allowed}, got {length}")
@@ -336,6 +339,7 @@ class Rotary(Positions):
             raise ParameterError("d_head", owner.d_head, allowed)
 
     def turn(self, x: Tensor, numbers: Tensor) -> Any:
+        """Rotates each pair of elements i and i + D / 2 of queries or keys by an angle that grows with the position."""
         # Angles are int32 fractions of a full turn. After a full turn, int32 overflows to the right angle, so angles
         # are exact, however long the text is.
         fractions = _fractions_of_turn(x.shape[-1]) * numbers[..., None]  # [..., n, D / 2]

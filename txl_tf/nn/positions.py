@@ -180,7 +180,8 @@ def rel_shift(x: Tensor, first: Size | None = None, time_major: bool = False) ->
     """
     if time_major:
         check_tensors({}, x=(x, "float qlen klen batch n_head"))
-        return tf.transpose(rel_shift(tf.transpose(x, [2, 3, 0, 1]), first), [2, 3, 0, 1])
+        by_head = tf.transpose(x, [2, 3, 0, 1])  # [B, H, T, K]
+        return tf.transpose(rel_shift(by_head, first), [2, 3, 0, 1])
     if first is None:
         qlen, klen = x.shape[-2:]
         if None not in (qlen, klen) and klen < qlen:

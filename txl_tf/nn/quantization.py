@@ -41,9 +41,9 @@ class Unquantized(MixedIntoLayer):
             )
             raise UnsupportedError("quantize", mode, self.smaller, message)
         model, filters = call
-        asked = [layer for layer in _leaves(model) if _is_chosen(layer, filters)]
-        if self is next(layer for layer in asked if isinstance(layer, Unquantized)):
-            warnings.warn(_report(mode, model, asked), stacklevel=5)  # shows the line that calls `model.quantize`
+        layers = [layer for layer in _leaves(model) if _is_chosen(layer, filters)]
+        if self is next(layer for layer in layers if isinstance(layer, Unquantized)):
+            warnings.warn(_report(mode, model, layers), stacklevel=5)  # shows the line that calls `model.quantize`
 
 
 def _call_of_model() -> tuple[Any, Any] | None:
@@ -83,8 +83,8 @@ def _report(mode: Any, model: Any, asked: Sequence[Any]) -> str:
     ours = [layer for layer in model.layers if isinstance(layer, Unquantized)] or model._flatten_layers()
     kinds = sorted({type(layer).__name__ for layer in ours if isinstance(layer, Unquantized)})
     quantizable_share = f"at most {count:,} of the {total:,} weights of {model.name}, {count / total:.1%}"
-    left = f"The weights of {', '.join(kinds)} do not change: {Unquantized.smaller}"
-    return f"quantize({mode!r}) quantizes {quantizable_share}. {left}"
+    unchanged = f"The weights of {', '.join(kinds)} do not change: {Unquantized.smaller}"
+    return f"quantize({mode!r}) quantizes {quantizable_share}. {unchanged}"
 
 
 def _can_quantize(layer: Any) -> bool:

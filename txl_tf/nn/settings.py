@@ -130,10 +130,10 @@ class Settings(MixedIntoLayer):
         classes = type(self).__mro__
         if not any(_group(cls) or vars(cls).get("free_settings") is not None for cls in classes):
             return
-        given = [layer for value in arguments for layer in _layers_in(value)]
-        for layer in given:
+        given_layers = [layer for value in arguments for layer in _layers_in(value)]
+        for layer in given_layers:
             add_user(layer, self)
-        ids = set(map(id, given))
+        ids = set(map(id, given_layers))
         for part in self._flatten_layers(include_self=False):
             if isinstance(part, Settings) and id(part) not in ids:
                 part.__dict__.setdefault("_owner", weakref.ref(self))
@@ -398,6 +398,7 @@ def _in_constructor(x: Any) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
+    """Whether two values are equal. Arrays are equal only if they are the same object."""
     try:
         return value is other or (type(value) is type(other) and bool(value == other))
     except (TypeError, ValueError):  # comparing arrays

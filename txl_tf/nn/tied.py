@@ -205,8 +205,10 @@ class Tied(MixedIntoLayer):
         """The configuration of the embedding; `None` if a copy that is made from it would untie two layers."""
         embedding = self.embedding
         config: Any = keras.saving.serialize_keras_object(embedding)
-        again: Any = keras.saving.serialize_keras_object(embedding)
-        if "shared_object_id" in again:  # Keras is writing a file, from which all owners of an object get the same one
+        serialized: Any = keras.saving.serialize_keras_object(embedding)
+        if (
+            "shared_object_id" in serialized
+        ):  # Keras is writing a file, from which all owners of an object get the same one
             return config
         elsewhere = embedding._inbound_nodes or "/" in embedding.path or len(embedding.owners) > 1
         return None if self.place is not None or elsewhere else config
@@ -231,6 +233,7 @@ class Shared(MixedIntoLayer):
         return weakref.WeakSet()
 
     def load_own_variables(self, store: Any) -> None:
+        """Keras's method. Raises ParameterError if the file has no weights for the embedding of a tied layer."""
         if self.built and not store.keys():
             message = (
                 f"the file must contain the weights of embedding {self.name!r}, which is a part of a tied layer, but "

@@ -75,9 +75,9 @@ class StopOnSignal(Callback):
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopOnSignal:
-        if threading.current_thread() is threading.main_thread():  # no other may handle signals
+        if threading.current_thread() is threading.main_thread():  # no other thread may set signal handlers
             numbers = [signal.SIGINT, signal.SIGTERM]
-            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
                 numbers.append(signal.SIGHUP)
             self.previous = {number: signal.signal(number, self.handle) for number in numbers}
         return self
@@ -101,10 +101,10 @@ class StopOnSignal(Callback):
             self.received = number
             self.received_at = time.monotonic()
             self.trained.stop_requested = True
-            again = " (Ctrl-C again to stop at once)" if number == signal.SIGINT else ""
+            hint = " (Ctrl-C again to stop at once)" if number == signal.SIGINT else ""
             with contextlib.suppress(OSError):  # a terminal that hung up takes no message
                 # `print` would fail if the signal came during another `print`.
-                os.write(1, f"\n{self.reason}: saving after this step{again}\n".encode())
+                os.write(1, f"\n{self.reason}: saving after this step{hint}\n".encode())
 
     def handle_late(self, number: int, frame: Any) -> None:
         """The handler of signals after `fit`. It ignores them while the program ends because of the first one."""
@@ -138,13 +138,14 @@ class CheckFinite(Callback):
         self.checkpoints = checkpoints
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Ends the training if loss or gradients are not finite. With loss scaling, gradients may overflow."""
         finite = math.isfinite(logs["loss"])
         if finite:
             self.checkpoints.confirm()  # the weights before this step gave the loss
         if finite and (is_scaled(self.model.optimizer) or math.isfinite(logs["grad_norm"])):
             return
         numbers = f"loss {logs['loss']}, gradient norm {logs['grad_norm']}"
-        raise self.checkpoints.diverged(numbers, self.model.steps_per_execution, loss_too=not finite)
+        raise self.checkpoints.diverged(numbers, self.model.steps_per_execution, bad_loss=not finite)
 
 
 class Validate(Callback):
@@ -165,6 +166,7 @@ class Validate(Callback):
         self.checkpoints = checkpoints
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        """Validates if a multiple of `save_steps` lies in the interval that ends here. Adds the results to `logs`."""
         step = step_of(self.model)
         training = self.training
         if step < training.train_steps and step % training.save_steps < training.iterations:
@@ -230,6 +232,7 @@ class RunState(Callback):
         self.stopped_by_others = False
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Restores the carried state, and finishes an interval whose validation was interrupted."""
         step = step_of(self.model)
         self.saved_step = step
         if self.carried is not None:
@@ -255,6 +258,7 @@ class RunState(Callback):
             self.sums = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Ends the epoch, which is an interval, after its last step. Saves a checkpoint if one is due."""
         step = step_of(self.model)
         self.stopped_by_others = self.model.stop_training
         if step >= self.training.train_steps or step % self.training.iterations == 0:
@@ -265,9 +269,11 @@ class RunState(Callback):
             raise Stopped
 
     def before_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        """Restores the request to stop of other callbacks, which `on_train_batch_end` has overwritten."""
         self.model.stop_training = self.stopped_by_others
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        """Saves what is due after an interval, and ends the training if it is done, stops early or got a signal."""
         step = step_of(self.model)
         done = step >= self.training.train_steps or self.model.stop_training
         if "val_loss" in logs:
@@ -346,6 +352,7 @@ class Progress(Callback):
         self.begin = self.end = (step_of(self.model), now)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Measures the time of the steps. After the third call, logs the speed if the interval is long."""
         self.end = (step_of(self.model), time.perf_counter())
         self.calls += 1
         if self.calls == 1:  # its time was spent on tracing
@@ -369,7 +376,7 @@ class Progress(Callback):
         return (ended - started) / (step - first) if step > first else float("nan")
 
     def place(self, step: int) -> str:
-        """The number of a step, of how many."""
+        """The number of a step and of all steps, such as "step  400/1200"."""
         return f"step {step:>{len(str(self.train_steps))}}/{self.train_steps}"
 
     def left(self, step: int, seconds: float) -> str:
@@ -386,6 +393,7 @@ class Progress(Callback):
         return f"next {self.due} at step {min(end, self.train_steps)}"
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
+        """Adds step, learning rate and speed to the logs of an interval, and writes them as one line."""
         step = self.end[0]
         self.validated = "val_loss" in logs
         if self.validated:

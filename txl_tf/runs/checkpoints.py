@@ -95,7 +95,7 @@ class RunCheckpoints:
         for name, variable in weights_by_name(self._model).items():
             value = tf.convert_to_tensor(getattr(variable, "value", variable))
             if value.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(value)):
-                raise self.diverged(f"{name} has values that are not finite", loss_too=False)
+                raise self.diverged(f"{name} has values that are not finite", bad_loss=False)
 
     def confirm(self) -> None:
         """Records that the weights of the latest checkpoint have a finite loss, and deletes older checkpoints."""
@@ -110,21 +110,21 @@ class RunCheckpoints:
             raise self.diverged(f"validation loss {loss}")
         self.confirm()
 
-    def diverged(self, what: str, steps: int = 1, loss_too: bool = True) -> ValueError:
+    def diverged(self, what: str, steps: int = 1, bad_loss: bool = True) -> ValueError:
         """The error of a training that has diverged.
 
-        Deletes the latest checkpoint where its weights have no finite loss.
+        Deletes the latest checkpoint if its weights have no finite loss.
 
         Args:
             what: what was found, such as `"loss nan"`.
             steps: number of the last steps in which it was found.
-            loss_too: whether the loss is not finite. It was computed from the weights before the step.
+            bad_loss: whether the loss is not finite, not only the gradients. The weights before the step gave it.
         """
         step = int(self._model.optimizer.iterations.numpy())
         where = f"step {step}" if steps == 1 else f"steps {step - steps + 1} to {step}"
         message = f"{where}: {what}. The training has diverged; nothing of this is saved, and {{}}. A lower "
         message += "learning_rate may help"
-        if self._unproven is None or not loss_too:
+        if self._unproven is None or not bad_loss:
             return ValueError(message.format(self.last_good))
         latest = self.folder.checkpoint(self._unproven)
         if self._restored:  # with other settings it may be good: the user decides
@@ -150,7 +150,7 @@ class RunCheckpoints:
             if step in unfinished:
                 continue
             try:
-                check_whole(self.folder.checkpoint(step), finite=True)
+                check_whole(self.folder.checkpoint(step), check_finite=True)
             except ValueError as error:
                 problems.append(str(error))
                 continue

@@ -99,6 +99,7 @@ def evaluate_run(
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
 
     def load(path: str) -> tuple[LanguageModel, str]:
+        """Makes and compiles the model, and sets its weights from a checkpoint."""
         reader = CheckpointReader(path)
         folder.check_size(model, reader)
         with strategy.scope():
@@ -284,9 +285,9 @@ class Evaluator:
     def _by_text(self, nll: float, split: str) -> str:
         """Bits per byte and per character, by which models of different vocabularies can be compared.
 
-        Where tokens are no characters, also the perplexity per word. Every token counts with the mean `nll`.
+        If tokens are not characters, also the perplexity per word. Every token counts with the mean `nll`.
         """
-        total = nll * len(self.corpus.splits[split])
-        a_byte, a_character, a_word = (total / max(n, 1) for n in self.corpus.sizes[split])
-        bits = f"bits a byte {to_metric(a_byte, 'bpc'):.4f} | bits a character {to_metric(a_character, 'bpc'):.4f}"
-        return bits if self.corpus.by_character else f"{bits} | ppl of a word {to_metric(a_word, 'ppl'):.2f}"
+        total_nll = nll * len(self.corpus.splits[split])
+        per_byte, per_character, per_word = (total_nll / max(n, 1) for n in self.corpus.sizes[split])
+        bits = f"bits a byte {to_metric(per_byte, 'bpc'):.4f} | bits a character {to_metric(per_character, 'bpc'):.4f}"
+        return bits if self.corpus.by_character else f"{bits} | ppl of a word {to_metric(per_word, 'ppl'):.2f}"

@@ -192,7 +192,7 @@ class RunFolder(CheckpointFolder):
         """The path of a checkpoint.
 
         Args:
-            ckpt_path: see `load_run`.
+            ckpt_path: path or name of a checkpoint, `"best"` or `"latest"`; `None`: the one that `load_run` opens.
 
         Raises:
             ParameterError: there is no such checkpoint.
@@ -223,19 +223,19 @@ class RunFolder(CheckpointFolder):
         A training in another process may delete the checkpoint before it is opened. Then `use` gets its successor.
 
         Args:
-            ckpt_path: see `load_run`.
+            ckpt_path: path or name of a checkpoint, `"best"` or `"latest"`; `None`: the one that `load_run` opens.
             use: function of a path.
             argument: name of the argument that chooses a checkpoint, for messages.
 
         Raises:
             ParameterError: the checkpoint is damaged. The message names one that is complete.
         """
-        for left in reversed(range(_ATTEMPTS)):
+        for tries_left in reversed(range(_ATTEMPTS)):
             path = self.find_checkpoint(ckpt_path)
             try:
                 return use(path)
             except CheckpointGone:
-                if not left:
+                if not tries_left:
                     raise
             except UnreadableCheckpoint as error:
                 raise self.way_out(error, argument) from error
@@ -244,12 +244,12 @@ class RunFolder(CheckpointFolder):
         """The error of a damaged checkpoint, which names the newest one that is complete, to give to `argument`."""
         path = error.value
         newest_first = (self.checkpoint(step) for step in reversed(self.steps()))
-        whole = next((other for other in newest_first if other != path and _is_whole(other)), None)
-        if whole is None:
+        complete = next((other for other in newest_first if other != path and _is_whole(other)), None)
+        if complete is None:
             message = f"{error}\nno other checkpoint in {self} is complete"
             return ParameterError(argument, path, error.allowed, message)
-        name = os.path.basename(whole)
-        message = f"{error}\n{whole} is complete: --{argument}={name} takes it"
+        name = os.path.basename(complete)
+        message = f"{error}\n{complete} is complete: --{argument}={name} takes it"
         if path in self.checkpoints():
             message += f"; all programs take it once {path}.* are removed"
         return ParameterError(argument, path, [name], message)
@@ -306,6 +306,7 @@ class RunFolder(CheckpointFolder):
                 raise ParameterError(name, value, [trained_value], message)
 
         def load(path: str) -> keras.Model:
+            """Makes the model, and sets its weights from a checkpoint."""
             reader = CheckpointReader(path)
             self.check_size(arguments, reader)
             model = family.make(**arguments)

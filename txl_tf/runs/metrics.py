@@ -71,11 +71,11 @@ def error_rates(translations: list[str], references: list[list[str]], level: str
         characters, the latter is the character error rate.
     """
     pairs = [(i, text, right) for i, text in enumerate(translations) for right in references[i]]
-    rows, texts, rights = zip(*pairs, strict=True)
+    rows, texts, right_texts = zip(*pairs, strict=True)
     symbols_of_texts = [_symbols(text, level) for text in texts]
-    right = [_symbols(text, level) for text in rights]
-    distances = _edit_distances(symbols_of_texts, right)
-    lengths = np.array(list(map(len, right)))
+    right_symbols = [_symbols(text, level) for text in right_texts]
+    distances = _edit_distances(symbols_of_texts, right_symbols)
+    lengths = np.array(list(map(len, right_symbols)))
     order = np.lexsort([lengths, distances, rows])  # the nearest reference of every row first
     nearest = order[np.unique(np.array(rows)[order], return_index=True)[1]]
     edits = distances[nearest]
@@ -274,7 +274,9 @@ def format_confusion(table: dict[tuple[str, str], int]) -> str:
     """Formats the result of `confusion` as text: a row for every expected type, a column for every predicted type."""
     kinds = [*sorted({kind for pair in table for kind in pair} - {NONE}), NONE]
     width = max(map(width_of, kinds)) + 2
-    lines = [filled("expected / found", max(width, 18)) + "".join(filled(kind, width, left=False) for kind in kinds)]
+    lines = [
+        filled("expected / found", max(width, 18)) + "".join(filled(kind, width, align_left=False) for kind in kinds)
+    ]
     for row in kinds:
         cells = "".join(f"{table.get((row, column), 0) or '.':>{width}}" for column in kinds)
         lines.append(f"{filled(row, max(width, 18))}{cells}")
@@ -319,7 +321,7 @@ def width_of(text: str) -> int:
 _NO_WIDTH = ("Mn", "Me", "Cf")
 
 
-def filled(text: str, width: int, left: bool = True) -> str:
-    """A text, filled up with spaces to `width` columns: on the left side, or on the right unless `left`."""
+def filled(text: str, width: int, align_left: bool = True) -> str:
+    """Fills up a text with spaces to `width` columns: after the text or, unless `align_left`, before the text."""
     spaces = " " * (width - width_of(text))
-    return text + spaces if left else spaces + text
+    return text + spaces if align_left else spaces + text

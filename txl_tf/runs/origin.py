@@ -84,8 +84,8 @@ class Origin:
         known = {**self.config["data"], **self.config.get("vocab", {})}
         training = self.config.get("training", {})
         if not self.resumes:  # static shapes depend on the machine
-            taken = [name for name in (*self.family.batching, "eval_batch_size") if name != "static_shapes"]
-            training = {name: training[name] for name in taken if name in training}
+            names = [name for name in (*self.family.batching, "eval_batch_size") if name != "static_shapes"]
+            training = {name: training[name] for name in names if name in training}
         return {
             "data": {name: known[name] for name in self.family.reading if name in known},
             "model": self.config["model"],
@@ -153,15 +153,15 @@ class Origin:
             warn_for: the parts that can cause a warning; by default all.
         """
         shares = {part: unknown / max(total, 1) for part, (unknown, total) in counts.items()}
-        said = " and ".join(f"{share:.2%} of the {part}" for part, share in shares.items())
-        said += f" {'is' if [*shares] == ['text'] else 'are'} {unk}" if shares else ""
+        sentence = " and ".join(f"{share:.2%} of the {part}" for part, share in shares.items())
+        sentence += f" {'is' if [*shares] == ['text'] else 'are'} {unk}" if shares else ""
         if any(shares[part] > _MUCH_UNKNOWN for part in (shares if warn_for is None else warn_for)):
             logger.warning(
-                f"{said}: the vocabulary of init_from={self.path} lacks many symbols of the new text. extend_vocab "
+                f"{sentence}: the vocabulary of init_from={self.path} lacks many symbols of the new text. extend_vocab "
                 "gives them rows of their own"
             )
-        elif said:
-            logger.info(said)
+        elif sentence:
+            logger.info(sentence)
 
     def say_extended(self, vocabs: list[Vocab], where: str = "") -> None:
         """Logs how many symbols `vocabs` add to the vocabularies of the other run, and where the new rows are."""
@@ -201,12 +201,12 @@ class Origin:
             if getattr(training, name, other_value) != other_value:  # settings of the evaluation are not in `training`
                 changes[name] = (other_value, getattr(training, name))
         shown = [f"{name} {_shown(other_value)} -> {_shown(value)}" for name, (other_value, value) in changes.items()]
-        said = [f"step {checkpoint_step(path):,}, {os.path.dirname(self._name(path)) or 'latest'}"]
+        parts = [f"step {checkpoint_step(path):,}, {os.path.dirname(self._name(path)) or 'latest'}"]
         if shown:
-            said.append(f"changed: {', '.join(shown)}")
+            parts.append(f"changed: {', '.join(shown)}")
         if new_weights:
-            said.append(f"new weights: {', '.join(new_weights)}")
-        logger.info("init_from %s: %s", self.path, "; ".join(said))
+            parts.append(f"new weights: {', '.join(new_weights)}")
+        logger.info("init_from %s: %s", self.path, "; ".join(parts))
         own_settings = {**(final.to_dict() if final else {}), **training.to_dict()}
         recorded = self.config.get("training", {})
         sizes = [name for name in (*self.family.batching, "eval_batch_size") if type(own_settings.get(name)) is int]

@@ -139,19 +139,21 @@ def check_same_config(folder: RunFolder, config: dict) -> None:
 def _changes(before: dict, requested: dict) -> list[str]:
     """The differences between two `config.json` that a checkpoint depends on."""
     family = family_in(requested)
-    existing = family_in(before)
-    changes = [] if family is existing else [_change("family", existing.name, family.name)]
-    prints, old_prints = (config.get("fingerprints", {}) for config in (requested, before))
-    same_text = old_prints and all(old_prints.get(split) == prints.get(split) for split in ("train", "valid"))
+    old_family = family_in(before)
+    changes = [] if family is old_family else [_change("family", old_family.name, family.name)]
+    fingerprints, old_fingerprints = (config.get("fingerprints", {}) for config in (requested, before))
+    same_text = old_fingerprints and all(
+        old_fingerprints.get(split) == fingerprints.get(split) for split in ("train", "valid")
+    )
     for part in ("data", "model", *family.vocabs, "training"):
         fields = [field for group in family.groups.get(part, (Vocab,)) for field in dataclasses.fields(group)]
         defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
         for name, value in requested.get(part, {}).items():
-            old = before.get(part, {}).get(name, defaults.get(name))
+            old_value = before.get(part, {}).get(name, defaults.get(name))
             if name in _OF_TEXT or (same_text and name in family.places):  # the same text at another path
                 continue
-            if old != value and (part != "training" or name in (*FIXED, *family.batching)):
-                changes.append(_change(f"{part}.{name}", old, value))
+            if old_value != value and (part != "training" or name in (*FIXED, *family.batching)):
+                changes.append(_change(f"{part}.{name}", old_value, value))
     return changes
 
 

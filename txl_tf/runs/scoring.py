@@ -160,7 +160,8 @@ class Scorer:
             Iterator of a list of scores for each block: of the lines in the block; or, with `carry_memory`, of the
             lines that it completes, and of the rest at the end. A line that cannot be scored is not part of the text.
 
-        Raises: as `score_lines`, before any line of the block is scored.
+        Raises:
+            LineError: with `strict`, a line cannot be scored. No line of its block has been scored then.
         """
         counted = itertools.count(1) if numbers is None else iter(numbers)
         encoded_blocks = (

@@ -105,7 +105,7 @@ def name_of(data: dict) -> str:
 
 
 def check_documents(name: str, vocab: Vocab) -> None:
-    """Raises ParameterError, of the option `name`, where a text has no ends of documents, which the option needs."""
+    """Raises ParameterError, of the option `name`, if a text has no ends of documents, which the option needs."""
     if vocab.document is None:
         message = f"{name} needs a text of documents, each with its end: JSON lines, or --documents"
         raise ParameterError(name, True, "left out for a text without ends of documents", message)

@@ -120,7 +120,13 @@ def _wandb_run(folder: RunFolder, project: str | None, run_id: str | None) -> It
 
 @contextlib.contextmanager
 def _mlflow_run(folder: RunFolder, project: str | None, run_id: str | None) -> Iterator[Tracked]:
-    """A run of MLflow. Args: see `_wandb_run`; the project is MLflow's experiment."""
+    """A run of MLflow, open in the block.
+
+    Args:
+        folder: the run that is tracked.
+        project: MLflow's experiment. `None` for the one that the environment names or, without one, `_PROJECT`.
+        run_id: of the tracked run to resume; `None` for a new one.
+    """
     import mlflow
     from mlflow.exceptions import MlflowException
     from mlflow.keras import MlflowCallback

@@ -453,8 +453,8 @@ class Run:
         self.show(logs, "val_")
         if self.checkpoints.write:
             with self.checkpoints.naming_last():
-                missing = callbacks.complete_log(self.folder.log_file, step_of(self.model), logs)
-            if missing:
+                not_logged = callbacks.complete_log(self.folder.log_file, step_of(self.model), logs)
+            if not_logged:
                 self.board.on_epoch_end(None, logs)
         self.checkpoints.save_best(logs[self.folder.family.monitor])
 

@@ -157,6 +157,7 @@ def weights_reader(
     check_fits(reader.path, _others(reader.weight_shapes, leave_out), variables, extend)
 
     def read(name: str) -> np.ndarray:
+        """The array of a variable; if the variable is longer, the new rows keep their initial values."""
         array = reader.get(reader.weights[name])
         if array.shape == tuple(variables[name].shape):
             return array
@@ -262,15 +263,15 @@ def reading_checkpoint(path: str) -> Iterator[None]:
         raise UnreadableCheckpoint("checkpoint", path, "a checkpoint that can be read", message) from error
 
 
-def check_whole(path: str, finite: bool = False) -> None:
+def check_whole(path: str, check_finite: bool = False) -> None:
     """Raises UnreadableCheckpoint if an array of a checkpoint is not as it was written.
 
-    With `finite`, also where a weight in the checkpoint of a run is not finite.
+    With `check_finite`, also if a weight in the checkpoint of a run is not finite.
     """
     reader = CheckpointReader(path)
     for key in reader.shapes:
         array = reader.get(key)
-        if finite and key.startswith(RUN_WEIGHTS) and not np.isfinite(array).all():
+        if check_finite and key.startswith(RUN_WEIGHTS) and not np.isfinite(array).all():
             message = f"{path} has weights that are not finite: {key.removeprefix(RUN_WEIGHTS)}"
             raise UnreadableCheckpoint("checkpoint", path, "finite weights", message)
 

@@ -253,8 +253,8 @@ class LanguageModelSignatures(StoredModel):
         """The scores of texts `[B, N]` with these lengths, after the tokens `start`."""
         batch, n = tf.unstack(tf.shape(ids))
         tokens = tf.concat([tf.tile(tf.constant([start], tf.int32), [batch, 1]), ids], 1)
-        missing = tf.maximum(2 - len(start) - n, 0)  # there must be a token to read and one to predict
-        nll = self._nll_of_texts(tf.pad(tokens, [[0, 0], [0, missing]]))[:, len(start) :][:, :n]
+        n_missing = tf.maximum(2 - len(start) - n, 0)  # there must be a token to read and one to predict
+        nll = self._nll_of_texts(tf.pad(tokens, [[0, 0], [0, n_missing]]))[:, len(start) :][:, :n]
         inside = tf.sequence_mask(lengths, n)
         symbols = tf.where(inside, self.text.spell(ids), "")
         return {"nll": tf.where(inside, nll, 0), self._named("symbols"): symbols, "lengths": lengths}

@@ -48,12 +48,12 @@ def checked(checks: list[Check], *tensors: Any) -> Any:
     Returns:
         `tensors`; a single one by itself.
     """
-    held = [tf.reduce_all(check.condition) for check in checks]
+    conditions = [tf.reduce_all(check.condition) for check in checks]
 
     def fail() -> tf.Tensor:
         """Makes the checks one after the other, so that the first one that fails ends the graph."""
         done: list[Any] = []
-        for holds, check in zip(held, checks, strict=True):
+        for holds, check in zip(conditions, checks, strict=True):
             message = check.message() if callable(check.message) else check.message
             value = check.value() if callable(check.value) else check.value
             with tf.control_dependencies(done):
@@ -62,7 +62,7 @@ def checked(checks: list[Check], *tensors: Any) -> Any:
         with tf.control_dependencies(done):
             return tf.constant(False)
 
-    with tf.control_dependencies([tf.cond(tf.reduce_all(held), lambda: tf.constant(True), fail)]):
+    with tf.control_dependencies([tf.cond(tf.reduce_all(conditions), lambda: tf.constant(True), fail)]):
         after_checks: Any = tf.nest.map_structure(tf.identity, tensors)
     return after_checks if len(after_checks) > 1 else after_checks[0]
 
@@ -77,8 +77,8 @@ def in_vocabulary(name: str, ids: Any, n_token: int, least: int = 0) -> Check:
 def finite(name: str, x: tf.Tensor) -> Check:
     """A check that all numbers are finite. It looks at their sum, which needs no copy of `x`."""
     message = f"{name} must hold finite numbers"
-    bad = functools.partial(_not_finite, x)
-    return Check(tf.math.is_finite(tf.reduce_sum(x)), message, bad)
+    find_bad = functools.partial(_not_finite, x)
+    return Check(tf.math.is_finite(tf.reduce_sum(x)), message, find_bad)
 
 
 def _not_finite(x: tf.Tensor) -> tf.Tensor:
@@ -155,7 +155,7 @@ class RequestLimits:
         new_tokens = tf.cast(new_tokens, tf.int64)
         most_rows = self.max_bytes // self.row_bytes(tokens, new_tokens)
         template = f"{name} must have at most {{}} row(s) of {self.row}"
-        numbers = [most_rows, tokens, new_tokens][: template.count("{}")]
+        numbers = [most_rows, tokens, new_tokens][: template.count("{}")]  # `row` has 0 to 2 more
         message = functools.partial(tf.strings.format, template, numbers)
         return Check(tf.cast(rows, tf.int64) <= most_rows, message, rows)
 

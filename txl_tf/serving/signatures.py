@@ -71,9 +71,9 @@ def served_model(model: keras.Model, vocab: Vocab | Sequence[Vocab] | None, opti
         message = f"signatures of the family {family.name} must be registered: {', '.join(_SERVERS)} are"
         raise ParameterError("signatures", family.signatures, list(_SERVERS), message)
     described, serve = _SERVERS[family.signatures]
-    given = {name: value for name, value in options.items() if value is not None}
+    given_options = {name: value for name, value in options.items() if value is not None}
     known = keywords_of(serve)
-    for name, value in given.items():
+    for name, value in given_options.items():
         if name not in known:
             raise ParameterError(name, value, "left out", f"{name} is no argument for {described}, got {value}")
-    return serve(model, vocab, **given)
+    return serve(model, vocab, **given_options)

@@ -92,8 +92,8 @@ class ServedMemory:
         count: Any = ()
         if self.counts:
             state, digits = tf.split(state, [self.shape[0] - COUNT_DIGITS, COUNT_DIGITS], 1)
-            whole = tf.reduce_all((digits >= 0) & (digits < COUNT_BASE) & (digits == tf.floor(digits)), 1)
-            check = Check(whole, "state must be one that this model returned", digits)
+            is_valid = tf.reduce_all((digits >= 0) & (digits < COUNT_BASE) & (digits == tf.floor(digits)), 1)
+            check = Check(is_valid, "state must be one that this model returned", digits)
             digits = checked([check], digits)
             high, low = tf.unstack(tf.cast(digits, tf.int32), axis=1)
             count = high * COUNT_BASE + low

@@ -126,14 +126,16 @@ class GraphTokenizer(tf.Module):
         ids = symbols.with_flat_values(tf.cast(self.ids.lookup(symbols.flat_values), tf.int32))
         if self.vocab.bos:
             ids = ids[:, 1:]  # a stop string need not begin a line
-        whole = tf.cast(self.ids.lookup(flat), tf.int32)[:, None]  # such as "<eos>"
+        special_ids = tf.cast(self.ids.lookup(flat), tf.int32)[:, None]  # such as "<eos>"
         units = ids.to_tensor(NONE)
         longest = tf.shape(units)[1]
-        units = tf.where((whole >= 0) & (tf.range(longest) > 0), NONE, tf.where(whole >= 0, whole, units))
-        lengths = tf.where(whole[:, 0] >= 0, 1, tf.cast(ids.row_lengths(), tf.int32))
+        units = tf.where(
+            (special_ids >= 0) & (tf.range(longest) > 0), NONE, tf.where(special_ids >= 0, special_ids, units)
+        )
+        lengths = tf.where(special_ids[:, 0] >= 0, 1, tf.cast(ids.row_lengths(), tf.int32))
         unknown = tf.reduce_any(tf.sequence_mask(lengths, longest) & (units < 0), 1)
-        bad: Any = unknown | ((lengths == 0) & (tf.strings.length(flat) > 0))
-        units, lengths = checked([self._known("stop", ~bad, flat)], units, lengths)
+        is_bad: Any = unknown | ((lengths == 0) & (tf.strings.length(flat) > 0))
+        units, lengths = checked([self._known("stop", ~is_bad, flat)], units, lengths)
         shape = tf.shape(stop)
         return tf.reshape(units, [*tf.unstack(shape), longest]), tf.reshape(lengths, shape)
 
@@ -179,7 +181,9 @@ class GraphTokenizer(tf.Module):
 class SymbolTable(tf.Module):
     """The ids of a `Vocab` of level "word": of characters, bigrams or words of a lexicon.
 
-    Args: see `GraphTokenizer`.
+    Args:
+        vocab: the vocabulary.
+        path: file of the vocabulary, which becomes an asset of the SavedModel.
     """
 
     def __init__(self, vocab: Vocab, path: str):

@@ -75,10 +75,10 @@ def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, V
     for name, vocab in named.items():
         if vocab.level != "word":
             raise ParameterError(name, vocab.level, "of level 'word'")
-        bad = next((symbol for symbol in vocab.symbols if not symbol or re.search("[\r\n]", symbol)), None)
-        if bad is not None:
+        bad_symbol = next((symbol for symbol in vocab.symbols if not symbol or re.search("[\r\n]", symbol)), None)
+        if bad_symbol is not None:
             allowed = "symbols that are not empty and have no line ends"
-            raise ParameterError(name, bad, allowed, f"{name} must hold {allowed}, got {brief(bad)}")
+            raise ParameterError(name, bad_symbol, allowed, f"{name} must hold {allowed}, got {brief(bad_symbol)}")
     if "lexicon" in named:
         Lexicon(named["lexicon"].symbols)  # raises an error if a word is too short
         if not named["lexicon"].symbols:
@@ -120,9 +120,9 @@ class SentenceGraph(tf.Module):
         if self.level == "char":  # words have no spaces
             flat = tf.where((flat == " ") | (flat == "\t"), BLANK, flat)
         places: Any = tf.ragged.range(lengths).flat_values  # [C], the position of each character in its row
-        rest = tf.repeat(lengths, lengths) - places  # [C], characters from this one to the end of the row
+        n_left = tf.repeat(lengths, lengths) - places  # [C], characters from this one to the end of the row
         ids = self.vocab.ids(flat)
-        following = tf.where(rest == 1, END, tf.concat([flat, [END]], 0)[1:])
+        following = tf.where(n_left == 1, END, tf.concat([flat, [END]], 0)[1:])
         bigrams = tf.zeros_like(ids)
         if self.bigram_vocab:
             words = self.level == "word"
@@ -130,7 +130,7 @@ class SentenceGraph(tf.Module):
         bigrams = _dense(chars.with_values(bigrams))
         if not self.lattice:
             return {"chars": _dense(chars.with_values(ids)), "bigrams": bigrams}
-        begins, n_chars, word_ids = self._words(flat, rest)
+        begins, n_chars, word_ids = self._words(flat, n_left)
         char_items = tf.stack([ids, places, places], 1)
         starts = tf.gather(places, begins)
         word_items = tf.stack([word_ids, starts, starts + n_chars - 1], 1)
@@ -258,9 +258,10 @@ class TaggingSignatures(StoredModel):
         if tables:
             self.graph = SentenceGraph(self.lattice, self.limits.max_tokens, **tables, level=tagger.token_level)
         self.resources.graph = self.graph
-        self._entities = self.shared(self._found_in, self.inputs)
+        self._entities = self.shared(self._entities_of_any_length, self.inputs)
 
     def signatures(self) -> dict[str, Any]:
+        """The graphs of the signatures by their names. Those that take text need the vocabularies."""
         arguments: dict[Any, dict[str, tf.TensorSpec]] = {self.tag: self.inputs}
         if self.graph is not None:
             text = {"text": tf.TensorSpec([None], tf.string)}
@@ -347,7 +348,7 @@ class TaggingSignatures(StoredModel):
             inputs = checked(self._item_checks("text", rows, tf.shape(inputs["lattice"])[1]), inputs)
         return self._entities({name: inputs[name] for name in self.inputs}), tokens
 
-    def _found_in(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def _entities_of_any_length(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """The entities for inputs of any length, see `Tagger.entities`, which needs at least one position.
 
         So inputs without positions are padded to one position, which is cut off afterwards.

@@ -117,6 +117,7 @@ class TranslationSignatures(StoredModel):
             self.warmup_values[name] = text.vocab.symbols[END_ID + 1]  # the first symbol that is text
 
     def signatures(self) -> dict[str, Any]:
+        """The graphs of the signatures by their names. Those that take text need the vocabularies."""
         ids, text = self.specs
         arguments = {self.translate: {"source": ids}, self.score: {"source": ids, "target": ids}}
         if self.texts:

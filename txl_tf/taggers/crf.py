@@ -111,6 +111,7 @@ def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
     log_z = _log_norm(alphas, mask)
 
     def grad(upstream):
+        """The gradients of emissions and transitions: probabilities of tags, and of pairs of tags."""
         betas = _betas(emissions, transitions, mask)
         weight = upstream[:, None] * tf.cast(mask, upstream.dtype)
         emissions_grad = tf.exp(alphas + betas - log_z[:, None, None]) * weight[..., None]
@@ -191,6 +192,7 @@ def crf_decode(
     stay = tf.range(emissions.shape[-1])
 
     def step(state, element):
+        """One element: the score of the best path to every tag, and the tag before it on this path."""
         score, _ = state
         emission, visible = element
         ways = score[:, :, None] + transitions
@@ -285,6 +287,7 @@ class CRF(Layer):
         self.allowed = self.check_setting("allowed", allowed)
 
     def check_setting(self, name: str, value: Any) -> Any:
+        """Returns the value of a setting as it is stored: `allowed` as lists of bool."""
         if name != "allowed" or value is None:
             return super().check_setting(name, value)
         if np.shape(value) != (self.n_tag + 2, self.n_tag + 2):

@@ -187,7 +187,9 @@ class Flat(SentenceNetwork):
     def attention_probs(self, inputs: Any, layer: int) -> Tensor:
         """The attention probabilities of one layer, without dropout: `[n_head, batch, items, items]`.
 
-        Args: see `Tener.attention_probs`.
+        Args:
+            inputs: the inputs of a call.
+            layer: number of the layer, from 0 on. A negative number counts from the last layer.
         """
         layer = check_layer(layer, self.n_layer)
         self.build_at_once()

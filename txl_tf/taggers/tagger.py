@@ -59,6 +59,7 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
             variable.assign_add(count)
 
     def result(self) -> dict[str, Tensor]:
+        """Precision, recall and F1 of the entities counted so far; accuracy and F1 if every token is one."""
         right, predicted, expected = (tf.convert_to_tensor(count) for count in self.counts)
         precision = tf.math.divide_no_nan(right, predicted)
         recall = tf.math.divide_no_nan(right, expected)
@@ -165,6 +166,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             raise ParameterError("labels", self.labels, "tags that paths in their scheme have", message)
 
     def check_setting(self, name: str, value: Any) -> Any:
+        """Returns the value of a setting. With constraints, every label must be on an allowed path."""
         value = super().check_setting(name, value)
         if name == "constraints" and value:
             self._check_labels()
@@ -229,6 +231,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self.built = True
 
     def _build_rest(self, width: int) -> None:
+        """Builds the layers after the network, whose hidden states have this width."""
         if not self.out_fc.built:
             self.out_fc.build((None, None, width))
             self.crf.build((None, None, len(self.labels)))
@@ -456,9 +459,9 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         tags = tags[mask]
         n = len(self.labels)
         allowed = np.array(self.crf.allowed)
-        first = np.diff(rows, prepend=-1) > 0
+        first = np.diff(rows, prepend=-1) > 0  # true at the first tag of every row
         last = np.roll(first, -1)
-        before = np.where(first, n, np.roll(tags, 1))
+        before = np.where(first, n, np.roll(tags, 1))  # the previous tag; n stands for the start, n + 1 for the end
         continued = np.pad(self._continues, [[0, 2], [0, 2]])[before, tags]
         forbidden = np.sum(~allowed[before, tags]) + np.sum(~allowed[tags[last], n + 1])
         return np.array([forbidden, np.sum(np.array(self._entity)[tags] & ~continued)])
@@ -494,6 +497,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return self.reported(logs, inputs, tags, emissions, weights, training=False)
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
+        """This replica's share of the mean loss of the batch."""
         mask = self._mask_of(x)
         row_weights = None if sample_weight is None else weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
         nll, rows = self._nll_and_rows(y_pred, mask, as_ids("tags", y), row_weights)

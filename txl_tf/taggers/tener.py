@@ -63,8 +63,8 @@ class SentenceNetwork(Layer):
 
     def shapes_of_inputs(self, shapes: tuple, named: dict[str, Any]) -> dict[str, Any]:
         """The shapes of the inputs by name, from the arguments of `compute_output_shape`."""
-        given = {name: shape for name, shape in named.items() if name.strip("_")}  # see `named_shapes`
-        return self.named_shapes(shapes, given)["inputs"] if shapes or given else self.input_shapes
+        named_only = {name: shape for name, shape in named.items() if name.strip("_")}  # see `named_shapes`
+        return self.named_shapes(shapes, named_only)["inputs"] if shapes or named_only else self.input_shapes
 
     def build_at_once(self) -> None:
         """Creates the weights if they do not exist, as the first call does."""
@@ -248,7 +248,7 @@ class Tener(SentenceNetwork):
         inputs = self.checked(inputs)
         mask = self.mask_of(inputs)
         x = self.embed(inputs)
-        for before in self.stacked[:layer]:
-            x = before(x, mask)
-        attended = self.stacked[layer]
-        return attended.self_attn.attention_probs(x if self.after_norm else attended.norm1(x), mask)
+        for earlier_layer in self.stacked[:layer]:
+            x = earlier_layer(x, mask)
+        chosen_layer = self.stacked[layer]
+        return chosen_layer.self_attn.attention_probs(x if self.after_norm else chosen_layer.norm1(x), mask)

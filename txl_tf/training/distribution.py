@@ -158,7 +158,7 @@ def processor_flags() -> set[str]:
 
 
 def _workers(required: bool) -> list[str]:
-    """Addresses of the workers that `TF_CONFIG` names, the chief first."""
+    """Addresses of the workers that `TF_CONFIG` names, the chief first; or an error if it is `required` and not set."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         if required:
@@ -301,10 +301,10 @@ def _once_per_strategy(make: Any) -> Callable:
 
     @functools.wraps(make)
     def get(strategy):
-        made = vars(strategy).setdefault("_txl_tf", {})
-        if make.__name__ not in made:
-            made[make.__name__] = make(strategy)
-        return made[make.__name__]
+        values = vars(strategy).setdefault("_txl_tf", {})
+        if make.__name__ not in values:
+            values[make.__name__] = make(strategy)
+        return values[make.__name__]
 
     return get
 
@@ -330,6 +330,7 @@ def _sum_over_workers(strategy: Any, number: int) -> int:
 
 @_once_per_strategy
 def _sum_function(strategy: Any) -> Callable:
+    """The function that adds one number of every worker."""
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
     def share(number):  # the number on one replica of each worker, 0 on the others
@@ -365,6 +366,7 @@ def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.d
     index = _worker_index(strategy)
 
     def own(x):
+        """The rows of one tensor that belong to this worker."""
         rows = tf.shape(x)[0]
         text = ["the batch must divide by the number of replicas, got", rows, "rows on", replicas, "replicas"]
         with tf.control_dependencies([tf.debugging.Assert(rows % replicas == 0, text)]):
@@ -386,6 +388,7 @@ def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
         return tf.data.Dataset.range(replicas).map(lambda i: tf.nest.map_structure(lambda x: x[i], shares))
 
     def shares_of(context):
+        """The dataset of the shares of this worker's replicas, one after the other."""
         shares = dataset
         if replicas > 1:
             shares = shares.flat_map(of_batch)

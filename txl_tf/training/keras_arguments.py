@@ -162,6 +162,7 @@ class MeanOfFunction(keras.metrics.Mean):
         self.function = function
 
     def update_state(self, labels: Any, outputs: Any, sample_weight: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Updates the mean of the function. A value for each row gets the mean weight of its labels."""
         values = tf.convert_to_tensor(self.function(labels, outputs))
         if values.shape.rank == 0:
             sample_weight = None
@@ -194,14 +195,14 @@ class CompiledMetrics:
         self.given = {"metrics": metrics, "weighted_metrics": weighted_metrics}
         self._plain, self._weighted = (_metrics_of(name, given, same) for name, given in self.given.items())
         self.metrics = [*self._plain, *self._weighted]
-        taken = [*own]
+        used_names = [*own]
         for metric in self.metrics:
-            if metric.name in taken and metric in self._weighted and not _is_given(metric, weighted_metrics):
+            if metric.name in used_names and metric in self._weighted and not _is_given(metric, weighted_metrics):
                 metric.name = f"weighted_{metric.name}"  # as Keras names it
-            if metric.name in taken:
+            if metric.name in used_names:
                 message = f"metrics must have different names, and none of {', '.join(own)}, found {metric.name} again"
-                raise ParameterError("metrics", metric.name, f"names other than {', '.join(taken)}", message)
-            taken.append(metric.name)
+                raise ParameterError("metrics", metric.name, f"names other than {', '.join(used_names)}", message)
+            used_names.append(metric.name)
             _make_variables(metric, n_classes)
 
     def update(self, labels: Tensor, outputs: Tensor, counted: Tensor, weights: Any) -> dict[str, tf.Tensor]:

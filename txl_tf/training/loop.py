@@ -99,6 +99,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
 
     def one_step(shape, data, mems, totals):
         def replica_step(data, mems):
+            """The step of one replica."""
             for x in data:
                 x.set_shape(shape)  # because tf.distribute loses it
             # Nothing is compiled if the size may vary.
@@ -126,9 +127,10 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         return tf.while_loop(lambda i, *_: i < n, body, values, parallel_iterations=1)[1:]
 
     def only(names, logs, mems, totals):
-        more = sorted(logs.keys() - {*names})
-        if more:
-            what = f"{step_name} logs {', '.join(more)} besides"
+        """Raises ParameterError if a step has logs besides `names`, which a loop of several steps cannot return."""
+        extra_names = sorted(logs.keys() - {*names})
+        if extra_names:
+            what = f"{step_name} logs {', '.join(extra_names)} besides"
             raise ParameterError("steps_per_execution", model.steps_per_execution, f"1 where {what}")
         return logs, mems, totals
 
@@ -138,6 +140,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         several_steps = tf.function(several_steps, reduce_retracing=True, autograph=False)
 
     def function(iterator):
+        """Makes the next steps, and returns the logs of the last one. Raises StopIteration at the end."""
         stop = any_worker(strategy, model.stop_requested)
         logs = None
         state = model.loop

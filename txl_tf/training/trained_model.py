@@ -106,6 +106,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
         return {name: getattr(self, name) for name in _KERAS_ARGUMENTS}
 
     def get_compile_config(self) -> dict[str, Any] | None:
+        """Keras's method: the arguments of `compile`, and which layers are frozen, for a file."""
         if not self.compiled:
             return None
         frozen = [i for i, layer in enumerate(self._flatten_layers()) if not layer.trainable]
@@ -113,6 +114,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
         return {**arguments, "frozen": frozen}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Keras's method: compiles a model from a file as it was, and builds its optimizer."""
         layers: list[Any] = list(self._flatten_layers())
         for i in config.pop("frozen", ()):  # files of older versions do not have it
             layers[i].trainable = False

@@ -101,7 +101,7 @@ def _stacked(column: Sequence[Any]) -> Callable[[Any], Any]:
 
 
 def _recomputed(layer: Any, dropout_key: Any) -> Callable[..., Any]:
-    """A function of the layer's arguments that calls it with gradient checkpointing."""
+    """A function of the layer's arguments that calls the layer with gradient checkpointing."""
     variables = layer.weights
 
     def call(zero: Tensor, *args: Tensor) -> Any:

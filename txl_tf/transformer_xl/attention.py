@@ -138,6 +138,7 @@ def visible_keys(attn_mask: Tensor | None, w: Tensor, mems: Tensor | None) -> An
     if attn_mask is None:
         return causal(shape_of(w)[1], 0 if mems is None else shape_of(mems)[1])
     visible = seen(attn_mask)
+    # A mask of heads is [B, H, T, K]; attention needs [H, B, T, K].
     return tf.transpose(visible, HEADS_FIRST) if len(visible.shape) == 4 else visible
 
 

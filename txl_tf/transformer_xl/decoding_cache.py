@@ -24,7 +24,7 @@ class MemoryCache:
     Args:
         network: `TransformerXL`.
         static_shapes: whether `read_prompt` and `read_token` are for XLA.
-        model: see `cached_forward`.
+        model: is called with the memory; by default, the network.
     """
 
     def __init__(self, network: Any, static_shapes: bool = False, model: Any = None) -> None:
@@ -152,7 +152,7 @@ class HiddenStateCache:
 
     Args:
         lm: `TransformerXLLM`.
-        static_shapes: see `MemoryCache`.
+        static_shapes: whether `read_prompt` and `read_token` are for XLA.
     """
 
     def __init__(self, lm: Any, static_shapes: bool = False) -> None:

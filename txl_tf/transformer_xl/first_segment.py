@@ -58,7 +58,7 @@ class ZerosOfLayer(Memory):
 
     def attend(self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor) -> Any:
         """Attends to the zeros and to the segment."""
-        heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, k, v)]
+        heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, k, v)]  # [H, B, T, D] each
         return tf.transpose(block(*heads_first, self.places), [1, 0, 2, 3])
 
 
@@ -68,12 +68,12 @@ def first_segment(network: Any, tokens: Tensor, model: Any = None) -> Any:
     Args:
         network: `TransformerXL`.
         tokens: int `[B, T]`. Tokens do not depend on the tokens to their right, so shorter rows may be padded there.
-        model: see `cached_forward`.
+        model: is called with the memory; by default, the network.
 
     Returns:
         `[B, T, E]`.
 
     Raises:
-        NotCacheable: see `cached_forward`.
+        NotCacheable: a part of the network needs hidden states as memory.
     """
     return read(model or network, tokens, NothingYet(network, tf.shape(tokens)[1]))[0]

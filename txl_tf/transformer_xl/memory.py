@@ -109,7 +109,7 @@ class Memory(CachedMemory):
         """Queries, keys and values of the segment, `[B, H, T, D]` each."""
         batch, tgt_len, _ = shape_of(h)
         heads = tf.reshape(ops.project(h, w.qkv), [batch, tgt_len, 3, w.n_head, w.qkv.shape[1] // (3 * w.n_head)])
-        return tf.unstack(tf.transpose(heads, [2, 0, 3, 1, 4]))
+        return tf.unstack(tf.transpose(heads, [2, 0, 3, 1, 4]))  # from [3, B, H, T, D]
 
     def numbers(self, k: Tensor) -> Any:
         """How many tokens precede each of the keys `[B, H, T, D]`: int32, broadcasts to `[B, H, T]`."""

@@ -262,6 +262,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             return super().from_config(without_classes)
 
     def check_setting(self, name: str, value: Any) -> Any:
+        """Returns the value of a setting. Raises ParameterError if it is out of range or the scheme refuses it."""
         self.scheme.check_refused(name, value)
         if name == "reset_token" and value is not None:
             at_least(0, self.n_token - 1)(name, value)
@@ -514,21 +515,21 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
     def check_mems(self, tokens: Tensor, mems: Any) -> list[Any]:
         """`mems` as a list in the dtype of the network. Raises ParameterError unless it is a memory of its layers."""
-        given: Any = mems
+        memories: Any = mems
         if not isinstance(mems, (list, tuple)) and tf.TensorShape(getattr(mems, "shape", [])).rank == 4:
             is_whole = tf.TensorShape(mems.shape)[0] in (None, self.n_layer)
-            given = tf.unstack(tf.convert_to_tensor(mems), self.n_layer) if is_whole else []
-        is_list = isinstance(given, (list, tuple)) and len(given) == self.n_layer
-        if not is_list or not all(hasattr(mem, "shape") for mem in given):
+            memories = tf.unstack(tf.convert_to_tensor(mems), self.n_layer) if is_whole else []
+        is_list = isinstance(memories, (list, tuple)) and len(memories) == self.n_layer
+        if not is_list or not all(hasattr(mem, "shape") for mem in memories):
             got = ", ".join(map(shown, mems)) if isinstance(mems, (list, tuple)) else shown(mems)
             one = f"[n_layer={self.n_layer}, batch, mem_len, d_model={self.d_model}]"
             allowed = f"a list of n_layer={self.n_layer} tensors, or one tensor {one}"
             message = f"mems must be a list of n_layer={self.n_layer} tensors, got {got}; or one tensor {one}"
             raise ParameterError("mems", mems, allowed, message)
         sizes: dict[str, Any] = {"batch": tokens.shape[0], "d_model": self.d_model}
-        for i, mem in enumerate(given):
+        for i, mem in enumerate(memories):
             check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})
-        return [tf.cast(mem, self.compute_dtype) for mem in given]
+        return [tf.cast(mem, self.compute_dtype) for mem in memories]
 
     def check_padding(self, padding_mask: Any, tokens: Tensor, mem: Tensor) -> Any:
         """`padding_mask` as bool. Raises ParameterError if it does not fit tokens and memory."""

@@ -157,6 +157,8 @@ def attend_ring(
     max_distance, zero_beyond = (x if x is None else padded(x) for x in (max_distance, zero_beyond))
 
     def attend_from(start: Tensor) -> Any:
+        """Attends from the block of queries that begins at `start`."""
+
         def queries(q: Tensor) -> Any:
             part: Any = tf.slice(q, [0, 0, start, 0], [-1, -1, size, -1])
             part.set_shape(shape)
@@ -181,8 +183,8 @@ def attend_ring(
     spec = tf.TensorSpec(shape, content_q.dtype)
     blocks = tf.map_fn(attend_from, tf.range(0, tgt_len, size), fn_output_signature=spec, parallel_iterations=1)
     attn_vec = tf.transpose(blocks, [1, 2, 0, 3, 4])  # [B, H, blocks, size, D]
-    whole: Any = tf.reshape(attn_vec, [batch, n_head, tgt_len + padding, d_head])
-    return whole[:, :, :tgt_len]
+    all_queries: Any = tf.reshape(attn_vec, [batch, n_head, tgt_len + padding, d_head])
+    return all_queries[:, :, :tgt_len]
 
 
 def _attend_block(
@@ -212,6 +214,7 @@ def _attend_block(
             content = tf.cast(distance <= zero_beyond[..., None], content_q.dtype)  # [B, T, K]
 
     if static_shapes:
+        # From [B, H, any, D] to [H, B, any, D], and back.
         heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, keys, values)]
         places = RingPlaces(klen, visible, r, first_slot, _special(content))
         return tf.transpose(block(*heads_first, places), [1, 0, 2, 3])

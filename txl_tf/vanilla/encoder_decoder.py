@@ -90,7 +90,10 @@ class _TransformerLayer(Layer):
 def attention_of(
     mha: Any, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Calls `MultiHeadAttention.attention`, or the call of an attention whose call a user has overridden."""
+    """Calls `MultiHeadAttention.attention`, or the call of an attention whose call a user has overridden.
+
+    `visible` and the weights are `[H, B, queries, keys]` here, but `[B, H, queries, keys]` in a user's call.
+    """
     if is_library(mha, MultiHeadAttention):
         return mha.attention(v, k, q, visible, dropout_key)
     if isinstance(visible, CachedMemory):
@@ -155,7 +158,7 @@ class EncoderLayer(_TransformerLayer):
         mask = mask_of(x) if mask is None else mask
         visible = seen_of_masks(sizes, mask, attention_mask, forbidden, use_causal_mask)
         x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
-        return (x, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else x
+        return (x, tf.transpose(weights, HEADS_FIRST)) if return_attention_scores else x  # [B, H, queries, keys]
 
     def encode(self, x: Tensor, visible: Any = None, dropout_key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`(output, weights)`, where the weights are `[num_heads, batch, length, length]`. Arguments are not checked.
@@ -169,10 +172,12 @@ class EncoderLayer(_TransformerLayer):
         return self._feed_forward(x, self.layernorm2, *keys[2:]), weights
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
-        given = self.named_shapes(shapes, named)
-        x_shape = given["x"]
+        shapes_by_name = self.named_shapes(shapes, named)
+        x_shape = shapes_by_name["x"]
         batch, length, _ = x_shape
-        return (x_shape, (batch, self.num_heads, length, length)) if given["return_attention_scores"] else x_shape
+        return (
+            (x_shape, (batch, self.num_heads, length, length)) if shapes_by_name["return_attention_scores"] else x_shape
+        )
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -241,7 +246,7 @@ class DecoderLayer(_TransformerLayer):
         output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
         if not return_attention_scores:
             return output
-        return (output, *(tf.transpose(probs, [1, 0, 2, 3]) for probs in weights))
+        return (output, *(tf.transpose(probs, HEADS_FIRST) for probs in weights))  # [B, H, queries, keys] each
 
     def decode(
         self, x: Tensor, enc_output: Any, own: Any = None, cross: Any = None, dropout_key: Tensor | None = None
@@ -274,12 +279,12 @@ class DecoderLayer(_TransformerLayer):
         super().build(x_shape)
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
-        given = self.named_shapes(shapes, named)
-        if not given["return_attention_scores"]:
-            return given["x"]
-        batch, length, _ = given["x"]
-        source = given["enc_output"][1] if given.get("enc_output") else None
-        return given["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
+        shapes_by_name = self.named_shapes(shapes, named)
+        if not shapes_by_name["return_attention_scores"]:
+            return shapes_by_name["x"]
+        batch, length, _ = shapes_by_name["x"]
+        source = shapes_by_name["enc_output"][1] if shapes_by_name.get("enc_output") else None
+        return shapes_by_name["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
 
     def source_heads(self, enc_output: Any) -> tuple[Tensor, ...]:
         """Keys and values of the encoder's output, which are computed once for all steps."""

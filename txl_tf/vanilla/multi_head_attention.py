@@ -94,7 +94,7 @@ def seen_of_masks(
     """Combines all masks of a call of `MultiHeadAttention` into one for `attention_probs`.
 
     Args:
-        sizes: see `check_tensors`: `batch` and `num_heads` if they are known, `queries` and `keys`, which may be scalar
+        sizes: sizes by name: `batch` and `num_heads` if they are known, `queries` and `keys`, which may be scalar
             tensors.
         mask, attention_mask, forbidden, use_causal_mask, query_mask, value_mask, key_mask: see `MultiHeadAttention`.
         names: the names of `mask` and `forbidden` in errors.
@@ -164,7 +164,7 @@ def heads_of(x: Tensor, kernels: Any, biases: Any, num_heads: int) -> list[Tenso
     kernel = kernels[0] if n == 1 else tf.concat(kernels, 1)
     bias = biases[0] if n == 1 else tf.concat(biases, 0)
     heads = tf.reshape(add_bias(project(x, kernel), bias), [batch, length, n, num_heads, depth])
-    return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
+    return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))  # n tensors [H, B, any, D]
 
 
 def _check_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -327,12 +327,12 @@ class MultiHeadAttention(Layer):
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         named = {name.removesuffix("_shape"): x for name, x in named.items()}
-        given = self.named_shapes(shapes, _by_article_names(shapes, named))
+        shapes_by_name = self.named_shapes(shapes, _by_article_names(shapes, named))
         if len(shapes) > 2 and shapes[0][1] != shapes[1][1]:
             raise _order_error(shapes)
-        q_shape = given.get("q", given["v"])
-        weights_shape = (q_shape[0], self.num_heads, q_shape[1], given["v"][1])
-        return (q_shape, weights_shape) if given["return_attention_scores"] else q_shape
+        q_shape = shapes_by_name.get("q", shapes_by_name["v"])
+        weights_shape = (q_shape[0], self.num_heads, q_shape[1], shapes_by_name["v"][1])
+        return (q_shape, weights_shape) if shapes_by_name["return_attention_scores"] else q_shape
 
 
 def _by_article_names(args: Any, named: Any) -> dict[str, Any]:
@@ -361,6 +361,7 @@ def _check_order(v: Tensor, k: Tensor, q: Tensor) -> None:
 
 
 def _order_error(by_position: Any) -> ParameterError:
+    """The error for tensors by position whose order is not clear."""
     allowed = "v and k of one tensor, or of one length that is not the length of q"
     message = (
         f"v, k and q by position must be {allowed}, got {', '.join(map(shown, by_position))}: name them, v=, k=, q= "

@@ -164,7 +164,8 @@ class TargetSoFar(CachedMemory):
     Args:
         decoder: `Decoder`.
         place: int scalar tensor, the position of the element.
-        caches, sources, seen: see `Transformer.start_decoding`.
+        caches, sources, seen: the results of `Transformer.start_decoding`: keys and values of the target and of the
+            source for each layer, and where the source has elements.
     """
 
     def __init__(self, decoder: Any, place: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> None:
@@ -342,7 +343,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         one_of(ATTENTION)("which", which)
         _, weights = self.forward((source, target))
         weights_of_layers = [weights[ATTENTION[which].format(i)] for i in range(self.num_layers)]
-        return at_least_float32(tf.transpose(tf.stack(weights_of_layers), [0, 2, 1, 3, 4]))
+        stacked = tf.stack(weights_of_layers)  # [layers, B, H, queries, keys]
+        return at_least_float32(tf.transpose(stacked, [0, 2, 1, 3, 4]))
 
     @staticmethod
     def checked(inputs: Any) -> tuple[Tensor, Tensor]:
@@ -421,19 +423,19 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             source, target = self.checked(x)
             check_tensors({}, **{"x[1]": (target, "int batch target"), "y": (y, "int batch target")})
             labels = y
-            whole = tf.concat([target[:, :1], y], 1)
+            full_target = tf.concat([target[:, :1], y], 1)
         else:
             check_tensors({}, y=(y, "int batch target"))
             if y.shape[1] == 1:
                 allowed = "int [batch, target] of a start and what follows it"
                 raise ParameterError("y", y, allowed, f"y must be {allowed}, got {shown(y)}")
             source = x
-            whole = y
+            full_target = y
             target = y[:, :-1]
             labels = y[:, 1:]
         one_shifted = tf.reduce_all(target[:, 1:] == labels[:, :-1], 1, keepdims=True)
-        order = tf.where(one_shifted, packed_order(whole != PADDING), tf.range(shape_of(whole)[1]))
-        packed = tf.gather(whole, order, batch_dims=1)
+        order = tf.where(one_shifted, packed_order(full_target != PADDING), tf.range(shape_of(full_target)[1]))
+        packed = tf.gather(full_target, order, batch_dims=1)
         if sample_weight is not None:
             sample_weight = checked_weights(sample_weight, tf.cast(labels, self.loss_dtype))
             if sample_weight.shape.rank == 2:
@@ -458,6 +460,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return self.reported(logs, inputs, labels, logits, weights, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
+        """One step of evaluation. Returns the logs of the whole batch."""
         inputs, labels, weights = self._batch(data)
         logits = self(inputs)
         own_loss = self.own_loss(inputs, labels, logits, weights, training=False)
@@ -544,7 +547,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         depth = self.d_model // self.num_heads
         empty = tf.zeros([self.num_heads, tf.shape(enc_output)[0], max_new_tokens, depth], enc_output.dtype)
         caches = tuple((empty, empty) for _ in self.decoder.stacked)
-        seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])
+        seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])  # [1, B, 1, S]
         return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen
 
     def decode_step(self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> tuple[Tensor, Any]:
@@ -562,6 +565,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def _cached_step(
         self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor
     ) -> tuple[Tensor, Any]:
+        """One step of decoding: the log-probabilities of the next token, `[B, V]`, and the caches after it."""
         memory = TargetSoFar(self.decoder, place, caches, sources, seen)
         hidden, _ = self.decoder(ids[:, None], enc_output=memory)
         return tf.nn.log_softmax(self.logits(hidden)[:, 0]), memory.after()

@@ -41,10 +41,10 @@ class Translation(_Scored):
     unknown: int = 0
 
     def __new__(cls, text: str, score: float, ended: bool = True, unknown: int = 0) -> Translation:
-        made = super().__new__(cls, text, score)
-        made.ended = ended
-        made.unknown = unknown
-        return made
+        translation = super().__new__(cls, text, score)
+        translation.ended = ended
+        translation.unknown = unknown
+        return translation
 
 
 class PairAttention(NamedTuple):
@@ -100,7 +100,7 @@ def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list
 def did_not_end(number: int, among: int, search: SearchConfig, model: Transformer | TransformerConfig) -> str:
     """The message of a program about translations that are cut off."""
     limit = f"{search.max_new_tokens} symbols"
-    more = f"--max_new_tokens allows up to {model.max_len:,}"
+    advice = f"--max_new_tokens allows up to {model.max_len:,}"
     if search.max_new_tokens is None and model.target_lengths is None:
         limit = f"as many symbols as the source has and {_MORE} more"
     elif search.max_new_tokens is None:
@@ -109,8 +109,8 @@ def did_not_end(number: int, among: int, search: SearchConfig, model: Transforme
         least_to_most = " to ".join(f"{length:,}" for length in sorted({limits[0], limits[-1]}))
         limit = f"{least_to_most} symbols, by the length of the source (longer sources than in training: more)"
     if search.max_new_tokens == model.max_len:
-        more = "the model cannot write more"
-    return f"{number:,} of {among:,} translations did not end within {limit}, and are cut off: {more}"
+        advice = "the model cannot write more"
+    return f"{number:,} of {among:,} translations did not end within {limit}, and are cut off: {advice}"
 
 
 def assumed_length(search: SearchConfig, model: Transformer | TransformerConfig) -> str | None:
@@ -193,7 +193,7 @@ class Translator:
         Args:
             source: a line.
             target: a line, such as the text of a `Translation`. An empty target contains only the end symbol.
-            which: see `Transformer.attention`.
+            which: "cross", target to source; "encoder", source to itself; or "decoder", target to itself.
 
         Returns:
             `PairAttention`. The queries of "cross" and "decoder" are the symbols of the target, with the end symbol.

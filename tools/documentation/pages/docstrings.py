@@ -104,16 +104,16 @@ def describe_fields(pkg, cls):
 def description(pkg, field):
     """The text about a field of a group: its help, its default values and its check."""
     options = options_of(field)
-    said = [ast.literal_eval(str(options["help"])).replace("<", "&lt;")]
+    sentences = [ast.literal_eval(str(options["help"])).replace("<", "&lt;")]
     if options["default"] is None:
-        said.append("Required.")
-    elif "Default:" not in said[0]:
-        said.append(f"Default: `{options['default']}`.")
+        sentences.append("Required.")
+    elif "Default:" not in sentences[0]:
+        sentences.append(f"Default: `{options['default']}`.")
     if options["flag"] is not None:
-        said.append(f"The flag's default: `{options['flag']}`.")
+        sentences.append(f"The flag's default: `{options['flag']}`.")
     if options["check"] is not None:
-        said.append(f"It must {allowed(pkg, options['check'])}.")
-    return " ".join(said)
+        sentences.append(f"It must {allowed(pkg, options['check'])}.")
+    return " ".join(sentences)
 
 
 def allowed(pkg, check):

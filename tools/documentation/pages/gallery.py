@@ -67,6 +67,7 @@ def folded(command, width=88):
 
 
 def card(alt, picture, headings, page, command):
+    """The Markdown of a picture: a heading, the picture, a link to its place in the page, and its command."""
     title, heading = headings[0], headings[-1]
     slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
     place = f"{page}#{slug}"

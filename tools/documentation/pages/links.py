@@ -39,6 +39,7 @@ def rewritten(markdown, origin, src_uri, places):
     """
 
     def place_of(match):
+        """The target of a link on the site, or the link as it is if it leads elsewhere."""
         path, fragment = match[1], match[2] or ""
         place = places.get(path_from(origin, path)) if path and "://" not in path else None
         if place is None:

@@ -13,6 +13,7 @@ def to_markdown(path):
 
 
 def parts_of(cell):
+    """The Markdown of a cell of a notebook, and of its outputs."""
     text = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
         return [text]

@@ -154,8 +154,8 @@ class PairReader:
             message = f"{name} has {usual} columns: source_column and target_column must select two"
             raise ParameterError("source_column", None, f"1 to {usual}", message)
         if usual > 2:
-            said = f"{name}: {usual} columns; the source is column {source}, the target is column {target}"
-            self.said.append(said)
+            sentence = f"{name}: {usual} columns; the source is column {source}, the target is column {target}"
+            self.said.append(sentence)
         numbers = []
         pairs = []
         for number, row in enumerate(rows, 1):

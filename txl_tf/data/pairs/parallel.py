@@ -133,7 +133,7 @@ def read_pairs(
     """
     for vocab in vocabs if vocabs and extend_vocab else ():
         vocab.check_extendable()
-    sides, names, said = _read_splits(config)
+    sides, names, sentences = _read_splits(config)
     held_out = None if "valid" in sides else hold_out(sides["train"][0].lines, config.valid_fraction, "pairs")
     if vocabs:
         _check_vocabs(config, vocabs, extend_vocab)
@@ -148,7 +148,7 @@ def read_pairs(
             pairs = Pairs(*(lines.take(fits) for lines in pairs))
             sides[split] = [text.take(fits) for text in texts]
             if reason:
-                said.append(reason)
+                sentences.append(reason)
             held_out = held_out[fits] if held_out is not None and split == "train" else held_out
         splits[split] = pairs
     if held_out is not None:  # after encoding, so that messages have the numbers of lines in the file
@@ -161,7 +161,7 @@ def read_pairs(
     read = {split: [without_ends(text.lines) for text in texts] for split, texts in sides.items() if split != "train"}
     numbers = {split: texts[0].numbers for split, texts in sides.items()}
     source_vocab, target_vocab = vocabs
-    return ParallelCorpus(source_vocab, target_vocab, splits, names, numbers, read, said, held_out is not None)
+    return ParallelCorpus(source_vocab, target_vocab, splits, names, numbers, read, sentences, held_out is not None)
 
 
 def _new_vocabs(
@@ -194,9 +194,9 @@ def _read_splits(config: PairsConfig) -> tuple[dict[str, Any], dict[str, str], l
     if config.dataset == "dates":
         paths = {name: getattr(config, name) for name in ("train_path", "valid_path", "test_path")}
         check_left_out(paths, "dataset=dates makes its pairs itself")
-        made = make_dates(config.n_pairs)
-        names = {split: f"dates, {split}" for split in made}
-        return {split: sides_of(pairs, [names[split]] * 2) for split, pairs in made.items()}, names, []
+        splits = make_dates(config.n_pairs)
+        names = {split: f"dates, {split}" for split in splits}
+        return {split: sides_of(pairs, [names[split]] * 2) for split, pairs in splits.items()}, names, []
     if not config.train_path:
         message = "no pairs: give train_path, a file of source<TAB>target lines or two files, or dataset=dates"
         raise ParameterError("train_path", config.train_path, "one file of pairs, or two files", message)
@@ -402,6 +402,7 @@ def pair_batches(
     sources, targets = pairs.sources.lengths, pairs.targets.lengths + 1
 
     def fitting(left):
+        """How many of the remaining pairs form a batch, by number or by tokens with padding."""
         left = left[:batch_size]
         if batch_tokens is None:
             return len(left)

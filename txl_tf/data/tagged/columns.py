@@ -282,6 +282,7 @@ class _Table:
         return TaggedSentence(tokens, tags, TokenLines.of(numbers) if numbers else 0)
 
     def _check_tag(self, tag: str, row: list[str], number: int) -> None:
+        """Raises ParameterError, which names the line, if a tag is not of the scheme."""
         try:
             kind_of(tag, self.scheme)
         except ParameterError as error:

@@ -40,6 +40,7 @@ class _Entity(NamedTuple):
 
 
 def _entities_of(tags: Sequence[str]) -> list[_Entity]:
+    """Returns the entities of a sentence, with the prefixes of their tags and with their neighbours."""
     prefixes = "".join("I" if split_tag(tag)[0] == "M" else split_tag(tag)[0] for tag in tags)
     spans = spans_of(tags)
     ends = {(span.kind, span.end) for span in spans}
@@ -54,27 +55,33 @@ def _bio(entity: _Entity) -> bool:
 
 
 def _bioes(entity: _Entity) -> bool:
+    """Whether the prefixes are B, I, ..., I, E; or S for a single token."""
     n = len(entity.prefixes)
     return entity.prefixes == ("S" if n == 1 else "B" + "I" * (n - 2) + "E")
 
 
 def _iob1(entity: _Entity) -> bool:
+    """Whether the first prefix is B after an entity of the same type, and otherwise I."""
     return entity.prefixes[0] == ("B" if entity.follows else "I")
 
 
 def _io(entity: _Entity) -> bool:
+    """Whether the first prefix is I."""
     return entity.prefixes[0] == "I"
 
 
 def _without_s(entity: _Entity) -> bool:
+    """Whether the prefixes are B, I, ..., I, E; or B or E for a single token."""
     return entity.prefixes in ("B", "E") or (_bioes(entity) and entity.prefixes != "S")
 
 
 def _ioe2(entity: _Entity) -> bool:
+    """Whether the last prefix is E, and the others are I."""
     return entity.prefixes == "I" * (len(entity.prefixes) - 1) + "E"
 
 
 def _ioe1(entity: _Entity) -> bool:
+    """Whether the last prefix is E before an entity of the same type, and all other prefixes are I."""
     return entity.prefixes == "I" * (len(entity.prefixes) - 1) + ("E" if entity.followed else "I")
 
 

@@ -249,9 +249,9 @@ def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
     """Returns `{split: sentences}` and `{split: name}`."""
     paths = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
     if config.dataset == TOWNS:
-        made = make_sentences(config.n_sentences)
-        texts = {split: [TaggedSentence(*row, i) for i, row in enumerate(rows, 1)] for split, rows in made.items()}
-        return texts, {split: f"towns, {split}" for split in made}
+        splits = make_sentences(config.n_sentences)
+        texts = {split: [TaggedSentence(*row, i) for i, row in enumerate(rows, 1)] for split, rows in splits.items()}
+        return texts, {split: f"towns, {split}" for split in splits}
     if not paths["train"]:
         message = "train_path must be given: a file with a token and a tag a line; or dataset=towns"
         raise ParameterError("train_path", None, "a file with a token and a tag a line", message)
@@ -273,10 +273,10 @@ def _with_validation(config: TaggedConfig, texts: dict[str, list[TaggedSentence]
     if "valid" in texts:
         return texts
     train = texts["train"]
-    rest = {split: text for split, text in texts.items() if split != "train"}
+    other_splits = {split: text for split, text in texts.items() if split != "train"}
     held_out = hold_out(["\n".join(sentence.tokens) for sentence in train], config.valid_fraction, "sentences")
     parts = {"train": itertools.compress(train, ~held_out), "valid": itertools.compress(train, held_out)}
-    return {split: list(part) for split, part in parts.items()} | rest
+    return {split: list(part) for split, part in parts.items()} | other_splits
 
 
 def _read_with(
@@ -294,10 +294,10 @@ def _read_with(
         check_left_out(vectors, f"{KNOWN_SYMBOLS}; with extend_vocab, new symbols start from vectors")
     if config.min_freq != MIN_FREQ[config.token_level] and not extends:
         check_left_out({"min_freq": config.min_freq}, KNOWN_SYMBOLS)
-    wanted = config.tag_scheme
-    if not wanted and _kinds(tags_of(*texts.values())) <= _kinds(known):
-        wanted = detect_scheme(known)
-    texts, scheme = in_one_scheme(texts, names, wanted, as_before)
+    tag_scheme = config.tag_scheme
+    if not tag_scheme and _kinds(tags_of(*texts.values())) <= _kinds(known):
+        tag_scheme = detect_scheme(known)
+    texts, scheme = in_one_scheme(texts, names, tag_scheme, as_before)
     labels = known if tags_of(*texts.values()) <= set(known) else _make_labels(texts, names, scheme)
     texts = _with_validation(config, texts)
     vocab, bigram_vocab, *words = vocabs
@@ -331,10 +331,12 @@ def _say_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence],
             logger.warning(f"{message}; give other words with lexicon")
             return
         raise ParameterError("lexicon", path, "a file with words that occur in the training sentences", message)
-    rest = ""
+    about_unknown = ""
     if vocab and (unknown := sum(word not in vocab.ids for word in words)):
-        rest = f"; {unknown:,} of these have no row in the vocabulary and become {vocab.unk}"
-    logger.info(f"lexicon {name}: {len(lexicon):,} words, {len(words):,} of them in the training sentences{rest}")
+        about_unknown = f"; {unknown:,} of these have no row in the vocabulary and become {vocab.unk}"
+    logger.info(
+        f"lexicon {name}: {len(lexicon):,} words, {len(words):,} of them in the training sentences{about_unknown}"
+    )
 
 
 def _kinds(tags: Iterable[str]) -> set[str]:

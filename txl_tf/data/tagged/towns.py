@@ -91,13 +91,13 @@ def make_sentences(n_sentences: int, seed: int = 0) -> dict[str, list[tuple[list
     """
     rng = random.Random(seed)
     everything = words()
-    made = {}
+    splits = {}
     for split, number in {"train": n_sentences, "valid": 500, "test": 500}.items():
         known = everything[:N_SEEN] if split == "train" else everything
-        made[split] = []
+        splits[split] = []
         for _ in range(number):
             clauses = [_clause(known, rng) for _ in range(rng.choice((1, 2)))]
             pieces = [piece for clause in clauses for piece in [*clause, ("，", "")]][:-1] + [("。", "")]
             characters = [character for text, _ in pieces for character in text]
-            made[split].append((characters, [tag for piece in pieces for tag in _tags(*piece)]))
-    return made
+            splits[split].append((characters, [tag for piece in pieces for tag in _tags(*piece)]))
+    return splits

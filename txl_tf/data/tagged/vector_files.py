@@ -216,6 +216,7 @@ def _is_binary(block: bytes) -> bool:
 
 
 def _open_binary(path: str, blocks: Iterator[bytes], wanted: Collection[str]) -> tuple[int, Iterator]:
+    """Opens a file in word2vec's binary format. Returns the width of its vectors and an iterator of the wanted ones."""
     block = next(blocks)
     line, _, rest = block.partition(b"\n")
     n_vectors, dim = map(int, line.split())

@@ -108,6 +108,7 @@ class Segments:
         one_length = self.drop_remainder or (n_column - 1) % tgt_len == 0
 
         def segment(i):
+            """Segment i of all rows: `(tokens, labels)`, int32 `[rows, T]` each, or shorter at the end of the rows."""
             begin = i % self._n_batch * tgt_len
             epoch = 0 if self.documents is None else i // self._n_batch  # decides the order of documents
             read = read_columns(epoch, begin, begin + tgt_len + 1)  # [rows, T + 1]; shorter where the rows end
@@ -133,8 +134,8 @@ class Segments:
             table = tokens[rows.start * n_column : rows.stop * n_column].reshape(len(rows), n_column)
             if not isinstance(table, np.memmap):
                 with tf.device("CPU:0"):
-                    held = tf.convert_to_tensor(table)  # not a constant, which every graph would copy
-                return lambda epoch, begin, end: as_ids("tokens", held[:, begin:end])
+                    device_table = tf.convert_to_tensor(table)  # not a constant, which every graph would copy
+                return lambda epoch, begin, end: as_ids("tokens", device_table[:, begin:end])
 
             def read(epoch, begin, end):
                 return _as_int32(table[:, begin:end])

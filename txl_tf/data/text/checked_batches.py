@@ -203,6 +203,7 @@ def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, long
     """
 
     def check(tokens, labels, weights=None, *, ignoring=True):
+        """Adds all checks to the graph of a batch. Without `ignoring`, an ignored label is an error."""
         shape: Any = tf.shape(tokens)
         labels_shape: Any = tf.shape(labels)
         checks = []

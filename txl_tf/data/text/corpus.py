@@ -231,6 +231,7 @@ def _check_outside(data_dir: str, data_path: Any) -> None:
 
 
 def _check_shards(recipe: datasets.Recipe, shard_tokens: int | None) -> None:
+    """Raises ParameterError unless `shard_tokens` is positive and the dataset has no shards of its own."""
     if shard_tokens is None:
         return
     at_least(1)("shard_tokens", shard_tokens)

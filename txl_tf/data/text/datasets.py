@@ -173,12 +173,12 @@ def _check_options(config: TextConfig) -> None:
         allowed = "left out with min_freq, max_size and vocab_size"
         raise ParameterError("vocab_path", config.vocab_path, allowed, message)
     counted = {name: getattr(config, name) for name in ("lower_case", "min_freq", "max_size")}
-    given = [name for name, value in counted.items() if value]
-    if config.level == "subword" and given:
-        value = counted[given[0]]
+    given_names = [name for name, value in counted.items() if value]
+    if config.level == "subword" and given_names:
+        value = counted[given_names[0]]
         why = "vocab_size sets the size of the vocabulary"
-        message = f"{given[0]} is not for level 'subword', got {brief(value)}: {why}"
-        raise ParameterError(given[0], value, "left out at level subword", message)
+        message = f"{given_names[0]} is not for level 'subword', got {brief(value)}: {why}"
+        raise ParameterError(given_names[0], value, "left out at level subword", message)
     if config.level != "subword" and config.vocab_size is not None:
         message = (
             f"vocab_size={config.vocab_size} needs level 'subword', got {brief(config.level)}: max_size limits other "
@@ -194,14 +194,14 @@ def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
     own: dict[str, Any] = {"level": config.level == "subword"}
     names = ("vocab_size", "documents", "text_field", "min_freq", "max_size", "lower_case", "skip_bad_lines")
     own.update({name: getattr(config, name) for name in names}, raw_text=config.raw_text is False)
-    given = [name for name, value in own.items() if value]
-    if given:
-        value = getattr(config, given[0])
+    given_names = [name for name, value in own.items() if value]
+    if given_names:
+        value = getattr(config, given_names[0])
         message = (
-            f"{given[0]} is for your own text, got {brief(value)}: dataset {brief(dataset)} has "
+            f"{given_names[0]} is for your own text, got {brief(value)}: dataset {brief(dataset)} has "
             "the original's tokens; dataset 'text' with data_path reads its files like any others"
         )
-        raise ParameterError(given[0], value, f"left out with dataset={dataset}", message)
+        raise ParameterError(given_names[0], value, f"left out with dataset={dataset}", message)
     folders = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path or [])
     if len(folders) != 1 or not folders[0]:
         got = f", got {brief(data_path)}" if data_path else ""

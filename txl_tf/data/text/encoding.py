@@ -178,6 +178,7 @@ def take_sample(recipe: Recipe, portion: Portion, first: int, share: int, **read
 def _train(
     lines: list[str], progress: Progress | None = None, numbered: bool = True, **options: Any
 ) -> Iterator[Vocab]:
+    """Yields the subwords of lines, in a worker, whose functions take `progress` and `numbered`."""
     yield train_on_lines(lines, **options)
 
 

@@ -33,7 +33,7 @@ class ThisProcess:
         Args:
             function: a pure function; it calls its argument `progress` with the number of bytes that it has read.
             calls: tuples of arguments, taken one at a time.
-            progress: see `function`.
+            progress: passed to `function`.
         """
         for call in calls:
             yield from function(*call, progress=progress)

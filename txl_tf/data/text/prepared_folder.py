@@ -233,6 +233,7 @@ def progress_bar(n_bytes: int) -> Callable[[int], None]:
     done = shown = 0
 
     def progress(n):
+        """Adds n bytes, and draws the bar after every megabyte."""
         nonlocal done, shown
         done += n
         if done - shown >= 1e6 or done == n_bytes:

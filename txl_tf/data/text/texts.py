@@ -136,13 +136,17 @@ def folder_around(paths: Iterable[str], data_path: Any) -> str | None:
     The paths need not exist.
     """
     absolute_paths = [PurePosixPath(absolute(path)) for path in paths]
-    for given in _paths_of(data_path):
-        is_folder = inputs.is_folder(given)
-        for path in absolute_paths if is_folder or _is_pattern(given) else ():
-            folders = [absolute(given)] if is_folder else [f for f in (path, *path.parents) if f.match(absolute(given))]
+    for path_or_pattern in _paths_of(data_path):
+        is_folder = inputs.is_folder(path_or_pattern)
+        for path in absolute_paths if is_folder or _is_pattern(path_or_pattern) else ():
+            folders = (
+                [absolute(path_or_pattern)]
+                if is_folder
+                else [f for f in (path, *path.parents) if f.match(absolute(path_or_pattern))]
+            )
             places = [os.path.relpath(path, folder) for folder in folders]
             if any(place == "." or not place.startswith(".") and "/." not in place for place in places):  # none hidden
-                return given
+                return path_or_pattern
     return None
 
 
@@ -217,6 +221,7 @@ def _is_json_lines(name: str, raw_text: bool) -> bool:
 
 
 def _names_in(path: str) -> list[str]:
+    """Returns the names of the files in a zip archive; for another file, its path."""
     if not inputs.has_ending(path, ".zip") or not inputs.exists(path):
         return [path]
     with _open_zip(path) as archive:
@@ -453,6 +458,7 @@ def _after_space(text: str, place: int) -> int:
 
 
 def _json_or_none(line: bytes) -> Any:
+    """Returns the value of a line of JSON; `None` if it is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -507,6 +513,7 @@ def sizes_in_zip(path: str) -> list[int]:
 
 
 def _unpacked(path: str, progress: Progress | None) -> Iterator[bytes]:
+    """Yields the bytes of a gzip file. `progress` gets the number of packed bytes."""
     with _opened(path) as packed, gzip.GzipFile(fileobj=packed) as file:
         before = 0
         for block in blocks_in(file, path):
@@ -531,6 +538,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _open_zip(path: str) -> Iterator[zipfile.ZipFile]:
+    """Opens a zip archive. Raises ParameterError if it is empty or damaged."""
     if inputs.exists(path) and not inputs.size(path):  # zipfile's own message is about a negative position
         raise ParameterError(path, b"", "a zip archive", f"{path} is empty: it is not a zip archive")
     with _opened(path) as file, zipfile.ZipFile(file) as archive:

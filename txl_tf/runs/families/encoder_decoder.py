@@ -46,6 +46,7 @@ class PairsRun(EpochRun):
     remedy = "Choose another folder to train on these pairs"
 
     def prepare(self) -> None:
+        """Completes and checks the settings. Shared embeddings need a shared vocabulary."""
         super().prepare()
         if self.model_config.share_embeddings and not self.data.share_vocab:
             message = "share_embeddings needs share_vocab, got share_vocab=False"

@@ -207,6 +207,7 @@ class LanguageModelRun(Run):
         log_model(name_of(self.data), self.corpus, self.model, self.strategy, self.machine.type_name)
 
     def fit(self, state: tuple) -> None:
+        """Trains. On TPUs, chooses the steps per call, unless they are given."""
         training = self.training
         if training.steps_per_execution is None and isinstance(self.strategy, tf.distribute.TPUStrategy):
             ends = training.train_steps, training.iterations, training.save_steps, step_of(self.model)

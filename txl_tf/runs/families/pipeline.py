@@ -117,7 +117,7 @@ class LanguagePipeline(Pipeline):
             prompts: lines. Strings in a list may contain newlines.
             max_new_tokens: most tokens of a text.
             name: what messages call the prompts.
-            strict: see `pipeline`.
+            strict: whether a line that cannot be answered raises an error. Otherwise a `LineError` takes its place.
             **options: options of `TextGenerator`, such as `temperature`, `top_p`, `seed`, `stop_strings`, `batch_size`.
 
         Returns:
@@ -165,7 +165,7 @@ class TranslationPipeline(Pipeline):
         Args:
             lines: the sources.
             name: what messages call the lines.
-            strict: see `pipeline`.
+            strict: whether a line that cannot be answered raises an error. Otherwise a `LineError` takes its place.
             batch_size: sources to translate at a time.
             **options: options of `SearchConfig`, such as `beam_size`.
 
@@ -292,7 +292,7 @@ class TaggingPipeline(Pipeline):
         Args:
             lines: lines with a sentence each.
             name: what messages call the lines.
-            strict: see `pipeline`.
+            strict: whether a line that cannot be answered raises an error. Otherwise a `LineError` takes its place.
             batch_size: sentences to tag at a time.
             numbers: numbers of the lines, for messages; by default they are counted from 1.
             split_sentences: whether to cut lines at the ends of sentences, see `split_at_ends`, and to tag each
@@ -308,6 +308,7 @@ class TaggingPipeline(Pipeline):
         numbers, line_numbers = itertools.tee(itertools.count(1) if numbers is None else numbers)
 
         def encode(line: Any) -> tuple[str, list[str]]:
+            """The text and the tokens of a line. Warns if the line is unusually long."""
             number = next(line_numbers)
             text = sentence_of(line)
             tokens = tagger.split(text)
@@ -329,7 +330,7 @@ class TaggingPipeline(Pipeline):
         Args:
             tokens: tokens of the line.
             where: what the message calls the line.
-            split_sentences: see `tag_lines`.
+            split_sentences: whether the line is cut at the ends of its sentences; `None`: if it has many.
         """
         if self.sizes is None or (self._has_warned and self._has_cut):
             return
@@ -427,6 +428,8 @@ def with_lexicon(
         words = given.words if isinstance(given, Lexicon) else list(given)
         lexicon = Lexicon([word for word in words if len(word) > 1] if skip_short_words else words)
     known = sum(word in vocabs[0].ids for word in lexicon.words)
-    rest = f"; the others become {vocabs[0].unk} where they are found" if known < len(lexicon) else ""
-    logger.info(f"lexicon {name}: {len(lexicon):,} words, {known:,} of them have a row in the vocabulary{rest}")
+    about_unknown = f"; the others become {vocabs[0].unk} where they are found" if known < len(lexicon) else ""
+    logger.info(
+        f"lexicon {name}: {len(lexicon):,} words, {known:,} of them have a row in the vocabulary{about_unknown}"
+    )
     return [*vocabs[:2], lexicon_vocab(lexicon)]

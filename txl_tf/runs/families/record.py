@@ -143,6 +143,7 @@ class Family:
 
     @functools.cached_property
     def _best_file(self) -> type:
+        """The dataclass that checks the content of `best.json`."""
         step = dataclasses.field(metadata={"check": at_least(0)})
         value = dataclasses.field(metadata={"check": satisfies(math.isfinite, "be finite")})
         text = ("text", str | None, None)  # fingerprint of the text of the validation

@@ -204,12 +204,13 @@ class TaggerRun(EpochRun):
         kinds = ", ".join(self.model.kinds)
         what = "tags" if corpus.scheme == NONE else "entities"
         logger.info("%s: sentences: %s; %s: %s (%s)", corpus.names["train"], sizes, what, kinds, corpus.scheme)
-        rest = total - sum(int(np.prod(table.shape)) for table in self.tables.values())
-        parameters = f"{total:,} parameters, {rest:,} without embeddings"
+        n_others = total - sum(int(np.prod(table.shape)) for table in self.tables.values())
+        parameters = f"{total:,} parameters, {n_others:,} without embeddings"
         n_batches = len(self.train_batches)
         logger.info("model: %s; %s; %d batches an epoch", parameters, self.machine.type_name, n_batches)
 
     def show(self, logs: dict, prefix: str) -> str:
+        """The measurements of an interval, or with the prefix "val_" of its validation, as text."""
         line = f"loss {logs[prefix + 'loss']:.4f}"
         if prefix + "accuracy" in logs:
             return f"{line} | accuracy {logs[prefix + 'accuracy']:.2%}"
@@ -252,8 +253,8 @@ def make_tagger(network: type, seed: int | None = None, dtype: Any = None, **val
         **values: hyper-parameters, a `LabelConfig` and those of the network.
     """
     options = {name: values.pop(name) for name in LabelConfig.names() if name in values}
-    made = network(**values, seed=seed, dtype=dtype, name="network")
-    return Tagger(made, **options, seed=seed, dtype=dtype)
+    layer = network(**values, seed=seed, dtype=dtype, name="network")
+    return Tagger(layer, **options, seed=seed, dtype=dtype)
 
 
 def least_weights(model: dict) -> int:
