@@ -63,7 +63,7 @@ _WITH_MASK = _WithMask()
 
 def mask_of(x: Any) -> Any:
     """The mask that Keras's layers pass on with a tensor, or `None`."""
-    return _MASK_OF(x)[0]
+    return _MASK_OF(x)[0] if tf.is_tensor(x) else None
 
 
 def with_mask(x: Any, mask: Any) -> Any:

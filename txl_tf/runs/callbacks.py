@@ -440,20 +440,22 @@ class StepTensorBoard(Callback):
         self.log_text("config", json.dumps(config, indent=2, ensure_ascii=False), step_of(self.model))
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
-        values: dict[str, dict] = {"train": {}, "validation": {}}
-        for name, value in logs.items():
-            values["validation" if name.startswith("val_") else "train"][name.removeprefix("val_")] = value
+        validation = {name.removeprefix("val_"): value for name, value in logs.items() if name.startswith("val_")}
         with self.checkpoints.naming_last():
-            for folder, found in values.items():
-                if found:
-                    with self.writing_to(folder, step_of(self.model)):
-                        for name, value in found.items():
-                            tf.summary.scalar(f"epoch_{name}", value)
+            self.log_curves("train", {name: value for name, value in logs.items() if not name.startswith("val_")})
+            self.log_curves("validation", validation)
 
     def on_train_end(self, logs: Any = None) -> None:
         for writer in self.writers.values():
             writer.close()
         self.writers = {}  # a last sample gets a new one
+
+    def log_curves(self, folder: str, values: dict[str, float]) -> None:
+        """Adds values to the curves in a folder."""
+        if values:
+            with self.writing_to(folder, step_of(self.model)):
+                for name, value in values.items():
+                    tf.summary.scalar(f"epoch_{name}", value)
 
     def log_text(self, name: str, text: str, step: int) -> None:
         """Shows a text as it is. Its lines are indented, which makes them code in TensorBoard's Markdown."""

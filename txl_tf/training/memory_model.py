@@ -252,13 +252,13 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         check_names("evaluate", kwargs, keywords_of(super().evaluate))  # private ones of Keras, too
         x = kwargs.pop("x", None)
         return_dict = kwargs.pop("return_dict", False)
-        refuse("evaluate", kwargs)
         self._check_hooks()
         given, prepared = self._validation
         if x is given and prepared is not None:
             batches: Any = dataclasses.replace(prepared)  # a copy, which counts its own batches
         else:
             batches = self._prepare(x, evaluation=True, allow_shuffled=allow_shuffled)
+        refuse("evaluate", kwargs)
         state = LoopState(tuple(self.metrics_names), batches, start=self._start_evaluation(batches))
         # A user's metrics are shared with `fit`, because they are not part of the loop's state.
         turn = self._turns["training"]("evaluate") if self.own_metrics else contextlib.nullcontext()
