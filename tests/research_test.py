@@ -2,6 +2,7 @@
 
 import re
 
+import keras
 import numpy as np
 import pytest
 from helpers import ROOT
@@ -15,8 +16,9 @@ PAGE = (ROOT / "docs" / "research.md").read_text()
 def names(tmp_path_factory):
     """What the blocks of Python define, after each of them ran: a list of dictionaries."""
     found, seen = {}, []
+    found["folder"] = folder = tmp_path_factory.mktemp("research")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("research"))
+        patch.chdir(folder)
         for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S):
             exec(code, found)
             seen.append(dict(found))
@@ -50,11 +52,21 @@ def test_inputs_and_outputs(names):
 
 
 @pytest.mark.slow
+def test_fine_tuning(names):
+    tuned, text = names[7]["tuned"], names[0]["text"]
+    found, merged = (keras.saving.load_model(names[7]["folder"] / f"{name}.keras") for name in ("tuned", "merged"))
+    expected, _ = tuned.log_probs(text)
+    np.testing.assert_allclose(found.log_probs(text)[0], expected, atol=1e-4)
+    np.testing.assert_allclose(merged.log_probs(text)[0], expected, atol=1e-6)
+    assert (found.lora_rank, merged.lora_rank) == (4, 0)
+
+
+@pytest.mark.slow
 def test_generation_and_choices(names):
-    written, best = names[7]["written"].numpy(), names[7]["best"]
+    written, best = names[8]["written"].numpy(), names[8]["best"]
     assert (written[:, 20:] != written[:, 19:-1]).all() and best.shape == (4, 32)
-    lm, choices, prompt = names[8]["lm"], names[8]["choices"], names[8]["prompt"][0]
-    for choice, found in zip(choices, names[8]["log_likelihood"].numpy(), strict=True):
+    lm, choices, prompt = names[9]["lm"], names[9]["choices"], names[9]["prompt"][0]
+    for choice, found in zip(choices, names[9]["log_likelihood"].numpy(), strict=True):
         row = np.array([*prompt, *choice])[None]
         nll, _ = lm.score(row[:, :-1], row[:, 1:])
         np.testing.assert_allclose(found, -nll[0, len(prompt) - 1 :].numpy().sum(), rtol=1e-4)

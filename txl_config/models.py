@@ -14,6 +14,7 @@ from txl_config.checks import (
     MEMORY,
     NEVER_FALLING,
     NOT_NEGATIVE,
+    POSITIVE,
     RATE,
     SYMBOLS,
     WIDTH,
@@ -72,6 +73,14 @@ class DecoderConfig(Config):
         default="relu",
     )
     norm: str = option("Layer norm, or division by the root mean square alone.", one_of(NORMS), default="layer")
+    lora_rank: int = option(
+        "Rank of LoRA, which trains low-rank updates of the kernels of the layers alone; 0 for none.",
+        at_least(0, 1 << 18),
+        default=0,
+    )
+    lora_alpha: float | None = option(
+        "Alpha of LoRA: updates are multiplied by alpha / rank. Default: the rank.", POSITIVE, default=None
+    )
     div_val: int = option("Factor by which embeddings become narrower from cluster to cluster.", at_least(1), default=1)
     proj_same_dim: bool = option("Project a cluster as wide as d_model too.", default=True)
     # It can also be a Keras initializer: an object, its name or its configuration.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from txl_config.checks import (
     COUNT_OR_ALL,
     LENGTH,
@@ -91,6 +93,9 @@ class RunConfig(Config):
     )
     jit_compile: bool = option("Compile the training step with XLA.", default=False)
     seed: int = option("Seed of the initial weights and of dropout.", default=0)
+    freeze: Sequence[str] = option(
+        "Names of layers whose weights stay as they are, or patterns such as layer_*, separated by commas.", default=()
+    )
     tracker: str = option(
         "Package that tracks the run, in addition to log.csv and TensorBoard.", one_of(TRACKERS), default="none"
     )

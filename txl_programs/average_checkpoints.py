@@ -2,6 +2,7 @@
 
     txl-average-checkpoints --model_dir=runs/my --num_last_checkpoints=5 --output_dir=runs/my-average
     txl-average-checkpoints --model_dir=runs/my --checkpoints=ckpt-900,ckpt-1200 --output_dir=runs/mean
+    txl-average-checkpoints --model_dir=runs/lora --num_last_checkpoints=1 --merge_lora --output_dir=runs/merged
 
 A checkpoint may also be a path: of another run of the same model, or of the original program.
 """
@@ -15,13 +16,16 @@ flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_list("checkpoints", None, "Checkpoints to average, separated by commas: names in model_dir, or paths.")
 flags.DEFINE_integer("num_last_checkpoints", None, "Average this many of the latest checkpoints instead.")
 flags.DEFINE_string("output_dir", None, "New folder for the averaged run.")
+flags.DEFINE_bool("merge_lora", False, "Add the low-rank updates of LoRA to the weights.")
 flags.mark_flags_as_required(["model_dir", "output_dir"])
 
 
 def main():
     from txl_tf.runs.checkpoints import average_checkpoints
 
-    paths = average_checkpoints(**values(("model_dir", "output_dir", "checkpoints", "num_last_checkpoints")))
+    paths = average_checkpoints(
+        **values(("model_dir", "output_dir", "checkpoints", "num_last_checkpoints", "merge_lora"))
+    )
     print(f"{flags.FLAGS.output_dir}: the average of {', '.join(paths)}")
 
 

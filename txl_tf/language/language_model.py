@@ -22,6 +22,7 @@ from txl_tf.nn.adaptive import AdaptiveSoftmax
 from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
 from txl_tf.nn.base import CheckedCalls, OutputSpecs, as_ids, tensor_error
 from txl_tf.nn.embedding import check_ids
+from txl_tf.nn.lora import freeze_others, thaw
 from txl_tf.nn.parts import (
     checked_config,
     choosing,
@@ -105,6 +106,34 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if not self.network.built:
             self.network.build_at_once()
             self.softmax.build((None, None, self.network.d_model))
+            if getattr(self.network, "lora_rank", 0):
+                freeze_others(self)
+
+    def enable_lora(
+        self, rank: int, lora_alpha: float | None = None, a_initializer: Any = "he_uniform",
+        b_initializer: Any = "zeros",
+    ) -> None:  # fmt: skip
+        """Adds low-rank updates to the kernels of the layers, which alone are trained; see `TransformerXL.enable_lora`.
+
+        Afterwards, compile the model again. Files and runs contain the updates. `merge_lora` adds them to the kernels.
+        """
+        self.network.enable_lora(rank, lora_alpha, a_initializer, b_initializer)
+        freeze_others(self)
+        self._lora_changed()
+
+    def merge_lora(self) -> None:
+        """Adds the low-rank updates to the kernels. Then all weights can be trained again, after `compile`."""
+        self.network.merge_lora()
+        thaw(self)
+        self._lora_changed()
+
+    def _lora_changed(self) -> None:
+        """Copies the settings of the network, and forgets the optimizer, whose variables are for other weights."""
+        self.store("lora_rank", self.network.lora_rank)
+        self.store("lora_alpha", self.network.lora_alpha)
+        if getattr(self, "optimizer", None) is not None:
+            self.optimizer = None
+            self.compiled = False
 
     def check_setting(self, name: str, value: Any) -> Any:
         """Returns the value of a setting as it is stored. While `fit` or `evaluate` runs, `mem_len` cannot change."""
@@ -651,7 +680,8 @@ class TransformerXLLM(LanguageModel):
         proj_same_dim: bool = True, init: Any = "normal",
         init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, positions: str = "relative",
         context_len: int = 512, layer_norm_epsilon: float = 1e-12, pre_lnorm: bool = False, activation: str = "relu",
-        norm: str = "layer", recompute: bool = False, seed: int | None = None, **kwargs: Unpack[LayerOptions],
+        norm: str = "layer", lora_rank: int = 0, lora_alpha: float | None = None, recompute: bool = False,
+        seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         arguments = {name: getattr(self, name) for name in [*NetworkConfig.names(), "recompute", "seed"]}
         super().__init__(TransformerXL, arguments, **values_of(self, SoftmaxConfig.names()), **kwargs)

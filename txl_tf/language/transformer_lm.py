@@ -81,7 +81,8 @@ class TransformerLM(LanguageModel):
         proj_same_dim: bool = True, init: Any = "normal",
         init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, pos_embed: str = "sin",
         context_len: int = 512, layer_norm_epsilon: float = 1e-12, pre_lnorm: bool = False, activation: str = "relu",
-        norm: str = "layer", recompute: bool = False, seed: int | None = None, **kwargs: Unpack[LayerOptions],
+        norm: str = "layer", lora_rank: int = 0, lora_alpha: float | None = None, recompute: bool = False,
+        seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         arguments: dict[str, Any] = {
             name: getattr(self, name) for name in [*DecoderConfig.names(), "recompute", "seed"]

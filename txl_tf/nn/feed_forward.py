@@ -15,6 +15,7 @@ from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_sizes, check_tensors, check_width, width_of
 from txl_tf.nn.bound import bound_weights
+from txl_tf.nn.lora import LowRank
 from txl_tf.nn.ops import Linear, make_norm, norm_of, own_initializer
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED
 from txl_tf.schema import check_type
@@ -75,7 +76,7 @@ def positionwise_ff(
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class PositionwiseFF(Layer):
+class PositionwiseFF(LowRank, Layer):
     """The feed-forward net of Transformer-XL, with its residual connection and layer norm.
 
     It computes `layer_norm(inp + positionwise_ff(inp))`, as `positionwise_FF` of the original. With `pre_lnorm`, it is
@@ -114,6 +115,7 @@ class PositionwiseFF(Layer):
 
     pre_lnorm: bool
     activation: str
+    lora_kernels = ("kernel_1", "kernel_2")
     free_settings = {"dropout": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED}
     copied_settings = {"layer_norm_epsilon": ("layer_norm.epsilon",)}
 
@@ -142,10 +144,11 @@ class PositionwiseFF(Layer):
             setattr(self, f"kernel_{i}", kernel)
             setattr(self, f"bias_{i}", bias)
         self.layer_norm.build((None, None, self.d_model))
+        self.restore_lora()
 
     def computed_weights(self) -> tuple[Tensor, ...]:
         """The weights of the two products, in the dtype in which the layer computes."""
-        return tuple(self.computed(self.kernel_1, self.bias_1, self.kernel_2, self.bias_2))
+        return tuple(self.computed(self.kernel("kernel_1"), self.bias_1, self.kernel("kernel_2"), self.bias_2))
 
     def call(self, inp: Tensor, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:
         check_tensors({"d_model": self.d_model}, inp=(inp, "float batch length d_model"))

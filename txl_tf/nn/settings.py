@@ -222,6 +222,16 @@ def change(x: Any, name: str, value: Any) -> None:
             layer.settings_changed({own_name for part, own_name in copies if part is layer})
 
 
+def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
+    """Drops the graphs of the library in which `x` was called, because what it computes changes.
+
+    Raises:
+        FixedAttributeError: a graph exists that the library cannot drop.
+    """
+    _drop_graphs_of(x)
+    _check_no_graph(x, name, value, current)
+
+
 def is_part(x: Any, name: str, value: Any) -> bool:
     """Whether setting this attribute replaces something that computes: the layer's class, its call, or a part."""
     if name in ("__class__", "call"):

@@ -285,7 +285,11 @@ class RunCheckpoints:
 
 
 def average_checkpoints(
-    model_dir: str, output_dir: str, checkpoints: list[str] | None = None, num_last_checkpoints: int | None = None
+    model_dir: str,
+    output_dir: str,
+    checkpoints: list[str] | None = None,
+    num_last_checkpoints: int | None = None,
+    merge_lora: bool = False,
 ) -> list[str]:
     """Averages checkpoints of a run into the folder of a new one, which every program opens.
 
@@ -295,6 +299,7 @@ def average_checkpoints(
         checkpoints: list of checkpoints: names in `model_dir`, or paths, also of other runs of the same model.
         num_last_checkpoints: how many of the latest checkpoints of the run to average. Give either this or
             `checkpoints`.
+        merge_lora: whether to add low-rank updates to the kernels, so that the new run has none.
 
     Returns:
         List of str, the paths that were averaged.
@@ -325,12 +330,23 @@ def average_checkpoints(
         source.check_size(config["model"], readers[0])
         model = source.family.make(**config["model"])
         average_weights(model, readers)
+        if merge_lora:
+            config["model"] = _merged(model, config["model"], model_dir)
     except UnreadableCheckpoint as error:
         raise source.way_out(error, "checkpoints") from error
     step = max(map(checkpoint_step, paths))
     copied: dict[str, Any] = {name: config.get(name) for name in ("fingerprints", "init_from", "training")}
     output.create(config["data"], config["model"], vocabs, model, step, **copied)
     return paths
+
+
+def _merged(model: Any, hyper_parameters: dict[str, Any], model_dir: str) -> dict[str, Any]:
+    """Adds the low-rank updates of a model to its kernels. Returns its new hyper-parameters."""
+    if not hyper_parameters.get("lora_rank"):
+        message = f"merge_lora is for a run with lora_rank, got {model_dir}, which has none"
+        raise ParameterError("merge_lora", True, "left out for a run without lora_rank", message)
+    model.merge_lora()
+    return {**hyper_parameters, "lora_rank": 0, "lora_alpha": None}
 
 
 def _check_same_model(source: RunFolder, path: str) -> None:

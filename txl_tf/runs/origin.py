@@ -17,13 +17,15 @@ from txl_tf.config import Config, RunConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, brief
 from txl_tf.files import same_path
+from txl_tf.nn.lora import is_low_rank
 from txl_tf.runs.families.record import Family
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.weights import checkpoint_step, load_weights
+from txl_tf.runs.weights import checkpoint_step, load_weights, weights_by_name
 from txl_tf.schema import differing
 
 logger = logging.getLogger("txl_tf")
 
+_LORA = ("lora_rank", "lora_alpha")  # a run without LoRA can start one that has it
 _MUCH_UNKNOWN = 0.05  # share of a text that is worth a warning
 
 
@@ -113,7 +115,7 @@ class Origin:
             for vocab in self.vocabs:
                 vocab.check_extendable()
         for name, (other_value, value) in self._changes(model.to_dict()).items():
-            if name not in self.model.free:
+            if name not in self.model.free and not (name in _LORA and not getattr(self.model, "lora_rank", 0)):
                 message = (
                     f"{name} must be {brief(other_value)}, as in {self.path}, got {brief(value)}: its weights fit no "
                     f"other. init_from can change {', '.join(self.model.free)}"
@@ -190,8 +192,12 @@ class Origin:
             new_weights: beginnings of the names of weights that keep their initial values.
         """
 
+        lora: list[str] = []
+        if not getattr(self.model, "lora_rank", 0):  # its updates are new, too
+            lora = [name for name, weight in weights_by_name(model).items() if is_low_rank(weight)]
+
         def read(path: str) -> str:
-            load_weights(model, path, leave_out=new_weights, extend=training.extend_vocab)
+            load_weights(model, path, leave_out=(*new_weights, *lora), extend=training.extend_vocab)
             return path
 
         path = self.source.with_checkpoint(training.warm_start_path, read, "warm_start_path")

@@ -25,7 +25,7 @@ NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "
 _OF_TEXT = ("target_lengths",)
 
 # Settings that a checkpoint depends on, besides the `batching` of its family. Others may change when a run resumes.
-FIXED = ("mixed_precision", "matmul_precision", "optimizer", "ema", "seed")
+FIXED = ("mixed_precision", "matmul_precision", "optimizer", "ema", "seed", "freeze")
 
 logger = logging.getLogger("txl_tf")
 
@@ -148,6 +148,7 @@ def _changes(before: dict, requested: dict) -> list[str]:
     for part in ("data", "model", *family.vocabs, "training"):
         fields = [field for group in family.groups.get(part, (Vocab,)) for field in dataclasses.fields(group)]
         defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+        defaults = {name: [*value] if isinstance(value, tuple) else value for name, value in defaults.items()}
         for name, value in requested.get(part, {}).items():
             old_value = before.get(part, {}).get(name, defaults.get(name))
             if name in _OF_TEXT or (same_text and name in family.places):  # the same text at another path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import functools
 import logging
 import math
@@ -136,6 +137,23 @@ def train_run(
         if chief:
             folder.describe(config, run.corpus.vocabs)
         return run.train(state)
+
+
+def freeze_layers(model: keras.Model, patterns: Sequence[str]) -> None:
+    """Freezes the layers of a model whose names fit one of the patterns, such as "layer_*".
+
+    Raises:
+        ParameterError: a pattern fits no layer. The message lists the names of all layers.
+    """
+    layers = list(model._flatten_layers(include_self=False))
+    for pattern in patterns:
+        found = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+        if not found:
+            names = [*dict.fromkeys(layer.name for layer in layers)]
+            message = f"freeze must name layers of the model, got {pattern!r}. They are {', '.join(names)}"
+            raise ParameterError("freeze", pattern, names, message)
+        for layer in found:
+            layer.trainable = False
 
 
 def check_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
@@ -311,6 +329,7 @@ class Run:
         with self.strategy.scope(), already_checked(type(self.model_config), self.model_config):
             arguments = self.model_config.to_dict()
             model: Any = self.folder.family.make(**arguments, seed=training.seed, dtype=policy, **model_arguments)
+            freeze_layers(model, training.freeze)
             steps = training.steps_per_execution or 1
             model.compile(optimizer, jit_compile=training.jit_compile, steps_per_execution=steps, **compile_arguments)
         self.model = model

@@ -82,7 +82,7 @@ def check_original(lm: TransformerXLLM) -> None:
             f"the original program has no positions={positions!r}, only 'relative': save the model by lm.save(path)"
         )
         raise ParameterError("positions", positions, ["relative"], message)
-    for name in ("pre_lnorm", "activation", "norm", "tie_weight"):
+    for name in ("pre_lnorm", "activation", "norm", "tie_weight", "lora_rank"):
         value, only = getattr(lm, name, None), getattr(ModelConfig, name)
         if value not in (None, only):
             message = f"the original program has no {name}={value}, only {only}: save the model by lm.save(path)"

@@ -29,6 +29,7 @@ from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.watching import watching
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_length, check_sizes, check_tensors
+from txl_tf.nn.lora import LowRank
 from txl_tf.nn.masks import HEADS_FIRST, as_bool, as_mask, mask_of, seen, seen_by_article
 from txl_tf.nn.ops import make_norm, norm_of, norm_of_zeros, own_initializer
 from txl_tf.nn.position_schemes import Relative
@@ -142,7 +143,7 @@ def visible_keys(attn_mask: Tensor | None, w: Tensor, mems: Tensor | None) -> An
     return tf.transpose(visible, HEADS_FIRST) if len(visible.shape) == 4 else visible
 
 
-class SegmentAttention(Layer):
+class SegmentAttention(LowRank, Layer):
     """Base class of attention to memory and segment, with its residual connection and layer norm.
 
     A subclass defines the call.
@@ -160,6 +161,7 @@ class SegmentAttention(Layer):
     pre_lnorm: bool
     relative: bool = True
     scheme: Any = Relative()
+    lora_kernels = ("qkv_kernel", "o_kernel")
     free_settings = {
         "dropout": FREE_RATE, "dropatt": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED,
     }  # fmt: skip
@@ -189,6 +191,7 @@ class SegmentAttention(Layer):
         self.r_kernel = kernel("r_kernel", (self.d_model, width)) if self.relative else None
         self.o_kernel = kernel("o_kernel", (width, self.d_model))
         self.build_parts(w_shape, self.layer_norm)
+        self.restore_lora()
 
     def memory_of(self, mems: Tensor) -> Any:
         """The memory as attention projects it: hidden states `[batch, mem_len, d_model]`, normalised if `pre_lnorm`."""
@@ -315,7 +318,9 @@ class RelMultiHeadAttn(SegmentAttention):
         else:
             visible, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
             w, r, r_w_bias, r_r_bias, mems = self.computed(w, r, r_w_bias, r_r_bias, mems)
-            qkv_kernel, r_kernel, o_kernel = self.computed(self.qkv_kernel, self.r_kernel, self.o_kernel)
+            qkv_kernel, r_kernel, o_kernel = self.computed(
+                self.kernel("qkv_kernel"), self.r_kernel, self.kernel("o_kernel")
+            )
             zeros = None if content_mask is None else self.zeros(qkv_kernel)
             memory, weights = relative_parts(
                 w, r, r_w_bias, r_r_bias, visible, self.memory_of(mems), qkv_kernel, r_kernel, o_kernel, self.scheme,

@@ -87,7 +87,7 @@ def state_of(network: Any, mems: Sequence[Tensor], max_segment: Size = 1) -> Cac
         if mem.shape[1] != network.mem_len:
             allowed = f"memories of mem_len={network.mem_len} positions"
             raise ParameterError("mems", mem, allowed, f"mems must be {allowed}, got {shown(mem)}")
-        kernel: Any = tf.cast(attn.qkv_kernel, network.compute_dtype)
+        kernel: Any = tf.cast(attn.kernel("qkv_kernel"), network.compute_dtype)
         heads: Any = tf.matmul(attn.memory_of(tf.cast(mem, network.compute_dtype)), kernel[:, width:])
         heads = tf.reshape(heads, [-1, network.mem_len, 2, network.n_head, network.d_head])
         k, v = tf.unstack(tf.transpose(heads, [2, 0, 3, 1, 4]))

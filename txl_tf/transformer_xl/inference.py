@@ -52,12 +52,12 @@ def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> L
     if not isinstance(attn, SegmentAttention):
         raise NotCacheable(f"{layer.name} has no rel_attn like RelMultiHeadAttn")
     width = attn.n_head * attn.d_head
-    kernels: Any = tf.split(tf.convert_to_tensor(attn.qkv_kernel), [width, 2 * width], 1)
+    kernels: Any = tf.split(tf.convert_to_tensor(attn.kernel("qkv_kernel")), [width, 2 * width], 1)
     q_kernel, kv_kernel = kernels
     ff_weights = ff.computed_weights() if isinstance(ff, PositionwiseFF) else ()
     weights = LayerWeights(
         tf.cast(tf.concat([q_kernel * attn.d_head**-0.5, kv_kernel], 1), dtype),
-        tf.cast(attn.o_kernel, dtype),
+        tf.cast(attn.kernel("o_kernel"), dtype),
         tuple(tf.cast(weight, dtype) for weight in ff_weights),
         *position_weights,
     )
@@ -106,7 +106,7 @@ def _turned_zeros(network: Any, klen: Size) -> list[Any]:
     attentions: list[Any] = [getattr(layer, "rel_attn", None) for layer in network.decoder_layers]
     if not all(isinstance(attn, SegmentAttention) for attn in attentions):
         return []  # `layer_weights` raises the error
-    zeros = [attn.zeros(tf.cast(attn.qkv_kernel, network.compute_dtype)) for attn in attentions]
+    zeros = [attn.zeros(tf.cast(attn.kernel("qkv_kernel"), network.compute_dtype)) for attn in attentions]
     return [zero_keys_by_distance(of_layer.k, network.scheme, klen) for of_layer in zeros if of_layer is not None]
 
 

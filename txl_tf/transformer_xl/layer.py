@@ -4,11 +4,13 @@ from typing import Any, Unpack
 
 import keras
 
+from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import split
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer
 from txl_tf.nn.feed_forward import PositionwiseFF
+from txl_tf.nn.lora import low_rank_parts
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.transformer_xl.attention import RelMultiHeadAttn
@@ -86,6 +88,10 @@ class TransformerXLLayer(Layer):
         return options if self.norm == "layer" else {**options, "norm": self.norm}
 
     def get_config(self) -> dict[str, Any]:
+        parts = [part.name for part in low_rank_parts([self]) if part.lora_enabled]
+        if parts and vars(self).get("_owner", lambda: None)() is None:
+            message = f"merge_lora of {', '.join(parts)} must come before {self.name} is saved or cloned"
+            raise ParameterError("enable_lora", parts, "merged before the layer is saved or cloned", message)
         config = {**super().get_config(), **registered_classes(attention_class=self.rel_attn)}
         return checked_config(self, config)
 

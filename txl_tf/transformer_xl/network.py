@@ -33,6 +33,7 @@ from txl_tf.nn.base import (
     tensor_error,
 )  # fmt: skip
 from txl_tf.nn.embedding import AdaptiveEmbedding
+from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
 from txl_tf.nn.masks import as_bool, mask_of, with_mask
 from txl_tf.nn.ops import for_many_weights, own_initializer
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
@@ -127,6 +128,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             the last layer, as in that program.
         activation: of the feed-forward nets: "relu", "gelu" or "swiglu", see `txl_tf.layers.PositionwiseFF`.
         norm: "layer" for layer norm, "rms" for `txl_tf.layers.RMSNorm`.
+        lora_rank, lora_alpha: low-rank updates of the layers' kernels, see `enable_lora`; 0 for none.
         cutoffs, div_val, proj_same_dim: clusters of the embedding, see `AdaptiveEmbedding`.
         init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
             softmax), or "uniform" in `[-init_range, init_range]`. Or a Keras initializer for all these weights, as an
@@ -192,6 +194,8 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     pre_lnorm: bool
     activation: str
     norm: str
+    lora_rank: int
+    lora_alpha: float | None
     recompute: bool
     scheme: Any
 
@@ -214,7 +218,8 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         cutoffs: Sequence[int] = (), div_val: int = 1, proj_same_dim: bool = True, init: Any = "normal",
         init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, positions: str = "relative",
         context_len: int = 512, layer_norm_epsilon: float = 1e-12, pre_lnorm: bool = False, activation: str = "relu",
-        norm: str = "layer", recompute: bool = False, seed: int | None = None, **kwargs: Unpack[LayerOptions],
+        norm: str = "layer", lora_rank: int = 0, lora_alpha: float | None = None, recompute: bool = False,
+        seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.scheme = checked_scheme(self.positions, self)
@@ -273,6 +278,41 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         self.embedding.build((None, None))
         for layer in self.decoder_layers:
             layer.build((None, None, self.d_model))
+        if self.lora_rank:
+            self._add_lora(self.lora_rank, self.lora_alpha)
+
+    def enable_lora(
+        self, rank: int, lora_alpha: float | None = None, a_initializer: Any = "he_uniform",
+        b_initializer: Any = "zeros",
+    ) -> None:  # fmt: skip
+        """Adds low-rank updates to the kernels of attention and of the feed-forward nets, which alone are trained.
+
+        Args: see `txl_tf.layers.PositionwiseFF.enable_lora`.
+
+        Raises:
+            ParameterError: an argument is out of its range, no layer has such kernels, or there are updates already.
+        """
+        self.build_at_once()
+        self._add_lora(rank, lora_alpha, a_initializer=a_initializer, b_initializer=b_initializer)
+        self.store("lora_rank", rank)
+        self.store("lora_alpha", lora_alpha)
+
+    def _add_lora(self, rank: int, lora_alpha: float | None, **initializers: Any) -> None:
+        parts = low_rank_parts(self.decoder_layers)
+        if not parts:
+            allowed = "0 for layers without RelMultiHeadAttn, MultiHeadAttn and PositionwiseFF"
+            raise ParameterError("lora_rank", rank, allowed)
+        for part in parts:
+            part.enable_lora(rank, lora_alpha, **initializers)
+        freeze_others(self)
+
+    def merge_lora(self) -> None:
+        """Adds the low-rank updates to the kernels. Then all weights can be trained again."""
+        for part in low_rank_parts(self.decoder_layers):
+            part.merge_lora()
+        thaw(self)
+        self.store("lora_rank", 0)
+        self.store("lora_alpha", None)
 
     def build_at_once(self) -> None:
         """Makes the weights, as the first call does, if they do not exist yet."""

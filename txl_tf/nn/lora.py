@@ -1,0 +1,159 @@
+"""Low-rank updates of kernels (LoRA, Hu et al. 2022): fine-tuning with few weights.
+
+A kernel W `[in, out]` stays as it is. Two small weights A `[in, rank]` and B `[rank, out]` are trained, and the layer
+computes with `W + A B * alpha / rank`. B begins with zeros, so the results do not change at first. `merge_lora` adds
+the update to W; then the model is an ordinary one again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import at_least
+from txl_tf.config.checks import POSITIVE
+from txl_tf.errors import ParameterError
+from txl_tf.nn.bases import MixedIntoLayer
+from txl_tf.nn.settings import change_graphs
+
+
+class LowRank(MixedIntoLayer):
+    """Mixin of layers with kernels that may get low-rank updates. It comes before the other base classes.
+
+    A subclass reads these kernels by `kernel`.
+
+    Attributes:
+        lora_kernels: names of the kernels.
+        lora_enabled: whether they have low-rank updates.
+        lora_rank, lora_alpha: the arguments of `enable_lora`.
+    """
+
+    lora_kernels: tuple[str, ...] = ()
+    lora_enabled = False
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+
+    def enable_lora(
+        self,
+        rank: int,
+        lora_alpha: float | None = None,
+        a_initializer: Any = "he_uniform",
+        b_initializer: Any = "zeros",
+    ) -> None:
+        """Adds low-rank updates to the kernels of the layer, and freezes the kernels, as Keras's Dense does.
+
+        Args:
+            rank: rank of the updates, 1 or more.
+            lora_alpha: the updates are multiplied by `lora_alpha / rank`. `None`: by 1.
+            a_initializer, b_initializer: of A and B.
+
+        Raises:
+            ParameterError: an argument is out of its range, the layer is not built, or it has low-rank updates already.
+        """
+        check_lora(rank, lora_alpha)
+        if not self.built or self.lora_enabled:
+            allowed = "a layer that is built" if not self.built else "a layer without low-rank updates"
+            raise ParameterError("enable_lora", self.name, allowed, f"enable_lora needs {allowed}: {self.name}")
+        change_graphs(self, "lora_rank", rank, None)
+        self._add_updates(rank, lora_alpha, a_initializer, b_initializer)
+
+    def restore_lora(self) -> None:
+        """Called at the end of `build`: adds the updates that the configuration of the layer describes."""
+        described = self.__dict__.pop("_described_lora", None)
+        if described is not None:
+            rank, lora_alpha = described
+            self._add_updates(rank, lora_alpha, "zeros", "zeros")
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        return {**config, "lora": [self.lora_rank, self.lora_alpha]} if self.lora_enabled else config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        layer: Any = super().from_config({name: value for name, value in config.items() if name != "lora"})
+        vars(layer)["_described_lora"] = config.get("lora")
+        return layer
+
+    def _add_updates(self, rank: int, lora_alpha: float | None, a_initializer: Any, b_initializer: Any) -> None:
+        """Makes the weights of the updates."""
+        locked = self._tracker.locked
+        self._tracker.unlock()
+        with _scope_of(self.variables) if locked else contextlib.nullcontext():
+            for name in self.lora_kernels:
+                kernel = getattr(self, name)
+                width, units = kernel.shape
+                for part, shape, given in (("a", (width, rank), a_initializer), ("b", (rank, units), b_initializer)):
+                    initializer: Any = keras.initializers.get(given)
+                    weight = self.add_weight(name=f"{name}_lora_{part}", shape=shape, initializer=initializer)
+                    setattr(self, f"{name}_lora_{part}", weight)
+                kernel.trainable = False
+        if locked:
+            self._tracker.lock()
+        self.lora_enabled = True
+        self.lora_rank = rank
+        self.lora_alpha = float(rank if lora_alpha is None else lora_alpha)
+
+    def merge_lora(self) -> None:
+        """Adds the low-rank updates to the kernels, which are trainable again. Does nothing if there are none."""
+        if not self.lora_enabled:
+            return
+        change_graphs(self, "lora_rank", None, self.lora_rank)
+        for name in self.lora_kernels:
+            kernel = getattr(self, name)
+            kernel.assign(self.kernel(name))
+            kernel.trainable = True
+            for part in ("a", "b"):
+                delattr(self, f"{name}_lora_{part}")
+        self.lora_enabled = False
+        self.lora_rank = self.lora_alpha = None
+
+    def kernel(self, name: str) -> Any:
+        """A kernel with its low-rank update, as the layer computes with it."""
+        kernel = getattr(self, name)
+        if not self.lora_enabled:
+            return kernel
+        a, b = (tf.convert_to_tensor(getattr(self, f"{name}_lora_{part}")) for part in ("a", "b"))
+        scale = (self.lora_alpha or 0.0) / (self.lora_rank or 1)
+        update: Any = tf.matmul(a, b) * scale
+        return tf.convert_to_tensor(kernel) + tf.cast(update, tf.convert_to_tensor(kernel).dtype)
+
+
+def check_lora(rank: Any, lora_alpha: Any) -> None:
+    """Raises ParameterError for arguments of `enable_lora` that are out of their ranges."""
+    at_least(1)("rank", rank)
+    if lora_alpha is not None:
+        POSITIVE("lora_alpha", lora_alpha)
+
+
+def low_rank_parts(layers: Iterable[Any]) -> list[Any]:
+    """The parts of some layers that may have low-rank updates."""
+    return [part for layer in layers for part in layer._flatten_layers() if isinstance(part, LowRank)]
+
+
+def is_low_rank(weight: Any) -> bool:
+    """Whether a weight is the A or the B of a low-rank update."""
+    return weight.name.endswith(("_lora_a", "_lora_b"))
+
+
+def freeze_others(model: Any) -> None:
+    """Freezes all weights of a model that are not part of low-rank updates. `thaw` undoes it."""
+    frozen = [weight for weight in model.trainable_variables if not is_low_rank(weight)]
+    for weight in frozen:
+        weight.trainable = False
+    vars(model).setdefault("_frozen_by_lora", []).extend(frozen)  # Keras would track an attribute
+
+
+def thaw(model: Any) -> None:
+    """Makes the weights trainable that `freeze_others` froze."""
+    for weight in vars(model).pop("_frozen_by_lora", []):
+        weight.trainable = True
+
+
+def _scope_of(variables: Any) -> Any:
+    """The scope of the strategy under which variables were made."""
+    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in variables)
+    return next(filter(None, strategies), tf.distribute.get_strategy()).scope()
