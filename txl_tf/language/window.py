@@ -84,6 +84,10 @@ class WindowCache:
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState(keys, values, tokens, tf.zeros([batch_size], tf.int32))
 
+    def aligned(self, state: Any) -> Any:
+        """As `MemoryCache.aligned`."""
+        return state
+
     def read_prompt(self, prompt: Tensor, lengths: Tensor) -> tuple[Tensor, WindowState]:
         """As `MemoryCache.read_prompt`. If a prompt is longer than a window, only its last window is read."""
         batch, n = shape_of(prompt)
@@ -249,6 +253,10 @@ class RereadWindow:
         """The state before a text."""
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
+
+    def aligned(self, state: Any) -> Any:
+        """As `MemoryCache.aligned`."""
+        return state
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor) -> tuple[Tensor, WindowState]:
         """As `MemoryCache.read_prompt`."""
