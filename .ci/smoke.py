@@ -79,10 +79,10 @@ def run(folder, environment, name, arguments, given, pattern, missing):
     return None
 
 
-def serve(folder, environment):
-    """The same of txl-demo, which runs until it is ended: its page must answer."""
-    command = [environment["SMOKE_BIN"] + "/txl-demo", "--model_dir=lm", "--port=0"]
-    shown = folder / "demo.txt"
+def serve(folder, environment, name="demo", missing="gradio", part=b"<html"):
+    """The same of txl-demo and txl-serve, which run until they are ended: a page must answer, and have this part."""
+    command = [environment["SMOKE_BIN"] + f"/txl-{name}", "--model_dir=lm", "--port=0"]
+    shown = folder / f"{name}.txt"
     with shown.open("w") as output:
         server = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -90,11 +90,11 @@ def serve(folder, environment):
             time.sleep(1)
             said = shown.read_text()
             if server.poll() is not None:
-                return None if server.returncode == 1 and "gradio" in said and "pip install" in said else said
-            address = re.search(r"http://127\.0\.0\.1:\d+", said)
+                return None if server.returncode == 1 and missing in said and "pip install" in said else said
+            address = re.search(r"http://127\.0\.0\.1:\d+\S*", said)
             if address:
                 with urllib.request.urlopen(address[0], timeout=60) as page:
-                    return None if b"<html" in page.read() else "its page is no HTML"
+                    return None if part in page.read() else f"its page has no {part.decode()}"
         return f"no page after {SECONDS} s:\n{said}"
     finally:
         server.terminate()
@@ -111,6 +111,7 @@ def main(folder, bin_folder):
     (folder / "text.txt").write_text(TEXT)
     problems = {name: run(folder, environment, name, *rest) for name, *rest in COMMANDS}
     problems["demo"] = serve(folder, environment)
+    problems["serve"] = serve(folder, environment, "serve", "starlette", b"AVAILABLE")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     for name in {name.removeprefix("txl-") for name in scripts} - set(problems):
         problems[name] = "this file has no example of it"

@@ -80,6 +80,7 @@ BASES = {
         "--model_dir={here}/flat --input={here}/abc.txt --output={out}/found",
         "--model_dir={here}/flat --tagged={here}/abc.bio --output={out}/found",
     ],
+    "serve": ["--model_dir={here}/lm --port=0", "--model_dir={here}/flat --port=0"],
     "plot": [
         "--kind=curves --model_dir={here}/trained --output={out}/a.png",
         "--kind=attention --model_dir={here}/lm --text=w1_w2_w3 --output={out}/a.png",
@@ -215,7 +216,7 @@ def stub(training=False):
     tf.config.run_functions_eagerly(True)
     warnings.filterwarnings("ignore", "Even though the")  # that this is not for `tf.data`
     with contextlib.suppress(ImportError):
-        from txl_programs.demo.server.connections import Server
+        from txl_programs.web.connections import Server
 
         Server.run = lambda *_, **__: None
 

@@ -67,6 +67,8 @@ ABSURD = [
     ("convert-checkpoint", "tf1_checkpoint", "{}/loop"),
     ("convert-checkpoint", "corpus", "{}/pipe"),
     ("export-saved-model", "output", "{}/pipe"),
+    ("serve", "port", "65536"),
+    ("serve", "api_key_file", "{}/loop"),
     ("demo", "port", "65536"),
     ("demo", "model_dir", "{}/loop"),
 ]

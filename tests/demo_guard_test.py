@@ -14,7 +14,7 @@ import tracemalloc
 import pytest
 
 from txl_programs.demo.limits import Limits
-from txl_programs.demo.server import terminal
+from txl_programs.web import senders, terminal
 
 HOST = {"host": "127.0.0.1:7860"}
 JOIN = "/gradio_api/queue/join"
@@ -46,7 +46,7 @@ def guard(gr):
 
 @pytest.fixture(scope="module")
 def connections(gr):
-    from txl_programs.demo.server import connections
+    from txl_programs.web import connections
 
     return connections
 
@@ -116,9 +116,10 @@ def test_another_host_is_refused(client, host):
     ("box.lan", ["box.lan:7860", "BOX.lan", "localhost"], ["192.0.2.2", "x.box.lan", "box.lan."]),
     ("192.0.2.2", ["192.0.2.2:7860"], ["192.0.2.3:7860", "192.0.2.2.evil.test"]),
 ])  # fmt: skip
-def test_other_hosts_depend_on_the_flag(guard, host, taken, refused):
-    own = guard.Guard(None, None, Limits(), host)._is_own
-    assert all(own(name.lower()) for name in taken) and not any(own(name.lower()) for name in refused)
+def test_other_hosts_depend_on_the_flag(host, taken, refused):
+    own = host.lower()
+    assert all(senders.is_own_host(name.lower(), own) for name in taken)
+    assert not any(senders.is_own_host(name.lower(), own) for name in refused)
 
 
 @pytest.mark.parametrize("headers", [

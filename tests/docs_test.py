@@ -57,6 +57,7 @@ NOT_RUN = {
     "--against": "takes half an hour",
     "mkdocs": "serves until it is stopped; site_test.py builds the same site",
     "ray start": "needs several machines; tests/ray_training_test.py has a cluster of one",
+    "tools/serve.py": "serves until it is stopped; another test runs it",
     "tools/demo.py": "serves until it is stopped; tests/demo_browser_test.py has it",
     "demo_screenshots": "needs a browser and trained runs",
 }
@@ -391,7 +392,7 @@ def test_the_python_of_the_guide_scores_lines_as_the_program(five_minutes, workp
 
 @pytest.mark.slow
 def test_the_python_of_the_guide_trains_with_weights_and_in_steps_of_its_own():
-    _, _, *codes = blocks("python", "guide.md").values()
+    _, _, *codes = (code for code in blocks("python", "guide.md").values() if "lm_eval" not in code)
     names = {}
     for code in codes:
         exec(code, names)
@@ -406,13 +407,24 @@ def test_the_python_of_the_guide_trains_with_weights_and_in_steps_of_its_own():
 
 
 @pytest.mark.slow
+def test_the_python_of_the_guide_evaluates_a_task(five_minutes, workplace, monkeypatch, capsys):
+    pytest.importorskip("lm_eval", reason="the harness needs lm-eval: pip install lm-eval")
+    monkeypatch.chdir(workplace)
+    question = {"question": "The import", "choices": [" statement", " potato"], "answer": 0}
+    (workplace / "questions.jsonl").write_text(json.dumps(question) + "\n")
+    (code,) = (code for code in blocks("python", "guide.md").values() if "lm_eval" in code)
+    names = {}
+    exec(code, names)
+    assert names["results"]["results"]["pep"]["acc,none"] in (0, 1)
+
+
+@pytest.mark.slow
 def test_the_python_of_the_faq_runs(five_minutes, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     names = {}
     for code in blocks("python", "faq.md").values():
         exec(code, names)
     assert names["vector"].shape == (1, 128)
-    assert tf.saved_model.load("plain_model").signatures
 
 
 # ------------------------------------------------------------------------------------------------------- serving
@@ -482,7 +494,7 @@ def encoded(value, name):
 @pytest.fixture(scope="module")
 def exported(five_minutes, workplace):
     """The stand-in, with what the first block of docs/serving.md writes."""
-    export = next(iter(blocks("bash", "serving.md").values()))
+    export = next(code for code in blocks("bash", "serving.md").values() if "--output=serving/quickstart" in code)
     assert run_bash(export, workplace) == "serving/quickstart/1\n"
     return StandIn(workplace / "serving" / "quickstart" / "1")
 
@@ -623,6 +635,49 @@ def test_the_saved_model_without_a_server(exported, workplace, monkeypatch):
     np.testing.assert_allclose(found["nll"].sum(1), expected, rtol=1e-5)
     assert found["ids"].shape == (2, 7) and found["score"].shape == (1, 1)
     assert found["state"].shape == STATE and found["next"].shape == (1, 3)
+
+
+@pytest.mark.slow
+def test_onnx_tflite_and_tensorflow_js(five_minutes, workplace, monkeypatch, capsys):
+    for name in ("tf2onnx", "onnxruntime"):
+        pytest.importorskip(name, reason=f"ONNX needs {name}: pip install tf2onnx onnx onnxruntime")
+    monkeypatch.chdir(workplace)
+    (export,) = (code for code in blocks("bash", "serving.md").values() if "--format=onnx" in code)
+    run_bash(export, workplace)
+    lm, vocab = txl_tf.load_run("runs/quickstart")
+    by_onnx, by_tflite, for_js = (
+        code
+        for code in blocks("python", "serving.md").values()
+        if "onnxruntime" in code or "tokens=np" in code or "lm." in code
+    )
+    names = {"lm": lm}
+    for code in (by_onnx, by_tflite, for_js):
+        exec(code, names)
+    ids = vocab.encode("The import statement is used to ")[None]
+    mems = lm.initial_mems(1)
+    for segment in (ids[:, :16], ids[:, 16:]):
+        log_probs, mems = lm.log_probs(segment, mems)
+    assert capsys.readouterr().out.rstrip("\n") == vocab.symbols[int(np.argmax(log_probs[0, -1]))]
+    assert tf.saved_model.load("plain_model").signatures
+
+
+@pytest.mark.slow
+def test_the_server_and_its_client(five_minutes, workplace, monkeypatch, capsys):
+    pytest.importorskip("openai", reason="the client needs openai: pip install openai")
+    pytest.importorskip("starlette", reason="the server needs starlette: pip install starlette uvicorn")
+    monkeypatch.chdir(workplace)
+    (command,) = (code for code in blocks("bash", "serving.md").values() if "tools/serve.py" in code)
+    words = shlex.split(command.replace(".venv/bin/python", shlex.quote(sys.executable)))
+    process = subprocess.Popen([*words, "--port=0"], stdout=subprocess.PIPE, text=True, cwd=workplace)
+    try:
+        address = process.stdout.readline().partition("/v1/")[0]
+        (code,) = (code for code in blocks("python", "serving.md").values() if "openai" in code)
+        names = {}
+        exec(code.replace("http://localhost:8501", address), names)
+    finally:
+        process.terminate()
+        process.wait()
+    assert names["answer"].choices[0].text and len(capsys.readouterr().out) > 40
 
 
 def run_python_of(served, **expressions):

@@ -57,7 +57,8 @@ class TextConfig(Config):
     vocab_size: int | None = option("Size of a vocabulary of subwords; default: 8000.", SYMBOLS, default=None)
     subword_type: str = option("How SentencePiece makes subwords.", one_of(SUBWORD_TYPES), default="unigram")
     vocab_path: str | None = option(
-        "File of the symbols, one a line, such as a run's vocab.txt, or a SentencePiece .model; default: count.",
+        "File of the symbols, one a line, such as a run's vocab.txt; a SentencePiece .model; or a tokenizer.json. "
+        "Default: count the symbols.",
         not_empty,
         default=None,
     )

@@ -11,7 +11,11 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-FOLDERS = {"plot": "pictures", "demo": "demo"}  # first word of a program's name -> its folder in this package
+FOLDERS = {
+    "plot": "pictures",
+    "demo": "demo",
+    "serve": "server",
+}  # first word of a program's name -> its folder in this package
 
 
 def find_program(command: str) -> ModuleSpec | None:

@@ -8,6 +8,7 @@
     txl-convert-checkpoint --pytorch_checkpoint=transfo-xl-wt103 --model_dir=runs/wt103
     txl-convert-checkpoint --pytorch_checkpoint=LM-TFM-wt103/model.pt --corpus=data/cache.pt \\
         --model_dir=runs/mine
+    txl-convert-checkpoint --to_hub=OWNER/NAME --model_dir=runs/my --license=apache-2.0
 
 A PyTorch checkpoint is a file or folder of Hugging Face (config.json with .safetensors or .bin), of the original
 PyTorch program (model.pt) or of NVIDIA's program (checkpoint_best.pt). The conversion needs no PyTorch and runs no code
@@ -17,6 +18,10 @@ The hyper-parameters come from the checkpoint. You may keep the flags of the ori
 model: the program compares them with the checkpoint. A TensorFlow checkpoint, or the plain state_dict of a PyTorch
 program, does not contain mem_len, same_length and clamp_len: give --mem_len, and the other two if the model was trained
 or evaluated with them.
+
+With --to_hub, the weights and the vocabulary of a run are uploaded to the Hugging Face Hub, with a model card. It needs
+huggingface_hub (in a clone, pip install -e ".[hub]"), and a token in HF_TOKEN or by `hf auth login`. All programs open
+such a run, and Transformer-XL checkpoints of the hub, with --model_dir=hf://OWNER/NAME.
 """
 
 from absl import flags
@@ -44,7 +49,12 @@ flags.DEFINE_string(
     "Folder to write the text of a cache.pkl or cache.pt to, as a prepared corpus for training and evaluation.",
 )
 flags.DEFINE_bool("to_tf1", False, "Convert the other way: write the run in model_dir as tf1_checkpoint.")
-flags.DEFINE_string("ckpt_path", None, "With --to_tf1: checkpoint of model_dir to convert. Default: the latest.")
+flags.DEFINE_string(
+    "ckpt_path", None, "With --to_tf1 and --to_hub: checkpoint of model_dir to convert. Default: as in other programs."
+)
+flags.DEFINE_string("to_hub", None, "Repository of the Hugging Face Hub to upload the run in model_dir to: OWNER/NAME.")
+flags.DEFINE_string("license", None, "With --to_hub: license of the model for its card, such as apache-2.0.")
+flags.DEFINE_bool("private", None, "With --to_hub: make a new repository private.")
 
 SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_r")
 BINS = ("div_val", "proj_same_dim", "proj_share_all_but_first")
@@ -55,17 +65,19 @@ LEFT_OUT = set(ModelConfig.names()) - {*RECORDED, *MEMORY, *OPTIONAL}
 define_flags(ModelConfig, leave_out=LEFT_OUT, mem_len=None, **dict.fromkeys([*RECORDED, *OPTIONAL]))
 
 flags.mark_flag_as_required("model_dir")
-flags.mark_flags_as_mutual_exclusive(["tf1_checkpoint", "pytorch_checkpoint"], required=True)
+flags.mark_flags_as_mutual_exclusive(["tf1_checkpoint", "pytorch_checkpoint", "to_hub"], required=True)
 
 read_flags(__name__)
 
 from txl_config.errors import ParameterError
+from txl_tf.convert.hub import push_to_hub
 from txl_tf.convert.original import run_to_tf1, tf1_to_run
 from txl_tf.convert.pytorch import pytorch_to_run
 from txl_tf.runs.folder import RunFolder
 
 CORPUS = ("corpus", "model_dir", "dataset", "data_dir")
 TO_TF1 = ("model_dir", "tf1_checkpoint", "ckpt_path")
+TO_HUB = ("model_dir", "to_hub", "ckpt_path", "license", "private")
 FROM_TF1 = ("tf1_checkpoint", *CORPUS, *MEMORY, *RECORDED)
 FROM_PYTORCH = ("pytorch_checkpoint", *CORPUS, *RECORDED, *MEMORY, *OPTIONAL)
 
@@ -124,7 +136,10 @@ def check_flags(what, taken):
 
 
 def main():
-    if FLAGS.to_tf1:
+    if FLAGS.to_hub is not None:
+        check_flags("--to_hub", TO_HUB)
+        print(push_to_hub(FLAGS.model_dir, FLAGS.to_hub, **values(TO_HUB[2:])))
+    elif FLAGS.to_tf1:
         check_flags("--to_tf1", TO_TF1)
         to_tf1()
     elif FLAGS.pytorch_checkpoint is not None:

@@ -1,12 +1,17 @@
-"""Exports a trained model as a SavedModel for TensorFlow Serving.
+"""Exports a trained model as a SavedModel for TensorFlow Serving, or to ONNX or TFLite.
 
     txl-export-saved-model --model_dir=runs/my --output=serving/my                  # serving/my/1/
     txl-export-saved-model --model_dir=runs/my --output=serving/my --version=2 --weights=bfloat16
 
     txl-export-saved-model --model_dir=runs/dates --output=serving/dates --beam_size=4 --n_best=2
     txl-export-saved-model --model_dir=runs/flat --output=serving/flat --lexicon=words.txt   (other than in training)
+    txl-export-saved-model --model_dir=runs/my --output=portable/my --format=onnx --length=16         (or tflite)
 
 A server that watches the folder loads the new version by itself. An existing version is never overwritten.
+
+With --format=onnx or tflite, the output folder gets the model, its vocabularies, and model.json, which names inputs and
+outputs. Their shapes are fixed: --batch_size rows of --length tokens. ONNX needs tf2onnx: in a clone, pip install -e
+".[onnx]".
 """
 
 import os
@@ -22,6 +27,13 @@ from txl_programs.program import run
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("output", None, "Folder of the served model. The last part of the path is the model's name.")
+flags.DEFINE_enum("format", "saved_model", ["saved_model", "onnx", "tflite"], "Format of the model.")
+flags.DEFINE_integer("batch_size", 1, "With ONNX and TFLite: rows of a call.", lower_bound=1)
+flags.DEFINE_integer("length", 16, "With ONNX and TFLite: tokens of a segment, target or sentence.", lower_bound=1)
+flags.DEFINE_integer(
+    "source_length", None, "With ONNX and TFLite: tokens of the source of an encoder-decoder. Default: --length.",
+    lower_bound=1,
+)  # fmt: skip
 flags.DEFINE_integer("version", 1, "Version to write: the name of a folder in output.", lower_bound=1)
 flags.DEFINE_string("ckpt_path", None, CKPT_HELP)
 flags.DEFINE_enum("weights", "float32", WEIGHT_TYPES, "Type of the stored weights.")
@@ -45,6 +57,9 @@ flags.DEFINE_bool("skip_short_words", None, "Ignore words of one character in --
 define_flags(SearchConfig)  # for an encoder-decoder
 flags.mark_flags_as_required(["model_dir", "output"])
 
+OF_SAVED_MODELS = ("version", "weights", "top_n", "max_tokens", "max_rows", "warmup", "lexicon", "skip_short_words")
+OF_OTHERS = ("batch_size", "length", "source_length")
+
 
 def warn_of_longer_texts(folder, max_tokens):
     """Prints a warning if a served tagger accepts texts that are longer than the training sentences."""
@@ -60,8 +75,28 @@ def warn_of_longer_texts(folder, max_tokens):
         )
 
 
+def export_to_other_format():
+    """Writes the run as ONNX or TFLite."""
+    from txl_tf import export_portable
+    from txl_tf.runs.folder import RunFolder
+
+    folder = RunFolder(FLAGS.model_dir)
+    vocabs = folder.load_vocabs()
+    model = load_model(folder, **values(("mem_len", "clamp_len"), given_only=True))
+    vocab = vocabs[0] if len(vocabs) == 1 else vocabs
+    print(export_portable(model, FLAGS.output, vocab, format=FLAGS.format, **values(OF_OTHERS)))
+
+
 @messages_to_stderr()
 def main():
+    is_saved_model = FLAGS.format == "saved_model"
+    others = (*OF_SAVED_MODELS, *SearchConfig.names())
+    check_used(
+        (OF_OTHERS, not is_saved_model, "is for --format=onnx and --format=tflite"),
+        (others, is_saved_model, f"is for --format=saved_model, got {FLAGS.format}"),
+    )
+    if not is_saved_model:
+        return export_to_other_format()
     from txl_tf import export_saved_model
     from txl_tf.files import absolute, check_no_pattern
     from txl_tf.runs.families.pipeline import with_lexicon

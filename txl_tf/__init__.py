@@ -11,9 +11,11 @@ check_versions()
 
 from txl_tf import layers
 from txl_tf.cluster.preparation import prepare
+from txl_tf.convert.hub import push_to_hub
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.tags import allowed_transitions
 from txl_tf.data.text.batches import Segments, choose_bin_capacities, segments
+from txl_tf.data.text.corpus import prepare_ids
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import FixedAttributeError, ParameterError, UnknownArgumentError
 from txl_tf.kernels.precision import set_matmul_precision
@@ -22,9 +24,11 @@ from txl_tf.language.reading import nll_by_memory
 from txl_tf.language.transformer_lm import TransformerLM
 from txl_tf.runs.families.pipeline import pipeline
 from txl_tf.runs.folder import load_run
+from txl_tf.runs.harness import harness_model
 from txl_tf.runs.vectors import text_vectors
 from txl_tf.runs.weights import load_tf1_checkpoint, save_tf1_checkpoint, tf1_variables
 from txl_tf.serving.export import export_saved_model
+from txl_tf.serving.portable import export_portable
 from txl_tf.taggers.bilstm import BiLSTM
 from txl_tf.taggers.flat import Flat
 from txl_tf.taggers.tagger import Tagger
@@ -52,7 +56,9 @@ __all__ = [
     "Vocab",
     "allowed_transitions",
     "choose_bin_capacities",
+    "export_portable",
     "export_saved_model",
+    "harness_model",
     "layers",
     "load_run",
     "load_tf1_checkpoint",
@@ -60,6 +66,8 @@ __all__ = [
     "nll_by_memory",
     "pipeline",
     "prepare",
+    "prepare_ids",
+    "push_to_hub",
     "save_tf1_checkpoint",
     "segments",
     "set_matmul_precision",

@@ -21,10 +21,10 @@ from txl_programs.demo.language_model_page import LanguageModelPage
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.line_pages import EncoderDecoderPage, TaggerPage
 from txl_programs.demo.runs import OpenRun
-from txl_programs.demo.server.connections import make_server
 from txl_programs.demo.server.guard import Guard
-from txl_programs.demo.server.terminal import plain_output
 from txl_programs.demo.style import CSS
+from txl_programs.web.connections import make_server
+from txl_programs.web.terminal import plain_output
 
 TITLE = "# Look into a trained model"
 PAGES = {

@@ -1,5 +1,7 @@
 """Subwords: a vocabulary of pieces of words. SentencePiece makes the pieces from a text, and cuts texts into them.
 
+A `tokenizer.json` of Hugging Face can take the place of the SentencePiece model, see `hf_tokenizer.py`.
+
     vocab = train_subwords(lines, vocab_size=8000)      # or SubwordVocab.load("my.model", level="subword")
     vocab.decode(vocab.encode(text)) == text            # for any text: nothing is normalised, nothing is unknown
 
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from txl_tf.config import SUBWORD_TYPES, one_of
+from txl_tf.data.hf_tokenizer import TokenizerProcessor, is_tokenizer
 from txl_tf.data.text_files import checked_string
 from txl_tf.data.vocabulary import Vocab, as_iterable
 from txl_tf.errors import ParameterError
@@ -63,8 +66,8 @@ class SubwordVocab(Vocab):
             The other options of `Vocab` are for tokens that are counted.
 
     Attributes:
-        model: bytes of the SentencePiece model.
-        processor: `sentencepiece.SentencePieceProcessor`; `None` before `set_data`.
+        model: bytes of the SentencePiece model, or of the tokenizer.json.
+        processor: `sentencepiece.SentencePieceProcessor` or `TokenizerProcessor`; `None` before `set_data`.
         token_bytes: list of bytes, the text of each id.
         separators: `{character: ids}` for the characters that never reach SentencePiece.
         adds_space: whether the model puts a space before a text, as the models of other programs may do.
@@ -98,13 +101,16 @@ class SubwordVocab(Vocab):
         Raises:
             ParameterError: `data` is not a SentencePiece model, or sentencepiece is not installed.
         """
+        if is_tokenizer(data):
+            self._set_tokenizer(data, path)
+            return
         package = sentencepiece()
         try:
             processor = package.SentencePieceProcessor(model_proto=data) if data else None
         except RuntimeError:  # its message is about the parser
             processor = None
         if processor is None or not processor.get_piece_size():
-            message = f"{path} is not a SentencePiece model, which --level=subword makes"
+            message = f"{path} is neither a SentencePiece model, which --level=subword makes, nor a tokenizer.json"
             raise ParameterError(os.fspath(path), None, "a SentencePiece model", message)
         self.model = data
         self.processor = processor
@@ -116,6 +122,25 @@ class SubwordVocab(Vocab):
         known = {character: names for character, names in spelt.items() if self.ids.keys() >= set(names)}
         self.separators = {character: [self.ids[name] for name in names] for character, names in known.items()}
         self.adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE)
+        self._check_ends(path)
+
+    def _set_tokenizer(self, data: bytes, path: str | os.PathLike[str]) -> None:
+        """`set_data` for a tokenizer.json. Documents end with its own token for this purpose."""
+        processor = TokenizerProcessor(data, path)
+        self.model = data
+        self.processor = processor
+        self._set_symbols(processor.symbols)
+        self.token_bytes = list(processor.token_bytes)
+        self.separators = {}
+        self.adds_space = processor.adds_space()
+        if self.document == END and END not in self.ids:
+            self.document = processor.end or END
+        if self.unk is not None and self.unk not in self.ids:
+            self.unk = processor.unk
+        self._check_ends(path)
+
+    def _check_ends(self, path: str | os.PathLike[str]) -> None:
+        """Checks that the symbols for the ends of documents and lines exist, and uses the latter for newlines."""
         for symbol, what in ((self.document, "documents"), (self.eos, "lines")):
             if symbol is not None and symbol not in self.ids:
                 message = f"{path} has no symbol {symbol}, which must end {what}"
@@ -123,6 +148,11 @@ class SubwordVocab(Vocab):
         if self.eos is not None:
             self.separators["\n"] = [self.ids[self.eos]]
             self.token_bytes[self.ids[self.eos]] = b"\n"
+
+    @property
+    def is_tokenizer(self) -> bool:
+        """Whether the vocabulary is a tokenizer.json and no SentencePiece model."""
+        return isinstance(self.processor, TokenizerProcessor)
 
     def _bytes_of(self, i: int) -> bytes:
         """Returns the bytes of text that a piece stands for."""
@@ -182,7 +212,9 @@ class SubwordVocab(Vocab):
             ParameterError: an id is outside the vocabulary.
         """
         text = b"".join(self.token_bytes[i] for i in self.checked_ids(ids)).decode("utf-8", "replace")
-        return re.sub("^ ", "", text, flags=re.MULTILINE) if self.adds_space else text
+        if not self.adds_space:
+            return text
+        return text.removeprefix(" ") if self.is_tokenizer else re.sub("^ ", "", text, flags=re.MULTILINE)
 
 
 # -------------------------------------------------------------------------------------------------------- of any level
@@ -199,7 +231,7 @@ def load_vocab(path: str | os.PathLike[str], **config: Any) -> Vocab:
 
 
 def vocab_file(name: str, level: str | None) -> str:
-    """Returns the name of a vocabulary's file, which has a token per line, or a SentencePiece model."""
+    """Returns the name of a vocabulary's file: a token per line, or a SentencePiece model or tokenizer.json."""
     return f"{name}.model" if level == "subword" else f"{name}.txt"
 
 

@@ -244,10 +244,12 @@ def sample(
 def uniform_draws(seeds: Tensor, first: Size, number: Size) -> Tensor:
     """Random numbers for the tokens `first ... first + number - 1` of every row: float64 `[number, B, 2]` in [0, 1).
 
+    `first` may also be int32 `[B]`, with a number for every row.
+
     The numbers do not change if TF_XLA_FLAGS makes TensorFlow compile clusters of operations.
     """
     batch = tf.shape(seeds)[0]
-    position = tf.repeat(tf.range(first, first + number), batch)
+    position = tf.reshape(tf.broadcast_to(first, [batch]) + tf.range(number)[:, None], [-1])
     keys = tf.stack([tf.tile(seeds, [number]), position], -1)
 
     no_limit: Any = None

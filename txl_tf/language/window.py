@@ -84,6 +84,10 @@ class WindowCache:
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState(keys, values, tokens, tf.zeros([batch_size], tf.int32))
 
+    def aligned(self, state: Any) -> Any:
+        """As `MemoryCache.aligned`."""
+        return state
+
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
         """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`."""
         batch, n = shape_of(prompt)
@@ -250,6 +254,10 @@ class RereadWindow:
         """The state before a text."""
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
+
+    def aligned(self, state: Any) -> Any:
+        """As `MemoryCache.aligned`."""
+        return state
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
         """Reads the prompts, each from the beginning of a text: see `MemoryCache.read_prompt`."""

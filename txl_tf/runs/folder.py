@@ -57,6 +57,8 @@ from txl_tf.runs.weights import (
 from txl_tf.schema import checked_call, did_you_mean, differing
 
 CREATING = "creating.tmp"  # exists in the folder of a run while `RunFolder.create` writes it
+# `{beginning of an address: function that returns the local folder of the run}`; `txl_tf.convert.hub` adds its own.
+SOURCES: dict[str, Callable[[str], str]] = {}
 _ATTEMPTS = 10  # at opening a checkpoint, which a training in another process may delete
 _EVENTS = ("train", "validation")  # folders of TensorBoard's files
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
@@ -67,7 +69,8 @@ def load_run(model_dir: str | os.PathLike, ckpt_path: str | None = None, **chang
     """Opens a trained, converted or averaged run.
 
     Args:
-        model_dir: folder of the run.
+        model_dir: folder of the run; `hf://OWNER/NAME` for one on the Hugging Face Hub, which needs huggingface_hub; or
+            `original://wt103` (enwik8, text8, lm1b) for a checkpoint that the original authors published.
         ckpt_path: path or name of a checkpoint, `"best"` or `"latest"`. The default is the checkpoint that the training
             evaluated last: of a tagger the best, if there was a validation; of others the latest.
         **changes: arguments of the model that replace those of the run, such as `mem_len`.
@@ -89,13 +92,16 @@ class RunFolder(CheckpointFolder):
     """The folder of a run, local or remote. Its methods raise ParameterError, which names what is missing.
 
     Args:
-        model_dir: path of the folder.
+        model_dir: path of the folder, or an address such as `hf://OWNER/NAME`, see `txl_tf.convert.hub`.
         task: task that the model of the run must have, see `Family`; `None` for any.
         family: family of a run that is about to be made. That of an existing run is in `config.json`.
     """
 
     def __init__(self, model_dir: str | os.PathLike, task: str | None = None, family: Family | None = None):
-        super().__init__(os.fspath(model_dir))
+        path = os.fspath(model_dir)
+        source = next((source for source in SOURCES if path.startswith(source)), None)
+        self.address = path if source else None
+        super().__init__(SOURCES[source](path) if source else path)
         self.task = family.task if family else task
         self._family = family
         self.config_file = os.path.join(self.path, "config.json")
@@ -356,6 +362,9 @@ class RunFolder(CheckpointFolder):
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Makes the folder, checks that it can be written to, and locks it against other runs."""
+        if self.address:
+            message = f"model_dir {self.address} can be read only: give a new folder, and --init_from={self.address}"
+            raise ParameterError("model_dir", self.address, "a folder to write to", message)
         self._check_path()
         try:
             tf.io.gfile.makedirs(self.path)

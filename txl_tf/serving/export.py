@@ -27,7 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 from txl_tf.config import WEIGHT_TYPES, one_of
-from txl_tf.data.subwords import vocab_file
+from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError
@@ -97,8 +97,43 @@ def export_saved_model(
         "search": search,
         "suppress_tokens": suppress_tokens,
     }
+    served, make = _prepared(lm, os.fspath(directory), vocab, options, weights, max_tokens, max_rows)
+    _write(make, os.fspath(directory), served, warmup)
+
+
+@checked_call
+def local_signatures(
+    lm: LanguageModel | Transformer | Tagger,
+    vocab: Vocab | Sequence[Vocab] | None = None,
+    *,
+    weights: str = "float32",
+    top_n: int | None = None,
+    max_tokens: int | None = None,
+    max_rows: int | None = None,
+    search: dict | None = None,
+) -> StoredModel:
+    """The signatures of `export_saved_model` in this process, without a file: for a server in Python.
+
+    Args: see `export_saved_model`.
+
+    Returns:
+        The `StoredModel`, whose `signatures()` are functions with default values.
+
+    Raises: as `export_saved_model`.
+    """
+    options = {"top_n": top_n, "search": search}
+    served, make = _prepared(lm, "the server", vocab, options, weights, max_tokens, max_rows)
+    with tempfile.TemporaryDirectory() as folder:
+        return make(_tables(served, folder))
+
+
+def _prepared(
+    lm: Any, target: str, vocab: Any, options: dict[str, Any], weights: str, max_tokens: int | None,
+    max_rows: int | None,
+) -> tuple[Served, Callable[..., StoredModel]]:  # fmt: skip
+    """How a model is served, and a function that makes its `StoredModel` for the tables of its vocabularies."""
     served = served_model(lm, vocab, options)
-    if not _can_serve_text(directory, served.vocabs):
+    if not _can_serve_text(target, served.vocabs):
         served = served._replace(vocabs={})
     max_tokens = (served.longest or 4096) if max_tokens is None else max_tokens
     check_integer("max_tokens", max_tokens, 1, served.longest or 2**31 - 1)
@@ -106,13 +141,26 @@ def export_saved_model(
     if max_rows is not None:
         check_integer("max_rows", max_rows, 1)
     sizes = {"weights": weights, "max_tokens": max_tokens, "max_rows": max_rows}
-    _write(functools.partial(served.signatures, lm, **sizes), os.fspath(directory), served, warmup)
+    return served, functools.partial(served.signatures, lm, **sizes)
+
+
+def _tables(served: Served, folder: str) -> dict[str, Any]:
+    """`{name: table}` of the vocabularies, whose files are written to `folder`."""
+    tables = {}
+    for name, vocab in served.vocabs.items():
+        path = os.path.join(folder, vocab_file(name, vocab.level))
+        vocab.save(path)
+        tables[name] = served.table(vocab, path)
+    return tables
 
 
 def _can_serve_text(directory: str | os.PathLike, vocabs: dict[str, Vocab]) -> bool:
     """Whether the graph can read text with the vocabularies. For subwords, logs what the export or a user needs."""
     if not any(vocab.level == "subword" for vocab in vocabs.values()):
         return True
+    if any(isinstance(vocab, SubwordVocab) and vocab.is_tokenizer for vocab in vocabs.values()):
+        logger.warning("%s takes ids and no text: no graph can run a tokenizer.json", directory)
+        return False
     if has_tensorflow_text():
         message = "%s: to load this model in Python, import tensorflow_text first; TensorFlow Serving contains it"
         logger.info(message, directory)
@@ -127,18 +175,13 @@ def _write(make: Callable[..., StoredModel], directory: str, served: Served, war
     if warmup and not has_serving_api:
         message = "warmup=True needs tensorflow-serving-api, which is not installed: pip install it"
         raise ParameterError("warmup", True, [False, None], message)
-    _check_new(directory)
+    check_new_folder(directory)
     temporary = f"{directory.rstrip('/')}.{os.getpid()}.tmp"  # a server that watches the folder ignores such a name
     if not is_remote(directory):
         remove_leftovers(os.path.dirname(temporary) or ".", os.path.basename(directory.rstrip("/")))
     remove(temporary)  # a killed process with the same number may have left it
     with tempfile.TemporaryDirectory() as folder, writing(directory), removed_on_error(temporary):
-        tables = {}
-        for name, vocab in served.vocabs.items():
-            path = os.path.join(folder, vocab_file(name, vocab.level))
-            vocab.save(path)
-            tables[name] = served.table(vocab, path)
-        stored = make(tables)
+        stored = make(_tables(served, folder))
         signatures = stored.signatures()
         for name, function in signatures.items():  # in Python, functions have default values, and signatures have none
             setattr(stored.resources, name, function)
@@ -147,12 +190,12 @@ def _write(make: Callable[..., StoredModel], directory: str, served: Served, war
             write_warmup(os.path.join(temporary, "assets.extra"), signatures, stored.warmup_values)
         elif warmup is None:
             logger.info("no warm-up requests: they need pip install tensorflow-serving-api")
-        _check_new(directory)  # another process may have written it meanwhile
+        check_new_folder(directory)  # another process may have written it meanwhile
         remove(directory)
         tf.io.gfile.rename(temporary, directory)
 
 
-def _check_new(directory: str) -> None:
+def check_new_folder(directory: str) -> None:
     """Raises ParameterError unless the folder is empty or does not exist."""
     if tf.io.gfile.exists(directory) and (not tf.io.gfile.isdir(directory) or tf.io.gfile.listdir(directory)):
         message = f"directory {directory} already exists: choose a new one"

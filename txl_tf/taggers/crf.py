@@ -210,6 +210,31 @@ def crf_decode(
     return tf.where(mask, tags, 0), tf.where(mask[:, 0], tf.reduce_max(last, 1), 0.0)
 
 
+def best_path(
+    emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
+) -> tuple[Tensor, Tensor]:
+    """`crf_decode` without loops, for formats that have none: every position has operations of its own.
+
+    The time must be known. Args and results: see `crf_decode`.
+    """
+    mask = _elements(emissions, mask)
+    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
+    time = emissions.shape[1]
+    stay = tf.range(emissions.shape[-1])
+    score = emissions[:, 0]
+    come_from = []
+    for t in range(1, time):
+        ways = score[:, :, None] + transitions
+        visible = mask[:, t, None]
+        come_from.append(tf.where(visible, tf.argmax(ways, 1, output_type=tf.int32), stay))
+        score = tf.where(visible, tf.reduce_max(ways, 1) + emissions[:, t], score)
+    tags = [tf.argmax(score, 1, output_type=tf.int32)]
+    for pointers in reversed(come_from):
+        tags.append(tf.gather(pointers, tags[-1], batch_dims=1))
+    found = tf.stack(tags[::-1], 1)
+    return tf.where(mask, found, 0), tf.where(mask[:, 0], tf.reduce_max(score, 1), 0.0)
+
+
 def crf_marginals(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None) -> Tensor:
     """The probability of every tag at every position: float `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
     mask = _elements(emissions, mask)

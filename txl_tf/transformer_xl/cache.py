@@ -130,6 +130,15 @@ def resized(network: Any, state: CachedState, max_segment: Size = 1) -> CachedSt
     return state_from(*memory_of(network, state), max_segment, state.count)
 
 
+def aligned(state: CachedState) -> CachedState:
+    """The same state with its rings turned so that the next token goes to slot 0, as in other aligned states."""
+
+    def turned(rings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(tf.roll(ring, -state.position, 2) for ring in rings)
+
+    return state._replace(keys=turned(state.keys), values=turned(state.values), position=tf.zeros_like(state.position))
+
+
 # ------------------------------------------------------------------------------------------------------------ forward
 
 

@@ -9,6 +9,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.transformer_xl.cache import (
+    aligned,
     cached_forward,
     initial_state,
     precompute,
@@ -39,6 +40,10 @@ class MemoryCache:
     def initial_state(self, batch_size: Size) -> Any:
         """The state before a text."""
         return initial_state(self.network, batch_size)
+
+    def aligned(self, state: Any) -> Any:
+        """The same state in a form in which rows of several states can be joined."""
+        return aligned(state)
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: int | None = None) -> tuple[Any, Any]:
         """Reads the prompts, each from the beginning of a text.
@@ -166,6 +171,10 @@ class HiddenStateCache:
     def initial_state(self, batch_size: Size) -> Any:
         """The state before a text."""
         return tuple(self.lm.initial_mems(batch_size))
+
+    def aligned(self, state: Any) -> Any:
+        """As `MemoryCache.aligned`."""
+        return state
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: int | None = None) -> Any:
         """Reads the prompts, each from the beginning of a text. Arguments and results: see `MemoryCache.read_prompt`.

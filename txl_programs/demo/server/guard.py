@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from fastapi.responses import JSONResponse
 
 from txl_programs.demo.language import preferred, said, speaking
 from txl_programs.demo.limits import Limits
+from txl_programs.web.senders import drain, host_of, is_of_other_site, is_own_host
 
 # Everything comes from here. The browser itself refuses the rest, whatever Gradio's next version would load.
 POLICY = (
@@ -42,8 +42,6 @@ OPEN = {
 STREAMS = re.compile(f"{DATA}|/gradio_api/heartbeat/.*")  # they stay open
 MOST_VALUES = 1000  # in the JSON of a request
 SECONDS_TO_SEND = 10  # the body of a request
-MOST_TO_DRAIN = 16 * 2**20  # bytes of a refused request, and how long to wait for them
-SECONDS_TO_DRAIN = 2
 SECONDS_TO_ANSWER = 60  # a request that is no stream
 TOO_MUCH = "A request to this page has at most {most:,} bytes, and no files."
 
@@ -107,37 +105,11 @@ class Guard:
 
     def _check_sender(self, scope: dict) -> None:
         """Raises Refused if another site asks: by a name that leads here, or from a page of its own."""
-        headers = scope["headers"]
-        hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
-        if len(hosts) != 1 or not self._is_own(hosts[0]):
+        host = host_of(scope)
+        if host is None or not is_own_host(host, self.host):
             raise Refused(400, "The request names another host than this page's: see --host.")
-        origins = [value.decode("latin-1").lower() for name, value in headers if name == b"origin"]
-        if any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
+        if is_of_other_site(scope):
             raise Refused(403, "The request comes from a page of another site.")
-        # Browsers send no origin with some requests, such as those for a picture, but say that the site is another.
-        fetch = {name: value for name, value in headers if name.startswith(b"sec-fetch-")}
-        is_link = fetch.get(b"sec-fetch-mode") == b"navigate" and fetch.get(b"sec-fetch-dest") == b"document"
-        opens_page = is_link and scope["path"] == "/" and scope["method"] == "GET"
-        if fetch.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and not opens_page:
-            raise Refused(403, "The request comes from a page of another site.")
-
-    def _is_own(self, host: str) -> bool:
-        """Whether the value of a Host header, in lower case, is `self.host`, localhost or a loopback address.
-
-        A server at all addresses of the machine takes every address for its own, but no name: that of a stranger's
-        site can be made to lead here.
-        """
-        match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]+))(?::\d{1,5})?", host)
-        name = match and (match[1] or match[2])
-        if not name:
-            return False
-        if name in ("localhost", self.host):
-            return True
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return address.is_loopback or self.host in ("", "0.0.0.0", "::")
 
     def _check_route(self, scope: dict) -> None:
         """Raises Refused unless the route is open and, if it is a stream, names a session and there is room for it."""
@@ -269,17 +241,6 @@ async def whole_body(receive: Callable[[], Awaitable[dict]]) -> bytes:
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)
-
-
-async def drain(scope: dict, receive: Callable[[], Awaitable[dict]]) -> None:
-    """Throws away the body of a request that is refused, if it comes soon. Most clients read no answer before."""
-    length = dict(scope["headers"]).get(b"content-length", b"0")
-    left = int(length) if length.isdigit() and len(length) < 10 else MOST_TO_DRAIN + 1
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(SECONDS_TO_DRAIN):
-            while 0 < left <= MOST_TO_DRAIN:
-                message = await receive()
-                left = left - len(message.get("body", b"")) if message.get("more_body") else 0
 
 
 def replayed(body: bytes, receive: Callable[[], Awaitable[dict]]) -> Callable[[], Awaitable[dict]]:

@@ -43,7 +43,7 @@ from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of
 from txl_tf.data.text_files import Progress
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import ParameterError, named, shortened
+from txl_tf.errors import ParameterError, brief, named, shortened
 from txl_tf.files import is_remote, remove
 
 _SPOOL = "texts.jsonl"  # temporary file of `prepare_texts`
@@ -318,6 +318,70 @@ def prepare_texts(
             stack.callback(remove, path)
         _write_corpus(folder, recipe, {}, shard_tokens, workers)
     return load_corpus(data_dir)
+
+
+def prepare_ids(
+    ids: Mapping[str, Any],
+    data_dir: str | os.PathLike,
+    vocab: Vocab | None = None,
+    *,
+    n_token: int | None = None,
+    shard_tokens: int | None = None,
+) -> Corpus:
+    """Prepares a folder from ids of your own, for `train.py --data_dir`, whose run all programs open.
+
+        txl_tf.prepare_ids({"train": train_ids, "valid": valid_ids}, "data/mine", n_token=512)
+        # python train.py --data_dir=data/mine --model_dir=runs/mine
+
+    Args:
+        ids: `{split: ids}` for the splits train, valid and perhaps test; integers `[n]`, or an iterable of such arrays.
+        data_dir: new or empty folder, local or remote.
+        vocab: vocabulary of the ids. By default, the symbols of the ids are their numbers, so that a text is a list
+            of numbers: "12 7 300".
+        n_token: number of different ids, without `vocab`. By default 1 more than the largest id.
+        shard_tokens: as in `prepare`.
+
+    Raises:
+        ParameterError: a split or an id is wrong, or `data_dir` is not empty.
+        OSError: the folder cannot be written to.
+    """
+    data_dir = os.fspath(data_dir).rstrip("/")
+    if not isinstance(ids, Mapping) or "train" not in ids or not ids.keys() <= {"train", "valid", "test"}:
+        allowed = "a dictionary of the splits train, valid and test, with train"
+        raise ParameterError("ids", ids, allowed, f"ids must be {allowed}, got {brief(ids)}")
+    if vocab is not None and n_token is not None:
+        raise ParameterError("n_token", n_token, "left out with vocab")
+    if read_prepared_info(data_dir) is not None:
+        raise ParameterError("data_dir", data_dir, "a folder that is not prepared yet")
+    check_free(data_dir, vocab.level if vocab else "word")
+    arrays = {split: [ids[split]] if hasattr(ids[split], "dtype") else ids[split] for split in ids}
+    arrays = {split: [_checked_ids(split, array) for array in parts] for split, parts in arrays.items()}
+    largest = max((int(array.max()) for parts in arrays.values() for array in parts if array.size), default=-1)
+    size = len(vocab) if vocab else n_token or largest + 1
+    if largest >= size or size < 1:
+        name = "vocab" if vocab else "n_token"
+        raise ParameterError(name, size, f"more than {largest}, the largest id")
+    for split, parts in arrays.items():
+        if sum(map(len, parts)) < 2:
+            raise ParameterError("ids", split, "at least two ids in each split", f"ids has too few ids in {split}")
+    if vocab is None:
+        vocab = Vocab(level="word", special=[str(i) for i in range(size)], raw_text=False)
+        vocab.build()
+    pieces = ((split, 0, array, None) for split, parts in arrays.items() for array in parts)
+    with new_files(data_dir) as folder:
+        options = {"level": vocab.level, "own_ids": True}
+        write_files(folder, "text", vocab, [], pieces, options, {}, shard_tokens)
+    return load_corpus(data_dir)
+
+
+def _checked_ids(split: str, array: Any) -> np.ndarray:
+    """An array of ids as int32. Raises ParameterError where it is none."""
+    array = np.asarray(array)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.size and (array.min() < 0 or array.max() >= 2**31)):
+        allowed = "integers [n] from 0 on"
+        message = f"ids[{split!r}] must be {allowed}, got {array.dtype.name} {list(array.shape)}"
+        raise ParameterError("ids", array, allowed, message)
+    return array.astype(np.int32)
 
 
 def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bool) -> None:

@@ -1,0 +1,107 @@
+"""A run as a model of lm-evaluation-harness: its numbers are those of the model, and a task of the package runs."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+from helpers import make_run, raises_parameter
+
+import txl_tf
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.harness import harness_model
+
+lm_eval = pytest.importorskip("lm_eval", reason="the harness needs lm-eval: pip install lm-eval")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("harness") / "run"
+    vocab = Vocab(level="char", special="abcdefgh \n:.?")
+    vocab.build()
+    make_run(found, vocab)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return harness_model(folder, segment=6, batch_size=3)
+
+
+def request(*arguments):
+    return types.SimpleNamespace(args=arguments)
+
+
+def expected_scores(model, text):
+    """The nll of every character of a text after a newline, read in segments of 6 by `lm.score`; and the best ids."""
+    ids = model.vocab.encode("\n" + text)[None]
+    mems, nll, best = model.lm.initial_mems(1), [], []
+    for start in range(0, ids.shape[1] - 1, 6):
+        tokens, labels = ids[:, :-1][:, start : start + 6], ids[:, 1:][:, start : start + 6]
+        some, _ = model.lm.score(tokens, labels, mems)
+        log_probs, mems = model.lm.log_probs(tokens, mems)
+        nll.append(np.asarray(some)[0])
+        best.append(np.argmax(log_probs, -1)[0] == labels[0])
+    return np.concatenate(nll), np.concatenate(best)
+
+
+def test_log_likelihoods_are_those_of_the_model(model):
+    pairs = [("abc", "de"), ("", "abc"), ("ab ", "cd"), ("abcdefgh:", " abcdefgh. abc"), ("a", "b")]
+    found = model.loglikelihood([request(*pair) for pair in pairs])
+    for (context, continuation), (log_likelihood, greedy) in zip(pairs, found, strict=True):
+        nll, best = expected_scores(model, context + continuation)
+        first = len(context.rstrip(" "))  # spaces at the end of the context count, as elsewhere in the harness
+        np.testing.assert_allclose(log_likelihood, -nll[first:].sum(), rtol=1e-5)
+        assert greedy == best[first:].all()
+    texts = ["abcdefgh abcdefgh", "a", "."]
+    found = model.loglikelihood_rolling([request(text) for text in texts])
+    np.testing.assert_allclose(found, [-expected_scores(model, text)[0].sum() for text in texts], rtol=1e-5)
+
+
+def test_the_most_likely_continuation_is_greedy(model):
+    best = model.generate_until([request("abc", {"until": [], "max_gen_toks": 3})])[0]
+    model_says = model.loglikelihood([request("abc", best), request("abc", best[:2] + "?")])
+    assert model_says[0][1] and not (model_says[1][1] and best[2] != "?")
+
+
+def test_generated_texts_end_before_their_stop_strings(model):
+    whole = model.generate_until([request("abc", {"until": ["never 诗"], "max_gen_toks": 20})])[0]
+    ids = model.vocab.encode("abc")[None]
+    tokens = model.lm.generate(ids, max_new_tokens=20, temperature=0.0).numpy()
+    assert whole == model.vocab.decode(tokens[0, 3:])
+    stop = whole[5]
+    found = model.generate_until(
+        [request("abc", {"until": [stop, ""], "max_gen_toks": 20}), request("abc", {"until": []})]
+    )
+    assert found[0] == whole[: whole.index(stop)] and found[1][:20] == whole
+    with raises_parameter("num_beams"):
+        model.generate_until([request("abc", {"num_beams": 3})])
+
+
+def test_a_task_of_the_package_with_local_data(model, tmp_path):
+    rows = [
+        {"question": "abc", "choices": ["de", "gh"], "answer": 0},
+        {"question": "ab", "choices": ["c", "?"], "answer": 1},
+    ]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "data.jsonl")}}}
+    common |= {"test_split": "test", "doc_to_text": "{{question}}:"}
+    choice = {
+        "task": "local_choice", "output_type": "multiple_choice", "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}", "metric_list": [{"metric": "acc"}], **common,
+    }  # fmt: skip
+    (tmp_path / "cache").mkdir()
+    results = lm_eval.simple_evaluate(model=model, tasks=[choice], bootstrap_iters=0)
+    right = []
+    for row in rows:
+        scores = [expected_scores(model, f"{row['question']}: {text}") for text in row["choices"]]
+        n = len(row["question"]) + 1
+        right.append(int(np.argmax([-nll[n:].sum() for nll, _ in scores])) == row["answer"])
+    assert results["results"]["local_choice"]["acc,none"] == np.mean(right)
+
+
+def test_wrong_arguments_are_named(folder):
+    for name in ("batch_size", "max_gen_toks", "segment"):
+        with raises_parameter(name, 0):
+            harness_model(folder, **{name: 0})
+    assert "harness_model" in txl_tf.__all__

@@ -1,0 +1,301 @@
+"""The ASGI application: who may ask, how much, and which answer a path gives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from typing import Any
+
+import tensorflow as tf
+from starlette.applications import Starlette
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from txl_config.errors import shortened, visible
+from txl_programs.server.completions import Completions
+from txl_programs.server.errors import Failed
+from txl_programs.server.predict import Signature
+from txl_programs.web.senders import drain, host_of, is_of_other_site, is_own_host
+from txl_tf.serving.batcher import Batcher
+from txl_tf.serving.decoder import Busy
+
+VERSION = "1"
+SECONDS_TO_SEND = 30  # the body of a request
+
+logger = logging.getLogger("txl_tf")
+
+
+class NameConvertor(StringConvertor):
+    """A part of a path before a colon, as in `quickstart:predict`."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("name", NameConvertor())
+
+
+class Json(Response):
+    """JSON in ASCII: lone surrogates, which UTF-8 cannot hold, are escaped."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
+
+
+class Guard:
+    """An ASGI application in front of another one. It refuses requests of other sites, without the key, or too large.
+
+    Args:
+        app: the application.
+        host: address at which the server listens.
+        allowed_hosts: other names that requests may give as their host.
+        api_key: key that requests must have, `Authorization: Bearer KEY`; `None` for none.
+        max_bytes: most bytes of a body.
+    """
+
+    def __init__(
+        self, app: Callable, host: str, allowed_hosts: Collection[str] = (), api_key: str | None = None,
+        max_bytes: int = 2**25,
+    ):  # fmt: skip
+        self.app = app
+        self.host = host.strip("[]").lower()
+        self.allowed_hosts = {name.lower() for name in allowed_hosts}
+        self.api_key = api_key
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        try:
+            self._check(scope)
+        except Failed as failed:
+            await drain(scope, receive)
+            answer = failure(scope["path"], failed)
+            answer.headers["connection"] = "close"
+            return await answer(scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _check(self, scope: dict) -> None:
+        """Raises Failed for a request that must not be answered."""
+        host = host_of(scope)
+        if host is None or not is_own_host(host, self.host, self.allowed_hosts):
+            raise Failed(400, "the request names another host than this server: see --host and --allowed_hosts")
+        if is_of_other_site(scope):
+            raise Failed(403, "the request comes from a page of another site")
+        headers = dict(scope["headers"])
+        if self.api_key is not None:
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):
+                raise Failed(401, "the request needs the API key of this server: Authorization: Bearer KEY")
+        if scope["method"] != "POST":
+            return
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit() or int(length[:20]) > self.max_bytes or b"transfer-encoding" in headers:
+            raise Failed(413, f"a request must say its length, and have at most {self.max_bytes:,} bytes")
+
+
+def failure(path: str, error: Failed) -> Json:
+    """The answer to a request that failed, in the form of the interface that has the path."""
+    message = shortened(visible(str(error)))
+    if ":predict" in path or path.endswith("/metadata"):
+        return Json({"error": message}, error.status)
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return Json({"error": {"message": message, "type": kind, "param": error.name, "code": None}}, error.status)
+
+
+class Server:
+    """Answers the requests for one model.
+
+    Args:
+        name: name of the model.
+        signatures: `{name: function}`, of `StoredModel.signatures()`.
+        batcher: calls them.
+        completions: for a language model; else `None`.
+    """
+
+    def __init__(self, name: str, signatures: dict[str, Any], batcher: Batcher, completions: Completions | None = None):
+        self.name = name
+        self.signatures = {key: Signature(key, function) for key, function in signatures.items()}
+        self.batcher = batcher
+        self.completions = completions
+        self.started = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """All addresses."""
+        one = "/v1/models/{name:name}"
+        found = [
+            ("/v1/models", self.models, "GET"),
+            ("/v1/completions", self.complete, "POST"),
+        ]
+        for prefix in (one, one + "/versions/{version:name}"):
+            found += [
+                (prefix, self.status, "GET"),
+                (f"{prefix}/metadata", self.metadata, "GET"),
+                (f"{prefix}:predict", self.predict, "POST"),
+            ]
+        return [Route(path, answering(function), methods=[method]) for path, function, method in found]
+
+    def check_name(self, request: Request) -> None:
+        """Raises Failed where a request is for another model or version."""
+        name = request.path_params["name"]
+        if name != self.name:
+            raise Failed(404, f"the server has no model {name}: its model is {self.name}")
+        if request.path_params.get("version", VERSION) != VERSION:
+            raise Failed(404, f"model {name} has the version {VERSION} alone")
+
+    async def models(self, request: Request) -> Response:
+        """OpenAI's list of models."""
+        return Json({"object": "list", "data": [self._as_openai()]})
+
+    def _as_openai(self) -> dict[str, Any]:
+        return {"id": self.name, "object": "model", "created": self.started, "owned_by": "txl_tf"}
+
+    async def status(self, request: Request) -> Response:
+        """The status of the model, for clients of TensorFlow Serving and of OpenAI alike."""
+        self.check_name(request)
+        ok = {"error_code": "OK", "error_message": ""}
+        state = {"version": VERSION, "state": "AVAILABLE", "status": ok}
+        return Json({**self._as_openai(), "model_version_status": [state]})
+
+    async def metadata(self, request: Request) -> Response:
+        """The signatures, as TensorFlow Serving describes them."""
+        self.check_name(request)
+        found = await asyncio.to_thread(
+            lambda: {name: signature.described() for name, signature in self.signatures.items()}
+        )
+        kind = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
+        spec = {"name": self.name, "signature_name": "", "version": VERSION}
+        return Json({"model_spec": spec, "metadata": {"signature_def": {"@type": kind, "signature_def": found}}})
+
+    async def predict(self, request: Request) -> Response:
+        """The results of a signature."""
+        self.check_name(request)
+        values = await body_of(request)
+        for key in values:
+            if key not in ("signature_name", "inputs", "instances"):
+                raise Failed(400, f"a request has signature_name, and inputs or instances, and no {key}")
+        name = values.get("signature_name", "serving_default")
+        signature = self.signatures.get(name) if isinstance(name, str) else None
+        if signature is None:
+            raise Failed(404, f"signature_name must be one of {', '.join(self.signatures)}, got {name}")
+        arrays = await asyncio.to_thread(signature.arguments, values)
+        found = await self.batcher.call(signature.name, arrays)
+        return Json(await asyncio.to_thread(signature.answer, values, found))
+
+    async def complete(self, request: Request) -> Response:
+        """OpenAI's completions."""
+        if self.completions is None:
+            raise Failed(404, "/v1/completions is for language models: use the signatures of this model")
+        values = await body_of(request)
+        options = await asyncio.to_thread(self.completions.checked, values)
+        if options.stream:
+            events = self.completions.events(options)
+            first = await anext(events)  # an error before the first event has a status of its own
+            return StreamingResponse(failing(first, events), media_type="text/event-stream")
+        return Json(await while_connected(request, self.completions.answer(options)))
+
+
+async def failing(first: bytes, events: Any) -> AsyncIterator[bytes]:
+    """Server-sent events. An error in the middle becomes an event, because the status was sent already."""
+    try:
+        yield first
+        async for event in events:
+            yield event
+    except Exception as error:  # of any kind: the client must not take a part for the whole
+        logger.error("a stream ended early: %s", error)
+        yield b"data: " + json.dumps({"error": {"message": shortened(str(error)), "type": "server_error"}}).encode()
+        yield b"\n\n"
+    finally:
+        await events.aclose()
+
+
+async def while_connected(request: Request, answer: Awaitable[Any]) -> Any:
+    """The answer to a request. It is given up if the client closes the connection."""
+    task = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Failed(499, "the client has closed the connection")
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+async def disconnected(request: Request) -> None:
+    """Returns when the client has closed the connection. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def body_of(request: Request) -> dict:
+    """The JSON object of a request. Raises Failed where there is none."""
+    try:
+        body = await asyncio.wait_for(request.body(), SECONDS_TO_SEND)
+    except TimeoutError:
+        raise Failed(408, f"the request took more than {SECONDS_TO_SEND} seconds to come") from None
+    try:
+        values = await asyncio.to_thread(json.loads, body)
+    except (ValueError, RecursionError):
+        raise Failed(400, "the request is not JSON") from None
+    if not isinstance(values, dict):
+        raise Failed(400, "the request is no JSON object")
+    return values
+
+
+def answering(function: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that answers errors of a request with their status."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await function(request)
+        except Failed as failed:
+            return failure(request.url.path, failed)
+        except Busy as busy:
+            answer = failure(request.url.path, Failed(503, str(busy)))
+            answer.headers["retry-after"] = "1"
+            return answer
+        except (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
+            return failure(request.url.path, Failed(400, said_by(error)))
+        except (tf.errors.OpError, MemoryError) as error:
+            return failure(request.url.path, Failed(500, said_by(error)))
+        except (ValueError, TypeError) as error:  # of the conversion to tensors
+            return failure(request.url.path, Failed(400, str(error)))
+
+    return endpoint
+
+
+def said_by(error: Exception) -> str:
+    """What a graph says of a wrong request, without the names of its operations."""
+    message = getattr(error, "message", None) or str(error)
+    found = re.search(r"assertion failed: \[(.*?)\] \[(.*?)\]", message, re.DOTALL)
+    return message if found is None else f"{found[1]} {found[2]}"
+
+
+def make_app(
+    server: Server, host: str, allowed_hosts: Collection[str] = (), api_key: str | None = None, max_bytes: int = 2**25
+) -> Guard:
+    """The application of a server behind its guard."""
+
+    async def missing(request: Request, error: Exception) -> Response:
+        return failure(request.url.path, Failed(404, "this server has no such address"))
+
+    async def wrong_method(request: Request, error: Exception) -> Response:
+        return failure(request.url.path, Failed(405, "this address takes another method"))
+
+    app = Starlette(routes=server.routes(), exception_handlers={404: missing, 405: wrong_method})
+    return Guard(app, host, allowed_hosts, api_key, max_bytes)

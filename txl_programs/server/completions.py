@@ -1,0 +1,424 @@
+"""OpenAI's interface /v1/completions for a language model.
+
+A request is checked (`Options`), becomes a `Job` of the decoder for every text, and every job a `Choice`, which turns
+the tokens into text and ends it at stop strings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+from txl_config import REPETITION_WINDOW
+from txl_config.errors import brief
+from txl_programs.server.errors import Failed
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.language.sampling import LONGEST_WINDOW, OPTIONS
+from txl_tf.language.text_generator import TextStream
+from txl_tf.serving.decoder import Alternatives, Decoder, Job, Piece
+
+MOST_STOPS = 4
+MOST_LOGPROBS = 5
+NEXT_SEED = 0x9E3779B9  # what the seed of the next text of a prompt is more, see `of_sequences`
+# Parameters that OpenAI's interface has and this one has not, and the values that change nothing.
+NEUTRAL: dict[str, tuple] = {
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "logit_bias": ({}, None),
+    "suffix": ("", None),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Bounds of a request.
+
+    Attributes:
+        max_tokens: most tokens of a prompt.
+        max_new_tokens: most tokens of a text.
+        max_rows: most texts of a request.
+    """
+
+    max_tokens: int = 4096
+    max_new_tokens: int = 1024
+    max_rows: int = 16
+
+
+def whole(values: dict, name: str, default: Any, least: int, most: int) -> Any:
+    """An integer of a request."""
+    value = values.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or not least <= value <= most:
+        raise Failed(400, f"{name} must be an integer from {least} to {most}, got {brief(value)}", name)
+    return value
+
+
+def number(values: dict, name: str, default: float) -> float:
+    """A number of a request, in the range of the option of that name."""
+    value = values.get(name)
+    if value is None:
+        return default
+    holds, allowed = OPTIONS[name]
+    if type(value) not in (int, float) or not holds(np.float64(value)):
+        raise Failed(400, f"{name} must {allowed}, got {brief(value)}", name)
+    return float(value)
+
+
+def flag(values: dict, name: str) -> bool:
+    """A bool of a request."""
+    value = values.get(name)
+    if value is None:
+        return False
+    if type(value) is not bool:
+        raise Failed(400, f"{name} must be true or false, got {brief(value)}", name)
+    return value
+
+
+class Options:
+    """The checked parameters of a request.
+
+    Args:
+        values: the JSON object of the request.
+        vocab: vocabulary of the model.
+        bounds: bounds of a request.
+
+    Raises:
+        Failed: a parameter is wrong or would have no effect.
+    """
+
+    KNOWN = (
+        "model", "prompt", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "logprobs", "echo",
+        "stop", "seed", "best_of", "user", "top_k", "min_p", "repetition_penalty", "repetition_window", *NEUTRAL,
+    )  # fmt: skip
+
+    def __init__(self, values: dict, vocab: Vocab, bounds: Bounds):
+        for name in values:
+            if name not in self.KNOWN:
+                raise Failed(400, f"{brief(name)} is no parameter of this server: it has {', '.join(self.KNOWN)}", name)
+        for name, neutral in NEUTRAL.items():
+            if name in values and values[name] not in neutral:
+                raise Failed(400, f"{name} has no effect here: leave it out", name)
+        self.n = whole(values, "n", 1, 1, bounds.max_rows)
+        if values.get("best_of") not in (None, self.n):
+            raise Failed(400, "best_of must be left out, or equal n", "best_of")
+        self.max_new_tokens = whole(values, "max_tokens", min(16, bounds.max_new_tokens), 0, bounds.max_new_tokens)
+        self.logprobs = whole(values, "logprobs", None, 0, MOST_LOGPROBS)
+        self.echo = flag(values, "echo")
+        if not self.max_new_tokens and not self.echo:
+            raise Failed(400, "max_tokens must be at least 1 without echo, got 0", "max_tokens")
+        self.stream = flag(values, "stream")
+        stream_options = values.get("stream_options")
+        if stream_options is not None and (
+            not self.stream or not isinstance(stream_options, dict) or stream_options.keys() - {"include_usage"}
+        ):
+            raise Failed(400, "stream_options must be an object with include_usage, and needs stream", "stream_options")
+        self.include_usage = flag(stream_options or {}, "include_usage")
+        self.stop = self._stop(values.get("stop"))
+        seed = whole(values, "seed", None, -(2**31), 2**31 - 1)
+        self.sampling = {
+            "temperature": number(values, "temperature", 1.0),
+            "top_p": number(values, "top_p", 1.0),
+            "min_p": number(values, "min_p", 0.0),
+            "repetition_penalty": number(values, "repetition_penalty", 1.0),
+            "repetition_window": whole(values, "repetition_window", REPETITION_WINDOW, 1, LONGEST_WINDOW),
+            "top_k": whole(values, "top_k", 0, 0, 2**31 - 1),
+        }
+        self.prompts = self._prompts(values.get("prompt"), vocab, bounds)
+        if len(self.prompts) * self.n > bounds.max_rows:
+            raise Failed(400, f"n times the number of prompts must be at most {bounds.max_rows}", "n")
+        self.seeds = [_seeds(seed, self.n) for _ in self.prompts]
+
+    def _stop(self, stop: Any) -> list[str]:
+        stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+        is_list = isinstance(stops, list) and len(stops) <= MOST_STOPS
+        if not is_list or not all(isinstance(text, str) and text for text in stops):
+            raise Failed(
+                400, f"stop must be at most {MOST_STOPS} strings that are not empty, got {brief(stop)}", "stop"
+            )
+        return stops
+
+    def _prompts(self, prompt: Any, vocab: Vocab, bounds: Bounds) -> list[np.ndarray]:
+        """The ids of all prompts: of a string, of ids, or of a list of either."""
+        if prompt is None:
+            prompt = ""
+        is_ids = isinstance(prompt, list) and bool(prompt) and all(type(x) is int for x in prompt)
+        several = [prompt] if is_ids or isinstance(prompt, str) else prompt
+        if not isinstance(several, list) or not 1 <= len(several) <= bounds.max_rows:
+            wanted = f"a string, a list of ids, or a list of at most {bounds.max_rows} of these"
+            raise Failed(400, f"prompt must be {wanted}, got {brief(prompt)}", "prompt")
+        return [self._prompt(some, vocab, bounds.max_tokens) for some in several]
+
+    def _prompt(self, prompt: Any, vocab: Vocab, most: int) -> np.ndarray:
+        if isinstance(prompt, list) and all(type(x) is int for x in prompt):
+            if any(not 0 <= x < len(vocab) for x in prompt):
+                raise Failed(400, f"prompt must have ids from 0 to {len(vocab) - 1}, got {brief(prompt)}", "prompt")
+            ids = np.array(prompt, np.int32)
+        elif isinstance(prompt, str):
+            if len(prompt) > 100 * most:  # not even cut into tokens
+                raise Failed(400, f"prompt must have at most {most} tokens, got {len(prompt)} characters", "prompt")
+            try:
+                ids = vocab.encode(prompt.encode("utf-8", "surrogatepass") if vocab.level == "byte" else prompt)
+            except ValueError as error:
+                raise Failed(400, f"prompt: {error}", "prompt") from None
+        else:
+            raise Failed(400, f"prompt must be a string or a list of ids, got {brief(prompt)}", "prompt")
+        if len(ids) > most:
+            raise Failed(400, f"prompt must have at most {most} tokens, got {len(ids)}", "prompt")
+        return ids
+
+
+def _seeds(seed: int | None, n: int) -> list[int]:
+    """The seeds of the texts of a prompt, as `lm.generate` with `num_return_sequences` has them."""
+    if seed is None:
+        return [random.randrange(2**31) for _ in range(n)]
+    return [(seed + i * NEXT_SEED + 2**31) % 2**32 - 2**31 for i in range(n)]
+
+
+class Choice:
+    """One text of an answer, as it grows.
+
+    Args:
+        index: its number in the answer.
+        prompt: ids.
+        vocab: vocabulary of the model.
+        options: of the request.
+    """
+
+    def __init__(self, index: int, prompt: np.ndarray, vocab: Vocab, options: Options):
+        self.index = index
+        self.prompt = prompt
+        self.vocab = vocab
+        self.options = options
+        self.stream = TextStream(vocab)
+        self.text = ""  # all of it
+        self.shown = 0  # characters of it that were taken
+        self.tokens: list[dict] = []  # with logprobs: those that were not taken
+        self.new_tokens = 0
+        self.finish_reason: str | None = None
+        self.start = 0  # where the new text begins
+        self._add_prompt()
+
+    def _add_prompt(self) -> None:
+        before = self.stream.push(self.prompt)
+        if self.options.echo:
+            self.text = before
+        self.start = len(self.text)
+
+    def add_prompt_tokens(self, found: Alternatives | None) -> None:
+        """Adds the tokens of the prompt with their log-probabilities, for `echo` with `logprobs`."""
+        stream = TextStream(self.vocab)
+        place = 0
+        for i, token in enumerate(self.prompt.tolist()):
+            text = stream.push([token])
+            row = None if i == 0 or found is None else i - 1
+            self.tokens.append(self._token(text, place, found, row))
+            place += len(text)
+
+    def add(self, piece: Piece) -> None:
+        """Adds new tokens, up to a stop string."""
+        for i, token in enumerate(piece.tokens):
+            self.new_tokens += 1
+            if piece.stopped and i == len(piece.tokens) - 1:  # the end of a document is no text
+                break
+            place = len(self.text)
+            self.text += self.stream.push([token])
+            if self.options.logprobs is not None:
+                self.tokens.append(self._token(self.text[place:], place, piece.alternatives, i))
+            if self._ends_at_stop():
+                return
+        if piece.done:
+            self.text += self.stream.end()
+            self.finish_reason = "stop" if piece.stopped else "length"
+
+    def _ends_at_stop(self) -> bool:
+        """Cuts the text before the first stop string in it."""
+        places = [self.text.find(stop, self.start) for stop in self.options.stop]
+        cut = min((place for place in places if place >= 0), default=None)
+        if cut is None:
+            return False
+        self.text = self.text[:cut]
+        self.tokens = [token for token in self.tokens if token["place"] < cut or token["place"] < self.start]
+        self.finish_reason = "stop"
+        return True
+
+    def _token(self, text: str, place: int, found: Alternatives | None, row: int | None) -> dict:
+        if found is None or row is None:
+            return {"text": text, "place": place, "log_prob": None, "top": None}
+        n = self.options.logprobs or 0
+        top: dict[str, float] = {}
+        for other, log_prob in zip(found.top_ids[row][:n], found.top_log_probs[row][:n], strict=True):
+            top.setdefault(_shown(self.vocab.symbols[int(other)]), round(float(log_prob), 6))
+        return {"text": text, "place": place, "log_prob": round(float(found.log_probs[row]), 6), "top": top}
+
+    def take(self) -> tuple[str, list[dict]]:
+        """The text and the tokens that are certain and were not taken. A stop string may still begin in the rest."""
+        end = len(self.text)
+        if self.finish_reason is None:
+            longest = max(map(len, self.options.stop), default=0)
+            ends = (
+                place
+                for place in range(max(self.start, end - longest + 1), end)
+                if any(stop.startswith(self.text[place:]) for stop in self.options.stop)
+            )
+            end = min(ends, default=end)
+        end = max(end, self.shown)
+        text = self.text[self.shown : end]
+        self.shown = end
+        done = self.finish_reason is not None
+        taken = [token for token in self.tokens if done or token["place"] + len(token["text"]) <= end]
+        self.tokens = self.tokens[len(taken) :]
+        return text, taken
+
+    def as_json(self) -> dict[str, Any]:
+        """What was not taken, as a choice of the answer."""
+        text, tokens = self.take()
+        found: dict[str, Any] = {"index": self.index, "text": text, "finish_reason": self.finish_reason}
+        found["logprobs"] = None
+        if self.options.logprobs is not None:
+            found["logprobs"] = {
+                "tokens": [token["text"] for token in tokens],
+                "token_logprobs": [token["log_prob"] for token in tokens],
+                "top_logprobs": [token["top"] for token in tokens],
+                "text_offset": [token["place"] for token in tokens],
+            }
+        return found
+
+
+class Completions:
+    """Answers requests to /v1/completions.
+
+    Args:
+        name: name of the model.
+        vocab: its vocabulary.
+        decoder: generates the texts.
+        bounds: bounds of a request.
+    """
+
+    def __init__(self, name: str, vocab: Vocab, decoder: Decoder, bounds: Bounds):
+        self.name = name
+        self.vocab = vocab
+        self.decoder = decoder
+        self.bounds = bounds
+
+    def checked(self, values: dict) -> Options:
+        """The parameters of a request. Raises Failed where one is wrong."""
+        if values.get("model", self.name) != self.name:
+            raise Failed(404, f"model must be {self.name}, got {brief(values['model'])}", "model")
+        return Options(values, self.vocab, self.bounds)
+
+    async def answer(self, options: Options) -> dict[str, Any]:
+        """The whole answer."""
+        answer = self._head()
+        choices: list[Choice] = []
+        async for choice in self._grown(options, choices):
+            del choice
+        answer["choices"] = [choice.as_json() for choice in choices]
+        answer["usage"] = _usage(options, choices)
+        return answer
+
+    async def events(self, options: Options) -> AsyncIterator[bytes]:
+        """The answer as server-sent events."""
+        head = self._head()
+        usage = {"usage": None} if options.include_usage else {}
+        choices: list[Choice] = []
+        async for choice in self._grown(options, choices):
+            found = choice.as_json()
+            if found["text"] or found["finish_reason"] or (found["logprobs"] or {}).get("tokens"):
+                yield _event({**head, "choices": [found], **usage})
+        if options.include_usage:
+            yield _event({**head, "choices": [], "usage": _usage(options, choices)})
+        yield b"data: [DONE]\n\n"
+
+    def _head(self) -> dict[str, Any]:
+        identity = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion"}
+        return {**identity, "created": int(time.time()), "model": self.name}
+
+    async def _grown(self, options: Options, choices: list[Choice]) -> AsyncIterator[Choice]:
+        """Generates all texts. Yields a choice whenever it has grown, and fills the list `choices` before that."""
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+        jobs: list[Job | None] = []
+        for prompt, seeds in zip(options.prompts, options.seeds, strict=True):
+            found = None
+            if options.echo and options.logprobs is not None and len(prompt) > 1:
+                found = await asyncio.to_thread(self.decoder.alternatives, prompt)
+            for seed in seeds:
+                choice = Choice(len(choices), prompt, self.vocab, options)
+                if options.echo and options.logprobs is not None:
+                    choice.add_prompt_tokens(found)
+                choices.append(choice)
+                jobs.append(self._job(options, prompt, seed, _deliverer(loop, pieces, choice.index)))
+        try:
+            for choice, job in zip(choices, jobs, strict=True):
+                if job is None:
+                    choice.finish_reason = "length"
+                    yield choice
+                else:
+                    self.decoder.submit(job)
+            left = sum(job is not None for job in jobs)
+            while left:
+                index, piece = await pieces.get()
+                if piece.error is not None:
+                    raise piece.error
+                choice = choices[index]
+                if choice.finish_reason is not None:
+                    continue
+                choice.add(piece)
+                if choice.finish_reason is not None:
+                    left -= 1
+                    _cancel(jobs[index])
+                yield choice
+        finally:  # also if the client is gone
+            for job in jobs:
+                _cancel(job)
+
+    def _job(self, options: Options, prompt: np.ndarray, seed: int, deliver: Any) -> Job | None:
+        """The job of a text; `None` for no new token."""
+        if not options.max_new_tokens:
+            return None
+        ids = prompt if len(prompt) else np.array([self.vocab.start_id], np.int32)
+        logprobs = options.logprobs is not None
+        return Job(ids, options.max_new_tokens, deliver, logprobs, seed=seed, **options.sampling)
+
+
+def _deliverer(loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue, index: int) -> Any:
+    """A function that puts a piece into a queue of another thread."""
+
+    def deliver(piece: Piece) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(pieces.put_nowait, (index, piece))
+
+    return deliver
+
+
+def _cancel(job: Job | None) -> None:
+    if job is not None:
+        job.cancelled = True
+
+
+def _usage(options: Options, choices: list[Choice]) -> dict[str, int]:
+    prompt = sum(map(len, options.prompts))
+    new = sum(choice.new_tokens for choice in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+def _shown(symbol: str) -> str:
+    r"""A symbol as text. Bytes that are no text become `bytes:\\xff`, as in OpenAI's answers."""
+    data = symbol.encode("utf-8", "surrogateescape")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _event(values: dict) -> bytes:
+    return b"data: " + json.dumps(values).encode() + b"\n\n"

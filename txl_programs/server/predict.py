@@ -1,0 +1,160 @@
+"""TensorFlow Serving's REST interface: JSON to the arguments of a signature, and its results to JSON.
+
+    {"signature_name": "score_text", "inputs": {"text": ["a", "b"]}}       columns -> {"outputs": ...}
+    {"signature_name": "score_text", "instances": [{"text": "a"}]}         rows -> {"predictions": [...]}
+
+A single input or output stands without its name. Binary strings are {"b64": "..."}; outputs are, if their names end
+with "_bytes".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+from typing import Any
+
+import numpy as np
+
+from txl_config.errors import brief
+from txl_programs.server.errors import Failed
+
+MOST_EXACT = 100_000  # numbers of an output that are written with as few digits as float32 needs
+DTYPES = {"string": "DT_STRING", "int32": "DT_INT32", "float32": "DT_FLOAT", "int64": "DT_INT64"}
+
+
+class Signature:
+    """One signature of a model.
+
+    Args:
+        name: its name.
+        function: of `StoredModel.signatures()`.
+    """
+
+    def __init__(self, name: str, function: Any):
+        self.name = name
+        self.function = function
+        self.inputs = {spec.name: spec for spec in function.input_signature}
+        parameters = function.function_spec.function_type.parameters
+        self.required = [key for key, parameter in parameters.items() if not parameter.optional]
+
+    @functools.cached_property
+    def outputs(self) -> dict[str, Any]:
+        """`{name: spec}` of the results. It traces the graph."""
+        return self.function.get_concrete_function().structured_outputs
+
+    def arguments(self, request: dict[str, Any]) -> dict[str, np.ndarray]:
+        """The arguments of a request. Raises Failed with status 400."""
+        if ("inputs" in request) == ("instances" in request):
+            raise Failed(400, 'a request must have "inputs" (columns) or "instances" (rows), and not both')
+        values = self._columns(request["inputs"]) if "inputs" in request else self._rows(request["instances"])
+        for key in values:
+            if key not in self.inputs:
+                known = ", ".join(self.inputs)
+                raise Failed(400, f"signature {self.name} has no input {brief(key)}: its inputs are {known}")
+        for key in self.required:
+            if key not in values:
+                raise Failed(400, f"signature {self.name} needs the input {key}")
+        return {key: array_of(key, value, self.inputs[key].dtype.name) for key, value in values.items()}
+
+    def _columns(self, inputs: Any) -> dict[str, Any]:
+        if isinstance(inputs, dict) and "b64" not in inputs:
+            return inputs
+        return {self._only("inputs"): inputs}
+
+    def _rows(self, instances: Any) -> dict[str, list]:
+        if not isinstance(instances, list) or not instances:
+            raise Failed(400, f'"instances" must be a list with at least one row, got {brief(instances)}')
+        if not isinstance(instances[0], dict) or "b64" in instances[0]:
+            return {self._only("instances"): instances}
+        names = instances[0].keys() if isinstance(instances[0], dict) else ()
+        for i, row in enumerate(instances):
+            if not isinstance(row, dict) or row.keys() != names:
+                raise Failed(400, f'every row of "instances" must have the names {", ".join(names)}, row {i} has not')
+        return {name: [row[name] for row in instances] for name in names}
+
+    def _only(self, where: str) -> str:
+        """The name of the only input."""
+        if len(self.inputs) != 1:
+            known = ", ".join(self.inputs)
+            raise Failed(400, f'"{where}" must name the inputs of signature {self.name}, which has several: {known}')
+        return next(iter(self.inputs))
+
+    def answer(self, request: dict[str, Any], found: dict[str, np.ndarray]) -> dict[str, Any]:
+        """The JSON of the results, in the format of the request."""
+        columns = {name: values_of(name, array) for name, array in found.items()}
+        if "inputs" in request:
+            return {"outputs": columns if len(columns) > 1 else next(iter(columns.values()))}
+        if len(columns) == 1:
+            return {"predictions": next(iter(columns.values()))}
+        rows = zip(*columns.values(), strict=True)
+        return {"predictions": [dict(zip(columns, row, strict=True)) for row in rows]}
+
+    def described(self) -> dict[str, Any]:
+        """The signature as TensorFlow Serving's metadata describe it."""
+        inputs = {name: _described(name, spec) for name, spec in self.inputs.items()}
+        outputs = {name: _described(name, spec) for name, spec in self.outputs.items()}
+        return {"inputs": inputs, "outputs": outputs, "method_name": "tensorflow/serving/predict"}
+
+
+def array_of(name: str, value: Any, dtype: str) -> np.ndarray:
+    """The array of a JSON value. Raises Failed with status 400 where it is ragged or of another type."""
+    value = _without_b64(name, value)
+    if dtype == "string":
+        array = np.array(value, object)
+        bad = next((x for x in array.ravel() if not isinstance(x, (str, bytes))), None)
+        if bad is not None:
+            raise Failed(400, f"{name} must be strings in rows of equal length, got {brief(bad)}")
+        flat = [x.encode("utf-8", "surrogatepass") if isinstance(x, str) else x for x in array.ravel()]
+        found = np.empty([len(flat)], object)
+        found[:] = flat
+        return found.reshape(array.shape)
+    wanted = "integers" if dtype.startswith("int") else "numbers"
+    try:
+        array = np.array(value)
+    except (ValueError, OverflowError):  # ragged
+        array = np.array("", object)
+    if not array.size and array.dtype.kind == "f":  # []
+        return array.astype(dtype)
+    kinds = "iu" if wanted == "integers" else "iuf"
+    if array.dtype.kind not in kinds:
+        raise Failed(400, f"{name} must be {wanted} in rows of equal length, got {brief(value)}")
+    if wanted == "integers" and array.size and (array.min() < -(2**31) or array.max() >= 2**31):
+        raise Failed(400, f"{name} must be integers of 32 bits, got {brief(value)}")
+    return array.astype(dtype)
+
+
+def _without_b64(name: str, value: Any) -> Any:
+    """A value with bytes in the place of {"b64": ...}."""
+    if isinstance(value, list):
+        return [_without_b64(name, x) for x in value] if value and isinstance(value[0], (list, dict)) else value
+    if not isinstance(value, dict):
+        return value
+    try:
+        if value.keys() != {"b64"}:
+            raise ValueError(value)
+        return base64.b64decode(value["b64"], validate=True)
+    except (ValueError, TypeError, binascii.Error):
+        raise Failed(400, f'{name} must have binary strings as {{"b64": BASE64}}, got {brief(value)}') from None
+
+
+def values_of(name: str, array: np.ndarray) -> Any:
+    """The JSON value of an array."""
+    if array.dtype == object:
+        if name.endswith("_bytes"):
+            convert: Any = lambda data: {"b64": base64.b64encode(data).decode()}  # noqa: E731
+        else:
+            convert = lambda data: data.decode("utf-8", "replace")  # noqa: E731
+        flat = np.empty([array.size], object)
+        flat[:] = [convert(data) for data in array.ravel()]
+        return flat.reshape(array.shape).tolist()
+    if array.dtype == np.float32 and array.size <= MOST_EXACT:
+        return array.astype(str).astype(np.float64).tolist()  # 0.1, and not 0.10000000149011612
+    return array.tolist()
+
+
+def _described(name: str, spec: Any) -> dict[str, Any]:
+    rank = spec.shape.rank
+    dim = [{"size": str(-1 if size is None else size), "name": ""} for size in spec.shape] if rank is not None else []
+    shape = {"dim": dim, "unknown_rank": rank is None}
+    return {"dtype": DTYPES[spec.dtype.name], "tensor_shape": shape, "name": f"{name}:0"}

@@ -1,0 +1,411 @@
+"""Runs on the Hugging Face Hub, and the checkpoints that the original authors published.
+
+    lm, vocab = txl_tf.load_run("hf://OWNER/NAME")          # or hf://OWNER/NAME@REVISION
+    lm, vocab = txl_tf.load_run("original://wt103")         # enwik8, text8, wt103, lm1b
+    txl_tf.push_to_hub("runs/my", "OWNER/NAME")
+
+An address stands for a run in the cache of this library, which is made when the address is opened first. A repository
+may contain a run, as `push_to_hub` writes it, or a Transformer-XL of Hugging Face's transformers, in the files of
+transfo-xl-wt103: config.json, a vocabulary, and model.safetensors or pytorch_model.bin. The latter is converted once.
+No code of a repository is run: see `pickles.py`.
+
+    ~/.cache/txl_tf/hf/OWNER--NAME/<commit>/        the run; TXL_CACHE names another folder than ~/.cache/txl_tf
+    ~/.cache/txl_tf/hf/OWNER--NAME/main.txt         the commit that a revision meant when it was opened last
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+
+from txl_tf.convert.original import tf1_to_run
+from txl_tf.convert.pytorch import pytorch_to_run
+from txl_tf.convert.pytorch_source import CONFIG_FILE
+from txl_tf.convert.pytorch_vocab import FILES as VOCABULARY_FILES
+from txl_tf.environment import is_installed
+from txl_tf.errors import ParameterError, named
+from txl_tf.files import lock, remove, write_atomic, writing
+from txl_tf.runs.folder import SOURCES, RunFolder
+from txl_tf.schema import known_names
+
+logger = logging.getLogger("txl_tf")
+
+HF = "hf://"
+ORIGINAL = "original://"
+_REPOSITORY = r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}"
+_RUN_FILES = re.compile(r"(config\.json|checkpoint|\w+\.txt|\w+\.model|ckpt-\d+\.(index|data-\d+-of-\d+))")
+_WEIGHTS = re.compile(r"(model|pytorch_model)[\w.-]*\.(safetensors|bin|index\.json)")
+TOP_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+CARD = "README.md"
+
+
+def cache_folder() -> str:
+    """The folder of this library's cache."""
+    own = os.environ.get("TXL_CACHE")
+    return own or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "txl_tf")
+
+
+def _hub() -> Any:
+    """The package huggingface_hub, which is an extra and slow to import."""
+    if not is_installed("huggingface_hub"):
+        message = "the Hugging Face Hub needs huggingface_hub: pip install huggingface_hub"
+        raise ParameterError("model_dir", HF, "a local folder without huggingface_hub", message)
+    import huggingface_hub
+
+    return huggingface_hub
+
+
+def _api(hub: Any, token: str | None = None) -> Any:
+    """The interface of the hub at `HF_ENDPOINT`, by default that of Hugging Face."""
+    return hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+
+
+# --------------------------------------------------------------------------------------------------------- hf://
+
+
+class Address(NamedTuple):
+    """A repository on the hub, and a revision: a branch, a tag or a commit."""
+
+    repository: str
+    revision: str
+
+    @classmethod
+    def of(cls, text: str) -> Address:
+        """The parts of `hf://OWNER/NAME@REVISION`. Raises ParameterError where it has another form."""
+        match = re.fullmatch(rf"{HF}({_REPOSITORY})(?:@([\w.-]{{1,100}}))?/?", text)
+        if match is None or ".." in text:
+            raise ParameterError("model_dir", text, "hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+        return cls(match[1], match[2] or "main")
+
+    def __str__(self) -> str:
+        return HF + self.repository + (f"@{self.revision}" if self.revision != "main" else "")
+
+
+def fetch_from_hub(text: str) -> str:
+    """The local folder of a run on the hub. It is fetched, and converted if necessary, when it is opened first.
+
+    Raises:
+        ParameterError: the address is wrong, there is no such repository, or it contains no model of this library.
+        OSError: the hub cannot be reached, and no run of this address is in the cache.
+    """
+    address = Address.of(text)
+    folder = os.path.join(cache_folder(), "hf", address.repository.replace("/", "--"))
+    commit, files = _look_up(address, folder)
+    run = os.path.join(folder, commit)
+    if not os.path.exists(os.path.join(run, CONFIG_FILE)):
+        with writing(folder):
+            os.makedirs(folder, exist_ok=True)
+        with lock(folder, f"another program is fetching {address}"):
+            if not os.path.exists(os.path.join(run, CONFIG_FILE)):
+                _make_run(address, commit, files, run)
+    return run
+
+
+def _look_up(address: Address, folder: str) -> tuple[str, list[str]]:
+    """The commit of a revision, and the names of its files. Without the hub, the commit that was opened last."""
+    hub = _hub()
+    memory = os.path.join(folder, f"{address.revision}.txt")
+    try:
+        info = _api(hub).repo_info(address.repository, revision=address.revision)
+    except hub.errors.RepositoryNotFoundError as error:
+        message = f"there is no repository {address}, or it needs a token (HF_TOKEN, or `hf auth login`)"
+        raise ParameterError("model_dir", str(address), "a repository on the hub", message) from error
+    except hub.errors.RevisionNotFoundError as error:
+        message = f"{HF}{address.repository} has no revision {address.revision}"
+        raise ParameterError("model_dir", str(address), "a revision of the repository", message) from error
+    except Exception as error:  # huggingface_hub raises errors of several HTTP libraries
+        commit = _remembered(memory)
+        if commit is None or not os.path.exists(os.path.join(folder, commit, CONFIG_FILE)):
+            raise OSError(f"{address} cannot be fetched: {named(error)}") from error
+        logger.warning("%s cannot be looked up (%s): the run of commit %s in the cache is used", address,
+                       type(error).__name__, commit[:12])  # fmt: skip
+        return commit, []
+    if not re.fullmatch(r"\w{1,64}", info.sha or ""):
+        raise ParameterError("model_dir", str(address), "a repository with a commit")
+    with writing(folder):
+        os.makedirs(folder, exist_ok=True)
+    write_atomic(memory, info.sha)
+    return info.sha, [file.rfilename for file in info.siblings or []]
+
+
+def _remembered(path: str) -> str | None:
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        commit = file.read(100)
+        return commit if re.fullmatch(r"\w{1,64}", commit) else None
+    return None
+
+
+def _make_run(address: Address, commit: str, files: list[str], run: str) -> None:
+    """Fetches the files of a commit, and makes the run `run` of them."""
+    if CONFIG_FILE not in files:
+        message = f"{address} has no {CONFIG_FILE}: it contains neither a run of txl_tf nor a Transformer-XL"
+        raise ParameterError("model_dir", str(address), f"a repository with {CONFIG_FILE}", message)
+    downloaded = f"{run}.{os.getpid()}.tmp"
+    remove(downloaded)
+    remove(run)  # a killed process may have left a part
+    try:
+        with _errors_of(address):
+            config = _download(address, commit, [CONFIG_FILE], downloaded)
+        is_run = _is_run(os.path.join(config, CONFIG_FILE))
+        chosen = _files_of_run(files) if is_run else _files_of_checkpoint(address, files)
+        with _errors_of(address):
+            _download(address, commit, chosen, downloaded)
+        remove(os.path.join(downloaded, ".cache"))  # notes of huggingface_hub
+        if is_run:
+            RunFolder(downloaded).find_checkpoint()
+            os.replace(downloaded, run)
+            return
+        made = pytorch_to_run(downloaded, run)
+        logger.info("%s: %s, converted to %s", address, f"{made.n_parameter:,} parameters", run)
+        for note in made.notes:
+            logger.info("note: %s", note)
+    finally:
+        remove(downloaded)
+
+
+def _download(address: Address, commit: str, names: list[str], folder: str) -> str:
+    """Fetches files into a folder of their own."""
+    api = _api(_hub())
+    for name in names:
+        api.hf_hub_download(address.repository, name, revision=commit, local_dir=folder)
+    return folder
+
+
+@contextlib.contextmanager
+def _errors_of(address: Address) -> Iterator[None]:
+    """Turns errors of the network and of the hub into OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{address} cannot be fetched: {named(error)}") from error
+    except Exception as error:  # of several HTTP libraries
+        raise OSError(f"{address} cannot be fetched: {type(error).__name__}: {named(error)}") from error
+
+
+def _is_run(config_file: str) -> bool:
+    """Whether a config.json is one of a run. That of transformers has no group "model"."""
+    with open(config_file, encoding="utf-8", errors="replace") as file:
+        try:
+            values = json.loads(file.read(10_000_000))
+        except ValueError:
+            return False
+    return isinstance(values, dict) and isinstance(values.get("model"), dict)
+
+
+def _files_of_run(files: list[str]) -> list[str]:
+    return [name for name in files if _RUN_FILES.fullmatch(name) and name != CONFIG_FILE]
+
+
+def _files_of_checkpoint(address: Address, files: list[str]) -> list[str]:
+    """The weights, in one format, and the vocabulary."""
+    top = next((name for name in TOP_FILES if name in files), None)
+    if top is None:
+        message = f"{address} has no weights that can be read: none of {', '.join(TOP_FILES)}"
+        raise ParameterError("model_dir", str(address), f"a repository with one of {', '.join(TOP_FILES)}", message)
+    weights = [top]
+    if top.endswith(".index.json"):
+        kind = ".safetensors" if "safetensors" in top else ".bin"
+        weights += [name for name in files if _WEIGHTS.fullmatch(name) and name.endswith(kind)]
+    return [*weights, *(name for name in VOCABULARY_FILES if name in files)]
+
+
+# ---------------------------------------------------------------------------------------------------- original://
+
+ORIGINAL_URL = "http://curtis.ml.cmu.edu/datasets/pretrained_xl"
+
+
+class Published(NamedTuple):
+    """A checkpoint of the original authors, as `tf/sota/download.sh` of the original program fetches it.
+
+    Attributes:
+        folder: its folder at `ORIGINAL_URL`.
+        step: of the checkpoint.
+        n_parameter: number of parameters. The file of the weights has about 4 bytes for each.
+        memory: settings of `tf/sota/*.sh`, which no file contains.
+    """
+
+    folder: str
+    step: int
+    n_parameter: int
+    memory: dict[str, Any]
+
+
+_LONG = {"mem_len": 3800, "clamp_len": 1000, "same_length": True}
+PUBLISHED = {
+    "enwik8": Published("tf_enwiki8", 0, 277_231_820, _LONG),
+    "text8": Published("tf_text8", 0, 277_050_395, _LONG),
+    "wt103": Published("tf_wt103", 0, 285_205_322, {"mem_len": 1600, "clamp_len": 1000, "same_length": True}),
+    "lm1b": Published("tf_lm1b", 1191000, 838_078_062, {"mem_len": 128, "same_length": True}),
+}
+
+
+def fetch_original(text: str) -> str:
+    """The local folder of a run of a published checkpoint. It is fetched and converted when it is opened first.
+
+    The authors publish no checksums. TensorFlow's checkpoints contain one for each tensor, which is checked.
+
+    Raises:
+        ParameterError: there is no such checkpoint, or a file is damaged.
+        OSError: a file cannot be fetched. TXL_ORIGINAL_URL names another server that has them.
+    """
+    name = text.removeprefix(ORIGINAL).rstrip("/")
+    if name not in PUBLISHED:
+        addresses = [ORIGINAL + known for known in PUBLISHED]
+        raise ParameterError("model_dir", text, addresses)
+    published = PUBLISHED[name]
+    folder = os.path.join(cache_folder(), "original")
+    run = os.path.join(folder, name)
+    if os.path.exists(os.path.join(run, CONFIG_FILE)):
+        return run
+    with writing(folder):
+        os.makedirs(folder, exist_ok=True)
+    with lock(folder, f"another program is fetching {text}"):
+        files = os.path.join(folder, f"{name}-files")
+        prefix = f"model.ckpt-{published.step}"
+        parts = [f"model/{prefix}.{part}" for part in ("index", "data-00000-of-00001")]
+        logger.info("%s: %s parameters, about %.1f GB to fetch", text, f"{published.n_parameter:,}",
+                    4e-9 * published.n_parameter)  # fmt: skip
+        for part in ("data/corpus-info.json", "data/cache.pkl", *parts):
+            _fetch_file(f"{published.folder}/{part}", os.path.join(files, part))
+        text = f"{run}-data"  # the tokens of the data set, for evaluations
+        remove(run)
+        remove(text)
+        checkpoint, corpus = os.path.join(files, "model", prefix), os.path.join(files, "data", "cache.pkl")
+        tf1_to_run(checkpoint, corpus, run, data_dir=text, **published.memory)
+        remove(files)
+    return run
+
+
+def _fetch_file(part: str, path: str) -> None:
+    """Fetches a file of the authors, unless it is there."""
+    if os.path.exists(path):
+        return
+    url = f"{os.environ.get('TXL_ORIGINAL_URL', ORIGINAL_URL).rstrip('/')}/{part}"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    name = os.path.basename(path)
+    chatty = keras.config.is_interactive_logging_enabled()
+    if not sys.stdout.isatty():  # the progress bar of get_file is thousands of lines there
+        keras.config.disable_interactive_logging()
+    try:
+        fetched = keras.utils.get_file(
+            f"{name}.tmp", origin=url, cache_dir=os.path.dirname(path), cache_subdir="", force_download=True
+        )
+    except Exception as error:  # get_file raises nothing narrower
+        raise OSError(f"cannot fetch {url}: {error}\nput the file at {path} yourself") from error
+    finally:
+        if chatty:
+            keras.config.enable_interactive_logging()
+    os.replace(fetched, path)
+
+
+SOURCES[HF] = fetch_from_hub
+SOURCES[ORIGINAL] = fetch_original
+
+
+# ----------------------------------------------------------------------------------------------------- push_to_hub
+
+
+@known_names
+def push_to_hub(
+    model_dir: str | os.PathLike,
+    repository: str,
+    *,
+    ckpt_path: str | None = None,
+    license: str | None = None,
+    private: bool | None = None,
+    token: str | None = None,
+) -> str:
+    """Uploads the weights and the vocabulary of a run to the Hugging Face Hub, with a model card.
+
+    The settings of the data are left out, except the level of the tokens: they contain names of local files.
+
+    Args:
+        model_dir: folder of the run.
+        repository: `OWNER/NAME`. It is created if it does not exist.
+        ckpt_path: see `load_run`.
+        license: name of a license for the card, such as "apache-2.0".
+        private: whether a new repository is private.
+        token: the hub's access token. By default that of `HF_TOKEN` or `hf auth login`.
+
+    Returns:
+        The address `hf://OWNER/NAME`.
+
+    Raises:
+        ParameterError: the folder holds no run, or `repository` has another form.
+        OSError: the hub refuses the upload, or cannot be reached.
+    """
+    repository = repository.removeprefix(HF)
+    if not re.fullmatch(_REPOSITORY, repository) or ".." in repository:
+        raise ParameterError("repository", repository, "OWNER/NAME")
+    if license is not None and not re.fullmatch(r"[\w.+-]{1,60}", license):
+        raise ParameterError("license", license, "the name of a license, such as apache-2.0")
+    hub = _hub()
+    folder = RunFolder(model_dir)
+    config = folder.read_config()
+    vocabs = folder.load_vocabs()
+    path = folder.find_checkpoint(ckpt_path)
+    model = folder.load_model(path)
+    address = Address(repository, "main")
+    with tempfile.TemporaryDirectory() as temporary:
+        run = os.path.join(temporary, "run")
+        kept = {name: config["data"][name] for name in ("level",) if name in config["data"]}
+        RunFolder(run).create(kept, config["model"], vocabs, model, int(path.rpartition("-")[2]))
+        card = model_card(folder, config, model, repository, license)
+        write_atomic(os.path.join(run, CARD), card)
+        with _errors_of(address):
+            api = _api(hub, token)
+            api.create_repo(repository, private=private, exist_ok=True)
+            api.upload_folder(repo_id=repository, folder_path=run, commit_message=f"Upload {folder.name_of(path)}")
+    return str(address)
+
+
+_TAGS = {
+    "language_model": "text-generation",
+    "encoder_decoder": "translation",
+    "tagger": "token-classification",
+}
+
+
+def model_card(folder: RunFolder, config: dict, model: Any, repository: str, license: str | None = None) -> str:
+    """The model card of a run, in Markdown."""
+    family = folder.family
+    sizes = ", ".join(
+        f"{name} {config['model'][name]}"
+        for name in ("n_layer", "num_layers", "d_model", "n_head", "num_heads", "mem_len", "n_token")
+        if name in config["model"]
+    )
+    best = folder.find_best() or {}
+    measured = [f"- {name}: {best[name]:.4f}" for name in best if name.startswith("val_")]
+    head = ["library_name: txl_tf", f"pipeline_tag: {_TAGS[family.task]}", f"tags: [{family.name}]"]
+    head += [f"license: {license}"] if license else []
+    address = HF + repository
+    lines = [
+        "---",
+        *head,
+        "---",
+        f"# {repository.rpartition('/')[2]}",
+        "",
+        f"{family.described[0].upper()}{family.described[1:]}, trained with txl_tf: {model.count_params():,} weights "
+        f"({sizes}).",
+        "",
+        *(["Best validation in training:", "", *measured, ""] if measured else []),
+        "```python",
+        "import txl_tf",
+        "",
+        f'pipe = txl_tf.pipeline("{address}")',
+        'print(pipe("..."))',
+        "```",
+        "",
+        "Nobody has described the training data, the limits and the biases of this model yet.",
+        "",
+    ]
+    return "\n".join(lines)

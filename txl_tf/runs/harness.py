@@ -1,0 +1,222 @@
+"""A language model as a model of lm-evaluation-harness (the package lm-eval).
+
+    import lm_eval
+    import txl_tf
+
+    model = txl_tf.harness_model("runs/my")
+    results = lm_eval.simple_evaluate(model=model, tasks=["wikitext", "lambada_openai"])
+
+Texts are read as they are in `lm.score`: a text of more than `segment` tokens is read segment by segment, each with the
+memory of the segment before, so no context is cut off. Every text continues the end of a document or, if the vocabulary
+has none, of a line.
+
+Shapes:
+    B: batch      T: tokens of a segment
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.data.batching import padded
+from txl_tf.environment import is_installed
+from txl_tf.errors import ParameterError
+from txl_tf.language.language_model import LanguageModel
+from txl_tf.language.sampling import check_integer
+from txl_tf.language.stopping import check_stops
+from txl_tf.language.text_generator import TextGenerator
+from txl_tf.runs.folder import RunFolder
+from txl_tf.schema import known_names
+
+SEGMENT = 512  # tokens
+# Options of a request for text, by their names in tasks.
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_WITHOUT_EFFECT = ("do_sample", "until", "max_gen_toks", "max_new_tokens", "max_length")
+
+
+@known_names
+def harness_model(
+    model_dir: str | os.PathLike,
+    ckpt_path: str | None = None,
+    *,
+    batch_size: int = 16,
+    max_gen_toks: int = 256,
+    segment: int | None = None,
+    **changes: Any,
+) -> Any:
+    """Opens a run as a model for `lm_eval.simple_evaluate`, see the module.
+
+    Args:
+        model_dir, ckpt_path, **changes: see `load_run`.
+        batch_size: texts that are read together.
+        max_gen_toks: most tokens of a generated text, where a task says nothing else.
+        segment: most tokens that are read at a time, by default 512, or `context_len`.
+
+    Returns:
+        An `lm_eval.api.model.LM`.
+
+    Raises:
+        ParameterError: lm-eval is not installed, the run is none of a language model, or an argument is out of range.
+    """
+    if not is_installed("lm_eval"):
+        message = "harness_model needs lm-eval, which is not installed: pip install lm-eval"
+        raise ParameterError("lm_eval", None, "installed", message)
+    check_integer("batch_size", batch_size, 1)
+    check_integer("max_gen_toks", max_gen_toks, 1)
+    if segment is not None:
+        check_integer("segment", segment, 1)
+    from lm_eval.api.model import LM  # an extra, and slow to import  # pyright: ignore[reportMissingImports] - an extra
+
+    folder = RunFolder(model_dir, "language_model")
+    vocab = folder.load_vocab()
+    lm = folder.load_model(ckpt_path, **changes)
+    kind: Any = type("HarnessModel", (HarnessMethods, LM), {})
+    model = kind()
+    model.open(lm, vocab, batch_size, max_gen_toks, segment)
+    return model
+
+
+class HarnessMethods:
+    """The methods that lm-evaluation-harness calls."""
+
+    def open(self, lm: LanguageModel, vocab: Any, batch_size: int, max_gen_toks: int, segment: int | None) -> None:
+        """Sets the model and the options, see `harness_model`."""
+        self.lm: Any = lm
+        self.vocab = vocab
+        self.batch_size = batch_size
+        self.max_gen_toks = max_gen_toks
+        longest = lm.context_len if lm.has_window else SEGMENT
+        self.segment = min(segment or longest, longest) if lm.has_window else segment or longest
+        self.start = [vocab.start_id]
+        self._read = tf.function(self._read_segment, autograph=False, reduce_retracing=True)
+
+    # --------------------------------------------------------------------------------- the interface of the harness
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """The log-probability, nats, of the continuation of each context, and whether it is the most likely one."""
+        pairs = [self._ids_of(*request.args) for request in requests]
+        found = self._scores([before + after for before, after in pairs])
+        results = []
+        for (before, _), (nll, greedy) in zip(pairs, found, strict=True):
+            first = len(before) - 1  # of the scores; the first token has none
+            results.append((-float(nll[first:].sum(dtype=np.float64)), bool(greedy[first:].all())))
+        return results
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability, nats, of whole texts."""
+        texts = [self.start + self._encode(request.args[0]) for request in requests]
+        return [-float(nll.sum(dtype=np.float64)) for nll, _ in self._scores(texts)]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The texts that follow contexts, each up to the first of its stop strings."""
+        groups: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(repr(sorted(request.args[1].items())), []).append(i)
+        results = [""] * len(requests)
+        for rows in groups.values():
+            texts = self._generate([requests[i].args[0] for i in rows], dict(requests[rows[0]].args[1]))
+            for i, text in zip(rows, texts, strict=True):
+                results[i] = text
+        return results
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What tells tokenizers apart in the harness's cache."""
+        return self.vocab.fingerprint()
+
+    # -------------------------------------------------------------------------------------------------- their parts
+
+    def _encode(self, text: str) -> list[int]:
+        data = text.encode("utf-8", "surrogatepass") if self.vocab.level == "byte" else text
+        return self.vocab.encode(data).tolist()
+
+    def _ids_of(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """The ids of a context, with the start of a text, and those of its continuation.
+
+        Spaces at the end of the context belong to the continuation, as in the other models of the harness. Both texts
+        are cut into tokens together.
+        """
+        spaces = len(context) - len(context.rstrip(" "))
+        if spaces:
+            continuation = context[-spaces:] + continuation
+            context = context[:-spaces]
+        before = self._encode(context)
+        both = self._encode(context + continuation)
+        return self.start + both[: len(before)], both[len(before) :]
+
+    def _scores(self, texts: Sequence[list[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The nll of every token but the first, and whether it was the most likely one, for each text."""
+        found: list[Any] = [None] * len(texts)
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        for start in range(0, len(order), self.batch_size):
+            rows = order[start : start + self.batch_size]
+            ids = padded([np.array(texts[i], np.int32) for i in rows])
+            nll, greedy = self._score_batch(ids[:, :-1], ids[:, 1:])
+            for row, i in enumerate(rows):
+                n = len(texts[i]) - 1
+                found[i] = nll[row, :n], greedy[row, :n]
+        return found
+
+    def _score_batch(self, tokens: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not tokens.shape[1]:
+            return np.zeros(tokens.shape, np.float32), np.ones(tokens.shape, bool)
+        mems = tuple(self.lm.initial_mems(len(tokens)))
+        parts = []
+        for i in range(0, tokens.shape[1], self.segment):
+            piece = slice(i, i + self.segment)
+            nll, greedy, mems = self._read(tf.constant(tokens[:, piece]), tf.constant(labels[:, piece]), mems)
+            parts.append((nll.numpy(), greedy.numpy()))
+        nll, greedy = (np.concatenate(part, 1) for part in zip(*parts, strict=True))
+        return nll, greedy
+
+    def _read_segment(self, tokens: Any, labels: Any, mems: Any) -> tuple[Any, Any, Any]:
+        log_probs, new_mems = self.lm(tokens, list(mems))
+        nll = -tf.gather(log_probs, labels, batch_dims=2)
+        return nll, tf.argmax(log_probs, -1, output_type=tf.int32) == labels, tuple(new_mems)
+
+    def _generate(self, contexts: list[str], options: dict[str, Any]) -> list[str]:
+        """The continuations of contexts with the same options of a task."""
+        unknown = options.keys() - {*_SAMPLING, *_WITHOUT_EFFECT}
+        if unknown:
+            name = sorted(unknown)[0]
+            raise ParameterError(name, options[name], f"one of {', '.join((*_SAMPLING, *_WITHOUT_EFFECT))}")
+        until = options.get("until") or []
+        until = [until] if isinstance(until, str) else list(until)
+        sampling: dict[str, Any] = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
+        if not options.get("do_sample", bool(sampling.get("temperature"))):
+            sampling = {"temperature": 0.0}
+        sampling["top_k"] = sampling.get("top_k") or None
+        most = options.get("max_gen_toks") or options.get("max_new_tokens") or self.max_gen_toks
+        writer = TextGenerator(
+            self.lm, self.vocab, int(most), stop_strings=self._spelled(until), batch_size=self.batch_size, seed=0,
+            **sampling,
+        )  # fmt: skip
+        prompts = [context or self.vocab.symbols[self.start[0]] for context in contexts]
+        return [_cut(texts[0], until) for _, texts in writer.generate_lines(prompts)]
+
+    @functools.cached_property
+    def _n_token(self) -> int:
+        return len(self.vocab)
+
+    def _spelled(self, until: Iterable[str]) -> list[str]:
+        """The stop strings that the vocabulary can spell. Others occur in no text."""
+        found = []
+        for text in filter(None, until):
+            try:
+                check_stops(self._n_token, None, [text], False, self.vocab)
+            except ParameterError:
+                continue
+            found.append(text)
+        return found
+
+
+def _cut(text: str, until: Sequence[str]) -> str:
+    """The text up to the first of the stop strings."""
+    places = [text.find(stop) for stop in until if stop]
+    return text[: min((place for place in places if place >= 0), default=len(text))]

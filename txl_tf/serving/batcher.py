@@ -1,0 +1,170 @@
+"""Joins requests for a signature that come at the same time into one batch, for a server in Python.
+
+    batcher = Batcher(signatures, max_rows=64)
+    found = await batcher.call("score_text", {"text": np.array([b"to be"])})     # {"nll": ..., "symbols": ...}
+
+While a signature computes, its requests wait. Then all that can be joined are computed as one batch: those with the
+same arguments, of the same shapes apart from the rows. Rows do not see each other, so a request gets the result that it
+would get alone, up to rounding errors. If a batch fails, its requests are computed one by one, so that each gets its
+own error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.errors import ParameterError
+from txl_tf.serving.decoder import Busy
+
+AT_ONCE = 2  # signatures that compute at the same time
+# Results whose second dimension is as long as the longest row of a batch, by the result that has the lengths.
+_LENGTHS = ("lengths", "numbers")
+
+
+class _Request(NamedTuple):
+    arrays: dict[str, np.ndarray]
+    rows: int | None  # `None` for a request that is not joined with others
+    key: Any
+    result: asyncio.Future
+
+
+class Batcher:
+    """Calls signatures for requests that come concurrently, see the module.
+
+    Args:
+        signatures: `{name: function}`, of `local_signatures(...).signatures()`.
+        max_rows: most rows of a joined batch.
+        max_waiting: most requests that wait.
+
+    Attributes:
+        largest: largest number of requests that were joined so far.
+    """
+
+    def __init__(self, signatures: dict[str, Any], max_rows: int, max_waiting: int = 128):
+        self.signatures = signatures
+        self.max_rows = max_rows
+        self.max_waiting = max_waiting
+        self.largest = 0
+        self._waiting: dict[str, collections.deque[_Request]] = collections.defaultdict(collections.deque)
+        self._tasks: dict[str, asyncio.Task] = {}
+        self._lanes: asyncio.Semaphore | None = None
+
+    async def call(self, name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The results of a signature.
+
+        Args:
+            name: of the signature.
+            arrays: `{argument: array}`.
+
+        Raises:
+            Busy: `max_waiting` requests are waiting.
+            ParameterError: an array has another shape than the signature takes.
+            tf.errors.OpError: the signature refuses the request.
+        """
+        _check_shapes(self.signatures[name], arrays)
+        if sum(map(len, self._waiting.values())) >= self.max_waiting:
+            raise Busy(f"{self.max_waiting} requests are waiting: try again later")
+        result = asyncio.get_running_loop().create_future()
+        self._waiting[name].append(_prepared(name, arrays, result))
+        if name not in self._tasks:
+            self._tasks[name] = asyncio.create_task(self._work(name))
+        return await result
+
+    async def _work(self, name: str) -> None:
+        """Computes the requests for a signature until none waits."""
+        self._lanes = self._lanes or asyncio.Semaphore(AT_ONCE)
+        waiting = self._waiting[name]
+        while waiting:
+            async with self._lanes:
+                batch = self._next_batch(waiting)
+                if batch:
+                    self.largest = max(self.largest, len(batch))
+                    await self._answer(name, batch)
+        del self._tasks[name]
+
+    def _next_batch(self, waiting: collections.deque[_Request]) -> list[_Request]:
+        """Takes the first request, and all others that can be joined with it."""
+        while waiting and waiting[0].result.cancelled():  # its client is gone
+            waiting.popleft()
+        if not waiting:
+            return []
+        first = waiting.popleft()
+        batch = [first]
+        if first.rows is None:
+            return batch
+        rows = first.rows
+        for request in list(waiting):
+            fits = request.rows is not None and rows + request.rows <= self.max_rows
+            if fits and request.key == first.key and not request.result.cancelled():
+                rows += request.rows or 0
+                batch.append(request)
+                waiting.remove(request)
+        return batch
+
+    async def _answer(self, name: str, batch: list[_Request]) -> None:
+        """Sets the results of a batch."""
+        try:
+            found = await asyncio.to_thread(self._compute, name, batch)
+        except Exception as error:  # of any kind: it is the result
+            if len(batch) > 1:
+                for request in batch:
+                    await self._answer(name, [request])
+            elif not batch[0].result.done():
+                batch[0].result.set_exception(error)
+            return
+        for request, result in zip(batch, found, strict=True):
+            if not request.result.done():
+                request.result.set_result(result)
+
+    def _compute(self, name: str, batch: list[_Request]) -> list[dict[str, np.ndarray]]:
+        """The results of joined requests."""
+        arrays = batch[0].arrays
+        if len(batch) > 1:
+            arrays = {key: np.concatenate([request.arrays[key] for request in batch]) for key in arrays}
+        tensors = self.signatures[name](**{key: tf.constant(array) for key, array in arrays.items()})
+        found = {key: tensor.numpy() for key, tensor in tensors.items()}
+        if len(batch) == 1:
+            return [found]
+        ends = np.cumsum([request.rows or 0 for request in batch])
+        starts = [0, *ends[:-1]]
+        return [_trimmed(name, {key: x[a:b] for key, x in found.items()}) for a, b in zip(starts, ends, strict=True)]
+
+
+def _check_shapes(signature: Any, arrays: dict[str, np.ndarray]) -> None:
+    """Raises ParameterError for an array of another shape. In TensorFlow 2.21 it would block all later calls."""
+    for spec in signature.input_signature:
+        array = arrays.get(spec.name)
+        if array is not None and not spec.shape.is_compatible_with(array.shape):
+            sizes = ", ".join("any" if size is None else str(size) for size in spec.shape)
+            found = ", ".join(map(str, array.shape))
+            message = f"{spec.name} must be of the shape [{sizes}], got [{found}]"
+            raise ParameterError(spec.name, array.shape, f"of the shape [{sizes}]", message)
+
+
+def _prepared(name: str, arrays: dict[str, np.ndarray], result: asyncio.Future) -> _Request:
+    """A request whose arguments have the same number of rows, if one row of them stands for all."""
+    sizes = {array.shape[0] if array.ndim else -1 for array in arrays.values()}
+    rows = max(sizes, default=0)
+    if name == "initial_state" or rows < 1 or not sizes <= {1, rows}:
+        return _Request(arrays, None, None, result)
+    arrays = {key: np.repeat(array, rows, 0) if len(array) < rows else array for key, array in arrays.items()}
+    key = [(key, array.dtype.str if array.dtype != object else "", array.shape[1:]) for key, array in arrays.items()]
+    # These decide the shapes of the results.
+    widths = [arrays[key].max() for key in ("num_return_sequences", "max_new_tokens") if key in arrays]
+    widths = widths if name in ("generate", "generate_texts") else []
+    return _Request(arrays, rows, (sorted(key), widths), result)
+
+
+def _trimmed(name: str, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The results of a request without the padding that longer rows of other requests made."""
+    lengths = next((found[key] for key in _LENGTHS if key in found), None)
+    if lengths is None or name == "generate":
+        return found
+    most = int(lengths.max(initial=0))
+    axis = lengths.ndim
+    return {key: x.take(range(most), axis) if x.ndim > axis else x for key, x in found.items()}

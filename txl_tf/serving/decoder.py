@@ -1,0 +1,326 @@
+"""Continuous batching: texts that join and leave a batch while it is generated.
+
+    decoder = Decoder(lm, max_rows=16)
+    job = Job(prompt, max_new_tokens=100, temperature=0.8, seed=1, deliver=print)
+    decoder.submit(job)                # from any thread; `deliver` gets a `Piece` every few tokens, the last one `done`
+    decoder.close()
+
+A thread generates `PIECE` tokens of all texts in the batch at a time. Between two pieces, texts that have ended leave,
+and waiting ones join: their prompts are read together, as one batch. The tokens of a text are those of `lm.generate`
+with the same prompt and seed, up to rounding errors that depend on the number of rows.
+
+Shapes:
+    B: texts in the batch      n: tokens of the longest prompt      K: tokens of a piece      N: n_token      E: d_model
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import REPETITION_WINDOW
+from txl_tf.data.batching import padded
+from txl_tf.kernels.shapes import Tensor
+from txl_tf.language.generation import TextState, next_token, precompute_for
+from txl_tf.language.language_model import LanguageModel
+from txl_tf.language.loop import with_column, write_tokens
+from txl_tf.language.sampling import NEVER, History, Sampling, no_history, remember_segment, uniform_draws
+from txl_tf.language.stopping import no_stops
+
+PIECE = 8  # tokens that are generated before texts can join or leave
+POSITIONS = 64  # of a prompt whose log-probabilities are computed at a time
+
+
+class Busy(RuntimeError):
+    """So many texts are waiting that no more are accepted."""
+
+
+class Alternatives(NamedTuple):
+    """How likely tokens were, in nats, without temperature and other options.
+
+    Attributes:
+        log_probs: float32 `[K]`, of the tokens themselves.
+        top_ids, top_log_probs: int32 and float32 `[K, n]`, the n most likely tokens in each place.
+    """
+
+    log_probs: np.ndarray
+    top_ids: np.ndarray
+    top_log_probs: np.ndarray
+
+
+class Piece(NamedTuple):
+    """New tokens of a text.
+
+    Attributes:
+        tokens: list of ids.
+        alternatives: of these tokens; `None` unless the job asks for them.
+        done: whether the text has ended.
+        stopped: whether it ended at the stop token, which is the last of the tokens.
+        error: the exception that ended the text, if one did.
+    """
+
+    tokens: list[int]
+    alternatives: Alternatives | None = None
+    done: bool = False
+    stopped: bool = False
+    error: Exception | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """A text to generate.
+
+    Args:
+        prompt: int `[n]`, n at least 1.
+        max_new_tokens: most tokens to generate, at least 1.
+        deliver: function that is called with every `Piece`, in the thread of the decoder.
+        with_alternatives: whether the pieces have `alternatives`.
+        seed, temperature, top_k, top_p, min_p, repetition_penalty, repetition_window: see `generate`; a `top_k` of 0
+            stands for all tokens.
+
+    Attributes:
+        cancelled: set it to True, in any thread, to end the text early. No piece comes any more.
+    """
+
+    prompt: np.ndarray
+    max_new_tokens: int
+    deliver: Callable[[Piece], Any]
+    with_alternatives: bool = False
+    seed: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    repetition_window: int = REPETITION_WINDOW
+    cancelled: bool = False
+    written: int = 0
+
+
+class Decoder:
+    """Generates many texts at a time, see the module.
+
+    Args:
+        lm: `TransformerXLLM` or `TransformerLM`. Its weights and settings must not change any more.
+        stop_token: id that ends a text; `None` for none.
+        max_rows: most texts in the batch.
+        max_waiting: most texts that wait for a place in it.
+        max_read: most tokens of prompts, with their padding, that are read together. A single prompt may be longer.
+        top_n: number of `alternatives` in each place.
+
+    Attributes:
+        largest: largest number of texts that were in the batch so far.
+    """
+
+    def __init__(
+        self, lm: LanguageModel, stop_token: int | None = None, *, max_rows: int = 16, max_waiting: int = 128,
+        max_read: int = 4096, top_n: int = 5,
+    ):  # fmt: skip
+        self.lm: Any = lm
+        self.max_rows = max_rows
+        self.max_waiting = max_waiting
+        self.max_read = max_read
+        self.top_n = min(top_n, lm.network.n_token)
+        self.largest = 0
+        self._stops = no_stops(lm.network.n_token, -1 if stop_token is None else stop_token)
+        self._stop_token = stop_token
+        self._cache = lm.decoding_cache()
+        self._precomputed = tf.function(precompute_for, autograph=False)(lm, self._cache)
+        self._jobs: list[Job] = []  # in the order of the rows of `_text`
+        self._text: TextState | None = None
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._arrived: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._closed = False
+        self._make_graphs()
+        self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Accepts a job, and returns at once.
+
+        Raises:
+            Busy: `max_waiting` jobs are waiting.
+        """
+        if len(self._waiting) + self._arrived.qsize() >= self.max_waiting:
+            raise Busy(f"{self.max_waiting} texts are waiting: try again later")
+        self._arrived.put(job)
+
+    def close(self) -> None:
+        """Ends the thread. Texts that are not complete get no further piece."""
+        self._closed = True
+        self._arrived.put(None)
+        self._thread.join()
+
+    def alternatives(self, tokens: np.ndarray) -> Alternatives:
+        """How likely each token of a text was, from the second one on: K is the number of tokens minus 1."""
+        hidden = self._read(tf.constant(tokens[None, :-1], tf.int32))
+        starts = range(0, len(tokens) - 1, POSITIONS)
+        labels = tf.constant(tokens[1:], tf.int32)
+        parts = [self._alternatives(hidden[i : i + POSITIONS], labels[i : i + POSITIONS]) for i in starts]
+        return Alternatives(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+    # -------------------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._admit()
+                if self._jobs:
+                    self._write_piece()
+            except Exception as error:  # of any kind: a failure must reach those who wait, and not end the thread
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Ends all texts in the batch."""
+        jobs, self._jobs, self._text = self._jobs, [], None
+        for job in jobs:
+            job.deliver(Piece([], done=True, error=error))
+
+    def _admit(self) -> None:
+        """Lets waiting jobs join. Waits for one if the batch is empty."""
+        while not self._arrived.empty() or not (self._jobs or self._waiting or self._closed):
+            job = self._arrived.get()
+            if job is not None:
+                self._waiting.append(job)
+        new: list[Job] = []
+        while self._waiting and len(self._jobs) + len(new) < self.max_rows:
+            longest = max(len(job.prompt) for job in [*new, self._waiting[0]])
+            if new and longest * (len(new) + 1) > self.max_read:
+                break
+            job = self._waiting.popleft()
+            new += [] if job.cancelled else [job]
+        if not new:
+            return
+        lengths = np.array([len(job.prompt) for job in new], np.int32)
+        jobs, self._jobs = self._jobs, [*self._jobs, *new]  # with the new ones: all of them fail together
+        text = self._start(tf.constant(padded([job.prompt for job in new]), tf.int32), tf.constant(lengths))
+        self._text = text if self._text is None else self._join(self._text, text)
+        self.largest = max(self.largest, len(jobs) + len(new))
+
+    def _write_piece(self) -> None:
+        """Generates the next tokens of all texts, delivers them, and removes texts that have ended."""
+        jobs = self._jobs
+        sampling = Sampling(
+            *(tf.constant([getattr(job, name) for job in jobs], tf.float32) if name in _FLOATS
+              else tf.constant([getattr(job, name) for job in jobs], tf.int32) for name in _OPTIONS)
+        )  # fmt: skip
+        limits = np.array([min(PIECE, job.max_new_tokens - job.written) for job in jobs], np.int32)
+        first = tf.constant([job.written for job in jobs], tf.int32)
+        with_alternatives = any(job.with_alternatives for job in jobs)
+        write = self._write_with_alternatives if with_alternatives else self._write
+        tokens, lengths, found, self._text = write(self._text, first, tf.constant(limits), sampling)
+        tokens, lengths = tokens.numpy(), lengths.numpy()
+        arrays = [array.numpy() for array in found]
+        for i, job in enumerate(jobs):
+            n = lengths[i]
+            job.written += int(n)
+            ids = tokens[i, :n].tolist()
+            stopped = bool(ids) and ids[-1] == self._stop_token
+            done = stopped or job.written >= job.max_new_tokens
+            alternatives = Alternatives(*(array[i, :n] for array in arrays)) if job.with_alternatives else None
+            if not job.cancelled:
+                job.deliver(Piece(ids, alternatives, done, stopped))
+            job.cancelled |= done
+        left = [i for i, job in enumerate(jobs) if not job.cancelled]
+        if len(left) < len(jobs):
+            self._jobs = [jobs[i] for i in left]
+            self._text = self._keep(self._text, tf.constant(left, tf.int32)) if left else None
+
+    # -------------------------------------------------------------------------------------------------- the graphs
+
+    def _make_graphs(self) -> None:
+        """Makes a graph of each function of tensors, for any number of rows."""
+        ints: Any = tf.TensorSpec([None], tf.int32)
+        floats: Any = tf.TensorSpec([None], tf.float32)
+        table: Any = tf.TensorSpec([None, None], tf.int32)
+        one = self._first_state(tf.zeros([1, 1], tf.int32), tf.ones([1], tf.int32))
+        text: Any = tf.nest.map_structure(_any_rows, one)
+        hidden: Any = tf.TensorSpec([None, *one.hidden.shape[1:]], one.hidden.dtype)
+        sampling = Sampling(*(floats if name in _FLOATS else ints for name in _OPTIONS))
+
+        def graph(function: Callable, *specs: Any) -> Callable:
+            return tf.function(function, input_signature=specs, autograph=False)
+
+        self._start = graph(self._first_state, table, ints)
+        self._join = graph(self._joined, text, text)
+        self._keep = graph(_rows_of, text, ints)
+        piece = (text, ints, ints, sampling)
+        self._write = graph(functools.partial(self._written, False), *piece)
+        self._write_with_alternatives = graph(functools.partial(self._written, True), *piece)
+        self._read = graph(self._all_hidden, tf.TensorSpec([1, None], tf.int32))
+        self._alternatives = graph(self._found, hidden, ints)
+
+    def _first_state(self, prompt: Tensor, lengths: Tensor) -> TextState:
+        """The state after prompts `[B, n]`."""
+        hidden, state = self._cache.read_prompt(prompt, lengths)
+        history = remember_segment(no_history(tf.shape(prompt)[0], self.lm.network.n_token), prompt, lengths)
+        return TextState(hidden, state, history)
+
+    def _joined(self, one: TextState, other: TextState) -> TextState:
+        """The rows of both states."""
+        one, other = (self._aligned(text) for text in (one, other))
+        return tf.nest.map_structure(lambda a, b: tf.concat([a, b], 0) if a.shape.rank else a, one, other)
+
+    def _aligned(self, text: TextState) -> TextState:
+        """The same state with what all rows share as in every other aligned state."""
+        last_seen, time = text.history
+        history = History(tf.maximum(last_seen - time, NEVER), tf.zeros_like(time))
+        return text._replace(state=self._cache.aligned(text.state), history=history)
+
+    def _written(
+        self, with_alternatives: bool, text: TextState, first: Tensor, limits: Tensor, sampling: Sampling
+    ) -> tuple[Tensor, Tensor, Any, TextState]:
+        """The next tokens of every row: `(tokens [B, K], lengths [B], alternatives [B, K, ...], state)`."""
+        (batch,) = tf.unstack(tf.shape(limits))
+        rows = tf.range(batch)
+        uniform = uniform_draws(sampling.seeds, first, PIECE)
+        columns = PIECE if with_alternatives else 0
+        tables = (
+            tf.zeros([batch, columns]),
+            tf.zeros([batch, columns, self.top_n], tf.int32),
+            tf.zeros([batch, columns, self.top_n]),
+        )
+
+        def step(i: Tensor, stopped: Tensor, state: Any) -> tuple[Tensor, Any]:
+            text, tables = state
+            token, new_text = next_token(self.lm, self._cache, self._precomputed, text, uniform[i], sampling)
+            if with_alternatives:
+                found = self._found(text.hidden, token)
+                tables = tuple(with_column(table, rows, i, x) for table, x in zip(tables, found, strict=True))
+            return token, (new_text, tables)
+
+        written = write_tokens(step, (text, tables), PIECE, limits, self._stops, filler=0)
+        text, tables = written.state
+        return written.tokens, written.lengths, tables, text
+
+    def _found(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The arrays of `Alternatives` for labels `[B]` after hidden states `[B, E]`."""
+        log_probs = tf.cast(self.lm.log_probs_of(hidden[:, None])[:, 0], tf.float32)
+        top = tf.math.top_k(log_probs, self.top_n)
+        return tf.gather(log_probs, labels, batch_dims=1), top.indices, top.values
+
+    def _all_hidden(self, tokens: Tensor) -> Tensor:
+        """The hidden states `[n, E]` of a text `[1, n]`."""
+        return self._cache.read(tokens, self._cache.initial_state(1))[0][0]
+
+
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
+_OPTIONS = tuple("seed" if name == "seeds" else name for name in Sampling._fields)  # attributes of a `Job`
+
+
+def _any_rows(tensor: Tensor) -> Any:
+    """The spec of a tensor of any number of rows; all rows share a scalar."""
+    return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)
+
+
+def _rows_of(text: TextState, rows: Tensor) -> TextState:
+    """These rows of a state."""
+    return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows) if tensor.shape.rank else tensor, text)

@@ -1,0 +1,288 @@
+"""Exports models to ONNX and TFLite (LiteRT), with fixed shapes, to run without TensorFlow.
+
+    export_portable(lm, "serving/my_onnx", vocab, format="onnx", batch_size=1, length=16)
+
+    session = onnxruntime.InferenceSession("serving/my_onnx/model.onnx")
+    found = session.run(None, {"tokens": tokens, "mem0": mem0, "mem1": mem1})   # log_probs, new_mem0, new_mem1
+
+A model is exported as a function of arrays, without loops over tokens and without text. The program that calls it
+passes the memory on, and it turns text into ids. `model.json` names the arrays; the vocabularies lie beside the model.
+
+| model | inputs | outputs |
+|---|---|---|
+| language model | tokens `[B, T]`; mem0, mem1 ... `[B, M, E]` | log_probs `[B, T, N]`; new_mem0, new_mem1 ... |
+| vanilla language model | tokens `[B, T]` | log_probs `[B, T, N]` |
+| encoder-decoder | source `[B, S]`, target `[B, T]` | log_probs `[B, T, N]` of the symbol after each of the target |
+| tagger | the network's inputs, see `Tener` and `Flat` | tags `[B, T]`, score `[B]`: the CRF's best path |
+
+`Flat` can be exported to ONNX only: it numbers pairs of positions in int64, which TFLite cannot divide.
+
+Shapes:
+    B: batch_size      T: length      S: source      M: mem_len      E: d_model      N: size of the vocabulary
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from txl_tf.data.subwords import vocab_file
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.environment import is_installed
+from txl_tf.errors import ParameterError
+from txl_tf.files import removed_on_error, write_json, writing
+from txl_tf.language.language_model import LanguageModel
+from txl_tf.language.sampling import check_integer
+from txl_tf.nn.settings import remember_graph
+from txl_tf.runs.families.record import families_of_model
+from txl_tf.schema import known_names
+from txl_tf.serving.export import check_new_folder
+from txl_tf.serving.tagging import tagger_vocabs
+from txl_tf.taggers.crf import best_path
+from txl_tf.taggers.tagger import Tagger
+from txl_tf.vanilla.transformer import Transformer
+
+FORMATS = ("onnx", "tflite")
+OPSET = 17  # of ONNX
+ITEMS = 2  # items of a lattice for each character
+
+logger = logging.getLogger("txl_tf")
+
+
+class Portable(NamedTuple):
+    """A model as a function of arrays.
+
+    Attributes:
+        function: function of tensors by their names, which returns a dictionary of tensors.
+        inputs: `{name: spec}`.
+        vocabs: `{name: vocabulary}`.
+        notes: what `model.json` contains besides the shapes.
+    """
+
+    function: Callable[..., dict[str, tf.Tensor]]
+    inputs: dict[str, tf.TensorSpec]
+    vocabs: dict[str, Vocab]
+    notes: dict[str, Any]
+
+
+@known_names
+def export_portable(
+    model: LanguageModel | Transformer | Tagger,
+    directory: str | os.PathLike,
+    vocab: Vocab | Sequence[Vocab] | None = None,
+    *,
+    format: str = "onnx",
+    batch_size: int = 1,
+    length: int = 16,
+    source_length: int | None = None,
+) -> str:
+    """Exports a model to ONNX or TFLite, see the module.
+
+    Args:
+        model: language model, `Transformer`, or `Tagger` with a `SentenceNetwork`, in float32.
+        directory: new or empty folder. It gets `model.onnx` or `model.tflite`, `model.json` and the vocabularies.
+        vocab: its vocabularies as `load_run` returns them; `None` to write none.
+        format: "onnx", which needs the packages tf2onnx and onnx, or "tflite".
+        batch_size: rows of a call.
+        length: tokens of a call: of a segment, a target or a sentence.
+        source_length: for a `Transformer`: tokens of the source, by default `length`.
+
+    Returns:
+        The path of the model.
+
+    Raises:
+        ParameterError: an argument is out of its range or of no use for the model, a package is missing, the model is
+            not float32, or `directory` is not empty.
+        OSError: `directory` cannot be written to.
+    """
+    directory = os.fspath(directory)
+    if format not in FORMATS:
+        raise ParameterError("format", format, list(FORMATS))
+    missing = [name for name in ("tf2onnx", "onnx") if format == "onnx" and not is_installed(name)]
+    if missing:
+        message = f'format="onnx" needs {" and ".join(missing)}: pip install tf2onnx onnx'
+        raise ParameterError("format", format, "tflite without these packages", message)
+    check_integer("batch_size", batch_size, 1)
+    check_integer("length", length, 1)
+    if source_length is not None:
+        check_integer("source_length", source_length, 1)
+    check_new_folder(directory)
+    policy = keras.dtype_policies.get(model.dtype_policy)
+    if (policy.compute_dtype, policy.variable_dtype) != ("float32", "float32"):
+        message = f"{format} needs a model in float32, got {policy.name}: load it with dtype='float32'"
+        raise ParameterError("dtype", policy.name, ["float32"], message)
+    if format == "tflite" and getattr(model, "reads_lattice", False):
+        message = "a model that reads a lattice needs format='onnx': it divides int64, which TFLite's operations cannot"
+        raise ParameterError("format", format, ["onnx"], message)
+    portable = _portable(model, vocab, batch_size, length, source_length)
+    path = os.path.join(directory, f"model.{format}")
+    convert = to_onnx if format == "onnx" else to_tflite
+    with writing(directory), removed_on_error(directory):
+        data, outputs = convert(portable)
+        tf.io.gfile.makedirs(directory)
+        with tf.io.gfile.GFile(path, "wb") as file:
+            file.write(data)
+        for name, of_text in portable.vocabs.items():
+            of_text.save(os.path.join(directory, vocab_file(name, of_text.level)))
+        described = {
+            "format": format,
+            "inputs": {name: _described(spec) for name, spec in portable.inputs.items()},
+            "outputs": {name: _described(spec) for name, spec in outputs.items()},
+            "vocabularies": {name: of_text.get_config() for name, of_text in portable.vocabs.items()},
+            **portable.notes,
+        }
+        write_json(os.path.join(directory, "model.json"), described)
+    return path
+
+
+def _described(spec: Any) -> dict[str, Any]:
+    return {"dtype": spec.dtype.name, "shape": list(spec.shape)}
+
+
+# ------------------------------------------------------------------------------------------------- functions of arrays
+
+
+def _portable(model: Any, vocab: Any, batch_size: int, length: int, source_length: int | None) -> Portable:
+    """The function of a model of any family."""
+    family, *_ = families_of_model(model)
+    if source_length is not None and not isinstance(model, Transformer):
+        raise ParameterError("source_length", source_length, f"left out for the family {family.name}")
+    vocabs = [] if vocab is None else [vocab] if isinstance(vocab, Vocab) else list(vocab)
+    if isinstance(model, LanguageModel):
+        return _of_language_model(model, vocabs, batch_size, length)
+    if isinstance(model, Transformer):
+        return _of_encoder_decoder(model, vocabs, batch_size, length, source_length or length)
+    if isinstance(model, Tagger) and model.reads_sentences:
+        return _of_tagger(model, vocabs, batch_size, length)
+    allowed = "a language model, a Transformer, or a Tagger of sentences"
+    raise ParameterError("model", model, allowed, f"model must be {allowed}, got {type(model).__name__}")
+
+
+def _ids(*shape: int) -> Any:
+    return tf.TensorSpec(shape, tf.int32)
+
+
+def _named(names: Sequence[str], vocabs: list[Vocab]) -> dict[str, Vocab]:
+    return dict(zip(names, vocabs, strict=True)) if vocabs else {}
+
+
+def _of_language_model(lm: Any, vocabs: list[Vocab], batch_size: int, length: int) -> Portable:
+    network = lm.network
+    if lm.has_window:
+        _check_length("length", length, lm.context_len)
+    inputs = {"tokens": _ids(batch_size, length)}
+    memories = [] if lm.has_window else [f"mem{i}" for i in range(network.n_layer)]
+    shape = (batch_size, network.mem_len, network.d_model)
+    inputs |= {name: tf.TensorSpec(shape, tf.float32) for name in memories}
+
+    def function(tokens: tf.Tensor, **mems: tf.Tensor) -> dict[str, tf.Tensor]:
+        given = [mems[name] for name in memories] if memories else lm.initial_mems(batch_size)
+        log_probs, new_mems = lm(tokens, given)
+        found = {f"new_{name}": mem for name, mem in zip(memories, new_mems, strict=bool(memories))}
+        return {"log_probs": log_probs, **found}
+
+    return Portable(function, inputs, _named(["vocab"], vocabs), {"memory": {name: f"new_{name}" for name in memories}})
+
+
+def _of_encoder_decoder(
+    model: Transformer, vocabs: list[Vocab], batch_size: int, length: int, source_length: int
+) -> Portable:
+    _check_length("length", length, model.max_len)
+    _check_length("source_length", source_length, model.max_len)
+    inputs = {"source": _ids(batch_size, source_length), "target": _ids(batch_size, length)}
+
+    def function(source: tf.Tensor, target: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"log_probs": tf.nn.log_softmax(tf.cast(model((source, target)), tf.float32))}
+
+    return Portable(function, inputs, _named(["source_vocab", "target_vocab"], vocabs), {})
+
+
+def _of_tagger(tagger: Any, vocabs: list[Vocab], batch_size: int, length: int) -> Portable:
+    _check_length("length", length, tagger.network.max_seq_len)
+    specs: Any = tagger.build_for_export()
+    sizes = {"lattice": ITEMS * length, "pos_s": ITEMS * length, "pos_e": ITEMS * length}
+    inputs = {
+        name: _ids(batch_size, *([sizes.get(name, length)] if len(spec.shape) == 2 else []))
+        for name, spec in specs.items()
+    }
+
+    def function(**given: tf.Tensor) -> dict[str, tf.Tensor]:
+        emissions, mask = tagger.emissions(given)
+        remember_graph(tagger.crf)
+        tags, score = best_path(emissions, mask, *tagger.crf.constrained())
+        return {"tags": tags, "score": score}
+
+    return Portable(function, inputs, tagger_vocabs(tagger, vocabs or None), {"labels": tagger.labels})
+
+
+def _check_length(name: str, length: int, most: int) -> None:
+    if length > most:
+        raise ParameterError(name, length, f"at most {most}, the longest that the model reads")
+
+
+# ---------------------------------------------------------------------------------------------------------- converters
+
+
+def to_onnx(portable: Portable) -> tuple[bytes, dict[str, Any]]:
+    """The bytes of an ONNX model, and `{name: spec}` of its outputs."""
+    import tf2onnx  # pyright: ignore[reportMissingImports] - an extra
+
+    names = list(portable.inputs)
+    specs = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in portable.inputs.items()]
+
+    def by_position(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        return portable.function(**dict(zip(names, tensors, strict=True)))
+
+    graph = tf.function(by_position, input_signature=specs, autograph=False)
+    outputs = graph.get_concrete_function().structured_outputs
+    with _quiet():
+        proto, _ = tf2onnx.convert.from_function(graph, input_signature=specs, opset=OPSET)
+    renamed(proto, names, sorted(outputs))  # TensorFlow sorts the names of a dictionary
+    return proto.SerializeToString(), outputs
+
+
+def renamed(proto: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Gives inputs and outputs of an ONNX model their names, without the `:0` of TensorFlow."""
+    names = {value.name: name for value, name in zip(proto.graph.input, inputs, strict=True)}
+    names |= {value.name: name for value, name in zip(proto.graph.output, outputs, strict=True)}
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.name = names[value.name]
+    for node in proto.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+
+
+def to_tflite(portable: Portable) -> tuple[bytes, dict[str, Any]]:
+    """The bytes of a TFLite model, and `{name: spec}` of its outputs. Its only signature has their names."""
+    specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in portable.inputs.items()}
+    graph = tf.function(portable.function, autograph=False).get_concrete_function(**specs)
+    holder: Any = tf.Module()
+    holder.weights = list(graph.graph.variables)
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        tf.saved_model.save(holder, folder, signatures=graph)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        return converter.convert(), graph.structured_outputs
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides the notes of the converters."""
+    loggers = [logging.getLogger(name) for name in ("tf2onnx", "absl", "tensorflow")]
+    before = [logger.level for logger in loggers]
+    for other in loggers:
+        other.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        for other, level in zip(loggers, before, strict=True):
+            other.setLevel(level)
