@@ -144,6 +144,7 @@ SLOW = [
             tie_weight=False,
             label_smoothing=0.1,
             z_loss=0.001,
+            d_head=4,
             cutoffs=[8],
         ),  # fmt: skip
         segment,

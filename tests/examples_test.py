@@ -216,3 +216,48 @@ def test_the_program_learns_from_rows(classify, vocab, small_lm, tmp_path, capsy
     assert "up, taken for up: 'ab" in printed and "down, taken for down: 'ut" in printed
     logits = keras.saving.load_model(output)(np.array([[0, 1, 2, 22, -1], [20, 19, 18, 17, 22]], np.int32))
     assert np.argmax(logits, 1).tolist() == [0, 1]
+
+
+# ---------------------------------------- recipes of language models
+
+
+RECIPES = {"distillation": "student", "auxiliary_loss": "model", "own_head": "model"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_learns_with_memory_and_what_it_writes_is_loaded(name, tmp_path, capsys):
+    for module in program(f"examples/{name}.py"):
+        module.train(output=str(tmp_path), n_chars=8000, epochs=1, seed=0)
+        shown = [float(x) for x in re.findall(r": ([0-9.]+) nats", capsys.readouterr().out)]
+        assert len(shown) == (3 if name == "distillation" else 1) and max(shown) < np.log(128)
+        model = keras.saving.load_model(tmp_path / f"{RECIPES[name]}.keras")
+        assert model.network.n_token == 128
+
+
+def test_the_loss_of_a_student_is_a_mean_of_nll_and_of_the_teachers_cross_entropy():
+    for module in program("examples/distillation.py"):
+        sizes = {**SMALL, "n_layer": 1, "mem_len": 3, "dropout": 0.0}
+        teacher = txl_tf.TransformerXLLM(**{**sizes, "n_layer": 2, "seed": 1})
+        student = module.student_of(teacher, **sizes)
+        tokens = np.arange(20).reshape(2, 10)
+        mems = student.initial_mems(2)
+        nll, _, mems = student.segment_nll(tokens[:, :5], tokens[:, 1:6], mems, training=True)
+        found, _, _ = student.segment_nll(tokens[:, 5:9], tokens[:, 6:], mems, training=True)
+        log_probs, _ = student.log_probs(tokens[:, 5:9], mems[:1])
+        known, _ = teacher.log_probs(tokens[:, 5:9], mems[1:])
+        of_label = np.take_along_axis(log_probs.numpy(), tokens[:, 6:, None], 2)[..., 0]
+        expected = -0.5 * of_label - 0.5 * np.sum(np.exp(known) * log_probs, -1)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert len(mems) == 3
+
+
+@pytest.mark.slow
+def test_the_auxiliary_loss_changes_gradients_alone():
+    for module in program("examples/auxiliary_loss.py"):
+        lm = module.TwoAhead(**{**SMALL, "mem_len": 3, "dropout": 0.0})
+        tokens = np.arange(20).reshape(2, 10)
+        with tf.GradientTape() as tape:
+            nll, _, _ = lm.segment_nll(tokens[:, :9], tokens[:, 1:], lm.initial_mems(2), training=True)
+        np.testing.assert_allclose(nll, lm.score(tokens[:, :9], tokens[:, 1:])[0], rtol=1e-5)
+        assert np.abs(tape.gradient(nll, lm.second_head.kernel.value)).max() > 0

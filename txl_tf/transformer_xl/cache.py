@@ -295,14 +295,13 @@ def _erasers(
 
     if starts is None:
         return keep, keep
-    erase = eraser(last_start(starts, done), slots, klen, network.n_head, in_place)
     # In a longer segment, the tokens before the start of a document must still see what is erased.
-    if starts.shape[1] != 1:
-        return keep, erase
-    if network.reset_token is None:
-        return keep, erase
-    before = eraser(starts, slots, klen, network.n_head, in_place)
-    return before, keep if done is None else erase
+    before = after = keep
+    if starts.shape[1] == 1 and network.reset_token is not None:
+        before = eraser(starts, slots, klen, network.n_head, in_place)
+    if starts.shape[1] != 1 or done is not None:
+        after = eraser(last_start(starts, done), slots, klen, network.n_head, in_place)
+    return before, after
 
 
 def _max_distance(network: Any, query: Tensor, padding: Tensor | None, starts: Tensor | None) -> Any:
