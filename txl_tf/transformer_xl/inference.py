@@ -84,7 +84,7 @@ def projected_positions(network: Any, klen: Size) -> list[Any]:
     """
     if network.r_w_bias is None:
         return []
-    pos_emb: Any = tf.cast(network.position_table(klen), network.compute_dtype)
+    pos_emb = tf.cast(network.position_table(klen), network.compute_dtype)
 
     def of_layer(layer: Any) -> Tensor:
         attn: Any = getattr(layer, "rel_attn", None)
