@@ -67,6 +67,7 @@ SHORTER = {
     "classify.py": "classify.py --epochs=1 --length=256",
     "--kind=context": "--kind=context --max_tokens=1000",
     "--kind=memory": "--kind=memory --max_tokens=3000",
+    "--num_last_checkpoints=5": "--num_last_checkpoints=2",
 }
 STATE = (1, 4, 2, 4, 64, 32)  # of the quickstart's model, as docs/serving.md says
 
