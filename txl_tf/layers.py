@@ -6,6 +6,7 @@ A call of a function here checks its arguments, see `public_calls.py`.
 from inspect import isroutine as _isroutine
 from typing import Any as _Any
 
+from txl_tf.calls import unknown_name as _unknown_name
 from txl_tf.equations import shifted_scores
 from txl_tf.kernels import attend, attention_probs, cross_entropy, embedding_lookup, layer_norm, pairwise_scores
 from txl_tf.kernels.dropout import dropout
@@ -43,7 +44,6 @@ from txl_tf.nn.positions import (
     tensor2tensor_frequencies,
 )
 from txl_tf.public_calls import checked as _checked
-from txl_tf.schema import unknown_name as _unknown_name
 from txl_tf.taggers.crf import CRF, crf_decode, crf_marginals, crf_nll
 from txl_tf.taggers.flat_layers import FlatLayer, LatticeAttn
 from txl_tf.taggers.lattice import Pairs, PositionFusion, distance_table, distinct_pairs, span_distances

@@ -15,13 +15,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import bind_call
 from txl_tf.config.checks import RATE, is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.base import as_ids, check_length, check_sizes, check_tensors, described, shown, size_of, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.masks import checked_numbers
-from txl_tf.schema import bind_call
 from txl_tf.taggers.crf import checked_tags
 from txl_tf.taggers.lattice import DISTANCES
 
