@@ -190,8 +190,8 @@ def test_functions_in_graphs_check_and_compute_the_same_and_can_be_pickled():
 
 
 @pytest.mark.parametrize("module, name, allowed", [
-    (layers, "_create_mask", "create_mask"),
-    (layers, "ProjectedAdaptiveLogSoftmax", "AdaptiveSoftmax"),
+    (layers, "_create_mask", "txl_tf.layers.create_mask"),
+    (layers, "ProjectedAdaptiveLogSoftmax", "txl_tf.layers.AdaptiveSoftmax"),
     (txl_tf, "rel_shift", "txl_tf.layers.rel_shift"),
     (txl_tf, "AdaptiveSoftmax", "txl_tf.layers.AdaptiveSoftmax"),
     (txl_tf, "TransfoXLLMHeadModel", "txl_tf.TransformerXLLM"),
