@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, program, raises_parameter
+from helpers import SMALL, program, raises_parameter, run_here
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
@@ -36,6 +36,25 @@ np.save(sys.argv[3], values.numpy())
 def example(request):
     for module in program(f"examples/{request.param}.py"):
         yield request.param, module
+
+
+@pytest.mark.parametrize("name, output", [
+    ("classifier", "runs/months"), ("own_tagger", "runs/parts"), ("encoder_decoder", "runs/iso"),
+])  # fmt: skip
+def test_an_example_runs_without_flags(monkeypatch, name, output):
+    seen = {}
+    for module in program(f"examples/{name}.py"):
+        monkeypatch.setattr(module, "train", lambda **values: seen.update(values))
+        run_here(module)
+    assert seen["output"] == output and seen["n_dates"] >= 4000
+
+
+def test_the_default_run_of_the_fine_tuning_example_is_named_where_it_is_missing(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for module in program("examples/classify.py"):
+        with raises_parameter("model_dir", "runs/quickstart", "the folder of a run") as raised:
+            run_here(module)
+        assert "train.py --flagfile=configs/quickstart.cfg" in str(raised.value)
 
 
 FILES = {"classifier": "classifier.keras", "own_tagger": "tagger.keras", "encoder_decoder": "model.keras"}

@@ -42,7 +42,7 @@ def test_the_configuration_is_the_same_in_both_packages(name):
     check_exports(f"txl_tf.config{name}", f"txl_config{name}")
 
 
-@pytest.mark.parametrize("name", ["errors", "schema", "environment", "stderr"])
+@pytest.mark.parametrize("name", ["errors", "schema", "calls", "environment", "stderr"])
 def test_the_library_exports_what_programs_need_early(name):
     check_exports(f"txl_tf.{name}", f"txl_config.{name}")
 

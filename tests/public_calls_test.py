@@ -147,8 +147,7 @@ def test_a_wrong_call_is_a_typed_error(name):
     (lambda: layers.rel_multihead_attn(**XL, attn_mask=MASK, n_head=H), "n_head", UnknownArgumentError),
     (lambda: layers.mask_adaptive_embedding_lookup(ids(N, B, T), N, 8, 8, [6]), "d_proj", ParameterError),
     (lambda: layers.mask_adaptive_embedding_lookup(ids(N, B, T), N, 8, 8, div_val=2), "div_val", UnknownArgumentError),
-    (lambda: layers.mask_adaptive_logsoftmax(SOFTMAX["hidden"], ids(N, B, T), N, 8, 8, [6], None),
-     "mask_adaptive_logsoftmax", CallError),
+    (lambda: layers.mask_adaptive_logsoftmax(SOFTMAX["hidden"], ids(N, B, T), N, 8, 8, [6]), "tables", ParameterError),
     (lambda: layers.embedding_lookup(lookup_table=real(N, E), x=ids(N, B, T)), "lookup_table", UnknownArgumentError),
 ])  # fmt: skip
 def test_calls_in_the_original_s_form_name_what_to_write(call, name, error):
@@ -191,8 +190,8 @@ def test_functions_in_graphs_check_and_compute_the_same_and_can_be_pickled():
 
 
 @pytest.mark.parametrize("module, name, allowed", [
-    (layers, "_create_mask", "create_mask"),
-    (layers, "ProjectedAdaptiveLogSoftmax", "AdaptiveSoftmax"),
+    (layers, "_create_mask", "txl_tf.layers.create_mask"),
+    (layers, "ProjectedAdaptiveLogSoftmax", "txl_tf.layers.AdaptiveSoftmax"),
     (txl_tf, "rel_shift", "txl_tf.layers.rel_shift"),
     (txl_tf, "AdaptiveSoftmax", "txl_tf.layers.AdaptiveSoftmax"),
     (txl_tf, "TransfoXLLMHeadModel", "txl_tf.TransformerXLLM"),

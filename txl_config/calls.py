@@ -24,67 +24,78 @@ from typing import Any, NamedTuple, TypeVar
 
 from txl_config.checks import is_integer, is_number
 from txl_config.errors import ArgumentTypeError, CallError, UnknownArgumentError, UnknownNameError
-from txl_config.schema import check_names, did_you_mean
+from txl_config.schema import check_names, did_you_mean, keywords_of
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-Class = TypeVar("Class", bound=type)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type)
 
 _LISTS = (list, tuple, collections.abc.Iterable, collections.abc.Sequence, collections.abc.Collection)
 _TEXTS = (str, bytes)
 
 
-def known_names(function: Function) -> Function:
+def known_names(function: _Function) -> _Function:
     """Decorator: a call with unknown, missing or too many arguments raises an error that lists the known ones.
+
+    The known ones are those that the signature names, even if it has `**kwargs`.
 
     Raises, in a call:
         UnknownArgumentError: the function has no such argument.
         CallError: a required argument is missing, or there are too many.
     """
-    return _checking(function, lambda arguments: None)
+    known = keywords_of(function)
+    called = _name_of(function)
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check_names(called, kwargs, known)
+        bind_call(called, signature, args, kwargs)
+        return function(*args, **kwargs)
+
+    return typing.cast("_Function", call)
 
 
-def checked_call(function: Function) -> Function:
-    """Decorator like `known_names` that also checks the types of the arguments, as far as annotations say them.
+def checked_call(function: _Function) -> _Function:
+    """Decorator: a call with unknown, missing or too many arguments, or with one of another type, raises an error.
 
-    It knows int, float, bool, str, bytes, paths, lists and iterables of these, and the classes of this library. Other
-    annotations are not checked, such as tensors, and neither are the elements of an iterator.
+    The annotations say the types: int, float, bool, str, bytes, paths, lists and iterables of these, and the classes of
+    this library. Other annotations, such as tensors, are not checked, and neither are the elements of an iterator.
 
     Raises, in a call:
         UnknownArgumentError, CallError: see `known_names`.
         ArgumentTypeError: an argument has another type.
     """
-    rules: dict[str, _Kind] = {}
+    called = _name_of(function)
+    signature = inspect.signature(function)
 
-    def check(arguments: dict[str, Any]) -> None:
-        if not rules:
-            hints = typing.get_type_hints(function)
-            kinds = {name: _kind_of(hint) for name, hint in hints.items() if name != "return"}
-            rules.update({name: kind for name, kind in kinds.items() if kind is not None})
-        for name, value in arguments.items():
-            if name in rules and not rules[name].has(value):
-                raise ArgumentTypeError(name, value, rules[name].name)
+    @functools.cache  # at the first call, because annotations may name classes that are defined later
+    def rules() -> dict[str, _Kind]:
+        hints = typing.get_type_hints(function)
+        kinds = {name: _kind_of(hint) for name, hint in hints.items() if name != "return"}
+        return {name: kind for name, kind in kinds.items() if kind is not None}
 
-    return _checking(function, check)
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = bind_call(called, signature, args, kwargs).arguments
+        for name, kind in rules().items():
+            if name in arguments and not kind.has(arguments[name]):
+                raise ArgumentTypeError(name, arguments[name], kind.name)
+        return function(*args, **kwargs)
+
+    return typing.cast("_Function", call)
 
 
-def checked_init(cls: Class) -> Class:
+def checked_init(cls: _Class) -> _Class:
     """Decorator of a class: its constructor checks its arguments as `checked_call` does."""
     constructor: Any = cls
     constructor.__init__ = checked_call(constructor.__init__)
     return cls
 
 
-def _checking(function: Function, check: Callable[[dict[str, Any]], None]) -> Function:
-    signature = inspect.signature(function)
-    *of_class, name = function.__qualname__.split(".")
-    called = of_class[-1] if name == "__init__" else name
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        check(bind_call(called, signature, args, kwargs).arguments)
-        return function(*args, **kwargs)
-
-    return typing.cast("Function", call)
+def _name_of(function: Callable[..., Any]) -> str:
+    """Returns the name of a function for errors. A constructor has the name of its class."""
+    *classes, name = function.__qualname__.split(".")
+    return classes[-1] if name == "__init__" else name
 
 
 def bind_call(

@@ -4,12 +4,16 @@
 private until 1.0.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from txl_tf.environment import check_backend, check_versions
 
 check_backend()
 check_versions()
 
 from txl_tf import layers
+from txl_tf.calls import unknown_name as _unknown_name
 from txl_tf.cluster.preparation import prepare
 from txl_tf.convert.hub import push_to_hub
 from txl_tf.data.tagged.lexicon import Lexicon
@@ -22,6 +26,7 @@ from txl_tf.kernels.precision import set_matmul_precision
 from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.language.reading import nll_by_memory
 from txl_tf.language.transformer_lm import TransformerLM
+from txl_tf.public_calls import OTHER_NAMES as _OTHER_NAMES
 from txl_tf.runs.families.pipeline import pipeline
 from txl_tf.runs.folder import load_run
 from txl_tf.runs.harness import harness_model
@@ -74,3 +79,10 @@ __all__ = [
     "text_vectors",
     "tf1_variables",
 ]
+
+
+if not _TYPE_CHECKING:  # type checkers report other names themselves
+
+    def __getattr__(name: str) -> _Any:
+        elsewhere = {public: f"txl_tf.layers.{public}" for public in layers.__all__}
+        raise _unknown_name(__name__, name, __all__, {**_OTHER_NAMES, **elsewhere})

@@ -4,8 +4,10 @@ A call of a function here checks its arguments, see `public_calls.py`.
 """
 
 from inspect import isroutine as _isroutine
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
+from txl_tf.calls import unknown_name as _unknown_name
 from txl_tf.equations import shifted_scores
 from txl_tf.kernels import attend, attention_probs, cross_entropy, embedding_lookup, layer_norm, pairwise_scores
 from txl_tf.kernels.dropout import dropout
@@ -42,8 +44,8 @@ from txl_tf.nn.positions import (
     relative_positions,
     tensor2tensor_frequencies,
 )
+from txl_tf.public_calls import OTHER_NAMES as _OTHER_NAMES
 from txl_tf.public_calls import checked as _checked
-from txl_tf.schema import unknown_name as _unknown_name
 from txl_tf.taggers.crf import CRF, crf_decode, crf_marginals, crf_nll
 from txl_tf.taggers.flat_layers import FlatLayer, LatticeAttn
 from txl_tf.taggers.lattice import Pairs, PositionFusion, distance_table, distinct_pairs, span_distances
@@ -84,40 +86,10 @@ __all__ = [
     "two_way_scores",
 ]  # fmt: skip
 
-# Names of the original program, of the articles and of other implementations, and what to write here.
-_OTHER_NAMES = {
-    "_create_mask": "create_mask",
-    "_cache_mem": "TransformerXL, whose call returns the new memory",
-    "transformer": "txl_tf.TransformerXLLM",
-    "positionwise_FF": "PositionwiseFF, or the function positionwise_ff",
-    "mul_adaptive_embedding_lookup": "mask_adaptive_embedding_lookup(..., static_shapes=True)",
-    "mul_adaptive_logsoftmax": "static_adaptive_logsoftmax",
-    "ProjectedAdaptiveLogSoftmax": "AdaptiveSoftmax",
-    "PositionalEmbedding": "positional_embedding",
-    "RelPartialLearnableMultiHeadAttn": "RelMultiHeadAttn",
-    "RelPartialLearnableDecoderLayer": "TransformerXLLayer",
-    "MemTransformerLM": "txl_tf.TransformerXLLM",
-    "TransfoXLModel": "txl_tf.TransformerXL",
-    "TransfoXLLMHeadModel": "txl_tf.TransformerXLLM",
-    "RelativeMultiHeadAttn": "TenerAttn",
-    "RelativeSinusoidalPositionalEmbedding": "two_way_positions",
-    "TransformerLayer": "TenerLayer",
-    "Four_Pos_Fusion_Embedding": "PositionFusion",
-    "MultiHead_Attention_Lattice_rel_save_gpumm": "LatticeAttn",
-    "Transformer_Encoder_Layer": "FlatLayer",
-    "ConditionalRandomField": "CRF",
-    "heads_of": "MultiHeadAttention, whose method project returns the heads",
-    "feed_forward": "PositionWiseFFN, or the function positionwise_ff",
-    "EncoderBlock": "EncoderLayer",
-    "DecoderBlock": "DecoderLayer",
-    "Encoder": "txl_tf.Transformer",
-    "Decoder": "txl_tf.Transformer",
-    "gelu": 'TransformerXLLM(activation="gelu")',
-}
+if not _TYPE_CHECKING:  # type checkers report other names themselves
 
-
-def __getattr__(name: str) -> _Any:
-    raise _unknown_name(__name__, name, __all__, _OTHER_NAMES)
+    def __getattr__(name: str) -> _Any:
+        raise _unknown_name(__name__, name, __all__, _OTHER_NAMES)
 
 
 globals().update(

@@ -15,13 +15,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import bind_call
 from txl_tf.config.checks import RATE, is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.base import as_ids, check_length, check_sizes, check_tensors, described, shown, size_of, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.masks import checked_numbers
-from txl_tf.schema import bind_call
 from txl_tf.taggers.crf import checked_tags
 from txl_tf.taggers.lattice import DISTANCES
 
@@ -383,6 +383,37 @@ def _ids_in_table(arguments: Arguments, sizes: Sizes) -> None:
 def _labels_in_classes(arguments: Arguments, sizes: Sizes) -> None:
     _check_in_range("labels", arguments["labels"], sizes.get("classes"))
 
+
+# Names of the original program, of the articles and of other implementations, and what to write in their place.
+OTHER_NAMES = {
+    "_create_mask": "txl_tf.layers.create_mask",
+    "_cache_mem": "txl_tf.TransformerXL, whose call returns the new memory",
+    "transformer": "txl_tf.TransformerXLLM",
+    "positionwise_FF": "txl_tf.layers.PositionwiseFF, or the function positionwise_ff",
+    "mul_adaptive_embedding_lookup": "txl_tf.layers.mask_adaptive_embedding_lookup(..., static_shapes=True)",
+    "mul_adaptive_logsoftmax": "txl_tf.layers.static_adaptive_logsoftmax",
+    "ProjectedAdaptiveLogSoftmax": "txl_tf.layers.AdaptiveSoftmax",
+    "PositionalEmbedding": "txl_tf.layers.positional_embedding",
+    "RelPartialLearnableMultiHeadAttn": "txl_tf.layers.RelMultiHeadAttn",
+    "RelPartialLearnableDecoderLayer": "txl_tf.layers.TransformerXLLayer",
+    "MemTransformerLM": "txl_tf.TransformerXLLM",
+    "TransfoXLModel": "txl_tf.TransformerXL",
+    "TransfoXLLMHeadModel": "txl_tf.TransformerXLLM",
+    "RelativeMultiHeadAttn": "txl_tf.layers.TenerAttn",
+    "RelativeSinusoidalPositionalEmbedding": "txl_tf.layers.two_way_positions",
+    "TransformerLayer": "txl_tf.layers.TenerLayer",
+    "Four_Pos_Fusion_Embedding": "txl_tf.layers.PositionFusion",
+    "MultiHead_Attention_Lattice_rel_save_gpumm": "txl_tf.layers.LatticeAttn",
+    "Transformer_Encoder_Layer": "txl_tf.layers.FlatLayer",
+    "ConditionalRandomField": "txl_tf.layers.CRF",
+    "heads_of": "txl_tf.layers.MultiHeadAttention, whose method project returns the heads",
+    "feed_forward": "txl_tf.layers.PositionWiseFFN, or the function positionwise_ff",
+    "EncoderBlock": "txl_tf.layers.EncoderLayer",
+    "DecoderBlock": "txl_tf.layers.DecoderLayer",
+    "Encoder": "txl_tf.Transformer",
+    "Decoder": "txl_tf.Transformer",
+    "gelu": 'txl_tf.TransformerXLLM(activation="gelu")',
+}
 
 # ---------------------------------------------------------------------------------------------------------- all of them
 

@@ -1,9 +1,8 @@
-"""Checks of values from people and from files: by the fields of a dataclass, and by the signature of a function.
+"""Checks of values that come from people and from files, by the fields of a dataclass: their names and types.
 
 Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
 """
 
-from txl_config.calls import bind_call, checked_call, checked_init, known_names, unknown_name
 from txl_config.schema import (
     Check,
     added_later,
@@ -22,19 +21,14 @@ from txl_config.schema import (
 __all__ = [
     "Check",
     "added_later",
-    "bind_call",
     "brief",
     "check_field",
     "check_left_out",
     "check_names",
     "check_type",
     "check_values",
-    "checked_call",
-    "checked_init",
     "did_you_mean",
     "differing",
     "keywords_of",
-    "known_names",
     "takes_keyword",
-    "unknown_name",
 ]

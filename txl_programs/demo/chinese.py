@@ -68,6 +68,7 @@ LABELS = {
 SENTENCES = {
     # what the models are
     "It has {number:,} weights.": "它有 {number:,} 个参数。",
+    "Paper": "论文",
     "a model of the family {family}.": "属于 {family} 一族。",
     "is a Transformer-XL: it predicts each token of a text from earlier tokens, and keeps a memory of what it read.": (
         "是一个 Transformer-XL：根据前面的 token 预测文本的每个 token，并对读过的内容保留记忆。"
@@ -197,8 +198,8 @@ SENTENCES = {
     "Token {place}, {token}: where the model looks to predict it": "第 {place} 个 token {token}：预测它时模型的注意力",
     "This model has no memory.": "该模型没有记忆。",
     "no memory": "无记忆",
-    "half of it, {kept}": "一半，{kept}",
-    "all of it, {kept}": "全部，{kept}",
+    "half: {kept}": "一半：{kept}",
+    "all: {kept}": "全部：{kept}",
     "{bits:.3f} bits": "{bits:.3f} bits",
     "{token}: {prob:.3f} of the attention, {back} back": "{token}：注意力的 {prob:.3f}，往前第 {back} 个",
     "the mean of all heads": "所有头的平均",

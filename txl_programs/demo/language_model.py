@@ -265,7 +265,7 @@ class LanguageModelView:
         """Bars with the nll of the token with none, half and all of the memory."""
         if not self.mem_len:
             return element("p", said("This model has no memory."), class_="note")
-        names = "no memory", "half of it, {kept}", "all of it, {kept}"
+        names = "no memory", "half: {kept}", "all: {kept}"
         named = [said(name, kept=kept) for name, kept in zip(names, back.kept, strict=True)]
         bits = [to_metric(nll, "bpc") for nll in back.nll.tolist()]
         worst = max(WORST, *bits)

@@ -27,6 +27,7 @@ GENERATES = "The model continues your prompt, token by token, in the style of th
 SCORES = "The stronger the colour of a token, the less the model expected it. Click a token to see the alternatives."
 REMEMBERS = "The greener a token, the more the memory helps to predict it. Click a token to see where the model looks."
 FIRST = 100  # tokens that are generated when the page is opened
+ONE_A_ROW = 260  # pixels of a slider: on a phone, each has a row of its own
 SECONDS = 0.05  # between two updates of a text while it is generated
 TOP_P = "only the most likely tokens that together have this probability"
 MIN_P = "no tokens less likely than this fraction of the most likely one"
@@ -84,15 +85,18 @@ class LanguageModelPage(Board):
         prompt = gr.Textbox(self.spelled(PROMPT), label="Prompt", lines=3, max_lines=12, elem_id="prompt")
         with gr.Row():
             max_new_tokens = limits.max_new_tokens
-            number = count_slider(max_new_tokens, min(200, max_new_tokens), "New tokens", elem_id="new-tokens")
-            rows = count_slider(limits.max_rows, 1, "Samples")
-            temperature = gr.Slider(0, 2, 0.8, step=0.05, label="Temperature", info="0 takes the most likely token")
+            number = count_slider(
+                max_new_tokens, min(200, max_new_tokens), "New tokens", elem_id="new-tokens", min_width=ONE_A_ROW
+            )
+            rows = count_slider(limits.max_rows, 1, "Samples", min_width=ONE_A_ROW)
+            info = "0 takes the most likely token"
+            temperature = gr.Slider(0, 2, 0.8, step=0.05, label="Temperature", info=info, min_width=ONE_A_ROW)
         with gr.Accordion("More options", open=False, elem_id="more"):
             more = self._build_options()
         with gr.Row():
             write = gr.Button("Generate", variant="primary", min_width=80, scale=0, elem_id="write")
             go_on = gr.Button("Continue", min_width=110, scale=0, elem_id="continue")
-            stop = gr.Row(scale=0)
+            stop = gr.Row(scale=0, elem_classes="beside")
         key = gr.State("")
         shown = pictures("written")
         options = [number, temperature, *more]
@@ -194,7 +198,7 @@ class LanguageModelPage(Board):
         text = gr.Textbox(self.spelled(PASSAGE), label="Text", lines=4, max_lines=20, elem_id=f"{name}-text")
         with gr.Row():
             button = gr.Button(label, variant="primary", min_width=80, scale=0, elem_id=name)
-            stop = gr.Row(scale=0)
+            stop = gr.Row(scale=0, elem_classes="beside")
         asked = gr.State(Asked())
         shown = pictures(f"{name}-shown")
         detail = pictures(f"{name}-detail")

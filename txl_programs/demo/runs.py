@@ -20,6 +20,13 @@ FAMILIES = {
     "flat": "is a FLAT tagger: it finds the entities of a sentence. It also reads the words of a lexicon.",
     "bilstm": "is a BiLSTM tagger: it finds the entities of a sentence.",
 }
+PAPERS = {
+    "transformer_xl": "https://arxiv.org/abs/1901.02860",
+    "transformer_lm": "https://arxiv.org/abs/1706.03762",
+    "transformer": "https://arxiv.org/abs/1706.03762",
+    "tener": "https://arxiv.org/abs/1911.04474",
+    "flat": "https://arxiv.org/abs/2004.11795",
+}
 TEXTS = {
     "pydoc": "It was trained on Python's reference manual.",
     "dates": "It was trained on made-up dates, which it writes as ISO 8601.",
@@ -50,11 +57,12 @@ class OpenRun:
         self.lock = threading.Lock()
 
     def describe(self) -> str:
-        """A sentence on what the model is, and its size."""
+        """What the model is, in Markdown: a sentence, its text, its size and its paper."""
         what = said(FAMILIES.get(self.family, "a model of the family {family}."), family=self.family)
         text = said(TEXTS[self.config["data"]["dataset"]]) if self.config["data"].get("dataset") in TEXTS else ""
         size = said("It has {number:,} weights.", number=self.model.count_params())
-        return " ".join(filter(None, [what, text, size]))
+        paper = f"[{said('Paper')}]({PAPERS[self.family]})" if self.family in PAPERS else ""
+        return " ".join(filter(None, [what, text, size, paper]))
 
 
 def picked(pick: Any, *numbers: int) -> list[int]:

@@ -9,6 +9,9 @@ CSS = """
 #about { font-size: 1.02rem; line-height: 1.55; color: var(--soft); max-width: 52rem; }
 #about strong { color: var(--body-text-color); }
 button[role=tab] { font-size: 1rem; font-weight: 600; }
+.beside { width: auto !important; min-width: 0 !important; flex: 0 0 auto !important; }
+button.lg { white-space: nowrap; width: auto; min-width: 5.5rem !important; flex: 0 0 auto !important;
+  padding-inline: 1.1rem !important; }
 .dark .gradio-container, .gradio-container.dark { --hot: #ff8c42; --cool: #56b4e9; --help: #2bc49a; --harm: #e59ac3; }
 .pictures { overflow: visible !important; }
 .pictures h3 { margin: 0 0 .5rem; font-size: 1.05rem; font-weight: 600; }

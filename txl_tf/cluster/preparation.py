@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+from txl_tf.calls import checked_call
 from txl_tf.cluster.connection import connected
 from txl_tf.config import ClusterConfig, TextConfig
 from txl_tf.data.text import corpus
@@ -26,7 +27,7 @@ from txl_tf.data.text.portions import cut_in_portions
 from txl_tf.data.text.texts import TEXT_FIELD, FilePart
 from txl_tf.errors import ParameterError
 from txl_tf.files import reason
-from txl_tf.schema import check_names, keywords_of, known_names
+from txl_tf.schema import check_names, keywords_of
 
 _AHEAD = 2  # portions per worker that are running, or are done and wait for earlier ones
 _RETRIES = 10  # of a portion whose worker died
@@ -34,10 +35,11 @@ _RETRIES = 10  # of a portion whose worker died
 logger = logging.getLogger("txl_tf")
 
 
-@known_names
+@checked_call
 def prepare(
-    texts: Any = None, data_dir: str | None = None, *, ray: bool | str | ClusterConfig | None = None, **options: Any
-) -> corpus.Corpus:
+    texts: Any = None, data_dir: str | os.PathLike[str] | None = None, *,
+    ray: bool | str | ClusterConfig | None = None, **options: Any,
+) -> corpus.Corpus:  # fmt: skip
     """Prepares a corpus in a folder, in bounded memory, for `train.py --data_dir` and `txl_tf.segments`.
 
         corpus = txl_tf.prepare(["a text", "another"], "data/mine", level="subword", vocab_size=8000)
@@ -58,6 +60,7 @@ def prepare(
     """
     if data_dir is None:
         raise ParameterError("data_dir", None, "the folder to prepare")
+    data_dir = os.fspath(data_dir)
     has_path = bool(options.get("data_path") or options.get("dataset"))
     if (texts is not None) == has_path:
         message = f"either texts or data_path must be given, got {'both' if has_path else 'neither'}"

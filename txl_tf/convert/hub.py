@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from txl_tf.calls import known_names
 from txl_tf.convert.original import tf1_to_run
 from txl_tf.convert.pytorch import pytorch_to_run
 from txl_tf.convert.pytorch_source import CONFIG_FILE
@@ -35,7 +36,6 @@ from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError, named
 from txl_tf.files import lock, remove, write_atomic, writing
 from txl_tf.runs.folder import SOURCES, RunFolder
-from txl_tf.schema import known_names
 
 logger = logging.getLogger("txl_tf")
 

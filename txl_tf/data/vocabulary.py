@@ -25,12 +25,12 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import checked_call, checked_init
 from txl_tf.config import COUNTED_LEVELS, one_of
 from txl_tf.data.encodings import not_utf8
 from txl_tf.data.text_files import plain_pieces, with_newlines
 from txl_tf.errors import ParameterError, brief, named
 from txl_tf.files import reading, write_atomic
-from txl_tf.schema import checked_call, checked_init
 
 _NO_UNKNOWN = (
     "Replace unknown symbols in the text; or train with min_freq=2, which makes rare symbols unknown ones, or train a "

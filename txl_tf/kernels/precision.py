@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from txl_tf.calls import checked_call
 from txl_tf.config import MATMUL_PRECISIONS, one_of
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
-from txl_tf.schema import checked_call
 
 VARIABLE = "TF_SET_ONEDNN_FPMATH_MODE"
 _OF_ONEDNN = "ONEDNN_DEFAULT_FPMATH_MODE"  # has the same effect in every program that uses oneDNN

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import known_names
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
@@ -31,7 +32,6 @@ from txl_tf.language.sampling import (
 )
 from txl_tf.language.stopping import no_stops
 from txl_tf.nn.embedding import check_ids
-from txl_tf.schema import known_names
 
 NO_CHANCE = -1e9  # log-probability of impossible tokens and paths; finite, so that products with it are numbers
 

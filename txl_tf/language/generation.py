@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import known_names
 from txl_tf.config import REPETITION_WINDOW
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.errors import ParameterError
@@ -43,7 +44,7 @@ from txl_tf.language.sampling import (
 )
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
 from txl_tf.nn.embedding import check_ids
-from txl_tf.schema import check_names, keywords_of, known_names
+from txl_tf.schema import check_names, keywords_of
 
 
 class TextState(NamedTuple):

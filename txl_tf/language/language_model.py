@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import known_names
 from txl_tf.config import ModelConfig, NetworkConfig, SoftmaxConfig
 from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, weights_of_labels
 from txl_tf.equations import only_gradient
@@ -32,7 +33,7 @@ from txl_tf.nn.parts import (
     why_not_cached,
 )
 from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
-from txl_tf.schema import keywords_of, known_names, takes_keyword
+from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.training.distribution import of_replicas
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 from txl_tf.transformer_xl.cache import (

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import known_names
 from txl_tf.config.checks import at_least
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
@@ -35,7 +36,7 @@ from txl_tf.language.sampling import (
 from txl_tf.language.stopping import Stops, check_stops, tail_of
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.settings import add_user
-from txl_tf.schema import check_names, keywords_of, known_names
+from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.inference import writable_copy
 
 

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import bind_call
 from txl_tf.config.checks import RATE, at_least
 from txl_tf.errors import CallError, ParameterError, brief
 from txl_tf.kernels.shapes import Tensor
@@ -25,7 +26,6 @@ from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.nn.settings import Settings, remember_graph
-from txl_tf.schema import bind_call
 
 # ----------------------------------------------------------------------------------------------------------- dropout
 

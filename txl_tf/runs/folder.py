@@ -22,6 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from txl_tf.calls import checked_call
 from txl_tf.config import RunConfig
 from txl_tf.data.subwords import load_vocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
@@ -54,7 +55,7 @@ from txl_tf.runs.weights import (
     delete_checkpoint,
     load_weights,
 )
-from txl_tf.schema import checked_call, did_you_mean, differing
+from txl_tf.schema import did_you_mean, differing
 
 CREATING = "creating.tmp"  # exists in the folder of a run while `RunFolder.create` writes it
 # `{beginning of an address: function that returns the local folder of the run}`; `txl_tf.convert.hub` adds its own.

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import known_names
 from txl_tf.data.batching import padded
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError
@@ -32,7 +33,6 @@ from txl_tf.language.sampling import check_integer
 from txl_tf.language.stopping import check_stops
 from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.folder import RunFolder
-from txl_tf.schema import known_names
 
 SEGMENT = 512  # tokens
 # Options of a request for text, by their names in tasks.

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import checked_call
 from txl_tf.config import ModelConfig
 from txl_tf.errors import ParameterError, named
 from txl_tf.files import (
@@ -36,7 +37,6 @@ from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.nn.base import EMBEDDING_LIKE
 from txl_tf.nn.parts import own_parts
 from txl_tf.runs.families.record import families_of_model
-from txl_tf.schema import checked_call
 
 RUN_WEIGHTS = "weights/"
 UNFINISHED = "unfinished.tmp"  # folder of a checkpoint that is being written

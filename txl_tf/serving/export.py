@@ -26,6 +26,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from txl_tf.calls import checked_call
 from txl_tf.config import WEIGHT_TYPES, one_of
 from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
@@ -34,7 +35,6 @@ from txl_tf.errors import ParameterError
 from txl_tf.files import absolute, check_no_pattern, is_remote, remove, remove_leftovers, removed_on_error, writing
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
-from txl_tf.schema import checked_call
 from txl_tf.serving.request import StoredModel
 from txl_tf.serving.signatures import Served, served_model
 from txl_tf.serving.subwords import has_tensorflow_text

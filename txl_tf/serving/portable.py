@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from txl_tf.calls import known_names
 from txl_tf.data.subwords import vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
@@ -43,7 +44,6 @@ from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
 from txl_tf.nn.settings import remember_graph
 from txl_tf.runs.families.record import families_of_model
-from txl_tf.schema import known_names
 from txl_tf.serving.export import check_new_folder
 from txl_tf.serving.tagging import tagger_vocabs
 from txl_tf.taggers.crf import best_path

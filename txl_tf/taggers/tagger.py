@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import known_names
 from txl_tf.config import LabelConfig, check_fields
 from txl_tf.data.order import first_batches
 from txl_tf.data.tagged.tags import NONE, allowed_transitions, continues_table, entity_table, kind_of, unused_labels
@@ -32,7 +33,6 @@ from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CheckedCalls, Dropping, KerasHabits, as_ids, check_tensors
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
-from txl_tf.schema import known_names
 from txl_tf.taggers.crf import CRF
 from txl_tf.taggers.tener import SentenceNetwork
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable

@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import known_names
 from txl_tf.config import at_least
 from txl_tf.data.order import is_shuffled
 from txl_tf.data.text.batches import Segments
@@ -30,7 +31,7 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.adaptive import check_capacities
 from txl_tf.nn.checkpointed import Checkpointed
-from txl_tf.schema import check_names, keywords_of, known_names
+from txl_tf.schema import check_names, keywords_of
 from txl_tf.training import fitting
 from txl_tf.training.distribution import (
     all_rows,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from txl_tf.calls import checked_call
 from txl_tf.config import OptimizerConfig, at_least
 from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import scalar, wide_dtype
 from txl_tf.nn.arguments import arguments_of, stored
-from txl_tf.schema import checked_call
 from txl_tf.training.distribution import sum_over_replicas
 
 

@@ -14,11 +14,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import known_names
 from txl_tf.config import at_least
 from txl_tf.data.text.checked_batches import plain_messages
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
-from txl_tf.schema import check_names, known_names
+from txl_tf.schema import check_names
 from txl_tf.training.among_workers import AmongWorkers
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import (

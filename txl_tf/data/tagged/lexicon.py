@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from txl_tf.calls import checked_call
 from txl_tf.data.tagged import towns
 from txl_tf.data.tagged.columns import BLANK, BLANKS
 from txl_tf.data.tagged.lexicon_files import words_of
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError, brief
-from txl_tf.schema import checked_call
 
 JIEBA = "jieba"
 TOWNS = "towns"

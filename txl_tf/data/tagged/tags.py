@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from txl_tf.calls import checked_call
 from txl_tf.errors import ParameterError, brief
-from txl_tf.schema import checked_call
 
 SCHEMES = {"bio": "BI", "bioes": "BIES", "bmes": "BMES"}  # scheme -> its prefixes, without O
 NONE = "none"

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.calls import checked_call, checked_init
 from txl_tf.config.checks import POSITIVE, is_integer
 from txl_tf.data.batching import prefetched
 from txl_tf.data.text.documents import Documents
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.errors import ParameterError
 from txl_tf.nn.base import as_ids
-from txl_tf.schema import checked_call, checked_init
 
 Tokens = np.ndarray | StoredTokens  # integers [n]
 _READ_AHEAD = 1 << 16  # tokens per row that are read at once

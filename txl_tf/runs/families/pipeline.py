@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from txl_tf.calls import checked_call, known_names
 from txl_tf.config import ScoringConfig, SearchConfig, SentenceConfig, TaggedConfig, at_least
 from txl_tf.config.checks import is_integer
 from txl_tf.data.lines import LineError, answers, in_blocks, sentence_of
@@ -31,7 +32,7 @@ from txl_tf.language.sampling import SAMPLING
 from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import LineScore, Scorer
-from txl_tf.schema import check_names, checked_call, keywords_of, known_names
+from txl_tf.schema import check_names, keywords_of
 from txl_tf.taggers.text_tagger import TaggedText, TextTagger
 from txl_tf.vanilla.translator import Translation, Translator, assumed_length
 
