@@ -30,6 +30,7 @@ from txl_tf.config import (
     ScoringConfig,
     SearchConfig,
     SentenceConfig,
+    SoftmaxConfig,
     TaggedConfig,
     TaggerTrainingConfig,
     TenerConfig,
@@ -77,7 +78,8 @@ def test_all_groups_are_here():
     tagger = {LabelConfig, SentenceConfig, EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig}
     tagger |= {BiLSTMConfig, BiLSTMTaggerConfig}
     tagged = {ColumnsConfig, TaggedConfig, TaggerTrainingConfig}
-    assert set(GROUPS) == {*named, *pairs, *tagger, *tagged, DecoderConfig, TransformerLMConfig, RunConfig}
+    others = {DecoderConfig, SoftmaxConfig, TransformerLMConfig, RunConfig}
+    assert set(GROUPS) == {*named, *pairs, *tagger, *tagged, *others}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, 1e9])
@@ -207,6 +209,13 @@ BAD = [
     (TransformerLMConfig, {"pos_embed": "fix"}, "pos_embed", ["sin", "learned"]),
     (TransformerConfig, {"pos_embed": "none"}, "pos_embed", ["sin", "learned"]),
     (TransformerLMConfig, {"context_len": 1}, "context_len", "at least 2"),
+    (DecoderConfig, {"activation": "selu"}, "activation", ["relu", "gelu", "swiglu"]),
+    (DecoderConfig, {"norm": "batch"}, "norm", ["layer", "rms"]),
+    (DecoderConfig, {"pre_lnorm": 1}, "pre_lnorm", "True or False"),
+    (DecoderConfig, {"lora_rank": -1}, "lora_rank", "at least 0"),
+    (DecoderConfig, {"lora_alpha": 0.0}, "lora_alpha", "positive"),
+    (SoftmaxConfig, {"label_smoothing": 1.0}, "label_smoothing", "lie in [0, 1)"),
+    (SoftmaxConfig, {"z_loss": -1.0}, "z_loss", "0 or more"),
     (ModelConfig, {"n_layer": 2.5}, "n_layer", "an integer"),
     (LabelConfig, {"labels": "O"}, "labels", "a list (a string each)"),
     (LabelConfig, {"start_end": 1}, "start_end", "True or False"),

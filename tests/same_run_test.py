@@ -269,7 +269,7 @@ def test_a_new_run_does_not_start_from_weights_of_another_vocabulary(run, tmp_pa
         ("model", {"mem_len": ...}, "model.mem_len is missing"),
         ("model", {"n_token": None}, "model.n_token is missing"),
         ("model", {"n_layer": 0}, "model.n_layer must be at least 1, got 0"),
-        ("model", {"layers": 3}, "model.layers is unknown; known are clamp_len, context_len, cutoffs, "),
+        ("model", {"layers": 3}, "model.layers is unknown; known are activation, clamp_len, context_len, cutoffs, "),
         ("training", {"tgt_len": None}, "training.tgt_len must be an integer, got None"),
         ("training", {"tgt_len": 0}, "training.tgt_len must be at least 1, got 0"),
         ("training", {"mixed_precision": "half"}, "training.mixed_precision must be one of float32, .* got 'half'"),

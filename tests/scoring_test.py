@@ -213,7 +213,7 @@ def test_a_vocabulary_without_newline_scores_no_ends_and_no_first_tokens():
     carried = list(score_lines(lm, vocab, ["", "ab", "a"], carry_memory=True))
     np.testing.assert_allclose(carried[1].token_nll[1:], full.token_nll[1:], rtol=1e-5)
     assert [score.tokens for score in carried] == [0, 1, 1]
-    assert [rows.tolist() for rows in scorer._batches(np.array([1, -1, 0, 3]))] == [[3, 0]]  # none of an empty text
+    assert [rows.tolist() for rows in scorer.batches(np.array([1, -1, 0, 3]))] == [[3, 0]]  # none of an empty text
 
 
 @EAGER

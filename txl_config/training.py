@@ -93,8 +93,8 @@ class RunConfig(Config):
     )
     jit_compile: bool = option("Compile the training step with XLA.", default=False)
     seed: int = option("Seed of the initial weights and of dropout.", default=0)
-    freeze: Sequence[str] = option(
-        "Names of layers whose weights stay as they are, or patterns such as layer_*, separated by commas.", default=()
+    freeze: Sequence[str] | None = option(
+        "Names of layers whose weights stay as they are, or patterns such as layer_*.", default=None
     )
     tracker: str = option(
         "Package that tracks the run, in addition to log.csv and TensorBoard.", one_of(TRACKERS), default="none"

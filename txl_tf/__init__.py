@@ -23,6 +23,7 @@ from txl_tf.data.text.corpus import prepare_ids
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import FixedAttributeError, ParameterError, UnknownArgumentError
 from txl_tf.kernels.precision import set_matmul_precision
+from txl_tf.language.constraint import Constraint
 from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.language.reading import nll_by_memory
 from txl_tf.language.transformer_lm import TransformerLM
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BiLSTM",
+    "Constraint",
     "FixedAttributeError",
     "Flat",
     "Lexicon",

@@ -123,8 +123,7 @@ def continue_text(
         text, nll, so_far = state
 
         def process_scores(log_probs: Tensor) -> Tensor:
-            before: Any = tf.concat([prompt, so_far[:, :i]], 1)
-            return processed(processor, before, log_probs)
+            return processed(processor, prompt, so_far[:, :i], log_probs)
 
         process = None if processor is None else process_scores
         token, new_text = next_token(lm, cache, precomputed, text, uniform[i], sampling, process)
@@ -140,13 +139,20 @@ def continue_text(
     return written._replace(state=text), nll if with_nll else None
 
 
-def processed(processor: Any, tokens: Tensor, log_probs: Tensor) -> Tensor:
+def processed(processor: Any, prompt: Tensor, new: Tensor, log_probs: Tensor) -> Tensor:
     """The scores that a `logits_processor` returns, in the dtype of the log-probabilities.
+
+    Args:
+        processor: a function of tokens and log-probabilities; or a `Constraint`, which must know where the prompt ends.
+        prompt, new: int32 `[B, n]` and `[B, any]`.
+        log_probs: float `[B, N]`.
 
     Raises:
         ParameterError: they have another shape, or are no floats.
     """
-    scores: Any = tf.convert_to_tensor(processor(tokens, log_probs))
+    tokens: Any = tf.concat([prompt, new], 1)
+    end = {"first": shape_of(prompt)[1]} if getattr(processor, "sees_prompt_end", False) else {}
+    scores: Any = tf.convert_to_tensor(processor(tokens, log_probs, **end))
     if not scores.dtype.is_floating or not scores.shape.is_compatible_with(log_probs.shape):
         allowed = f"a function that returns float [batch, n_token={log_probs.shape[1]}]"
         message = f"logits_processor must be {allowed}, got {scores.dtype.name} {scores.shape}"
@@ -182,7 +188,7 @@ def search_tokens(
         hidden, state, so_far = tf.cond(i > 0, read, lambda: (hidden, state, so_far))
         log_probs = lm.log_probs_of(hidden[:, None])[:, 0]
         if processor is not None:
-            log_probs = tf.nn.log_softmax(processed(processor, tf.concat([rows, so_far[:, :i]], 1), log_probs))
+            log_probs = tf.nn.log_softmax(processed(processor, rows, so_far[:, :i], log_probs))
             log_probs = tf.maximum(log_probs, NO_CHANCE)
         return log_probs, (hidden, state, rows, so_far)
 
@@ -366,7 +372,7 @@ def write_texts(
     if segment is not None:
         extra["segment"] = _checked_segment(lm, segment)
     if logits_processor is not None:
-        extra["logits_processor"] = _checked_processor(lm, logits_processor)
+        extra["logits_processor"] = _checked_processor(lm, logits_processor, stop_token)
     check_integer("beam_size", beam_size, 1, n_token)
     NOT_NEGATIVE("length_penalty", length_penalty)
     if beam_size > 1:
@@ -385,8 +391,11 @@ def _checked_segment(lm: Any, segment: Any) -> int:
     return int(segment)
 
 
-def _checked_processor(lm: Any, processor: Any) -> Any:
+def _checked_processor(lm: Any, processor: Any, stop_token: int | None) -> Any:
     """`logits_processor` of `generate`, checked."""
+    if getattr(processor, "sees_prompt_end", False) and processor.stop_token != stop_token:
+        allowed = f"{processor.stop_token}, as in the Constraint"
+        raise ParameterError("stop_token", stop_token, allowed)
     if not callable(processor):
         raise ParameterError("logits_processor", processor, "a function of tokens and log_probs")
     if lm.static_shapes:

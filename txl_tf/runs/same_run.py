@@ -148,7 +148,6 @@ def _changes(before: dict, requested: dict) -> list[str]:
     for part in ("data", "model", *family.vocabs, "training"):
         fields = [field for group in family.groups.get(part, (Vocab,)) for field in dataclasses.fields(group)]
         defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
-        defaults = {name: [*value] if isinstance(value, tuple) else value for name, value in defaults.items()}
         for name, value in requested.get(part, {}).items():
             old_value = before.get(part, {}).get(name, defaults.get(name))
             if name in _OF_TEXT or (same_text and name in family.places):  # the same text at another path

@@ -329,7 +329,7 @@ class Run:
         with self.strategy.scope(), already_checked(type(self.model_config), self.model_config):
             arguments = self.model_config.to_dict()
             model: Any = self.folder.family.make(**arguments, seed=training.seed, dtype=policy, **model_arguments)
-            freeze_layers(model, training.freeze)
+            freeze_layers(model, training.freeze or ())
             steps = training.steps_per_execution or 1
             model.compile(optimizer, jit_compile=training.jit_compile, steps_per_execution=steps, **compile_arguments)
         self.model = model

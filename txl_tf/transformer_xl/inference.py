@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from txl_tf.equations import Zeros, project_distances
+from txl_tf.equations import project_distances
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.base import NotCacheable
 from txl_tf.nn.bound import bound
@@ -33,7 +33,7 @@ class LayerWeights(NamedTuple):
     # [H, any, D], projected sinusoids in the order in which attention takes them. With `zeros` and a scheme that turns
     # keys, the key of the zeros, turned for every distance.
     position_keys: Tensor | None = None
-    zeros: Zeros | None = None  # of an attention with pre_lnorm
+    zeros: Any = ()  # `Zeros` of an attention with pre_lnorm
 
 
 def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> LayerWeights:
@@ -61,7 +61,7 @@ def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> L
         tuple(tf.cast(weight, dtype) for weight in ff_weights),
         *position_weights,
     )
-    return weights._replace(zeros=attn.zeros(weights.qkv, weights.o))
+    return weights._replace(zeros=attn.zeros(weights.qkv, weights.o) or ())
 
 
 def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWeights, ...]:

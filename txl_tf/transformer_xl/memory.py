@@ -103,7 +103,7 @@ class Memory(CachedMemory):
         u = None if w.r_w_bias is None else w.r_w_bias[:, None]
         v = None if w.r_r_bias is None else w.r_r_bias[:, None]
         attention = self.layer.rel_attn
-        return Attention(w.qkv, w.o, attention.n_head, 1.0, attention.scheme, u, v, w.zeros)
+        return Attention(w.qkv, w.o, attention.n_head, 1.0, attention.scheme, u, v, w.zeros or None)
 
     def project(self, h: Tensor, w: Attention) -> Any:
         """Queries, keys and values of the segment, `[B, H, T, D]` each."""
