@@ -20,6 +20,10 @@ MODELS = [
 ]  # fmt: skip
 
 
+VARIANTS = [{"pre_lnorm": True}, {"activation": "swiglu"}, {"norm": "rms"}, {"tie_weight": False, "cutoffs": (5, 12)}]
+MODELS += [options for options in VARIANTS if options.keys() <= {*ModelConfig.names()}]
+
+
 @pytest.mark.parametrize("options", MODELS, ids=str)
 def test_weights_of_transformer_xl(options):
     arguments = {**SMALL, "mem_len": 4, **options}

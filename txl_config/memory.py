@@ -28,6 +28,7 @@ FLOAT = 4  # bytes
 # Arrays of each kind that a layer keeps for its gradient, fitted to measurements: see docs/performance.md.
 ARRAYS = {"hidden": 8.0, "heads": 8.0, "keys": 3.0, "inner": 2.0, "scores": 3.0}
 MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "sgd": 1}
+GATED = ("swiglu",)  # activations with a third product
 LOGITS = 3.0  # arrays of logits of the softmax
 
 
@@ -69,8 +70,12 @@ def count_weights(model: Any) -> int:
     positions = getattr(model, "positions", None)
     relative = positions == "relative"
     attention = model.d_model * width * (5 if relative else 4)  # queries, keys, values, result; position keys
-    feed_forward = 2 * model.d_model * model.d_inner + model.d_inner + model.d_model
-    layers = model.n_layer * (attention + feed_forward + 4 * model.d_model)  # and two layer norms
+    if getattr(model, "lora_rank", 0):
+        raise ParameterError("lora_rank", model.lora_rank, "0: LoRA is not estimated")
+    inner = model.d_inner * (2 if getattr(model, "activation", "relu") in GATED else 1)
+    feed_forward = model.d_model * inner + inner + model.d_inner * model.d_model + model.d_model
+    norms = 2 * model.d_model * (1 if getattr(model, "norm", "layer") == "rms" else 2)
+    layers = model.n_layer * (attention + feed_forward + norms)
     biases = 2 * width * (model.n_layer if getattr(model, "untie_r", False) else 1) if relative else 0
     learned = "learned" in (positions, getattr(model, "pos_embed", None))
     table = model.context_len * model.d_model if learned else 0
@@ -93,6 +98,8 @@ def _embedding(model: Any) -> int:
     tables = clusters if model.div_val > 1 else [(model.n_token, model.d_embed, clusters[0][2])]
     embedding = sum(words * width + width * model.d_model * projected for words, width, projected in tables)
     softmax = model.n_token
+    if not getattr(model, "tie_weight", True):
+        softmax += sum(words * width for words, width, _ in tables)
     if model.cutoffs:
         softmax += len(model.cutoffs) * (model.d_embed + 1)
         shared = model.proj_share_all_but_first
