@@ -42,6 +42,7 @@ COMMANDS = [
     ("embed", "--model_dir=lm", "the cat\n", r"\d", None),
     ("average-checkpoints", "--model_dir=lm --num_last_checkpoints=2 --output_dir=mean", "", "the average of", None),
     ("convert-checkpoint", "--to_tf1 --model_dir=lm --tf1_checkpoint=original", "", "", None),
+    ("estimate", "--model_dir=lm --train_batch_size=4", "", "together", None),
     ("export-saved-model", "--model_dir=lm --output=served/lm", "", "", None),
     ("plot", "--kind=curves --model_dir=lm --output=curves.png", "", "", "matplotlib"),
     (

@@ -80,6 +80,7 @@ BASES = {
         "--model_dir={here}/flat --input={here}/abc.txt --output={out}/found",
         "--model_dir={here}/flat --tagged={here}/abc.bio --output={out}/found",
     ],
+    "estimate": [f"--n_token=50 {LM} --train_batch_size=2"],
     "serve": ["--model_dir={here}/lm --port=0", "--model_dir={here}/flat --port=0"],
     "plot": [
         "--kind=curves --model_dir={here}/trained --output={out}/a.png",

@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import re
 import shutil
 import threading
 from functools import partial
@@ -71,7 +72,8 @@ def test_a_checkpoint_of_the_hub_is_a_run(hub, published, tmp_path):
     assert not list((tmp_path / "cache").rglob("*.tmp")) and not list((tmp_path / "cache").rglob("*.bin"))
 
 
-def test_it_generates_and_scores_by_the_programs(hub, published, capsys):
+@pytest.mark.slow
+def test_it_generates_and_is_evaluated_by_the_programs(hub, published, tmp_path, capsys, caplog):
     for tool in program("tools/generate.py"):
         options = ["--prompt=w1 w2", "--greedy", "--max_new_tokens=5"]
         assert not run_here(tool, "--model_dir=hf://some/transfo-xl", *options)
@@ -79,6 +81,14 @@ def test_it_generates_and_scores_by_the_programs(hub, published, capsys):
     vocab = word_vocab()
     tokens = published.generate(vocab.encode("w1 w2")[None], max_new_tokens=5, temperature=0.0).numpy()
     assert vocab.decode(tokens[0]) == shown.rstrip("\n")
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 w3 w4\n" * 20)
+    options = ["--do_train=False", "--do_eval", f"--eval_path={text}", "--tgt_len=4", "--eval_batch_size=1"]
+    for tool in program("train.py"):
+        assert not run_here(tool, "--model_dir=hf://some/transfo-xl", *options)
+        assert re.search(r"loss [\d.]+ nats", capsys.readouterr().out + caplog.text)
+        with pytest.raises(ValueError):  # its folder is in the cache
+            run_here(tool, "--model_dir=hf://some/transfo-xl", f"--data_path={text}", "--level=word", "--train_steps=2")
     pipe = txl_tf.pipeline("hf://some/transfo-xl@main")
     assert len(list(pipe.score_lines(["w1 w2"]))) == 1
 

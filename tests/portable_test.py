@@ -50,7 +50,7 @@ LMS = [
 ]
 
 
-@pytest.mark.parametrize("options", LMS)
+@pytest.mark.parametrize("options", [pytest.param(LMS[0], marks=pytest.mark.slow), *LMS[1:]])
 def test_a_language_model_over_two_segments(tmp_path, format, options):
     lm = txl_tf.TransformerXLLM(**{**SMALL, "mem_len": 4, **options})
     randomise(lm)

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import functools
 import json
 import socket
 import threading
@@ -10,7 +11,7 @@ import time
 import numpy as np
 import pytest
 import requests
-from helpers import make_run, program, raises_parameter, run_here
+from helpers import SMALL, make_run, program, raises_parameter, randomise, run_here
 from small_runs import make_encoder_decoder, make_tagger
 
 import txl_tf
@@ -27,6 +28,7 @@ from txl_programs.server.app import Guard, Server, make_app  # noqa: E402
 from txl_programs.server.completions import Bounds, Completions  # noqa: E402
 from txl_programs.web.connections import make_server  # noqa: E402
 
+SLOW = pytest.mark.slow
 SYMBOLS = "abcdefghijklmnopqrst \n."
 
 
@@ -226,6 +228,45 @@ def test_no_more_texts_wait_than_are_allowed(served):
                 decoder.submit(job)
     finally:
         decoder.close()
+
+
+KINDS = {
+    "rotary": (txl_tf.TransformerXLLM, {"positions": "rotary", "d_head": 4, "mem_len": 4}),
+    "learned": (txl_tf.TransformerXLLM, {"positions": "learned", "context_len": 7, "mem_len": 0}),
+    "vanilla": (txl_tf.TransformerLM, {"context_len": 7}),
+    "documents": (txl_tf.TransformerXLLM, {"mem_len": 4, "reset_token": 3}),
+}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW if kind != "vanilla" else ()) for kind in KINDS])
+def test_texts_join_the_batch_with_every_kind_of_memory(kind):
+    make, options = KINDS[kind]
+    lm = make(**{**SMALL, **options})
+    randomise(lm)
+    prompts = [np.arange(1 + 2 * i) % 20 for i in range(7)]
+    found = [[] for _ in prompts]
+    ended = threading.Semaphore(0)
+
+    def deliver(i, piece):
+        assert piece.error is None, piece.error
+        found[i] += piece.tokens
+        if piece.done:
+            ended.release()
+
+    decoder = Decoder(lm, stop_token=3, max_rows=3)
+    try:
+        for i, prompt in enumerate(prompts):
+            decoder.submit(Job(prompt, 4 + 5 * i, functools.partial(deliver, i), seed=i, temperature=1.3))
+        for _ in prompts:
+            assert ended.acquire(timeout=60)
+    finally:
+        decoder.close()
+    for i, prompt in enumerate(prompts):
+        tokens, lengths = lm.generate(
+            prompt[None], max_new_tokens=4 + 5 * i, seed=i, temperature=1.3, stop_token=3, with_lengths=True
+        )
+        assert found[i] == tokens.numpy()[0, len(prompt) : int(lengths[0])].tolist()
+    assert decoder.largest == 3
 
 
 # ---------------------------------------------------------------------------------------- TensorFlow Serving's REST

@@ -59,6 +59,7 @@ read_flags(__name__)
 import re
 import socket
 import sys
+import threading
 from pathlib import Path
 
 from txl_config.environment import is_installed
@@ -122,6 +123,18 @@ def main():
     serve(name, model, vocabs, is_language_model, listening, api_key)
 
 
+def warm_up(decoder, vocab):
+    """Generates a short text, which makes the graphs: the first request need not wait for them."""
+    import numpy as np
+
+    from txl_tf.serving.decoder import PIECE, Job
+
+    done = threading.Event()
+    prompt = np.array([vocab.start_id], np.int32)
+    decoder.submit(Job(prompt, PIECE, lambda piece: done.set() if piece.done else None))
+    done.wait()
+
+
 def serve(name, model, vocabs, is_language_model, listening, api_key):
     """Serves a model until the program is stopped."""
     from txl_programs.server.app import Server, make_app
@@ -149,6 +162,8 @@ def serve(name, model, vocabs, is_language_model, listening, api_key):
     batcher = Batcher(signatures, FLAGS.max_rows, FLAGS.max_waiting)
     server = Server(name, signatures, batcher, completions)
     app = make_app(server, FLAGS.host, FLAGS.allowed_hosts, api_key, FLAGS.max_request_bytes)
+    if decoder is not None:
+        warm_up(decoder, vocab)
     address = f"[{FLAGS.host}]" if ":" in FLAGS.host else FLAGS.host
     if api_key is None and FLAGS.host not in ("127.0.0.1", "localhost", "::1"):
         print("Anyone who reaches this address can use the model: set TXL_API_KEY to require a key.", file=sys.stderr)

@@ -405,7 +405,7 @@ def model_card(folder: RunFolder, config: dict, model: Any, repository: str, lic
         'print(pipe("..."))',
         "```",
         "",
-        "Nobody has described the training data, the limits and the biases of this model yet.",
+        "The training data, the limits and the biases of this model are not described yet.",
         "",
     ]
     return "\n".join(lines)

@@ -101,7 +101,7 @@ class RunFolder(CheckpointFolder):
     def __init__(self, model_dir: str | os.PathLike, task: str | None = None, family: Family | None = None):
         path = os.fspath(model_dir)
         source = next((source for source in SOURCES if path.startswith(source)), None)
-        self.address = path if source else None
+        self.address: str | None = path if source else getattr(model_dir, "address", None)
         super().__init__(SOURCES[source](path) if source else path)
         self.task = family.task if family else task
         self._family = family

@@ -1,0 +1,108 @@
+"""The estimate of tools/estimate.py: the number of weights exactly, the memory within 15% of what a training takes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT, SMALL, make_run, program, raises_parameter, run_here, word_vocab
+
+import txl_tf
+from txl_config.memory import count_weights, training_memory
+from txl_tf.config import ModelConfig, TransformerLMConfig
+
+MODELS = [
+    {}, {"untie_r": True}, {"d_embed": 6}, {"cutoffs": (5, 12)}, {"cutoffs": (5, 12), "d_embed": 6},
+    {"cutoffs": (5, 12), "div_val": 2}, {"cutoffs": (5, 12), "div_val": 2, "proj_same_dim": False},
+    {"cutoffs": (5, 12), "div_val": 2, "proj_share_all_but_first": True},
+    {"cutoffs": (5, 12), "d_embed": 6, "proj_share_all_but_first": True},
+    {"positions": "alibi"}, {"positions": "learned", "context_len": 9},
+]  # fmt: skip
+
+
+VARIANTS = [{"pre_lnorm": True}, {"activation": "swiglu"}, {"norm": "rms"}, {"tie_weight": False, "cutoffs": (5, 12)}]
+MODELS += [options for options in VARIANTS if options.keys() <= {*ModelConfig.names()}]
+
+
+@pytest.mark.parametrize("options", MODELS, ids=str)
+def test_weights_of_transformer_xl(options):
+    arguments = {**SMALL, "mem_len": 4, **options}
+    lm = txl_tf.TransformerXLLM(**arguments)
+    assert count_weights(ModelConfig(**arguments)) == lm.count_params()
+
+
+@pytest.mark.parametrize("options", [{}, {"pos_embed": "learned"}, {"cutoffs": (5, 12), "div_val": 2}], ids=str)
+def test_weights_of_the_vanilla_language_model(options):
+    arguments = {**SMALL, "context_len": 9, **options}
+    lm = txl_tf.TransformerLM(**arguments)
+    assert count_weights(TransformerLMConfig(**arguments)) == lm.count_params()
+
+
+def test_what_changes_the_estimate():
+    model = ModelConfig(**SMALL, mem_len=4)
+    plain = training_memory(model, 4, 8)
+    assert plain.weights == 4 * plain.n_weights and plain.optimizer == 2 * plain.weights
+    assert plain.memory == 2 * 4 * SMALL["n_layer"] * 4 * 4 * SMALL["d_model"]
+    assert plain.total == sum((plain.weights, plain.gradients, plain.optimizer, plain.activations, plain.memory))
+    assert training_memory(model, 8, 8).activations == 2 * plain.activations
+    assert training_memory(model, 4, 8, optimizer="sgd", ema=True).optimizer == 2 * plain.weights
+    deep = ModelConfig(**{**SMALL, "n_layer": 12}, mem_len=4)
+    assert training_memory(deep, 4, 8, recompute=True).activations < training_memory(deep, 4, 8).activations / 3
+    with raises_parameter("n_token"):
+        count_weights(ModelConfig(**{**SMALL, "n_token": None}))
+
+
+def test_the_program(tmp_path, capsys):
+    make_run(tmp_path / "run", word_vocab())
+    lm, _ = txl_tf.load_run(tmp_path / "run")
+    for tool in program("tools/estimate.py"):
+        assert not run_here(tool, f"--model_dir={tmp_path / 'run'}", "--train_batch_size=8", "--tgt_len=16")
+        shown = capsys.readouterr().out
+        assert f"{lm.count_params():,} weights; 8 rows of 16 tokens, mem_len 4" in shown
+        assert not run_here(tool, f"--flagfile={ROOT}/configs/wt103_base.cfg", "--dataset=wt103", "--replicas=4")
+        assert "151,119,838 weights; 15 rows of 150 tokens" in capsys.readouterr().out
+        with raises_parameter("n_token"):
+            run_here(tool, "--n_layer=2")
+        with raises_parameter("train_batch_size"):
+            run_here(tool, "--n_token=9", "--train_batch_size=10", "--replicas=4")
+
+
+# Trains a small model first, so that what TensorFlow itself takes is not counted.
+MEASURED = """
+import json, sys
+import numpy as np
+import txl_tf
+
+def status(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+
+def train(batch, tgt_len, **model):
+    lm = txl_tf.TransformerXLLM(**model)
+    lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, warmup_steps=2, train_steps=100, min_lr_ratio=0.1, clip=0.25))
+    ids = np.random.default_rng(0).integers(0, model["n_token"], batch * (4 * tgt_len + 1)).astype("int32")
+    lm.fit(txl_tf.segments(ids, batch_size=batch, tgt_len=tgt_len), verbose=0)
+
+shape = json.loads(sys.argv[1])
+small = {"n_token": 50, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "mem_len": 4}
+train(2, 4, **{**shape["model"], **small})
+before = status("VmRSS")
+train(shape["rows"], shape["tgt_len"], **shape["model"])
+print(status("VmHWM") - before)
+"""
+NAMES = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len", "n_token")
+SHAPES = [
+    ((6, 256, 4, 64, 1024, 64, 5000), 16, 64),
+    ((4, 512, 8, 64, 2048, 128, 300), 8, 128),
+    ((3, 128, 8, 16, 256, 300, 100), 16, 100),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes, rows, tgt_len", SHAPES)
+def test_the_estimate_is_within_15_percent_of_a_training_on_this_cpu(sizes, rows, tgt_len):
+    model = dict(zip(NAMES, sizes, strict=True))
+    model = {**model, "d_embed": model["d_model"], "dropout": 0.1, "dropatt": 0.1}
+    shape = json.dumps({"model": model, "rows": rows, "tgt_len": tgt_len})
+    done = subprocess.run([sys.executable, "-c", MEASURED, shape], capture_output=True, text=True, check=True)
+    estimate = training_memory(ModelConfig(**model), rows, tgt_len).total
+    assert estimate == pytest.approx(int(done.stdout.split()[-1]), rel=0.15)

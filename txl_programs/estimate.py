@@ -1,0 +1,128 @@
+"""Estimates how much memory the training of a language model needs, before it starts.
+
+    txl-estimate --n_token=30000 --n_layer=12 --d_model=512 --d_embed=512 --n_head=8 --d_head=64 --d_inner=2048 \\
+        --tgt_len=256 --mem_len=256 --train_batch_size=32
+    txl-estimate --flagfile=configs/wt103_base.cfg
+    txl-estimate --model_dir=runs/quickstart --train_batch_size=64
+
+The program has the flags of txl-train, so a command line or a flag file of txl-train can be estimated as it is. The
+model, the batch, the optimizer, --recompute, --mixed_precision and --gradient_accumulation_steps change the result;
+flags of the data and of the schedule do not. The size of the vocabulary is that of an existing run in --model_dir,
+--n_token, or that of the prepared --data_dir or of --dataset.
+
+The figures are for one replica; --replicas divides the batch. They agree with measurements on a CPU within 15%. For
+GPUs, they are computed, not measured: see docs/performance.md.
+"""
+
+from absl import flags
+
+from txl_config import (
+    EvaluationConfig,
+    MachineConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TextConfig,
+    TrainingConfig,
+    TransformerLMConfig,
+)
+from txl_config.memory import training_memory
+from txl_config.presets import PRESETS
+from txl_programs.flag_values import FLAGS, completed, config_of, define_flags, optimizer_config
+from txl_programs.program import read_flags, run
+
+MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
+
+flags.DEFINE_string("model_dir", None, "Folder of an existing run, whose model is estimated. Others have no effect.")
+flags.DEFINE_string("data_dir", None, "Folder of a prepared corpus, for the size of its vocabulary.")
+flags.DEFINE_enum("model", "transformer_xl", MODELS, "Kind of model.")
+flags.DEFINE_enum("preset", None, PRESETS, "Model size and training recipe.")
+flags.DEFINE_bool("do_train", True, "No effect, as the flags of the data and of the schedule.")
+flags.DEFINE_integer("n_token", None, "Size of the vocabulary. Default: that of the run or of the data.", lower_bound=1)
+flags.DEFINE_integer("replicas", 1, "Devices that divide the batch.", lower_bound=1)
+define_flags(TrainingConfig)
+define_flags(OptimizerConfig)
+define_flags(ModelConfig, leave_out=("n_token", "reset_token"))
+define_flags(TransformerLMConfig, leave_out=("n_token",))
+define_flags(MachineConfig)
+define_flags(TextConfig, leave_out=("num_shuffle", "seed"))
+define_flags(EvaluationConfig)
+
+read_flags(__name__)
+
+import os
+
+from txl_config.errors import ParameterError
+from txl_config.presets import preset_settings
+
+# Symbols of the vocabularies of the paper's data sets.
+SYMBOLS = {"enwik8": 204, "text8": 27, "ptb": 10_000, "wt2": 33_278, "wt103": 267_735, "lm1b": 793_471}
+
+
+def vocabulary():
+    """`(n_token, cutoffs)` by --n_token and --cutoffs, the prepared corpus or the data set."""
+    from txl_tf.data.text.datasets import PAPER_DATASETS
+    from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
+
+    n_token, cutoffs = FLAGS.n_token, [int(x) for x in FLAGS.cutoffs or []]
+    info_file = os.path.join(FLAGS.data_dir or "", INFO_FILE)
+    if n_token is None and FLAGS.data_dir and os.path.exists(info_file):
+        info = read_info(info_file)
+        n_token, cutoffs = info["vocab_size"], info["cutoffs"][1:-1]
+    elif n_token is None and FLAGS.dataset in SYMBOLS:
+        n_token, cutoffs = SYMBOLS[FLAGS.dataset], cutoffs or PAPER_DATASETS[FLAGS.dataset][2]
+    if n_token is None:
+        message = (
+            "n_token is needed, the size of the vocabulary: neither a run nor a prepared data_dir nor dataset says it"
+        )
+        raise ParameterError("n_token", None, "the size of the vocabulary", message)
+    return n_token, cutoffs
+
+
+def settings():
+    """The hyper-parameters of the model, and settings of the training by name."""
+    from txl_tf.runs.folder import RunFolder
+
+    folder = RunFolder(FLAGS.model_dir, "language_model") if FLAGS.model_dir else None
+    if folder is not None and folder.has_config():
+        config = folder.read_config()
+        return config_of(folder.family.config, {"cutoffs": [], **config["model"]}), config.get("training", {})
+    group = MODELS[FLAGS.model]
+    n_token, cutoffs = vocabulary()
+    preset = preset_settings(FLAGS.preset, FLAGS.level, 1e9, FLAGS.replicas) if FLAGS.preset else {}
+    known = {**preset, "n_token": n_token}
+    if group is TransformerLMConfig:  # the default of --mem_len is Transformer-XL's
+        known["mem_len"] = TransformerLMConfig.mem_len
+    return group(**{**completed(group, known), "cutoffs": cutoffs}), preset
+
+
+def shown(n_bytes):
+    """A number of bytes for people."""
+    return f"{n_bytes / 1e9:8.2f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:8.2f} MB"
+
+
+def main():
+    model, instead = settings()
+    training = config_of(TrainingConfig, instead)
+    optimizer = optimizer_config(training, instead)
+    parts = FLAGS.replicas * training.gradient_accumulation_steps
+    rows = training.train_batch_size / parts
+    if rows != int(rows):
+        message = f"train_batch_size={training.train_batch_size} must be a multiple of the {parts} parts of a batch"
+        raise ParameterError("train_batch_size", training.train_batch_size, f"a multiple of {parts}", message)
+    memory = training_memory(
+        model,
+        int(rows),
+        training.tgt_len,
+        optimizer=optimizer.optimizer,
+        ema=bool(optimizer.ema),
+        recompute=training.recompute,
+        mixed_precision=FLAGS.mixed_precision in ("bfloat16", "float16"),
+    )
+    print(f"{memory.n_weights:,} weights; {int(rows)} rows of {training.tgt_len} tokens, mem_len {model.mem_len}")
+    for name in ("weights", "gradients", "optimizer", "activations", "memory"):
+        print(f"{name:12}{shown(getattr(memory, name))}")
+    print(f"{'together':12}{shown(memory.total)}")
+
+
+if __name__ == "__main__":
+    run(main)
