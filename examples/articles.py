@@ -119,6 +119,7 @@ def plain_relative_attention(layer, w, r, u, v, mask, mems):
 
 @check_of_article(1)
 def rel_multihead_attn():
+    """Equation (6), with and without memory: the layer and the function against the plain computation."""
     layer = randomised(layers.RelMultiHeadAttn(8, 2, 3))
     w, u, v = numbers(4, 2, 8), numbers(2, 3), numbers(2, 3)
     for mlen, same_length in ((0, False), (3, False), (6, True)):
@@ -126,9 +127,9 @@ def rel_multihead_attn():
         mask = plain_mask(4, mlen, same_length)
         r = layers.positional_embedding(layers.relative_positions(mlen + 4), layers.inverse_frequencies(8))
         expected = plain_relative_attention(layer, w, r[0], u, v, mask, mems)
-        given = swapped(w), r, u, v, mask, None if mems is None else swapped(mems)
-        yield expected, swapped(layer(*given))
-        output = layers.rel_multihead_attn(*given, layer.qkv_kernel, layer.r_kernel, layer.o_kernel)
+        arguments = swapped(w), r, u, v, mask, None if mems is None else swapped(mems)
+        yield expected, swapped(layer(*arguments))
+        output = layers.rel_multihead_attn(*arguments, layer.qkv_kernel, layer.r_kernel, layer.o_kernel)
         yield expected, layer_norm(w + swapped(output), layer.layer_norm)
 
 
@@ -142,6 +143,7 @@ BINS = [  # n_token, d_embed, d_proj, and more
 
 
 def plain_embedding(layer, x):
+    """The original's adaptive embedding of ids, cluster by cluster, with the weights of our `layer`."""
     if len(layer.tables) == 1:
         y = tf.gather(layer.tables[0], x)
         proj = layer.projs[0]
@@ -265,6 +267,7 @@ def encoder_layer():
 
 @check_of_article(2)
 def decoder_layer():
+    """The article's decoder layer, step by step: its output, and the weights of both attentions."""
     layer = randomised(layers.DecoderLayer(8, 2, 16))
     source, x, padding, look_ahead = source_and_masks()
     own, own_weights = plain_multi_head(layer.mha1, x, x, x, look_ahead)

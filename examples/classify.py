@@ -222,6 +222,7 @@ def fine_tune(network, n_class, train, held_out, *, epochs, learning_rate):
 
 
 def classify(model_dir, data_path, rows, output, length, epochs, learning_rate, mixed_precision, scratch, seed):
+    """Fine-tunes the network of a run as a classifier of passages, and prints its accuracy and examples."""
     if output and not output.endswith(".keras"):
         raise ParameterError("output", output, "a path that ends in .keras", f"output must end in .keras, got {output}")
     check_writable(output)

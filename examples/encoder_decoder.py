@@ -65,6 +65,7 @@ def translate(model, source):
 
 
 def train(output, n_dates, epochs, seed):
+    """Trains the model on written dates, prints its share of right translations, and saves it in both formats."""
     Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
     keras.utils.set_random_seed(seed)
     pairs = make_dates(n_dates, seed)

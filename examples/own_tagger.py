@@ -64,6 +64,7 @@ def show(text, tags):
 
 
 def train(output, n_dates, epochs, seed):
+    """Trains the tagger on written dates, prints its F1, and saves it in both formats."""
     Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
     keras.utils.set_random_seed(seed)
     pairs = make_dates(n_dates, seed)

@@ -244,8 +244,8 @@ class Vocab:
         Raises:
             UnknownSymbol: a token is not in the vocabulary, and neither is `unk`. Names the token and its line.
         """
-        read = as_iterable(texts)
-        pieces = list(self.encode_stream(plain_pieces(read) if self.has_plain_text else read, name))
+        strings = as_iterable(texts)
+        pieces = list(self.encode_stream(plain_pieces(strings) if self.has_plain_text else strings, name))
         return np.concatenate(pieces) if pieces else np.zeros([0], np.int32)
 
     @checked_call

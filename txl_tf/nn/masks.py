@@ -217,7 +217,7 @@ def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
 
     Args:
         name: of the argument, for the errors.
-        mask: see the table above.
+        mask: see the table at the top of this module.
         sizes: `{name: size}` of the dimensions that are known.
 
     Returns:

@@ -217,10 +217,10 @@ def check_fields(values: dict, fields: dict[str, Callable[[Any], bool]]) -> None
 
 def parsed(body: bytes) -> dict:
     """The JSON object of a body of few values, else raises Refused. The values are counted before any is made."""
-    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    many = plain.count(b'"') > 4 * MOST_VALUES
-    outside = b"" if many else b"".join(plain.split(b'"')[::2])
-    if many or sum(map(outside.count, (b"[", b"{", b","))) > MOST_VALUES:
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    too_many = unescaped.count(b'"') > 4 * MOST_VALUES
+    outside_strings = b"" if too_many else b"".join(unescaped.split(b'"')[::2])
+    if too_many or sum(map(outside_strings.count, (b"[", b"{", b","))) > MOST_VALUES:
         raise Refused(413, "A request to this page has at most {most:,} values.", most=MOST_VALUES)
     try:
         values = json.loads(body)

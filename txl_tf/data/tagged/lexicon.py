@@ -75,7 +75,7 @@ class Lexicon:
             begin = cuts[start]
             for end in range(start + 1, len(tokens)):
                 piece = text[begin : cuts[end + 1]]
-                known = is_word.get(piece)
+                known = is_word.get(piece)  # `False`: the piece is the beginning of a word, but no word
                 if known is None:
                     break
                 if known:

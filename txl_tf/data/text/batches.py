@@ -111,9 +111,9 @@ class Segments:
             """Segment i of all rows: `(tokens, labels)`, int32 `[rows, T]` each, or shorter at the end of the rows."""
             begin = i % self._n_batch * tgt_len
             epoch = 0 if self.documents is None else i // self._n_batch  # decides the order of documents
-            read = read_columns(epoch, begin, begin + tgt_len + 1)  # [rows, T + 1]; shorter where the rows end
-            read = tf.ensure_shape(read, [len(rows), tgt_len + 1 if one_length else None])
-            return read[:, :-1], read[:, 1:]
+            columns = read_columns(epoch, begin, begin + tgt_len + 1)  # [rows, T + 1]; shorter where the rows end
+            columns = tf.ensure_shape(columns, [len(rows), tgt_len + 1 if one_length else None])
+            return columns[:, :-1], columns[:, 1:]
 
         order = tf.data.Dataset.range(self.start, self._n_batch)
         order = tf.data.Dataset.counter(self.start) if self.repeat else order
