@@ -36,7 +36,7 @@ def is_tokenizer(data: bytes) -> bool:
 def _tokenizers() -> Any:
     """Returns the package, which the extra `tokenizers` installs."""
     try:
-        import tokenizers  # pyright: ignore[reportMissingImports] - an extra
+        import tokenizers
     except ImportError as error:
         message = "a tokenizer.json needs the package tokenizers, which is not installed: pip install tokenizers"
         raise ParameterError("vocab_path", None, "a SentencePiece model without tokenizers", message) from error

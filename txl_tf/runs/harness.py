@@ -71,7 +71,7 @@ def harness_model(
     check_integer("max_gen_toks", max_gen_toks, 1)
     if segment is not None:
         check_integer("segment", segment, 1)
-    from lm_eval.api.model import LM  # an extra, and slow to import  # pyright: ignore[reportMissingImports] - an extra
+    from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports] - an extra, and slow to import
 
     folder = RunFolder(model_dir, "language_model")
     vocab = folder.load_vocab()

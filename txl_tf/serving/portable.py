@@ -233,7 +233,7 @@ def _check_length(name: str, length: int, most: int) -> None:
 
 def to_onnx(portable: Portable) -> tuple[bytes, dict[str, Any]]:
     """The bytes of an ONNX model, and `{name: spec}` of its outputs."""
-    import tf2onnx  # pyright: ignore[reportMissingImports] - an extra
+    import tf2onnx
 
     names = list(portable.inputs)
     specs = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in portable.inputs.items()]
