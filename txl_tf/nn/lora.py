@@ -75,7 +75,8 @@ class LowRank(MixedIntoLayer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
         layer: Any = super().from_config({name: value for name, value in config.items() if name != "lora"})
-        vars(layer)["_described_lora"] = config.get("lora")
+        if "lora" in config:
+            vars(layer)["_described_lora"] = config["lora"]
         return layer
 
     def _add_updates(self, rank: int, lora_alpha: float | None, a_initializer: Any, b_initializer: Any) -> None:
