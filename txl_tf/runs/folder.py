@@ -66,7 +66,9 @@ _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, bes
 
 
 @checked_call
-def load_run(model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes: Any) -> tuple[Any, Any]:
+def load_run(
+    model_dir: str | os.PathLike, ckpt_path: str | os.PathLike | None = None, **changes: Any
+) -> tuple[Any, Any]:
     """Opens a trained, converted or averaged run.
 
     Args:
@@ -86,6 +88,7 @@ def load_run(model_dir: str | os.PathLike, ckpt_path: str | None = None, **chang
     """
     folder = RunFolder(model_dir)
     vocabs = folder.load_vocabs()
+    ckpt_path = None if ckpt_path is None else os.fspath(ckpt_path)
     return folder.load_model(ckpt_path, **changes), vocabs[0] if len(vocabs) == 1 else vocabs
 
 

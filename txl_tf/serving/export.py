@@ -26,7 +26,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from txl_tf.calls import checked_call
+from txl_tf.calls import known_names
 from txl_tf.config import WEIGHT_TYPES, one_of
 from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
@@ -46,7 +46,7 @@ WARMUP_FILE = "tf_serving_warmup_requests"
 logger = logging.getLogger("txl_tf")
 
 
-@checked_call
+@known_names
 def export_saved_model(
     lm: LanguageModel | Transformer | Tagger,
     directory: str | os.PathLike,
@@ -90,6 +90,8 @@ def export_saved_model(
             model, or `directory` is not empty.
         OSError: `directory` cannot be written to.
     """
+    if not isinstance(directory, (str, os.PathLike)):
+        raise ParameterError("directory", directory, "the path of a folder")
     check_no_pattern("directory", absolute(os.fspath(directory)))
     options = {
         "top_n": top_n,
@@ -101,7 +103,7 @@ def export_saved_model(
     _write(make, os.fspath(directory), served, warmup)
 
 
-@checked_call
+@known_names
 def local_signatures(
     lm: LanguageModel | Transformer | Tagger,
     vocab: Vocab | Sequence[Vocab] | None = None,

@@ -43,7 +43,7 @@ Lines = Iterable[str | bytes | None]  # see `txl_tf.data.lines`
 
 
 @checked_call
-def pipeline(model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes: Any) -> Any:
+def pipeline(model_dir: str | os.PathLike, ckpt_path: str | os.PathLike | None = None, **changes: Any) -> Any:
     """Opens a run as a pipeline, which turns text into results.
 
     Its methods are `generate_lines` and `score_lines` of a language model, `translate_lines` of an encoder-decoder, and
@@ -64,6 +64,7 @@ def pipeline(model_dir: str | os.PathLike, ckpt_path: str | None = None, **chang
     Raises: as `load_run`.
     """
     folder = RunFolder(model_dir)
+    ckpt_path = None if ckpt_path is None else os.fspath(ckpt_path)
     return folder.with_checkpoint(ckpt_path, lambda path: folder.family.pipeline.open(folder, path, **changes))
 
 
