@@ -17,7 +17,7 @@ lm_eval = pytest.importorskip("lm_eval", reason="the harness needs lm-eval: pip 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("harness") / "run"
-    vocab = Vocab(level="char", special="abcdefgh \n:.?")
+    vocab = Vocab(level="char", special=list("abcdefgh \n:.?"))
     vocab.build()
     make_run(found, vocab)
     return found
