@@ -52,7 +52,7 @@ class Served:
     """A small language model behind a server."""
 
     def __init__(self, folder):
-        vocab = Vocab(level="char", special=SYMBOLS)
+        vocab = Vocab(level="char", special=list(SYMBOLS))
         vocab.build()
         make_run(folder, vocab)
         self.lm, self.vocab = txl_tf.load_run(folder)

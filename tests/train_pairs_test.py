@@ -710,4 +710,4 @@ def test_bad_arguments_of_an_export_are_named(run, tmp_path, options, name, valu
     with raises_parameter(name, value):
         txl_tf.export_saved_model(model, tmp_path / "1", vocabs, **options)
     with raises_parameter("target_vocab", 8, "the 7 symbols of the model"):
-        txl_tf.export_saved_model(model, tmp_path / "1", [vocabs[0], [*range(8)]])
+        txl_tf.export_saved_model(model, tmp_path / "1", [vocabs[0], txl_tf.Vocab(special=list("01234567"))])
