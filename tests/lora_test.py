@@ -100,7 +100,7 @@ def randomise_weight(weight):
 
 
 @pytest.mark.parametrize(
-    "setting", ["eager", *(pytest.param(name, marks=SLOW) for name in SETTINGS if name != "eager")]
+    "setting", ["eager", *(pytest.param(name, marks=SLOW) for name in ("jit_compile", "recompute", "reloaded"))]
 )
 def test_all_methods_compute_with_the_updates(setting, tmp_path):
     setting = SETTINGS[setting]

@@ -260,10 +260,20 @@ def test_a_norm_of_ones_own(eager):
         close(hidden, expected)
 
 
+# A kind of model and use for each variant: each compiles a dozen graphs.
+METHODS = [
+    ("pre_rotary", "eager"), ("pre", "static_shapes"), ("pre_rotary", "jit_compile"), ("pre_alibi", "used_before"),
+    ("pre_sinusoids", "plain"), ("llama", "recompute"), ("post_rms", "reloaded"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "setting", [*(pytest.param(name, marks=SLOW) for name in SETTINGS if name != "eager"), "eager"]
+    "variant, setting",
+    [
+        pytest.param(VARIANTS[variant], setting, id=f"{variant}-{setting}", marks=[SLOW] * (setting != "eager"))
+        for variant, setting in METHODS
+    ],
 )
-@of("pre_rotary")
 def test_all_methods_compute_the_model_s_own_call(variant, setting, tmp_path):
     """Scores, evaluation, texts, sessions, what is served and training; by cache, XLA, recomputation, from a file."""
     setting = SETTINGS[setting]

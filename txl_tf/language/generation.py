@@ -323,9 +323,9 @@ def generate(
         min_p: sample only from tokens that are at least `min_p` times as likely as the most likely one, in [0, 1).
         seed: int, or int `[batch]`, one for every row. The text of a row depends only on its prompt and its seed, so
             rows with the same prompt and seed are equal. `None` draws a seed for every row.
-        segment: most tokens of a prompt that are read at a time, with the memory of those before, so that long prompts
-            take little memory. `None`: the whole prompt is one segment, in which every token sees all before it. Not
-            for absolute positions, which only see the last window.
+        segment: most tokens of a prompt that are read at a time, with the memory of those before, as in training. So
+            prompts of any length take the same memory. `None`: the whole prompt is one segment, in which every token
+            sees all before it. Not for absolute positions, which only see the last window.
         logits_processor: function of `tokens` and `log_probs` that returns scores of the next token, float `[batch,
             n_token]`, -inf for what may not follow. It is a part of the graph. `tokens`, int32 `[batch, any]`, are
             prompt and text so far, the latest last, with -1 on the left of shorter prompts. The options above apply to
