@@ -690,7 +690,7 @@ def foreign_names():
     """Names in the library's code that are private, raw or experimental, and not the library's own."""
     trees = [ast.parse(path.read_text()) for path in SOURCES]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     own |= {"_replace", "_fields", "_asdict"}  # of named tuples
     found = set()

@@ -600,9 +600,9 @@ def test_the_program_says_what_it_found(case, tmp_path, printed, process):
     assert lines[:3] == [
         f"{path}: Hugging Face, {lm.count_params():,} parameters, 23 symbols",
         "said by the shapes of its tensors: n_token=23 n_layer=2 d_model=8 d_embed=8 n_head=2 d_head=3 d_inner=12 "
-        "untie_r=True div_val=2 proj_share_all_but_first=True cutoffs=[5, 12]",
+        "untie_r=True div_val=2 proj_share_all_but_first=True tie_weight=True cutoffs=[5, 12]",
         f"said by {tmp_path}/case/config.json: mem_len=4 same_length=True clamp_len=-1 dropout=0.2 dropatt=0.1 "
-        "layer_norm_epsilon=1e-05",
+        "layer_norm_epsilon=1e-05 pre_lnorm=False",
     ]
     assert lines[3].startswith("note: mem_len 5 became 4: with same_length, the Hugging Face program sees")
     assert lines[-1] == f"{tmp_path}/run/ckpt-0"

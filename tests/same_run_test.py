@@ -65,7 +65,7 @@ def test_a_text_that_grew_into_another_vocabulary_of_the_same_size_names_the_fir
     run_dir, text = run
     text.write_text(SWAPPED)
     error = train_refused(run_dir, text, "vocab")
-    difference = "symbol 1 is 't' there and 'a' here"
+    difference = "token 1 is 'a', and 't' in"
     assert f"another vocabulary (14 symbols) than the run in {run_dir} (14 symbols): {difference}" in str(error)
     train_refused(run_dir, text, "vocab", training={**MORE["training"], "allow_other_text": True})
     with raises_parameter("vocab") as raised:
@@ -76,10 +76,10 @@ def test_a_text_that_grew_into_another_vocabulary_of_the_same_size_names_the_fir
 def test_a_text_with_more_or_fewer_symbols_names_the_first_too(run):
     run_dir, text = run
     text.write_text(TEXT + "z")
-    assert "symbol 14 is nothing there and 'z' here" in str(train_refused(run_dir, text, "vocab"))
+    assert "token 14 is 'z', and missing in" in str(train_refused(run_dir, text, "vocab"))
     text.write_text(TEXT.replace(".", ","))
     error = train_refused(run_dir, text, "vocab")
-    assert len(error.value) == 13 and re.search(r"symbol \d+ is ", str(error))
+    assert len(error.value) == 13 and re.search(r"token \d+ is ", str(error))
 
 
 def test_another_text_of_the_same_vocabulary_is_an_error_unless_it_is_asked_for(run):

@@ -52,7 +52,7 @@ def known_names(function: _Function) -> _Function:
         bind_call(called, signature, args, kwargs)
         return function(*args, **kwargs)
 
-    return typing.cast("_Function", call)
+    return typing.cast("_Function", with_signature(call, signature))
 
 
 def checked_call(function: _Function) -> _Function:
@@ -82,7 +82,17 @@ def checked_call(function: _Function) -> _Function:
                 raise ArgumentTypeError(name, arguments[name], kind.name)
         return function(*args, **kwargs)
 
-    return typing.cast("_Function", call)
+    return typing.cast("_Function", with_signature(call, signature))
+
+
+def with_signature(call: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
+    """Gives the function of a decorator its signature, and removes the link to the decorated function.
+
+    `tf.function` would follow the link: it would call a method without its object and without the checks.
+    """
+    vars(call)["__signature__"] = signature
+    del vars(call)["__wrapped__"]
+    return call
 
 
 def checked_init(cls: _Class) -> _Class:

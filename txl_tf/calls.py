@@ -3,7 +3,15 @@
 Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
 """
 
-from txl_config.calls import bind_call, checked_call, checked_init, known_names, shortest_call, unknown_name
+from txl_config.calls import (
+    bind_call,
+    checked_call,
+    checked_init,
+    known_names,
+    shortest_call,
+    unknown_name,
+    with_signature,
+)
 
 __all__ = [
     "bind_call",
@@ -12,4 +20,5 @@ __all__ = [
     "known_names",
     "shortest_call",
     "unknown_name",
+    "with_signature",
 ]

@@ -3,7 +3,8 @@
 The functions themselves compute, and layers call them with arguments that are checked already. `txl_tf.layers` has the
 same functions with these checks: a wrong call raises an error that names the argument, and shows how to write the call.
 
-Lists and arrays of NumPy become tensors, of the dtype of the tensors in the same call.
+Lists and arrays of NumPy become tensors, of the dtype of the tensors in the same call. Where tensors may have different
+dtypes, arrays keep theirs.
 """
 
 import functools
@@ -15,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.calls import bind_call
+from txl_tf.calls import bind_call, with_signature
 from txl_tf.config.checks import RATE, is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
@@ -55,7 +56,6 @@ def checked(name: str, function: Function) -> Function:
     shapes = SHAPES[name]
     hint = f". The layer {shapes.layer} makes the weights itself" if shapes.layer else ""
 
-    @tf.autograph.experimental.do_not_convert
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = bind_call(name, signature, args, kwargs, hint)
@@ -67,10 +67,8 @@ def checked(name: str, function: Function) -> Function:
             raise
         return function(*given.args, **given.kwargs)
 
-    vars(call)["__signature__"] = signature
     call.__module__ = "txl_tf.layers"  # where pickle finds it
-    del call.__wrapped__  # AutoGraph would follow it, and call `function` without its checks
-    return cast("Function", call)
+    return cast("Function", with_signature(call, signature))
 
 
 def _check(given: inspect.BoundArguments, shapes: Shapes) -> None:
@@ -119,7 +117,8 @@ def _checked_tensor(
     of_name, of_dtype = dtype
     plain = "number" if kind == "ids" else kind
     if isinstance(value, (list, tuple, np.ndarray, np.generic)) or (is_number(value) and list(dims) == ["..."]):
-        value = _as_tensor(name, value, described(kind, dims, sizes), of_dtype if kind == "float" else None)
+        keeps_dtype = kind != "float" or (mixed and isinstance(value, np.ndarray))
+        value = _as_tensor(name, value, described(kind, dims, sizes), None if keeps_dtype else of_dtype)
     check_tensors(sizes, **{name: (value, " ".join([plain, *dims]))})
     if kind == "ids" and not keras.backend.is_keras_tensor(value):
         return as_ids(name, value)
@@ -201,8 +200,9 @@ def _check_dtype(name: str, value: Any) -> None:
 
 
 def _check_key(name: str, value: Any) -> None:
-    shape = tf.TensorShape(value.shape) if _is_tensor(value) else tf.TensorShape([])
-    if not any(shape.is_compatible_with([size]) for size in (3, 4)) or not tf.as_dtype(value.dtype).is_integer:
+    key = np.asarray(value) if isinstance(value, (list, tuple)) else value
+    shape = tf.TensorShape(key.shape) if _is_tensor(key) else tf.TensorShape([])
+    if not any(shape.is_compatible_with([size]) for size in (3, 4)) or not tf.as_dtype(key.dtype).is_integer:
         raise tensor_error(name, value, "int [3]: two words of key and the number of the first row")
 
 

@@ -493,7 +493,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
                 raise NotCacheable(f"embed of {type(self).__name__} returns positions of its own")
             return hidden, mems.layers, None
         mlen = shape_of(mems[0])[1]
-        are_ids = tokens.dtype.is_integer
+        are_ids = tf.as_dtype(tokens.dtype).is_integer
         zero = unknown_zero(tokens, static_shapes)
         if are_ids:
             hidden, pos_emb = self.embed(tokens, mlen, dropout_keys, static_shapes, zero)
