@@ -558,6 +558,21 @@ def _(tmp_path):
     assert tf.train.load_checkpoint(prefix).get_tensor("a/b") == [3]
 
 
+@hook("tf.autograph.experimental.do_not_convert")
+def _(tmp_path):
+    """An error keeps its type, which it loses in converted code."""
+
+    class Mine(ValueError):
+        def __init__(self, name, value):
+            super().__init__(name)
+
+    def fails(x):
+        raise Mine("x", x)
+
+    with pytest.raises(Mine):
+        tf.function(tf.autograph.experimental.do_not_convert(fails))(1)
+
+
 @hook("tf.data.Dataset._inputs")
 def _(tmp_path):
     numbers = tf.data.Dataset.range(3)
@@ -690,7 +705,7 @@ def foreign_names():
     """Names in the library's code that are private, raw or experimental, and not the library's own."""
     trees = [ast.parse(path.read_text()) for path in SOURCES]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     own |= {"_replace", "_fields", "_asdict"}  # of named tuples
     found = set()

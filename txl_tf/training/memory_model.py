@@ -418,7 +418,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         with self.stepping:
             if strategy.num_replicas_in_sync == 1 and not self.static_shapes:  # a TPU computes only inside `run`
                 return function(share, *args)
-            return tf.function(strategy.run)(function, args=(share, *args))
+            return tf.function(strategy.run, autograph=False)(function, args=(share, *args))
 
     # --------------------------------------------------------------------------------------------- what is resumed
 
