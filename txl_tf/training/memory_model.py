@@ -418,7 +418,8 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         with self.stepping:
             if strategy.num_replicas_in_sync == 1 and not self.static_shapes:  # a TPU computes only inside `run`
                 return function(share, *args)
-            return tf.function(strategy.run, autograph=False)(function, args=(share, *args))
+            # `run` would call a method with a decorator without the model.
+            return tf.function(strategy.run, autograph=False)(lambda *args: function(*args), args=(share, *args))
 
     # --------------------------------------------------------------------------------------------- what is resumed
 
