@@ -400,7 +400,7 @@ class Progress(Callback):
             self.pause = time.perf_counter() - self.end[1]
         seconds = self.step_seconds()
         optimizer = self.model.optimizer
-        schedule: Any = self.model.inner_optimizer.schedule
+        schedule: Any = getattr(optimizer, "inner_optimizer", optimizer).schedule
         logs["step"] = step
         rate: Any = schedule(step - 1) if schedule else optimizer.learning_rate
         logs["learning_rate"] = float(rate)

@@ -132,7 +132,8 @@ class AmongWorkers(TrainedModel):
             strategy = self.distribute_strategy
 
             def one_step(iterator):
-                logs = strategy.run(getattr(self, name), args=(iterator.get_next(),))
+                # `run` would call a method with a decorator without the model.
+                logs = strategy.run(lambda batch: getattr(self, name)(batch), args=(iterator.get_next(),))
                 return {name: of_replicas(value)[0] for name, value in logs.items()}
 
             steps[name] = one_step if self.run_eagerly else tf.function(one_step, autograph=False)
