@@ -21,7 +21,8 @@ def training(monkeypatch, caplog):
     def train(seconds, steps, samples=False, **settings):
         config = TrainingConfig(**settings)
         progress = callbacks.Progress(config, lambda logs, prefix: f"{prefix}loss {logs[prefix + 'loss']}", 10, samples)
-        model = types.SimpleNamespace(step=0, optimizer=types.SimpleNamespace(_learning_rate=1.0, learning_rate=1.0))
+        optimizer = types.SimpleNamespace(_learning_rate=1.0, learning_rate=1.0, schedule=None)
+        model = types.SimpleNamespace(step=0, optimizer=optimizer, inner_optimizer=optimizer)
         progress.set_model(model)
         progress.on_train_begin()
         progress.on_epoch_begin(0)
