@@ -225,3 +225,23 @@ def test_a_name_at_another_place_is_named(module, name, allowed):
 def test_wrong_calls_of_layers_and_other_public_names_are_typed_errors(call, name, error):
     with raises_parameter(name, error=error):
         call()
+
+
+def test_checked_methods_work_inside_a_function_of_tensorflow():
+    """AutoGraph converts the code that it calls, also the checks."""
+    sizes = {"n_token": 7, "n_layer": 1, "d_model": 4, "d_embed": 4, "n_head": 2, "d_head": 2, "d_inner": 4}
+    lm, tokens = txl_tf.TransformerXLLM(**sizes, mem_len=3), tf.constant([[1, 2], [3, 4]])
+
+    @tf.function
+    def nll(tokens):
+        return lm.score(tokens, tokens, lm.initial_mems(2))[0]
+
+    np.testing.assert_allclose(nll(tokens), lm.score(tokens, tokens)[0], rtol=1e-6)
+    with raises_parameter("labls", error=UnknownArgumentError):
+        tf.function(lambda: lm.score(tokens, labls=tokens))()
+
+
+def test_a_tied_softmax_has_no_initializer():
+    with raises_parameter("initializer", "zeros"):
+        layers.AdaptiveSoftmax(7, 4, 4, initializer="zeros")
+    assert layers.AdaptiveSoftmax(7, 4, 4, tie_weight=False, initializer="zeros").get_config()["initializer"]

@@ -198,7 +198,11 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
     ) -> None:  # fmt: skip
         super().__init__(n_token, d_embed, d_proj, cutoffs, div_val, proj_same_dim, proj_initializer, **kwargs)
         check_type("tie_weight", tie_weight, bool)
-        self.initializer = keras.initializers.get(initializer)
+        if not tie_weight:  # a new initializer draws its seed, which would change the weights made after it
+            self.initializer = keras.initializers.get(initializer)
+        elif initializer != "uniform":
+            message = "initializer must be left out with tie_weight=True: the softmax has no tables of its own"
+            raise ParameterError("initializer", initializer, "left out with tie_weight=True", message)
 
     def shares_projection(self, i: int) -> bool:
         """Whether cluster i uses the projection of the embedding."""
