@@ -439,7 +439,7 @@ def test_requests_out_of_bounds_and_made_up_clicks_get_a_sentence(address):
     for rows, number, sentence in ((5, 5, "Samples must be"), (1, NEW + 1, "New tokens must be"), (1, 0, "New tokens")):
         shown = api.ask("write", [["lm"], TEXT, rows, number, *options], expect_failure=True)
         assert shown is None or sentence in shown  # Gradio's own slider refuses some of them
-    assert "There is nothing to continue" in api.ask("continue", ["guessed", 5, *options])
+    assert "There is no text to continue" in api.ask("continue", ["guessed", 5, *options])
     for pick in ("9" * 50, "1:2", "-1", "x", {"a": 1}, None):
         for name in ("read-shown", "remember-detail", "targets", "tagged"):
             for click in ({"pick": pick, "run": "0"}, {"pick": "1", "run": pick}, [pick], pick):

@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, program, raises_parameter, run_here
+from absl import flags
+from helpers import SMALL, program, raises_parameter
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
@@ -45,15 +46,17 @@ def test_an_example_runs_without_flags(monkeypatch, name, output):
     seen = {}
     for module in program(f"examples/{name}.py"):
         monkeypatch.setattr(module, "train", lambda **values: seen.update(values))
-        run_here(module)
+        flags.FLAGS([name])  # fails if a flag is required
+        module.main()
     assert seen["output"] == output and seen["n_dates"] >= 4000
 
 
 def test_the_default_run_of_the_fine_tuning_example_is_named_where_it_is_missing(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for module in program("examples/classify.py"):
+        flags.FLAGS(["classify"])
         with raises_parameter("model_dir", "runs/quickstart", "the folder of a run") as raised:
-            run_here(module)
+            module.main()
         assert "train.py --flagfile=configs/quickstart.cfg" in str(raised.value)
 
 
