@@ -50,6 +50,7 @@ define_flags(EvaluationConfig)
 read_flags(__name__)
 
 import os
+from typing import Any
 
 from txl_config.errors import ParameterError
 from txl_config.presets import preset_settings
@@ -101,6 +102,7 @@ def shown(n_bytes):
 
 
 def main():
+    model: Any
     model, instead = settings()
     training = config_of(TrainingConfig, instead)
     optimizer = optimizer_config(training, instead)
