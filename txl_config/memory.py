@@ -91,11 +91,11 @@ def count_weights(model: Any) -> int:
 def bins(model: Any) -> list[tuple[int, int, bool]]:
     """`(words, width, whether there is a projection)` of each cluster of embedding and softmax."""
     ends = [0, *model.cutoffs, model.n_token]
-    found: list[tuple[int, int, bool]] = []
+    clusters: list[tuple[int, int, bool]] = []
     for i, (left, right) in enumerate(itertools.pairwise(ends)):
         width = model.d_embed // model.div_val**i
-        found.append((right - left, width, width != model.d_model or (model.div_val > 1 and model.proj_same_dim)))
-    return found
+        clusters.append((right - left, width, width != model.d_model or (model.div_val > 1 and model.proj_same_dim)))
+    return clusters
 
 
 def _embedding(model: Any) -> int:
