@@ -43,7 +43,9 @@ def test_what_changes_the_estimate():
     plain = training_memory(model, 4, 8)
     assert plain.weights == 4 * plain.n_weights and plain.optimizer == 2 * plain.weights
     assert plain.memory == 2 * 4 * SMALL["n_layer"] * 4 * 4 * SMALL["d_model"]
-    assert plain.total == sum((plain.weights, plain.gradients, plain.optimizer, plain.activations, plain.memory))
+    assert plain.total == sum(
+        (plain.weights, plain.gradients, plain.optimizer, plain.activations, plain.memory, plain.runtime)
+    )
     assert training_memory(model, 8, 8).activations == 2 * plain.activations
     assert training_memory(model, 4, 8, optimizer="sgd", ema=True).optimizer == 2 * plain.weights
     deep = ModelConfig(**{**SMALL, "n_layer": 12}, mem_len=4)
@@ -101,7 +103,7 @@ SHAPES = [
 @pytest.mark.parametrize("sizes, rows, tgt_len", SHAPES)
 def test_the_estimate_is_within_15_percent_of_a_training_on_this_cpu(sizes, rows, tgt_len):
     model = dict(zip(NAMES, sizes, strict=True))
-    model = {**model, "d_embed": model["d_model"], "dropout": 0.1, "dropatt": 0.1}
+    model = {**model, "d_embed": model["d_model"], "dropout": 0.1}
     shape = json.dumps({"model": model, "rows": rows, "tgt_len": tgt_len})
     done = subprocess.run([sys.executable, "-c", MEASURED, shape], capture_output=True, text=True, check=True)
     estimate = training_memory(ModelConfig(**model), rows, tgt_len).total

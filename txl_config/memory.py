@@ -6,10 +6,13 @@
 With float32, 4 bytes for each number:
 
     weights      W
-    gradients    W, and W again while they are clipped
+    gradients    2 W: the gradients, and their clipped copies
     optimizer    2 W with Adam, AdamW and LAMB (two moments), W with SGD; W more with a moving average of the weights
-    activations  of each layer: what its gradient needs
-    memory       of each layer: B M E, twice
+    activations  of each layer B (3 T E + 2.5 K H D + 2 T F + 2.75 H T K), and of the softmax 3.5 B T V
+    memory       2 L B M E: before and after a step
+    runtime      95 MB: graphs and threads of TensorFlow, besides what its import takes
+
+The factors of the activations and the runtime are fitted to ten training runs on a CPU, see docs/performance.md.
 
 Shapes:
     B: rows of a replica      T: tgt_len      M: mem_len      K: M + T      E: d_model      H: n_head      D: d_head
@@ -26,10 +29,11 @@ from txl_config.errors import ParameterError
 
 FLOAT = 4  # bytes
 # Arrays of each kind that a layer keeps for its gradient, fitted to measurements: see docs/performance.md.
-ARRAYS = {"hidden": 8.0, "heads": 8.0, "keys": 3.0, "inner": 2.0, "scores": 3.0}
+ARRAYS = {"hidden": 3.0, "keys": 2.5, "inner": 2.0, "scores": 2.75}
+LOGITS = 3.5  # arrays of logits of the softmax
+RUNTIME = 95_000_000  # bytes
 MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "sgd": 1}
 GATED = ("swiglu",)  # activations with a third product
-LOGITS = 3.0  # arrays of logits of the softmax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,7 @@ class TrainingMemory:
         n_weights: number of weights.
         weights, gradients, optimizer, activations: see the module; the activations include those of the softmax.
         memory: the memory of the model, before and after a step.
+        runtime: of TensorFlow.
     """
 
     n_weights: int
@@ -48,11 +53,12 @@ class TrainingMemory:
     optimizer: int
     activations: int
     memory: int
+    runtime: int = RUNTIME
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.memory
+        return self.weights + self.gradients + self.optimizer + self.activations + self.memory + self.runtime
 
 
 def count_weights(model: Any) -> int:
@@ -153,7 +159,6 @@ def _layer_activations(model: Any, rows: int, tgt_len: int) -> float:
     keys = model.mem_len + tgt_len
     numbers = {
         "hidden": tgt_len * model.d_model,
-        "heads": tgt_len * width,
         "keys": keys * width,
         "inner": tgt_len * model.d_inner,
         "scores": model.n_head * tgt_len * keys,

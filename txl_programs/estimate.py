@@ -121,7 +121,7 @@ def main():
         mixed_precision=FLAGS.mixed_precision in ("bfloat16", "float16"),
     )
     print(f"{memory.n_weights:,} weights; {int(rows)} rows of {training.tgt_len} tokens, mem_len {model.mem_len}")
-    for name in ("weights", "gradients", "optimizer", "activations", "memory"):
+    for name in ("weights", "gradients", "optimizer", "activations", "memory", "runtime"):
         print(f"{name:12}{shown(getattr(memory, name))}")
     print(f"{'together':12}{shown(memory.total)}")
 
