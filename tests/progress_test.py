@@ -1,8 +1,11 @@
 """The lines that a training prints: when, what they estimate, and what they announce."""
 
+import contextlib
 import types
 
 import pytest
+import tensorflow as tf
+from tensorflow.core.util import event_pb2
 
 from txl_tf.config import TrainingConfig
 from txl_tf.runs import callbacks
@@ -76,3 +79,15 @@ def test_a_long_validation_says_that_it_is_alive(monkeypatch, caplog):
             clock.now += 20
             watch.on_test_batch_end(batch)
     assert [record.message for record in caplog.records] == [f"validating: {n} batches so far" for n in (2, 4)]
+
+
+def test_curves_have_the_names_of_the_logs_over_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(callbacks, "step_of", lambda model: 7)
+    board = callbacks.StepTensorBoard(str(tmp_path), types.SimpleNamespace(naming_last=contextlib.nullcontext))
+    board.on_epoch_end(0, {"loss": 2.0, "bpc": 3.0, "val_loss": 4.0})
+    board.on_train_end()
+    for folder, expected in {"train": {"loss": 2.0, "bpc": 3.0}, "validation": {"loss": 4.0}}.items():
+        (path,) = (tmp_path / folder).glob("events*")
+        events = [event_pb2.Event.FromString(x.numpy()) for x in tf.data.TFRecordDataset(str(path))]
+        values = {value.tag: float(tf.make_ndarray(value.tensor)) for e in events for value in e.summary.value}
+        assert values == expected and {e.step for e in events if e.summary.value} == {7}

@@ -422,7 +422,7 @@ class Progress(Callback):
 class StepTensorBoard(Callback):
     """TensorBoard curves over training steps, and `config.json` and samples as text.
 
-    The folders and names are those of `keras.callbacks.TensorBoard`, whose curves are over epochs.
+    The folders are those of `keras.callbacks.TensorBoard`. Its names begin with `epoch_`, because its axis is epochs.
 
     Args:
         log_dir: folder of the run.
@@ -455,7 +455,7 @@ class StepTensorBoard(Callback):
         if values:
             with self.writing_to(folder, step_of(self.model)):
                 for name, value in values.items():
-                    tf.summary.scalar(f"epoch_{name}", value)
+                    tf.summary.scalar(name, value)
 
     def log_text(self, name: str, text: str, step: int) -> None:
         """Shows a text as it is. Its lines are indented, which makes them code in TensorBoard's Markdown."""
