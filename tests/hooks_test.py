@@ -558,21 +558,6 @@ def _(tmp_path):
     assert tf.train.load_checkpoint(prefix).get_tensor("a/b") == [3]
 
 
-@hook("tf.autograph.experimental.do_not_convert")
-def _(tmp_path):
-    """An error keeps its type, which it loses in converted code."""
-
-    class Mine(ValueError):
-        def __init__(self, name, value):
-            super().__init__(name)
-
-    def fails(x):
-        raise Mine("x", x)
-
-    with pytest.raises(Mine):
-        tf.function(tf.autograph.experimental.do_not_convert(fails))(1)
-
-
 @hook("tf.data.Dataset._inputs")
 def _(tmp_path):
     numbers = tf.data.Dataset.range(3)
