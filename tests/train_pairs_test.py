@@ -709,5 +709,7 @@ def test_bad_arguments_of_an_export_are_named(run, tmp_path, options, name, valu
     model, vocabs = run
     with raises_parameter(name, value):
         txl_tf.export_saved_model(model, tmp_path / "1", vocabs, **options)
+    wider = txl_tf.Vocab(special=list("01234567"))
+    wider.build()
     with raises_parameter("target_vocab", 8, "the 7 symbols of the model"):
-        txl_tf.export_saved_model(model, tmp_path / "1", [vocabs[0], txl_tf.Vocab(special=list("01234567"))])
+        txl_tf.export_saved_model(model, tmp_path / "1", [vocabs[0], wider])
