@@ -63,8 +63,8 @@ class SingleBatches:
     def test_on_batch(self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """The mean nll of the next segments of a text, without training.
 
-        Arguments, results and errors are those of `train_on_batch`, with one difference: it also runs during `fit` in
-        another thread, unless the user's metrics are updated, which both share.
+        Arguments, results and errors are those of `train_on_batch`, with one difference: it may run while `fit` runs
+        in another thread, unless the user has added metrics, which `fit` updates, too.
         """
         self.check_compiled("test_on_batch")
         self._check_hooks()
