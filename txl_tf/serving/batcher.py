@@ -52,7 +52,7 @@ class Batcher:
         self.largest = 0
         self._waiting: dict[str, collections.deque[_Request]] = collections.defaultdict(collections.deque)
         self._tasks: dict[str, asyncio.Task] = {}
-        self._free_signatures: asyncio.Semaphore | None = None  # made in the event loop
+        self._compute_slots: asyncio.Semaphore | None = None  # made when the event loop runs
 
     async def call(self, name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Calls a signature, perhaps together with other requests.
@@ -80,10 +80,10 @@ class Batcher:
 
     async def _work(self, name: str) -> None:
         """Computes the requests for a signature until none waits."""
-        self._free_signatures = self._free_signatures or asyncio.Semaphore(AT_ONCE)
+        self._compute_slots = self._compute_slots or asyncio.Semaphore(AT_ONCE)
         waiting = self._waiting[name]
         while waiting:
-            async with self._free_signatures:
+            async with self._compute_slots:
                 batch = self._next_batch(waiting)
                 if batch:
                     self.largest = max(self.largest, len(batch))
