@@ -62,7 +62,10 @@ def layer_norm(x, norm):
 
 
 def plain_rel_shift(x):
-    """Time first: `[T, K, B, H]`, a column of zeros in front, read again with rows one shorter."""
+    """The article's shift, time first: `[T, K, B, H]`.
+
+    It puts a column of zeros in front of the K columns, drops the first T entries, and reads the rest as rows of K.
+    """
     qlen, klen, *rest = x.shape
     padded = tf.concat([tf.zeros([qlen, 1, *rest]), x], 1)
     return tf.reshape(tf.reshape(padded, [klen + 1, qlen, *rest])[1:], x.shape)
@@ -361,7 +364,7 @@ def our_fusion(fusion):
 def flat_fusion():
     fusion = randomised(layers.PositionFusion(8, "ff"))
     r, index = our_fusion(fusion)
-    both = ITEMS[:, :, None] & ITEMS[:, None]  # pairs with padding are some pair
+    both = ITEMS[:, :, None] & ITEMS[:, None]  # leave out pairs with padding: their index points to an arbitrary row
     yield plain_fusion(fusion)[both], tf.gather(r, index)[both]
 
 

@@ -63,10 +63,10 @@ from txl_tf.schema import brief
 PADDING = -1  # no token's id
 
 
-def read_classes(vocab, data_path=None):
+def read_classes(vocab, paths=None):
     """`{name of a class: ids of its text}`: the files, or else `SECTIONS` of Python's manual."""
-    if data_path:
-        return {path: vocab.encode(read_files([path], vocab.level), name=path) for path in data_path}
+    if paths:
+        return {path: vocab.encode(read_files([path], vocab.level), name=path) for path in paths}
     from pydoc_data.topics import topics
 
     return {name: vocab.encode(topics[name], name=name) for name in SECTIONS}

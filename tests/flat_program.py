@@ -144,7 +144,7 @@ class ProgramLayer(FlatLayer):
     def feed_forward(self, x, inner_key=None, output_key=None):
         if self.activation == "relu":
             return super().feed_forward(x, inner_key, output_key)
-        x, *weights = self.computed(x, *self.ff_0.weights, *self.ff_1.weights)
+        x, *weights = self.in_compute_dtype(x, *self.ff_0.weights, *self.ff_1.weights)
         return feed_forward(x, *weights, ACTIVATIONS[self.activation])
 
 

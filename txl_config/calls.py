@@ -34,9 +34,9 @@ _TEXTS = (str, bytes)
 
 
 def known_names(function: _Function) -> _Function:
-    """Decorator: a call with unknown, missing or too many arguments raises an error that lists the known ones.
+    """Decorator: a call with unknown, missing or too many arguments raises an error that lists the known arguments.
 
-    The known ones are those that the signature names, even if it has `**kwargs`.
+    The known arguments are those that the signature names, even if it has `**kwargs`.
 
     Raises, in a call:
         UnknownArgumentError: the function has no such argument.
@@ -58,7 +58,7 @@ def known_names(function: _Function) -> _Function:
 def checked_call(function: _Function) -> _Function:
     """Decorator: a call with unknown, missing or too many arguments, or with one of another type, raises an error.
 
-    The annotations say the types: int, float, bool, str, bytes, paths, lists and iterables of these, and the classes of
+    The annotations give the types: int, float, bool, str, bytes, paths, lists and iterables of these, and classes of
     this library. Other annotations, such as tensors, are not checked, and neither are the elements of an iterator.
 
     Raises, in a call:
@@ -115,9 +115,9 @@ def bind_call(
 
     Args:
         called: name of the function, for errors.
-        signature: of the function.
-        args, kwargs: of the call.
-        hint: text at the end of the message of an error.
+        signature: signature of the function.
+        args, kwargs: arguments of the call.
+        hint: text to put at the end of an error message.
 
     Raises:
         UnknownArgumentError: the function has no such argument.
@@ -134,7 +134,7 @@ def bind_call(
         return signature.bind(*args, **kwargs)
     except TypeError as error:
         message = f"{called}(): {error}. Write {shortest_call(called, parameters)}{hint}"
-        by_position = list(args[len(signature.parameters) - len(parameters) :])
+        by_position = list(args[len(signature.parameters) - len(parameters) :])  # without `self` or `cls`
         raise CallError(called, by_position, named, message) from None
 
 
@@ -159,17 +159,23 @@ def unknown_name(module: str, name: str, known: Iterable[str], elsewhere: Mappin
         elsewhere: `{name: what to write in its place}`.
     """
     known = list(known)
-    found = elsewhere.get(name)
-    hint = did_you_mean(name, [*known, *elsewhere]) if found is None else f" Use {found}"
+    replacement = elsewhere.get(name)
+    hint = did_you_mean(name, [*known, *elsewhere]) if replacement is None else f" Use {replacement}"
     message = f"module '{module}' has no attribute '{name}'.{hint}"
-    return UnknownNameError(f"{module}.{name}", name, known if found is None else found, message)
+    return UnknownNameError(f"{module}.{name}", name, known if replacement is None else replacement, message)
 
 
 # -------------------------------------------------------------------------------------------------------------- types
 
 
 class _Kind(NamedTuple):
-    """A type of values: how messages name one and several of them, and whether a value has it."""
+    """A type of values.
+
+    Attributes:
+        name: the type of one value, for messages, such as "an integer".
+        several: the type of several values, for messages, such as "integers".
+        has: function of a value, whether it has this type.
+    """
 
     name: str
     several: str
@@ -177,12 +183,12 @@ class _Kind(NamedTuple):
 
 
 def _is_truth(value: Any) -> bool:
-    """Whether a value is True, False, 0 or 1, of Python or NumPy."""
+    """Whether a value is True, False, 0 or 1, in Python or NumPy."""
     return type(value).__name__ in ("bool", "bool_") or (isinstance(value, numbers.Integral) and value in (0, 1))
 
 
 def _is(kind: Any) -> Callable[[Any], bool]:
-    """A test whether a value is an instance of this class."""
+    """Returns a function that tells whether a value is an instance of the class `kind`."""
 
     def has(value: Any) -> bool:
         return isinstance(value, kind)
@@ -241,7 +247,8 @@ def _list_of(element: _Kind | None) -> _Kind | None:
             return False
         if isinstance(value, (list, tuple, set, frozenset)):
             return all(map(element.has, typing.cast("Iterable[Any]", value)))
-        holds_numbers = hasattr(typing.cast("Any", value), "dtype") and "string" in element.several
-        return not holds_numbers or getattr(typing.cast("Any", value).dtype, "kind", "") in ("U", "O")
+        # Elements of other iterables are not checked, except that an array of numbers is no list of strings.
+        may_hold_numbers = hasattr(typing.cast("Any", value), "dtype") and "string" in element.several
+        return not may_hold_numbers or getattr(typing.cast("Any", value).dtype, "kind", "") in ("U", "O")
 
     return _Kind(f"a list of {element.several}", f"lists of {element.several}", has)

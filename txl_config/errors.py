@@ -85,7 +85,7 @@ class ParameterError(ValueError):
 def located(error: ValueError, where: str) -> ParameterError:
     """Returns an error with the same fields and a message that begins with `where`, such as a file and a line.
 
-    An error without fields gets `where` as its name.
+    A ValueError that is no ParameterError has no fields. The new error then has `where` as its name.
     """
     message = f"{where}: {error}"
     if isinstance(error, ParameterError):

@@ -3,7 +3,7 @@
 | preset | weights of the layers | tokens of a step | steps |
 |---|---|---|---|
 | tiny | 1.9 M | 1,536 | 6 times the text, 500 to 4,000; 16 times a text under 48,000 tokens |
-| small | 5.1 M | 4,096 | 8 times the text, 500 to 10,000; the same |
+| small | 5.1 M | 4,096 | 8 times the text, 500 to 10,000; 16 times a text under 128,000 tokens |
 | base | 13.5 M | 4,200 | 100,000: the defaults of the flags |
 | paper | 40.9 M; words 41.0 M | 12,288; 9,000 | 400,000: the published set-up of enwik8; of WikiText-103 |
 
@@ -91,10 +91,12 @@ def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1)
 
 
 def steps_for(epoch_steps: float, epochs: int = 3, least: float = 100, most: int = 4000) -> int:
-    """Returns the number of steps that read a text `epochs` times, within bounds.
+    """Returns the number of steps that read a text `epochs` times, within bounds, rounded down to hundreds.
 
     Args:
         epoch_steps: steps that read it once.
+        epochs: how often to read it.
+        least, most: bounds before the rounding. `least` must be 100 or more.
     """
     return int(min(most, max(least, epochs * epoch_steps))) // 100 * 100
 

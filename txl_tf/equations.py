@@ -131,13 +131,14 @@ class Places(NamedTuple):
     r: Tensor | None = None  # [H, R, D], the projected table of distances; only the relative scheme has one
     first: Size = 0  # see `shifted_scores`
     special: dict[str, Any] = {}  # more arguments of `attend`, for keys and values that count as zeros
-    slots: Tensor | None = None  # int32 [T], the queries' indices among the keys; `None`: they are the last T keys
+    query_places: Tensor | None = None  # int32 [T], the queries' indices among the keys; `None`: the last T keys
 
     def distances(self, q: Tensor) -> Tensor:
         """int32 `[T, K]`: the distance from each query of `[..., T, D]` back to each key; negative for the future."""
         tgt_len = shape_of(q)[-2]
-        slots = self.klen - tgt_len + tf.range(tgt_len) if self.slots is None else self.slots
-        return slots[:, None] - tf.range(self.klen)
+        last = self.klen - tgt_len + tf.range(tgt_len)
+        query_places = last if self.query_places is None else self.query_places
+        return query_places[:, None] - tf.range(self.klen)
 
     def scores_by_distance(self, q: Tensor) -> Tensor:
         """`[H, ..., T, K]`: products of queries `[H, ..., T, D]` with the row of `r` for the distance of each key."""

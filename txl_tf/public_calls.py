@@ -1,10 +1,10 @@
 """Checks of calls of the public functions in `txl_tf.layers`: names, number, kinds and shapes of the arguments.
 
-The functions themselves compute, and layers call them with arguments that are checked already. `txl_tf.layers` has the
-same functions with these checks: a wrong call raises an error that names the argument, and shows how to write the call.
+The functions themselves check nothing: layers call them with checked arguments. `txl_tf.layers` has the same functions
+with these checks: a wrong call raises an error that names the argument, and shows how to write the call.
 
-Lists and arrays of NumPy become tensors, of the dtype of the tensors in the same call. Where tensors may have different
-dtypes, arrays keep theirs.
+Lists and NumPy arrays become tensors with the dtype of the first float tensor in the same call. In functions whose
+tensors may have different dtypes (`mixed`), arrays keep their dtypes.
 """
 
 import functools
@@ -27,21 +27,22 @@ from txl_tf.taggers.crf import checked_tags
 from txl_tf.taggers.lattice import DISTANCES
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Arguments = dict[str, Any]
-Sizes = dict[str, Any]
+Arguments = dict[str, Any]  # {name: value}
+Sizes = dict[str, Any]  # {name of a dimension: its size in the arguments that were checked before}
 
 
 class Shapes(NamedTuple):
     """What the arguments of a function must be.
 
     Attributes:
-        arguments: `{name: what}`, in the order in which they are checked: a kind with dimensions, as in
-            `check_tensors`, or one of `_OTHERS`. There are three more kinds of tensors: "ids", integers, also as whole
-            numbers in floats; "mask", bool or numbers 0 and 1, which broadcasts to its dimensions; and "floats", a list
-            of tensors. An argument that is missing here is checked by the function.
-        check: called with all arguments and the sizes that were found; raises ParameterError.
+        arguments: `{name: description}`, in the order in which they are checked. A description is a kind of tensor with
+            its dimensions, as in `check_tensors`, or a key of `_OTHERS`. "?" after the kind allows `None`. Three more
+            kinds of tensors are possible: "ids", integers, also as whole numbers in floats; "mask", bool or numbers 0
+            and 1, which broadcasts to its dimensions; and "floats", a list of tensors. An argument that is missing here
+            is checked by the function.
+        check: function of all arguments and the sizes of their dimensions. It raises ParameterError.
         mixed: whether tensors may have different floating-point dtypes.
-        layer: the layer that has the function's weights, and the original's arguments: for the error.
+        layer: the layer that makes the weights itself, and takes the arguments of the original, for error messages.
     """
 
     arguments: dict[str, str]
@@ -62,7 +63,8 @@ def checked(name: str, function: Function) -> Function:
         try:
             _check(given, shapes)
         except ParameterError as error:
-            if hint and not hasattr(error.value, "shape"):  # as in a call in the original's form
+            # A value without a shape, such as a size instead of a kernel: a call in the original's form.
+            if hint and not hasattr(error.value, "shape"):
                 raise type(error)(error.name, error.value, error.allowed, f"{error}{hint}") from None
             raise
         return function(*given.args, **given.kwargs)
@@ -77,8 +79,8 @@ def _check(given: inspect.BoundArguments, shapes: Shapes) -> None:
     arguments = given.arguments
     sizes: Sizes = {} if arguments.get("mems", "") is not None else {"mem_len": 0}
     dtype = _dtype_of(arguments, shapes)
-    for name, what in shapes.arguments.items():
-        kind, *dims = what.split()
+    for name, description in shapes.arguments.items():
+        kind, *dims = description.split()
         value = arguments[name]
         if value is None and kind.endswith("?"):
             continue
@@ -98,11 +100,11 @@ def _check(given: inspect.BoundArguments, shapes: Shapes) -> None:
 
 
 def _dtype_of(arguments: Arguments, shapes: Shapes) -> tuple[str, Any]:
-    """The name and the dtype of the first float tensor, or else array; `("", float32)` if there is none."""
-    named = [name for name, what in shapes.arguments.items() if what.startswith("float") and "floats" not in what]
-    found = [(name, arguments[name]) for name in named if _is_tensor(arguments[name])]
-    found.sort(key=lambda pair: isinstance(pair[1], np.ndarray))
-    dtypes = [(name, tf.as_dtype(x.dtype)) for name, x in found]
+    """Returns `(name, dtype)` of the first float tensor or, without one, array; `("", float32)` if there is none."""
+    names = [name for name, description in shapes.arguments.items() if description.split()[0] in ("float", "float?")]
+    tensors = [(name, arguments[name]) for name in names if _is_tensor(arguments[name])]
+    tensors.sort(key=lambda pair: isinstance(pair[1], np.ndarray))  # stable: tensors first, then arrays
+    dtypes = [(name, tf.as_dtype(x.dtype)) for name, x in tensors]
     return next(((name, dtype) for name, dtype in dtypes if dtype.is_floating), ("", tf.float32))
 
 
@@ -113,22 +115,33 @@ def _is_tensor(value: Any) -> bool:
 def _checked_tensor(
     name: str, value: Any, kind: str, dims: Sequence[str], sizes: Sizes, dtype: Any, mixed: bool = True
 ) -> Any:
-    """The value as a tensor of this kind and shape."""
-    of_name, of_dtype = dtype
+    """Returns a value as a tensor of this kind and shape.
+
+    Args:
+        name, value: the argument.
+        kind, dims: see `Shapes`.
+        sizes: sizes of dimensions. New ones are added.
+        dtype: from `_dtype_of`.
+        mixed: see `Shapes`.
+    """
+    other_name, call_dtype = dtype
     plain = "number" if kind == "ids" else kind
     if isinstance(value, (list, tuple, np.ndarray, np.generic)) or (is_number(value) and list(dims) == ["..."]):
         keeps_dtype = kind != "float" or (mixed and isinstance(value, np.ndarray))
-        value = _as_tensor(name, value, described(kind, dims, sizes), None if keeps_dtype else of_dtype)
+        value = _as_tensor(name, value, described(kind, dims, sizes), None if keeps_dtype else call_dtype)
     check_tensors(sizes, **{name: (value, " ".join([plain, *dims]))})
     if kind == "ids" and not keras.backend.is_keras_tensor(value):
         return as_ids(name, value)
-    if kind == "float" and not mixed and tf.as_dtype(value.dtype) != of_dtype:
-        raise tensor_error(name, value, f"{of_dtype.name}, as {of_name}")
+    if kind == "float" and not mixed and tf.as_dtype(value.dtype) != call_dtype:
+        raise tensor_error(name, value, f"{call_dtype.name}, as {other_name}")
     return value
 
 
 def _as_tensor(name: str, value: Any, allowed: str, dtype: Any) -> Any:
-    """A list or an array as a tensor; of `dtype`, unless it is `None`. Other arrays than those of numbers stay."""
+    """Returns a list or an array of numbers as a tensor, with `dtype` if it is not `None`.
+
+    Other values are returned as they are: the checks that follow refuse them.
+    """
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
@@ -143,7 +156,7 @@ def _as_tensor(name: str, value: Any, allowed: str, dtype: Any) -> Any:
 def _checked_list(name: str, value: Any, dims: Sequence[str], sizes: Sizes, dtype: Any) -> Any:
     """Checks a list of float tensors. The last of `dims` is "?" if elements may be `None`.
 
-    Their sizes may differ from element to element, so none is found for the arguments after it.
+    The sizes of a dimension may differ from element to element, so they are not used for later arguments.
     """
     optional = dims[-1] == "?"
     dims = [dim for dim in dims if dim != "?"]
@@ -157,7 +170,7 @@ def _checked_list(name: str, value: Any, dims: Sequence[str], sizes: Sizes, dtyp
 
 
 def _check_mask(name: str, mask: Any, dims: Sequence[str], sizes: Sizes) -> None:
-    """Checks that a mask is bool or numbers 0 and 1, and broadcasts to `dims`. "=" before them: it has this shape."""
+    """Checks that a mask is bool or numbers 0 and 1, and broadcasts to `dims`. With "=" before them: has this shape."""
     exact = dims[0] == "="
     dims = dims[1:] if exact else dims
     allowed = f"a mask of bool or of numbers 0 and 1, {described('', dims, sizes)}"
@@ -166,20 +179,21 @@ def _check_mask(name: str, mask: Any, dims: Sequence[str], sizes: Sizes) -> None
     shape = tf.TensorShape(mask.shape)
     if shape.rank is None:
         return
-    leading = sizes.get("...", tf.TensorShape([]))
-    at = dims.index("...") if "..." in dims else None
-    whole: list[Any] = [size_of(dim, sizes) for dim in dims]
-    if at is not None:
-        whole[at : at + 1] = [*leading] if leading.rank is not None else []
-    fits = shape.is_compatible_with(whole) if exact else shape.rank > 1 and _broadcasts_to(shape, whole)
+    target: list[Any] = [size_of(dim, sizes) for dim in dims]  # the shape to broadcast to; `None` for unknown sizes
+    if "..." in dims:
+        leading = sizes.get("...", tf.TensorShape([]))
+        at = dims.index("...")
+        target[at : at + 1] = [*leading] if leading.rank is not None else []
+    fits = shape.is_compatible_with(target) if exact else shape.rank > 1 and _broadcasts_to(shape, target)
     if not fits:
         raise tensor_error(name, mask, allowed)
 
 
-def _broadcasts_to(shape: tf.TensorShape, whole: Sequence[Any]) -> bool:
-    sizes = [None] * max(len(whole) - len(shape), 0) + shape.as_list()
-    pairs = zip(sizes, whole, strict=False)
-    return len(shape) <= len(whole) and all(size in (None, 1, most) or most is None for size, most in pairs)
+def _broadcasts_to(shape: tf.TensorShape, target: Sequence[Any]) -> bool:
+    """Whether a shape broadcasts to the shape `target`. Unknown sizes, `None`, fit every size."""
+    sizes = [None] * max(len(target) - len(shape), 0) + shape.as_list()
+    pairs = zip(sizes, target, strict=False)
+    return len(shape) <= len(target) and all(size in (None, 1, wanted) or wanted is None for size, wanted in pairs)
 
 
 # -------------------------------------------------------------------------------------------- arguments without shape
@@ -232,24 +246,20 @@ def _check_scores(arguments: Arguments, sizes: Sizes) -> None:
     if isinstance(scores, list) and scores and all(map(_is_tensor, scores)):  # one tensor for each head
         check_tensors(dict(sizes), **{f"position_scores[{i}]": (x, "float ... keys") for i, x in enumerate(scores)})
         scores = tf.stack(scores)
-    what = "float n_head tgt_len keys" if len(getattr(scores, "shape", ())) == 3 else "float n_head ... tgt_len keys"
+    has_batch = len(getattr(scores, "shape", ())) != 3
+    dims = ["n_head", "...", "tgt_len", "keys"] if has_batch else ["n_head", "tgt_len", "keys"]
     arguments["position_scores"] = _checked_tensor(
-        "position_scores", scores, *_split(what), sizes, ("q", arguments["q"].dtype), mixed=False
+        "position_scores", scores, "float", dims, sizes, ("q", arguments["q"].dtype), mixed=False
     )
-
-
-def _split(what: str) -> tuple[str, list[str]]:
-    kind, *dims = what.split()
-    return kind, dims
 
 
 def _check_attn_mask(arguments: Arguments, sizes: Sizes) -> None:
     mask = arguments["attn_mask"]
     if mask is None:
         return
-    four = len(getattr(mask, "shape", ())) == 4
-    dims = ["batch", "n_head", "tgt_len", "mem_len+tgt_len"] if four else ["batch", "tgt_len", "mem_len+tgt_len"]
-    _check_mask("attn_mask", mask, dims, sizes)
+    for_each_head = len(getattr(mask, "shape", ())) == 4
+    leading = ["batch", "n_head"] if for_each_head else ["batch"]
+    _check_mask("attn_mask", mask, [*leading, "tgt_len", "mem_len+tgt_len"], sizes)
 
 
 def _check_heads(arguments: Arguments, sizes: Sizes) -> None:
@@ -307,10 +317,10 @@ def _check_softmax(arguments: Arguments, sizes: Sizes) -> None:
     if clusters is not None:
         if not isinstance(clusters, (list, tuple)) or len(clusters) != 2:
             raise ParameterError("clusters", clusters, "(weight, bias)")
-        of_clusters = {"clusters": len(biases) - 1, "d_embed": tables[0].shape[1]}
-        names = ("clusters[0]", "clusters[1]")
-        kinds = ("float clusters d_embed", "float clusters")
-        check_tensors(of_clusters, **dict(zip(names, zip(clusters, kinds, strict=True), strict=True)))
+        weight, bias = clusters
+        known_sizes = {"clusters": len(biases) - 1, "d_embed": tables[0].shape[1]}
+        entries = {"clusters[0]": (weight, "float clusters d_embed"), "clusters[1]": (bias, "float clusters")}
+        check_tensors(known_sizes, **entries)
     target = arguments.get("target")
     if target is None:
         return
@@ -351,9 +361,9 @@ def _check_pairs(arguments: Arguments, sizes: Sizes) -> None:
 
 
 def _check_pairwise(arguments: Arguments, sizes: Sizes) -> None:
-    of_index = arguments["index"] is not None
-    what = "float distinct n_head d_head" if of_index else "float n_head batch tgt_len keys d_head"
-    check_tensors(sizes, r=(arguments["r"], what))
+    has_index = arguments["index"] is not None  # which row of `r` each pair has; without it, `r` has all pairs
+    description = "float distinct n_head d_head" if has_index else "float n_head batch tgt_len keys d_head"
+    check_tensors(sizes, r=(arguments["r"], description))
 
 
 def _check_shifted(arguments: Arguments, sizes: Sizes) -> None:
@@ -453,7 +463,7 @@ _HEADS = {"q": "float n_head batch length d_head", "k": "float n_head batch leng
 
 
 def _without(arguments: dict[str, str], *names: str) -> dict[str, str]:
-    return {name: what for name, what in arguments.items() if name not in names}
+    return {name: description for name, description in arguments.items() if name not in names}
 
 
 SHAPES = {

@@ -39,13 +39,13 @@ def random_batch(shape):
 def contestants(mode, jit=False):
     options = {"txl_tf float32": {}, "txl_tf bfloat16": {"dtype": "mixed_bfloat16"}}
     if jit and is_training(mode):
-        options |= {f"{name} XLA": {**some, "jit_compile": True} for name, some in options.items()}
+        options |= {f"{name} XLA": {**arguments, "jit_compile": True} for name, arguments in options.items()}
     if is_training(mode):
         options[ROUNDED] = {"matmul_precision": "bfloat16"}
     if mode == "training":
         options["txl_tf float32 recompute"] = {"recompute": True}
     makers = {REFERENCE: functools.partial(reference_work, mode)}
-    makers |= {name: functools.partial(library_work, mode, **some) for name, some in options.items()}
+    makers |= {name: functools.partial(library_work, mode, **arguments) for name, arguments in options.items()}
     if mode == "generation":
         makers |= {f"{READING} {dtype}": functools.partial(reading_work, size=size) for dtype, size in BYTES.items()}
     return makers

@@ -1,12 +1,13 @@
-"""Language models of other libraries, which train on as many tokens a step as ours: PyTorch's and JAX's contestants.
+"""Language models of other libraries, in PyTorch and JAX, which train on as many tokens per step as ours.
 
     pip install -e ".[peers]"
     python tools/benchmark.py --mode=peers
 
-All have the sizes of the shape, Adam, clipped gradients and the same number of threads. What differs is said by name:
-the GPT has no memory, and twice the segment at half the batch, so that a token sees as much text.
+All have the sizes of the shape, Adam, clipped gradients and the same number of threads. One difference remains: the GPT
+has no memory. Its segment is as long as segment and memory of the others, and its batch has fewer rows, so that a token
+sees as much text.
 
-This file is also the program of a contestant's process. It imports a contestant's own framework and no other.
+This file is also the program that runs in the process of a contestant. It imports only the framework of that one.
 """
 
 import os
@@ -29,7 +30,7 @@ def random_segments(shape):
 
 
 def without_memory(shape):
-    """The shape of a model that sees as many tokens in one segment: fewer and longer rows, no memory."""
+    """The shape of a model without memory: fewer rows, whose segments are as long as segment and memory of `shape`."""
     context = shape["tgt_len"] + shape["mem_len"]
     return {**shape, "batch_size": shape["batch_size"] * shape["tgt_len"] // context, "tgt_len": context, "mem_len": 0}
 
@@ -87,10 +88,9 @@ def gpt(shape):
             self.dropout = nn.Dropout(dropout)
 
         def forward(self, x):
-            heads = [
-                part.unflatten(-1, (n_head, -1)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, -1)
-            ]
-            attended = F.scaled_dot_product_attention(*heads, dropout_p=shape["dropatt"], is_causal=True)
+            projected = self.qkv(self.norms[0](x)).chunk(3, -1)  # queries, keys, values: [batch, tgt_len, d_model] each
+            q, k, v = (part.unflatten(-1, (n_head, -1)).transpose(1, 2) for part in projected)  # [batch, head, ...]
+            attended = F.scaled_dot_product_attention(q, k, v, dropout_p=shape["dropatt"], is_causal=True)
             x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
             return x + self.dropout(self.outer(F.gelu(self.inner(self.norms[1](x)))))
 
@@ -172,10 +172,10 @@ def jax_work(shape):
         "output": [n_head * d_head, d_model],
         "inner": [d_model, shape["d_inner"]], "outer": [shape["d_inner"], d_model],
     }  # fmt: skip
-    keys = iter(jax.random.split(jax.random.key(0), 100))
+    weight_keys = iter(jax.random.split(jax.random.key(0), 100))
 
     def normal(size):
-        return 0.02 * jax.random.normal(next(keys), size)
+        return 0.02 * jax.random.normal(next(weight_keys), size)
 
     def layer_weights():
         vectors = {"inner_bias": shape["d_inner"], "outer_bias": d_model, "beta_1": d_model, "beta_2": d_model}
@@ -189,8 +189,8 @@ def jax_work(shape):
         "bias": jnp.zeros(shape["n_token"]), "layers": [layer_weights() for _ in range(shape["n_layer"])],
     }  # fmt: skip
     angles = np.arange(klen - 1, -1, -1)[:, None] / 10000 ** (np.arange(0, d_model, 2) / d_model)
-    distances = jnp.asarray(np.concatenate([np.sin(angles), np.cos(angles)], -1), jnp.float32)
-    forbidden = jnp.arange(klen) > jnp.arange(tgt_len)[:, None] + mem_len
+    distances = jnp.asarray(np.concatenate([np.sin(angles), np.cos(angles)], -1), jnp.float32)  # [klen, d_model]
+    is_future = jnp.arange(klen) > jnp.arange(tgt_len)[:, None] + mem_len
 
     def norm(x, gamma, beta):
         x = x - x.mean(-1, keepdims=True)
@@ -200,15 +200,17 @@ def jax_work(shape):
         return x * jax.random.bernoulli(key, 1 - dropout, x.shape) / (1 - dropout)
 
     def layer(x, memory, own, u, v, keys):
-        known = jnp.concatenate([memory, x], 1)  # [batch, klen, d_model]
-        query, key, value = jnp.split((known @ own["qkv"]).reshape(rows, klen, 3, n_head, d_head), 3, 2)
-        query, key, value = query[:, mem_len:, 0], key[:, :, 0], value[:, :, 0]
+        context = jnp.concatenate([memory, x], 1)  # [batch, klen, d_model]
+        query, key, value = jnp.split((context @ own["qkv"]).reshape(rows, klen, 3, n_head, d_head), 3, 2)
+        query, key, value = query[:, mem_len:, 0], key[:, :, 0], value[:, :, 0]  # [batch, ..., n_head, d_head]
         positions = (drop(distances, keys[0]) @ own["positions"]).reshape(klen, n_head, d_head)
         scores = jnp.einsum("bind,bjnd->bnij", query + u, key)
-        turned = jnp.einsum("bind,jnd->bnij", query + v, positions)
-        turned = jnp.pad(turned, [(0, 0)] * 3 + [(1, 0)]).reshape(rows, n_head, klen + 1, tgt_len)[:, :, 1:]
-        scores = (scores + turned.reshape(rows, n_head, tgt_len, klen)) / d_head**0.5
-        probs = jax.nn.softmax(jnp.where(forbidden, -1e30, scores))
+        # The scores by distance, and the shift of the original program, which moves each to its key:
+        by_distance = jnp.einsum("bind,jnd->bnij", query + v, positions)
+        padded = jnp.pad(by_distance, [(0, 0)] * 3 + [(1, 0)])
+        shifted = padded.reshape(rows, n_head, klen + 1, tgt_len)[:, :, 1:].reshape(rows, n_head, tgt_len, klen)
+        scores = (scores + shifted) / d_head**0.5
+        probs = jax.nn.softmax(jnp.where(is_future, -1e30, scores))
         attended = jnp.einsum("bnij,bjnd->bind", probs, value).reshape(rows, tgt_len, -1)
         x = norm(x + drop(attended @ own["output"], keys[1]), own["gamma_1"], own["beta_1"])
         inner = drop(jax.nn.relu(x @ own["inner"] + own["inner_bias"]), keys[2])
@@ -225,11 +227,11 @@ def jax_work(shape):
         return -jnp.take_along_axis(log_probs, labels[..., None], -1).mean(), memories
 
     def step(state, tokens, labels):
-        weights, first, second, memory, count, key = state
+        weights, first, second, memory, count, key = state  # first and second: the moments of Adam
         key, own_key = jax.random.split(key)
         (loss, memory), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights, tokens, labels, memory, own_key)
-        size = sum((gradient**2).sum() for gradient in jax.tree.leaves(gradients)) ** 0.5
-        gradients = jax.tree.map(lambda gradient: gradient * jnp.minimum(1, CLIP / size), gradients)
+        norm_of_all = sum((gradient**2).sum() for gradient in jax.tree.leaves(gradients)) ** 0.5
+        gradients = jax.tree.map(lambda gradient: gradient * jnp.minimum(1, CLIP / norm_of_all), gradients)
         count += 1
         first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, gradients)
         second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, second, gradients)
@@ -260,7 +262,9 @@ def make_work(name, shape):
     if kind == "JAX":
         return jax_work(shape)
     settings = {"compiled": "compiled" in options, "bfloat16": "bfloat16" in options}
-    return torch_work(*((without_memory(shape), gpt) if kind == "GPT" else (shape, x_transformers)), **settings)
+    if kind == "GPT":
+        return torch_work(without_memory(shape), gpt, **settings)
+    return torch_work(shape, x_transformers, **settings)
 
 
 PEERS = tuple(

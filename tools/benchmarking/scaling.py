@@ -30,9 +30,10 @@ def scale(mode, shape, makers, rounds, seconds):
                 continue
             shapes = [{**shape, argument: value} for value in values]
             if argument == "n_token":
-                shapes = [{**some, "cutoffs": CUTOFFS.get(some["n_token"], [])} for some in shapes]
-            taken = np.median(measure([make(some) for some in shapes], rounds, seconds), 0)
-            costs = taken / [tokens_of_work(mode, name, some) for some in shapes]
+                shapes = [{**scaled, "cutoffs": CUTOFFS.get(scaled["n_token"], [])} for scaled in shapes]
+            # One number for each shape:
+            median_seconds = np.median(measure([make(scaled) for scaled in shapes], rounds, seconds), 0)
+            costs = median_seconds / [tokens_of_work(mode, name, scaled) for scaled in shapes]
             rows += costs_of(mode, name, argument, values, costs)
     return rows
 

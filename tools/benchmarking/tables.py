@@ -48,7 +48,7 @@ def rows_of(mode, figure, measured):
         values = np.array(figures[figure])
         ratios = first / values if figure == "seconds" else values / first
         row = {"mode": mode, "contestant": name}
-        row |= {key: (max if "peak" in key else statistics.median)(some) for key, some in figures.items()}
+        row |= {key: (max if "peak" in key else statistics.median)(turns) for key, turns in figures.items()}
         row |= {"quartiles": np.percentile(values, [25, 75]).tolist(), "ratio": np.median(ratios).item()}
         rows.append(row | {"ratio_quartiles": np.percentile(ratios, [25, 75]).tolist()})
     return rows

@@ -28,7 +28,7 @@ def contestants(mode):
         "txl_tf float32": (library_tagger, True),
         "txl_tf bfloat16": (functools.partial(library_tagger, dtype="mixed_bfloat16"), True),
     }
-    return {name: functools.partial(work, mode, *some) for name, some in makers.items()}
+    return {name: functools.partial(work, mode, make, by_length) for name, (make, by_length) in makers.items()}
 
 
 def work(mode, make, by_length, shape):

@@ -69,7 +69,10 @@ class Limits:
 
 
 class Shelf:
-    """Keeps a few objects that visitors may need again, by keys that cannot be guessed. It forgets the oldest ones."""
+    """Keeps a few objects that visitors may need again, by keys that cannot be guessed.
+
+    If there are more than `most`, it forgets the one that was stored or returned least recently.
+    """
 
     def __init__(self, most: int):
         self.most = most

@@ -36,9 +36,9 @@ class EncoderDecoderPage(Board):
         inputs = [names, source, beams, n_best, penalty]
         outputs = [shown, asked]
         first = self.begin(self.opened, self.translate, inputs, outputs) if self.spelled(SOURCE) else []
-        for event in (button.click, source.submit):
+        for event in (button.click, source.submit):  # a new translation also empties the picture of the old attention
             self.listen(event, self.translate, inputs, outputs, cancels=first).then(lambda: "", None, detail)
-        for place in (shown, detail):
+        for place in (shown, detail):  # both have symbols to click
             self.listen(place.click, self.look, asked, [detail, asked])
 
     @answered

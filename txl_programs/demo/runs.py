@@ -51,17 +51,17 @@ class OpenRun:
         self.name = name
         self.task = folder.family.task
         self.config = folder.read_config()
-        self.family = folder.family.name
+        self.family_name = folder.family.name
         self.vocabs = folder.load_vocabs()
         self.model = folder.load_model()
         self.lock = threading.Lock()
 
     def describe(self) -> str:
         """What the model is, in Markdown: a sentence, its text, its size and its paper."""
-        what = said(FAMILIES.get(self.family, "a model of the family {family}."), family=self.family)
+        what = said(FAMILIES.get(self.family_name, "a model of the family {family}."), family=self.family_name)
         text = said(TEXTS[self.config["data"]["dataset"]]) if self.config["data"].get("dataset") in TEXTS else ""
         size = said("It has {number:,} weights.", number=self.model.count_params())
-        paper = f"[{said('Paper')}]({PAPERS[self.family]})" if self.family in PAPERS else ""
+        paper = f"[{said('Paper')}]({PAPERS[self.family_name]})" if self.family_name in PAPERS else ""
         return " ".join(filter(None, [what, text, size, paper]))
 
 

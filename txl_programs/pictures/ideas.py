@@ -14,7 +14,7 @@ from txl_tf.layers import rel_shift
 from txl_tf.nn.positions import inverse_frequencies
 from txl_tf.transformer_xl.attention import create_mask
 
-MAX_WORDS = 24  # columns of a matrix whose numbers are written
+MAX_WRITTEN_COLUMNS = 24  # the numbers of a wider matrix are not written into its cells
 LIGHT = ("#cce3f0", "#f7dfcc", "#ccebe3", "#f5e4ed", "#faecd0", "#ddf0fb")  # COLORS, to write on
 
 
@@ -35,7 +35,7 @@ def draw_masks(qlen, mlen):
         mask, before = mask.numpy().astype(int), mask.shape[1] - qlen
         extent = (-before - 0.5, qlen - 0.5, qlen - 0.5, -0.5)
         axes.imshow(mask, cmap=flat_colors(LIGHT[0], GREY), vmin=0, vmax=1, aspect="auto", extent=extent)
-        if mask.shape[1] <= MAX_WORDS:
+        if mask.shape[1] <= MAX_WRITTEN_COLUMNS:
             write_cells(axes, mask, -before, fontsize=8)
         if before:
             axes.axvline(-0.5, color=COLORS[1], lw=2)

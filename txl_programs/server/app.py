@@ -1,4 +1,4 @@
-"""The ASGI application: who may ask, how much, and which answer a path gives."""
+"""The ASGI application of the server: `Guard` decides which requests are answered, and `Server` answers each path."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class Json(Response):
 
 
 class Guard:
-    """An ASGI application in front of another one. It refuses requests of other sites, without the key, or too large.
+    """An ASGI application in front of another one.
+
+    It refuses requests that pages of other sites send, that lack the API key, or that are too large.
 
     Args:
         app: the application.
@@ -106,7 +108,7 @@ class Guard:
 
 
 def failure(path: str, error: Failed) -> Json:
-    """The answer to a request that failed, in the form of the interface that has the path."""
+    """Returns the answer to a request that failed, in the form of TensorFlow Serving or of OpenAI, by the path."""
     message = shortened(visible(str(error)))
     if ":predict" in path or path.endswith("/metadata"):
         return Json({"error": message}, error.status)
@@ -120,8 +122,8 @@ class Server:
     Args:
         name: name of the model.
         signatures: `{name: function}`, of `StoredModel.signatures()`.
-        batcher: calls them.
-        completions: for a language model; else `None`.
+        batcher: calls the signatures, for several requests at a time.
+        completions: answers /v1/completions, for a language model; else `None`.
     """
 
     def __init__(self, name: str, signatures: dict[str, Any], batcher: Batcher, completions: Completions | None = None):
@@ -132,27 +134,27 @@ class Server:
         self.started = int(time.time())
 
     def routes(self) -> list[Route]:
-        """All addresses."""
-        one = "/v1/models/{name:name}"
-        found = [
+        """The paths of the server, with their methods."""
+        model_path = "/v1/models/{name:name}"
+        endpoints = [
             ("/v1/models", self.models, "GET"),
             ("/v1/completions", self.complete, "POST"),
         ]
-        for prefix in (one, one + "/versions/{version:name}"):
-            found += [
+        for prefix in (model_path, model_path + "/versions/{version:name}"):
+            endpoints += [
                 (prefix, self.status, "GET"),
                 (f"{prefix}/metadata", self.metadata, "GET"),
                 (f"{prefix}:predict", self.predict, "POST"),
             ]
-        return [Route(path, answering(function), methods=[method]) for path, function, method in found]
+        return [Route(path, answering(function), methods=[method]) for path, function, method in endpoints]
 
     def check_name(self, request: Request) -> None:
-        """Raises Failed where a request is for another model or version."""
+        """Raises Failed if a request is for another model or version."""
         name = request.path_params["name"]
         if name != self.name:
             raise Failed(404, f"the server has no model {name}: its model is {self.name}")
         if request.path_params.get("version", VERSION) != VERSION:
-            raise Failed(404, f"model {name} has the version {VERSION} alone")
+            raise Failed(404, f"model {name} has only the version {VERSION}")
 
     async def models(self, request: Request) -> Response:
         """OpenAI's list of models."""
@@ -171,12 +173,12 @@ class Server:
     async def metadata(self, request: Request) -> Response:
         """The signatures, as TensorFlow Serving describes them."""
         self.check_name(request)
-        found = await asyncio.to_thread(
+        signatures = await asyncio.to_thread(  # the first call traces graphs
             lambda: {name: signature.described() for name, signature in self.signatures.items()}
         )
         kind = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
         spec = {"name": self.name, "signature_name": "", "version": VERSION}
-        return Json({"model_spec": spec, "metadata": {"signature_def": {"@type": kind, "signature_def": found}}})
+        return Json({"model_spec": spec, "metadata": {"signature_def": {"@type": kind, "signature_def": signatures}}})
 
     async def predict(self, request: Request) -> Response:
         """The results of a signature."""
@@ -190,8 +192,8 @@ class Server:
         if signature is None:
             raise Failed(404, f"signature_name must be one of {', '.join(self.signatures)}, got {name}")
         arrays = await asyncio.to_thread(signature.arguments, values)
-        found = await self.batcher.call(signature.name, arrays)
-        return Json(await asyncio.to_thread(signature.answer, values, found))
+        results = await self.batcher.call(signature.name, arrays)
+        return Json(await asyncio.to_thread(signature.answer, values, results))
 
     async def complete(self, request: Request) -> Response:
         """OpenAI's completions."""
@@ -207,12 +209,12 @@ class Server:
 
 
 async def failing(first: bytes, events: Any) -> AsyncIterator[bytes]:
-    """Server-sent events. An error in the middle becomes an event, because the status was sent already."""
+    """Yields `first` and the other server-sent events. A later error becomes an event: the status was sent already."""
     try:
         yield first
         async for event in events:
             yield event
-    except Exception as error:  # of any kind: the client must not take a part for the whole
+    except Exception as error:  # of any kind: the client must not believe that the text is complete
         logger.error("a stream ended early: %s", error)
         yield b"data: " + json.dumps({"error": {"message": shortened(str(error)), "type": "server_error"}}).encode()
         yield b"\n\n"
@@ -221,16 +223,16 @@ async def failing(first: bytes, events: Any) -> AsyncIterator[bytes]:
 
 
 async def while_connected(request: Request, answer: Awaitable[Any]) -> Any:
-    """The answer to a request. It is given up if the client closes the connection."""
+    """Awaits the answer to a request. Cancels it if the client closes the connection."""
     task = asyncio.ensure_future(answer)
-    gone = asyncio.ensure_future(disconnected(request))
+    disconnection = asyncio.ensure_future(disconnected(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnection}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise Failed(499, "the client has closed the connection")
         return task.result()
     finally:
-        gone.cancel()
+        disconnection.cancel()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
@@ -243,7 +245,7 @@ async def disconnected(request: Request) -> None:
 
 
 async def body_of(request: Request) -> dict:
-    """The JSON object of a request. Raises Failed where there is none."""
+    """Returns the JSON object in the body of a request. Raises Failed if there is none."""
     try:
         body = await asyncio.wait_for(request.body(), SECONDS_TO_SEND)
     except TimeoutError:
@@ -258,7 +260,7 @@ async def body_of(request: Request) -> dict:
 
 
 def answering(function: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint that answers errors of a request with their status."""
+    """Returns an endpoint that calls `function`, and answers an error of a request with the status of the error."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -280,16 +282,16 @@ def answering(function: Callable[[Request], Awaitable[Response]]) -> Callable[[R
 
 
 def said_by(error: Exception) -> str:
-    """What a graph says of a wrong request, without the names of its operations."""
+    """Returns the message of a graph about a wrong request, without the names of operations."""
     message = getattr(error, "message", None) or str(error)
-    found = re.search(r"assertion failed: \[(.*?)\] \[(.*?)\]", message, re.DOTALL)
-    return message if found is None else f"{found[1]} {found[2]}"
+    failed = re.search(r"assertion failed: \[(.*?)\] \[(.*?)\]", message, re.DOTALL)  # [message] [value]
+    return message if failed is None else f"{failed[1]} {failed[2]}"
 
 
 def make_app(
     server: Server, host: str, allowed_hosts: Collection[str] = (), api_key: str | None = None, max_bytes: int = 2**25
 ) -> Guard:
-    """The application of a server behind its guard."""
+    """Returns the application of a server, with a `Guard` in front of it."""
 
     async def missing(request: Request, error: Exception) -> Response:
         return failure(request.url.path, Failed(404, "this server has no such address"))

@@ -1,7 +1,7 @@
 """OpenAI's interface /v1/completions for a language model.
 
-A request is checked (`Options`), becomes a `Job` of the decoder for every text, and every job a `Choice`, which turns
-the tokens into text and ends it at stop strings.
+`Options` checks a request. For every text, the decoder gets a `Job`, and a `Choice` turns the tokens of the job into
+text, which it ends at stop strings.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from txl_tf.serving.decoder import Alternatives, Decoder, Job, Piece
 
 MOST_STOPS = 4
 MOST_LOGPROBS = 5
-NEXT_SEED = 0x9E3779B9  # what the seed of the next text of a prompt is more, see `of_sequences`
-# Parameters that OpenAI's interface has and this one has not, and the values that change nothing.
+NEXT_SEED = 0x9E3779B9  # difference between the seeds of two texts of a prompt, see `of_sequences`
+# Parameters of OpenAI's interface that this server does not support, and the values that it accepts for them, which
+# change nothing.
 NEUTRAL: dict[str, tuple] = {
     "presence_penalty": (0, None),
     "frequency_penalty": (0, None),
@@ -53,7 +54,7 @@ class Bounds:
 
 
 def whole(values: dict, name: str, default: Any, least: int, most: int) -> Any:
-    """An integer of a request."""
+    """Returns the integer `name` of a request, or its default. Raises Failed if it is none, or out of its range."""
     value = values.get(name)
     if value is None:
         return default
@@ -63,18 +64,18 @@ def whole(values: dict, name: str, default: Any, least: int, most: int) -> Any:
 
 
 def number(values: dict, name: str, default: float) -> float:
-    """A number of a request, in the range of the option of that name."""
+    """Returns the number `name` of a request, in the range of `OPTIONS`, or its default."""
     value = values.get(name)
     if value is None:
         return default
-    holds, allowed = OPTIONS[name]
-    if type(value) not in (int, float) or not holds(np.float64(value)):
+    in_range, allowed = OPTIONS[name]
+    if type(value) not in (int, float) or not in_range(np.float64(value)):
         raise Failed(400, f"{name} must {allowed}, got {brief(value)}", name)
     return float(value)
 
 
 def flag(values: dict, name: str) -> bool:
-    """A bool of a request."""
+    """Returns the bool `name` of a request; False if it is left out."""
     value = values.get(name)
     if value is None:
         return False
@@ -103,7 +104,9 @@ class Options:
     def __init__(self, values: dict, vocab: Vocab, bounds: Bounds):
         for name in values:
             if name not in self.KNOWN:
-                raise Failed(400, f"{brief(name)} is no parameter of this server: it has {', '.join(self.KNOWN)}", name)
+                raise Failed(
+                    400, f"{brief(name)} is not a parameter of this server, which has {', '.join(self.KNOWN)}", name
+                )
         for name, neutral in NEUTRAL.items():
             if name in values and values[name] not in neutral:
                 raise Failed(400, f"{name} has no effect here: leave it out", name)
@@ -138,6 +141,7 @@ class Options:
         self.seeds = [_seeds(seed, self.n) for _ in self.prompts]
 
     def _stop(self, stop: Any) -> list[str]:
+        """Returns the stop strings of a string, a list or `None`."""
         stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
         is_list = isinstance(stops, list) and len(stops) <= MOST_STOPS
         if not is_list or not all(isinstance(text, str) and text for text in stops):
@@ -147,37 +151,39 @@ class Options:
         return stops
 
     def _prompts(self, prompt: Any, vocab: Vocab, bounds: Bounds) -> list[np.ndarray]:
-        """The ids of all prompts: of a string, of ids, or of a list of either."""
+        """Returns the ids of each prompt. `prompt` is a string, a list of ids, or a list of either."""
         if prompt is None:
             prompt = ""
         is_ids = isinstance(prompt, list) and bool(prompt) and all(type(x) is int for x in prompt)
-        several = [prompt] if is_ids or isinstance(prompt, str) else prompt
-        if not isinstance(several, list) or not 1 <= len(several) <= bounds.max_rows:
+        prompts = [prompt] if is_ids or isinstance(prompt, str) else prompt
+        if not isinstance(prompts, list) or not 1 <= len(prompts) <= bounds.max_rows:
             wanted = f"a string, a list of ids, or a list of at most {bounds.max_rows} of these"
             raise Failed(400, f"prompt must be {wanted}, got {brief(prompt)}", "prompt")
-        return [self._prompt(some, vocab, bounds.max_tokens) for some in several]
+        return [self._prompt(one_prompt, vocab, bounds.max_tokens) for one_prompt in prompts]
 
-    def _prompt(self, prompt: Any, vocab: Vocab, most: int) -> np.ndarray:
+    def _prompt(self, prompt: Any, vocab: Vocab, max_tokens: int) -> np.ndarray:
+        """Returns the ids of one prompt, a string or a list of ids."""
         if isinstance(prompt, list) and all(type(x) is int for x in prompt):
             if any(not 0 <= x < len(vocab) for x in prompt):
                 raise Failed(400, f"prompt must have ids from 0 to {len(vocab) - 1}, got {brief(prompt)}", "prompt")
             ids = np.array(prompt, np.int32)
         elif isinstance(prompt, str):
-            if len(prompt) > 100 * most:  # not even cut into tokens
-                raise Failed(400, f"prompt must have at most {most} tokens, got {len(prompt)} characters", "prompt")
+            if len(prompt) > 100 * max_tokens:  # so long that it is not even cut into tokens
+                message = f"prompt must have at most {max_tokens} tokens, got {len(prompt)} characters"
+                raise Failed(400, message, "prompt")
             try:
                 ids = vocab.encode(prompt.encode("utf-8", "surrogatepass") if vocab.level == "byte" else prompt)
             except ValueError as error:
                 raise Failed(400, f"prompt: {error}", "prompt") from None
         else:
             raise Failed(400, f"prompt must be a string or a list of ids, got {brief(prompt)}", "prompt")
-        if len(ids) > most:
-            raise Failed(400, f"prompt must have at most {most} tokens, got {len(ids)}", "prompt")
+        if len(ids) > max_tokens:
+            raise Failed(400, f"prompt must have at most {max_tokens} tokens, got {len(ids)}", "prompt")
         return ids
 
 
 def _seeds(seed: int | None, n: int) -> list[int]:
-    """The seeds of the texts of a prompt, as `lm.generate` with `num_return_sequences` has them."""
+    """Returns the seeds of the n texts of a prompt: those of `lm.generate` with `num_return_sequences=n`."""
     if seed is None:
         return [random.randrange(2**31) for _ in range(n)]
     return [(seed + i * NEXT_SEED + 2**31) % 2**32 - 2**31 for i in range(n)]
@@ -186,11 +192,13 @@ def _seeds(seed: int | None, n: int) -> list[int]:
 class Choice:
     """One text of an answer, as it grows.
 
+    Parts of the text and its tokens are taken with `take` as soon as they are certain, for streaming.
+
     Args:
-        index: its number in the answer.
-        prompt: ids.
+        index: number of the text in the answer.
+        prompt: ids of the prompt.
         vocab: vocabulary of the model.
-        options: of the request.
+        options: options of the request.
     """
 
     def __init__(self, index: int, prompt: np.ndarray, vocab: Vocab, options: Options):
@@ -199,29 +207,29 @@ class Choice:
         self.vocab = vocab
         self.options = options
         self.stream = TextStream(vocab)
-        self.text = ""  # all of it
-        self.shown = 0  # characters of it that were taken
-        self.tokens: list[dict] = []  # with logprobs: those that were not taken
+        self.text = ""  # all of the text
+        self.n_taken = 0  # number of characters of the text that were taken
+        self.tokens: list[dict] = []  # with logprobs: the tokens that were not taken yet, see `_token`
         self.new_tokens = 0
         self.finish_reason: str | None = None
         self.start = 0  # where the new text begins
         self._add_prompt()
 
     def _add_prompt(self) -> None:
-        before = self.stream.push(self.prompt)
+        prompt_text = self.stream.push(self.prompt)
         if self.options.echo:
-            self.text = before
+            self.text = prompt_text
         self.start = len(self.text)
 
-    def add_prompt_tokens(self, found: Alternatives | None) -> None:
+    def add_prompt_tokens(self, alternatives: Alternatives | None) -> None:
         """Adds the tokens of the prompt with their log-probabilities, for `echo` with `logprobs`."""
         stream = TextStream(self.vocab)
-        place = 0
+        offset = 0
         for i, token in enumerate(self.prompt.tolist()):
             text = stream.push([token])
-            row = None if i == 0 or found is None else i - 1
-            self.tokens.append(self._token(text, place, found, row))
-            place += len(text)
+            row = None if i == 0 or alternatives is None else i - 1  # the first token has no log-probability
+            self.tokens.append(self._token(text, offset, alternatives, row))
+            offset += len(text)
 
     def add(self, piece: Piece) -> None:
         """Adds new tokens, up to a stop string."""
@@ -229,10 +237,10 @@ class Choice:
             self.new_tokens += 1
             if piece.stopped and i == len(piece.tokens) - 1:  # the end of a document is no text
                 break
-            place = len(self.text)
+            offset = len(self.text)
             self.text += self.stream.push([token])
             if self.options.logprobs is not None:
-                self.tokens.append(self._token(self.text[place:], place, piece.alternatives, i))
+                self.tokens.append(self._token(self.text[offset:], offset, piece.alternatives, i))
             if self._ends_at_stop():
                 return
         if piece.done:
@@ -240,57 +248,71 @@ class Choice:
             self.finish_reason = "stop" if piece.stopped else "length"
 
     def _ends_at_stop(self) -> bool:
-        """Cuts the text before the first stop string in it."""
-        places = [self.text.find(stop, self.start) for stop in self.options.stop]
-        cut = min((place for place in places if place >= 0), default=None)
+        """Cuts the text before the first stop string in it. Returns whether there is one."""
+        offsets = [self.text.find(stop, self.start) for stop in self.options.stop]
+        cut = min((offset for offset in offsets if offset >= 0), default=None)
         if cut is None:
             return False
         self.text = self.text[:cut]
-        self.tokens = [token for token in self.tokens if token["place"] < cut or token["place"] < self.start]
+        self.tokens = [token for token in self.tokens if token["offset"] < cut or token["offset"] < self.start]
         self.finish_reason = "stop"
         return True
 
-    def _token(self, text: str, place: int, found: Alternatives | None, row: int | None) -> dict:
-        if found is None or row is None:
-            return {"text": text, "place": place, "log_prob": None, "top": None}
+    def _token(self, text: str, offset: int, alternatives: Alternatives | None, row: int | None) -> dict:
+        """Describes a token.
+
+        Args:
+            text: text of the token.
+            offset: number of characters before it.
+            alternatives: log-probabilities; `None` if the token has none.
+            row: index of the token in `alternatives`; `None` if the token has none.
+
+        Returns:
+            `text`, `offset`, `log_prob`, and in `top` `{symbol: log-probability}` of the most likely tokens.
+        """
+        if alternatives is None or row is None:
+            return {"text": text, "offset": offset, "log_prob": None, "top": None}
         n = self.options.logprobs or 0
         top: dict[str, float] = {}
-        for other, log_prob in zip(found.top_ids[row][:n], found.top_log_probs[row][:n], strict=True):
+        for other, log_prob in zip(alternatives.top_ids[row][:n], alternatives.top_log_probs[row][:n], strict=True):
             top.setdefault(_shown(self.vocab.symbols[int(other)]), round(float(log_prob), 6))
-        return {"text": text, "place": place, "log_prob": round(float(found.log_probs[row]), 6), "top": top}
+        return {"text": text, "offset": offset, "log_prob": round(float(alternatives.log_probs[row]), 6), "top": top}
 
     def take(self) -> tuple[str, list[dict]]:
-        """The text and the tokens that are certain and were not taken. A stop string may still begin in the rest."""
+        """Takes the text and the tokens that are certain and were not taken yet.
+
+        Until the text has ended, a suffix of it that is the beginning of a stop string is not certain.
+        """
         end = len(self.text)
         if self.finish_reason is None:
             longest = max(map(len, self.options.stop), default=0)
-            ends = (
-                place
-                for place in range(max(self.start, end - longest + 1), end)
-                if any(stop.startswith(self.text[place:]) for stop in self.options.stop)
+            starts_of_stops = (
+                offset
+                for offset in range(max(self.start, end - longest + 1), end)
+                if any(stop.startswith(self.text[offset:]) for stop in self.options.stop)
             )
-            end = min(ends, default=end)
-        end = max(end, self.shown)
-        text = self.text[self.shown : end]
-        self.shown = end
+            end = min(starts_of_stops, default=end)
+        end = max(end, self.n_taken)
+        text = self.text[self.n_taken : end]
+        self.n_taken = end
         done = self.finish_reason is not None
-        taken = [token for token in self.tokens if done or token["place"] + len(token["text"]) <= end]
+        taken = [token for token in self.tokens if done or token["offset"] + len(token["text"]) <= end]
         self.tokens = self.tokens[len(taken) :]
         return text, taken
 
     def as_json(self) -> dict[str, Any]:
-        """What was not taken, as a choice of the answer."""
+        """Takes what is certain, and returns it as a choice of the answer."""
         text, tokens = self.take()
-        found: dict[str, Any] = {"index": self.index, "text": text, "finish_reason": self.finish_reason}
-        found["logprobs"] = None
+        choice: dict[str, Any] = {"index": self.index, "text": text, "finish_reason": self.finish_reason}
+        choice["logprobs"] = None
         if self.options.logprobs is not None:
-            found["logprobs"] = {
+            choice["logprobs"] = {
                 "tokens": [token["text"] for token in tokens],
                 "token_logprobs": [token["log_prob"] for token in tokens],
                 "top_logprobs": [token["top"] for token in tokens],
-                "text_offset": [token["place"] for token in tokens],
+                "text_offset": [token["offset"] for token in tokens],
             }
-        return found
+        return choice
 
 
 class Completions:
@@ -298,7 +320,7 @@ class Completions:
 
     Args:
         name: name of the model.
-        vocab: its vocabulary.
+        vocab: vocabulary of the model.
         decoder: generates the texts.
         bounds: bounds of a request.
     """
@@ -310,35 +332,36 @@ class Completions:
         self.bounds = bounds
 
     def checked(self, values: dict) -> Options:
-        """The parameters of a request. Raises Failed where one is wrong."""
+        """Returns the parameters of a request. Raises Failed if one is wrong."""
         if values.get("model", self.name) != self.name:
             raise Failed(404, f"model must be {self.name}, got {brief(values['model'])}", "model")
         return Options(values, self.vocab, self.bounds)
 
     async def answer(self, options: Options) -> dict[str, Any]:
-        """The whole answer."""
+        """Returns the whole answer."""
         answer = self._head()
         choices: list[Choice] = []
-        async for choice in self._grown(options, choices):
-            del choice
+        async for _ in self._grown(options, choices):
+            pass  # until all texts have ended
         answer["choices"] = [choice.as_json() for choice in choices]
         answer["usage"] = _usage(options, choices)
         return answer
 
     async def events(self, options: Options) -> AsyncIterator[bytes]:
-        """The answer as server-sent events."""
+        """Yields the answer as server-sent events."""
         head = self._head()
         usage = {"usage": None} if options.include_usage else {}
         choices: list[Choice] = []
         async for choice in self._grown(options, choices):
-            found = choice.as_json()
-            if found["text"] or found["finish_reason"] or (found["logprobs"] or {}).get("tokens"):
-                yield _event({**head, "choices": [found], **usage})
+            part = choice.as_json()
+            if part["text"] or part["finish_reason"] or (part["logprobs"] or {}).get("tokens"):
+                yield _event({**head, "choices": [part], **usage})
         if options.include_usage:
             yield _event({**head, "choices": [], "usage": _usage(options, choices)})
         yield b"data: [DONE]\n\n"
 
     def _head(self) -> dict[str, Any]:
+        """Returns the fields that all parts of an answer have."""
         identity = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion"}
         return {**identity, "created": int(time.time()), "model": self.name}
 
@@ -348,13 +371,13 @@ class Completions:
         pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
         jobs: list[Job | None] = []
         for prompt, seeds in zip(options.prompts, options.seeds, strict=True):
-            found = None
+            alternatives = None
             if options.echo and options.logprobs is not None and len(prompt) > 1:
-                found = await asyncio.to_thread(self.decoder.alternatives, prompt)
+                alternatives = await asyncio.to_thread(self.decoder.alternatives, prompt)
             for seed in seeds:
                 choice = Choice(len(choices), prompt, self.vocab, options)
                 if options.echo and options.logprobs is not None:
-                    choice.add_prompt_tokens(found)
+                    choice.add_prompt_tokens(alternatives)
                 choices.append(choice)
                 jobs.append(self._job(options, prompt, seed, _deliverer(loop, pieces, choice.index)))
         try:
@@ -364,25 +387,25 @@ class Completions:
                     yield choice
                 else:
                     self.decoder.submit(job)
-            left = sum(job is not None for job in jobs)
-            while left:
+            n_running = sum(job is not None for job in jobs)
+            while n_running:
                 index, piece = await pieces.get()
                 if piece.error is not None:
                     raise piece.error
                 choice = choices[index]
-                if choice.finish_reason is not None:
+                if choice.finish_reason is not None:  # a piece that was computed before its job was cancelled
                     continue
                 choice.add(piece)
                 if choice.finish_reason is not None:
-                    left -= 1
+                    n_running -= 1
                     _cancel(jobs[index])
                 yield choice
-        finally:  # also if the client is gone
+        finally:  # also if the client has closed the connection
             for job in jobs:
                 _cancel(job)
 
     def _job(self, options: Options, prompt: np.ndarray, seed: int, deliver: Any) -> Job | None:
-        """The job of a text; `None` for no new token."""
+        """Returns the job of a text; `None` if the request asks for no new token."""
         if not options.max_new_tokens:
             return None
         ids = prompt if len(prompt) else np.array([self.vocab.start_id], np.int32)
@@ -391,7 +414,7 @@ class Completions:
 
 
 def _deliverer(loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue, index: int) -> Any:
-    """A function that puts a piece into a queue of another thread."""
+    """Returns a function, for the thread of the decoder, that puts a piece into a queue of the event loop."""
 
     def deliver(piece: Piece) -> None:
         if not loop.is_closed():
@@ -412,7 +435,7 @@ def _usage(options: Options, choices: list[Choice]) -> dict[str, int]:
 
 
 def _shown(symbol: str) -> str:
-    r"""A symbol as text. Bytes that are no text become `bytes:\\xff`, as in OpenAI's answers."""
+    r"""Returns a symbol as text. Bytes that are not UTF-8 become `bytes:\\xff`, as in OpenAI's answers."""
     data = symbol.encode("utf-8", "surrogateescape")
     try:
         return data.decode()

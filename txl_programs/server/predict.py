@@ -3,8 +3,8 @@
     {"signature_name": "score_text", "inputs": {"text": ["a", "b"]}}       columns -> {"outputs": ...}
     {"signature_name": "score_text", "instances": [{"text": "a"}]}         rows -> {"predictions": [...]}
 
-A single input or output stands without its name. Binary strings are {"b64": "..."}; outputs are, if their names end
-with "_bytes".
+A signature with a single input or output may leave out its name. Binary strings are written {"b64": "..."}, and so are
+the strings of outputs whose names end with "_bytes".
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Signature:
     """One signature of a model.
 
     Args:
-        name: its name.
-        function: of `StoredModel.signatures()`.
+        name: name of the signature.
+        function: its function in `StoredModel.signatures()`.
     """
 
     def __init__(self, name: str, function: Any):
@@ -40,11 +40,11 @@ class Signature:
 
     @functools.cached_property
     def outputs(self) -> dict[str, Any]:
-        """`{name: spec}` of the results. It traces the graph."""
+        """`{name: spec}` of the results. The first use traces the graph."""
         return self.function.get_concrete_function().structured_outputs
 
     def arguments(self, request: dict[str, Any]) -> dict[str, np.ndarray]:
-        """The arguments of a request. Raises Failed with status 400."""
+        """Returns `{name: array}` of a request. Raises Failed with status 400 if the request is wrong."""
         if ("inputs" in request) == ("instances" in request):
             raise Failed(400, 'a request must have "inputs" (columns) or "instances" (rows), and not both')
         values = self._columns(request["inputs"]) if "inputs" in request else self._rows(request["instances"])
@@ -58,11 +58,13 @@ class Signature:
         return {key: array_of(key, value, self.inputs[key].dtype.name) for key, value in values.items()}
 
     def _columns(self, inputs: Any) -> dict[str, Any]:
+        """Returns `{name: value}` of "inputs"."""
         if isinstance(inputs, dict) and "b64" not in inputs:
             return inputs
         return {self._only("inputs"): inputs}
 
     def _rows(self, instances: Any) -> dict[str, list]:
+        """Returns `{name: values of all rows}` of "instances"."""
         if not isinstance(instances, list) or not instances:
             raise Failed(400, f'"instances" must be a list with at least one row, got {brief(instances)}')
         if not isinstance(instances[0], dict) or "b64" in instances[0]:
@@ -70,19 +72,21 @@ class Signature:
         names = instances[0].keys() if isinstance(instances[0], dict) else ()
         for i, row in enumerate(instances):
             if not isinstance(row, dict) or row.keys() != names:
-                raise Failed(400, f'every row of "instances" must have the names {", ".join(names)}, row {i} has not')
+                raise Failed(
+                    400, f'every row of "instances" must have the names {", ".join(names)}: row {i} has others'
+                )
         return {name: [row[name] for row in instances] for name in names}
 
     def _only(self, where: str) -> str:
-        """The name of the only input."""
+        """Returns the name of the only input. Raises Failed if there are several."""
         if len(self.inputs) != 1:
             known = ", ".join(self.inputs)
             raise Failed(400, f'"{where}" must name the inputs of signature {self.name}, which has several: {known}')
         return next(iter(self.inputs))
 
-    def answer(self, request: dict[str, Any], found: dict[str, np.ndarray]) -> dict[str, Any]:
-        """The JSON of the results, in the format of the request."""
-        columns = {name: values_of(name, array) for name, array in found.items()}
+    def answer(self, request: dict[str, Any], results: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Returns the results as JSON, by columns or rows like the request."""
+        columns = {name: values_of(name, array) for name, array in results.items()}
         if "inputs" in request:
             return {"outputs": columns if len(columns) > 1 else next(iter(columns.values()))}
         if len(columns) == 1:
@@ -91,30 +95,29 @@ class Signature:
         return {"predictions": [dict(zip(columns, row, strict=True)) for row in rows]}
 
     def described(self) -> dict[str, Any]:
-        """The signature as TensorFlow Serving's metadata describe it."""
+        """Returns the signature in the form of TensorFlow Serving's metadata."""
         inputs = {name: _described(name, spec) for name, spec in self.inputs.items()}
         outputs = {name: _described(name, spec) for name, spec in self.outputs.items()}
         return {"inputs": inputs, "outputs": outputs, "method_name": "tensorflow/serving/predict"}
 
 
 def array_of(name: str, value: Any, dtype: str) -> np.ndarray:
-    """The array of a JSON value. Raises Failed with status 400 where it is ragged or of another type."""
+    """Returns a JSON value as an array. Raises Failed with status 400 if it is ragged or of another type."""
     value = _without_b64(name, value)
     if dtype == "string":
         array = np.array(value, object)
-        bad = next((x for x in array.ravel() if not isinstance(x, (str, bytes))), None)
-        if bad is not None:
-            raise Failed(400, f"{name} must be strings in rows of equal length, got {brief(bad)}")
-        flat = [x.encode("utf-8", "surrogatepass") if isinstance(x, str) else x for x in array.ravel()]
-        found = np.empty([len(flat)], object)
-        found[:] = flat
-        return found.reshape(array.shape)
+        no_string = next((x for x in array.ravel() if not isinstance(x, (str, bytes))), None)
+        if no_string is not None:
+            raise Failed(400, f"{name} must be strings in rows of equal length, got {brief(no_string)}")
+        strings = np.empty([array.size], object)
+        strings[:] = [x.encode("utf-8", "surrogatepass") if isinstance(x, str) else x for x in array.ravel()]
+        return strings.reshape(array.shape)
     wanted = "integers" if dtype.startswith("int") else "numbers"
     try:
         array = np.array(value)
-    except (ValueError, OverflowError):  # ragged
-        array = np.array("", object)
-    if not array.size and array.dtype.kind == "f":  # []
+    except (ValueError, OverflowError):  # ragged rows, or an integer that is too large
+        array = np.array("", object)  # a dtype that is refused below
+    if not array.size and array.dtype.kind == "f":  # [] has the dtype float64
         return array.astype(dtype)
     kinds = "iu" if wanted == "integers" else "iuf"
     if array.dtype.kind not in kinds:
@@ -125,7 +128,7 @@ def array_of(name: str, value: Any, dtype: str) -> np.ndarray:
 
 
 def _without_b64(name: str, value: Any) -> Any:
-    """A value with bytes in the place of {"b64": ...}."""
+    """Returns a value with bytes in the place of each {"b64": ...}."""
     if isinstance(value, list):
         return [_without_b64(name, x) for x in value] if value and isinstance(value[0], (list, dict)) else value
     if not isinstance(value, dict):
@@ -139,7 +142,7 @@ def _without_b64(name: str, value: Any) -> Any:
 
 
 def values_of(name: str, array: np.ndarray) -> Any:
-    """The JSON value of an array."""
+    """Returns an array as a JSON value."""
     if array.dtype == object:
         if name.endswith("_bytes"):
             convert: Any = lambda data: {"b64": base64.b64encode(data).decode()}  # noqa: E731
@@ -149,12 +152,12 @@ def values_of(name: str, array: np.ndarray) -> Any:
         flat[:] = [convert(data) for data in array.ravel()]
         return flat.reshape(array.shape).tolist()
     if array.dtype == np.float32 and array.size <= MOST_EXACT:
-        return array.astype(str).astype(np.float64).tolist()  # 0.1, and not 0.10000000149011612
+        return array.astype(str).astype(np.float64).tolist()  # 0.1 instead of 0.10000000149011612
     return array.tolist()
 
 
 def _described(name: str, spec: Any) -> dict[str, Any]:
     rank = spec.shape.rank
-    dim = [{"size": str(-1 if size is None else size), "name": ""} for size in spec.shape] if rank is not None else []
-    shape = {"dim": dim, "unknown_rank": rank is None}
+    dims = [{"size": str(-1 if size is None else size), "name": ""} for size in spec.shape] if rank is not None else []
+    shape = {"dim": dims, "unknown_rank": rank is None}
     return {"dtype": DTYPES[spec.dtype.name], "tensor_shape": shape, "name": f"{name}:0"}

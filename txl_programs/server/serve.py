@@ -7,7 +7,7 @@
     TXL_API_KEY=secret txl-serve --model_dir=runs/quickstart --host=0.0.0.0 --allowed_hosts=models.example.org
 
 The server has the signatures of txl-export-saved-model, under /v1/models/NAME:predict, with status and metadata. A
-language model also has /v1/completions, with stream, stop, logprobs, n, seed and echo. Requests that come at the same
+language model also has /v1/completions, with stream, stop, logprobs, n, seed and echo. Requests that arrive at the same
 time are computed as one batch.
 
 The server accepts connections from this machine only, unless --host says otherwise. With the environment variable
@@ -71,24 +71,24 @@ MISSING = 'the server needs starlette and uvicorn: in a clone, pip install -e ".
 
 
 def read_api_key():
-    """The API key; `None` if there is none."""
+    """Returns the API key; `None` if there is none."""
     if FLAGS.api_key_file is None:
         key = os.environ.get("TXL_API_KEY")
-        where = "TXL_API_KEY"
+        source = "TXL_API_KEY"
     else:
         from txl_tf.files import reading
 
-        where = FLAGS.api_key_file
-        with reading(where):
-            key = Path(where).read_text("utf-8", "replace").strip()
+        source = FLAGS.api_key_file
+        with reading(source):
+            key = Path(source).read_text("utf-8", "replace").strip()
     if key is not None and not re.fullmatch(r"[\x21-\x7e]{1,1000}", key):
-        message = f"the API key in {named(where)} must be a word of 1 to 1,000 ASCII characters"
-        raise ParameterError("api_key_file", where, "a file with a word of ASCII characters", message)
+        message = f"the API key in {named(source)} must be a word of 1 to 1,000 ASCII characters"
+        raise ParameterError("api_key_file", source, "a file with a word of ASCII characters", message)
     return key
 
 
 def name_of_model():
-    """The name of the model in addresses."""
+    """Returns the name of the model, which is part of addresses."""
     name = FLAGS.name or names_of([FLAGS.model_dir])[0]
     if not re.fullmatch(r"[\w.+-]{1,100}", name):
         message = f"name must be letters, digits, _ . + and -, got {named(name)}: give --name"
@@ -97,7 +97,7 @@ def name_of_model():
 
 
 def listen(host, port):
-    """A socket that listens."""
+    """Returns a socket that listens."""
     try:
         return socket.create_server((host, port))
     except (OSError, UnicodeError) as error:
@@ -124,7 +124,7 @@ def main():
 
 
 def warm_up(decoder, vocab):
-    """Generates a short text, which makes the graphs: the first request need not wait for them."""
+    """Generates a short text. This compiles the graphs, so the first request need not wait for it."""
     import numpy as np
 
     from txl_tf.serving.decoder import PIECE, Job
@@ -147,14 +147,14 @@ def serve(name, model, vocabs, is_language_model, listening, api_key):
 
     search = values(SearchConfig, given_only=True)
     if is_language_model:
-        search.pop("max_new_tokens", None)  # not of a search
+        search.pop("max_new_tokens", None)  # for a language model, this flag bounds completions, not a search
     vocab = vocabs[0] if len(vocabs) == 1 else vocabs
     options = values(("max_tokens", "max_rows", "top_n"))
-    stored = local_signatures(model, vocab, search=search or None, **options)
-    signatures = stored.signatures()
+    stored_model = local_signatures(model, vocab, search=search or None, **options)
+    signatures = stored_model.signatures()
     completions = decoder = None
     if is_language_model:
-        bounds = Bounds(stored.limits.max_tokens, FLAGS.max_new_tokens or Bounds.max_new_tokens, FLAGS.max_rows)
+        bounds = Bounds(stored_model.limits.max_tokens, FLAGS.max_new_tokens or Bounds.max_new_tokens, FLAGS.max_rows)
         decoder = Decoder(
             model, vocab.document_id, max_rows=FLAGS.max_rows, max_waiting=FLAGS.max_waiting * FLAGS.max_rows
         )

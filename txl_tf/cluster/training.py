@@ -192,8 +192,8 @@ def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: Tra
     """Writes the output of the first worker until `fit` ends. A signal to this process ends the workers first."""
     import ray
 
-    in_words, is_free = _needed(cluster, ray.available_resources())
-    latest = time.monotonic() + (_SECONDS_TO_START if is_free else 0)  # then a line says that it waits for room
+    needed_in_words, is_free = _needed(cluster, ray.available_resources())
+    say_waiting_at = time.monotonic() + (_SECONDS_TO_START if is_free else 0)
     starts = 0
     waited = False
     ending = None
@@ -205,15 +205,15 @@ def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: Tra
                 if n_starts > max(starts, 1):
                     logger.info("%s: all start again, restart %d of %d", gone, n_starts - 1, cluster.ray_restarts)
                 starts = n_starts
-                if not (starts or waited) and time.monotonic() > latest:
+                if not (starts or waited) and time.monotonic() > say_waiting_at:
                     waited = True
-                    logger.info("waiting for room for %s", in_words)
+                    logger.info("waiting for room for %s", needed_in_words)
                 if written and not isinstance(ending, OSError):
                     write(written)
                 if done:
                     break
                 fit.done.wait(_PAUSE)
-            except (KeyboardInterrupt, SystemExit, OSError) as error:
+            except (KeyboardInterrupt, SystemExit, OSError) as error:  # OSError: the output cannot be written
                 number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
                 if ending or not ray.get(desk.stop.remote(number)):
                     raise

@@ -65,7 +65,7 @@ def _hub() -> Any:
 
 
 def _api(hub: Any, token: str | None = None) -> Any:
-    """The interface of the hub at `HF_ENDPOINT`, by default that of Hugging Face."""
+    """The client of the hub at the address in the environment variable `HF_ENDPOINT`, by default Hugging Face's."""
     return hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
 
 
@@ -80,7 +80,7 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Address:
-        """The parts of `hf://OWNER/NAME@REVISION`. Raises ParameterError where it has another form."""
+        """Returns the parts of `hf://OWNER/NAME@REVISION`. Raises ParameterError if `text` has another form."""
         match = re.fullmatch(rf"{HF}({_REPOSITORY})(?:@([\w.-]{{1,100}}))?/?", text)
         if match is None or ".." in text:
             raise ParameterError("model_dir", text, "hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
@@ -91,7 +91,7 @@ class Address(NamedTuple):
 
 
 def fetch_from_hub(text: str) -> str:
-    """The local folder of a run on the hub. It is fetched, and converted if necessary, when it is opened first.
+    """Returns the local folder of a run on the hub. The first time, it fetches the run, and converts it if necessary.
 
     Raises:
         ParameterError: the address is wrong, there is no such repository, or it contains no model of this library.
@@ -105,15 +105,19 @@ def fetch_from_hub(text: str) -> str:
         with writing(folder):
             os.makedirs(folder, exist_ok=True)
         with lock(folder, f"another program is fetching {address}"):
+            # Another program may have made the run while this one waited for the lock.
             if not os.path.exists(os.path.join(run, CONFIG_FILE)):
                 _make_run(address, commit, files, run)
     return run
 
 
 def _look_up(address: Address, folder: str) -> tuple[str, list[str]]:
-    """The commit of a revision, and the names of its files. Without the hub, the commit that was opened last."""
+    """Returns the commit of a revision, and the names of its files.
+
+    If the hub cannot be reached: the commit that was opened last, which is in the cache, and no names.
+    """
     hub = _hub()
-    memory = os.path.join(folder, f"{address.revision}.txt")
+    commit_file = os.path.join(folder, f"{address.revision}.txt")
     try:
         info = _api(hub).repo_info(address.repository, revision=address.revision)
     except hub.errors.RepositoryNotFoundError as error:
@@ -123,7 +127,7 @@ def _look_up(address: Address, folder: str) -> tuple[str, list[str]]:
         message = f"{HF}{address.repository} has no revision {address.revision}"
         raise ParameterError("model_dir", str(address), "a revision of the repository", message) from error
     except Exception as error:  # huggingface_hub raises errors of several HTTP libraries
-        commit = _remembered(memory)
+        commit = _read_commit(commit_file)
         if commit is None or not os.path.exists(os.path.join(folder, commit, CONFIG_FILE)):
             raise OSError(f"{address} cannot be fetched: {named(error)}") from error
         logger.warning("%s cannot be looked up (%s): the run of commit %s in the cache is used", address,
@@ -133,11 +137,12 @@ def _look_up(address: Address, folder: str) -> tuple[str, list[str]]:
         raise ParameterError("model_dir", str(address), "a repository with a commit")
     with writing(folder):
         os.makedirs(folder, exist_ok=True)
-    write_atomic(memory, info.sha)
+    write_atomic(commit_file, info.sha)
     return info.sha, [file.rfilename for file in info.siblings or []]
 
 
-def _remembered(path: str) -> str | None:
+def _read_commit(path: str) -> str | None:
+    """Returns the commit that `_look_up` wrote to a file; `None` if it did not, or the file is damaged."""
     with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
         commit = file.read(100)
         return commit if re.fullmatch(r"\w{1,64}", commit) else None
@@ -151,7 +156,7 @@ def _make_run(address: Address, commit: str, files: list[str], run: str) -> None
         raise ParameterError("model_dir", str(address), f"a repository with {CONFIG_FILE}", message)
     downloaded = f"{run}.{os.getpid()}.tmp"
     remove(downloaded)
-    remove(run)  # a killed process may have left a part
+    remove(run)  # a process that was killed may have left an incomplete run
     try:
         with _errors_of(address):
             config = _download(address, commit, [CONFIG_FILE], downloaded)
@@ -182,17 +187,17 @@ def _download(address: Address, commit: str, names: list[str], folder: str) -> s
 
 @contextlib.contextmanager
 def _errors_of(address: Address) -> Iterator[None]:
-    """Turns errors of the network and of the hub into OSError."""
+    """In this block, errors of the network and of the hub become OSError."""
     try:
         yield
     except OSError as error:
         raise OSError(f"{address} cannot be fetched: {named(error)}") from error
-    except Exception as error:  # of several HTTP libraries
+    except Exception as error:  # huggingface_hub raises errors of several HTTP libraries
         raise OSError(f"{address} cannot be fetched: {type(error).__name__}: {named(error)}") from error
 
 
 def _is_run(config_file: str) -> bool:
-    """Whether a config.json is one of a run. That of transformers has no group "model"."""
+    """Whether a config.json is that of a run: it has a group "model", which that of transformers does not have."""
     with open(config_file, encoding="utf-8", errors="replace") as file:
         try:
             values = json.loads(file.read(10_000_000))
@@ -206,7 +211,7 @@ def _files_of_run(files: list[str]) -> list[str]:
 
 
 def _files_of_checkpoint(address: Address, files: list[str]) -> list[str]:
-    """The weights, in one format, and the vocabulary."""
+    """The names of the files of weights, in one format, and of the vocabulary."""
     top = next((name for name in TOP_FILES if name in files), None)
     if top is None:
         message = f"{address} has no weights that can be read: none of {', '.join(TOP_FILES)}"
@@ -228,7 +233,7 @@ class Published(NamedTuple):
 
     Attributes:
         folder: its folder at `ORIGINAL_URL`.
-        step: of the checkpoint.
+        step: step of the checkpoint, which is in its name.
         n_parameter: number of parameters. The file of the weights has about 4 bytes for each.
         memory: settings of `tf/sota/*.sh`, which no file contains.
     """
@@ -249,7 +254,7 @@ PUBLISHED = {
 
 
 def fetch_original(text: str) -> str:
-    """The local folder of a run of a published checkpoint. It is fetched and converted when it is opened first.
+    """Returns the local folder of a run of a published checkpoint. The first time, it is fetched and converted.
 
     The authors publish no checksums. TensorFlow's checkpoints contain one for each tensor, which is checked.
 
@@ -276,24 +281,24 @@ def fetch_original(text: str) -> str:
                     4e-9 * published.n_parameter)  # fmt: skip
         for part in ("data/corpus-info.json", "data/cache.pkl", *parts):
             _fetch_file(f"{published.folder}/{part}", os.path.join(files, part))
-        text = f"{run}-data"  # the tokens of the data set, for evaluations
+        data_dir = f"{run}-data"  # the tokens of the data set, for evaluations
         remove(run)
-        remove(text)
+        remove(data_dir)
         checkpoint, corpus = os.path.join(files, "model", prefix), os.path.join(files, "data", "cache.pkl")
-        tf1_to_run(checkpoint, corpus, run, data_dir=text, **published.memory)
+        tf1_to_run(checkpoint, corpus, run, data_dir=data_dir, **published.memory)
         remove(files)
     return run
 
 
 def _fetch_file(part: str, path: str) -> None:
-    """Fetches a file of the authors, unless it is there."""
+    """Fetches a file of the authors, unless it exists already."""
     if os.path.exists(path):
         return
     url = f"{os.environ.get('TXL_ORIGINAL_URL', ORIGINAL_URL).rstrip('/')}/{part}"
     os.makedirs(os.path.dirname(path), exist_ok=True)
     name = os.path.basename(path)
-    chatty = keras.config.is_interactive_logging_enabled()
-    if not sys.stdout.isatty():  # the progress bar of get_file is thousands of lines there
+    logs_interactively = keras.config.is_interactive_logging_enabled()
+    if not sys.stdout.isatty():  # in a file, the progress bar of get_file would be thousands of lines
         keras.config.disable_interactive_logging()
     try:
         fetched = keras.utils.get_file(
@@ -302,7 +307,7 @@ def _fetch_file(part: str, path: str) -> None:
     except Exception as error:  # get_file raises nothing narrower
         raise OSError(f"cannot fetch {url}: {error}\nput the file at {path} yourself") from error
     finally:
-        if chatty:
+        if logs_interactively:
             keras.config.enable_interactive_logging()
     os.replace(fetched, path)
 
@@ -357,8 +362,8 @@ def push_to_hub(
     address = Address(repository, "main")
     with tempfile.TemporaryDirectory() as temporary:
         run = os.path.join(temporary, "run")
-        kept = {name: config["data"][name] for name in ("level",) if name in config["data"]}
-        RunFolder(run).create(kept, config["model"], vocabs, model, int(path.rpartition("-")[2]))
+        data_settings = {name: config["data"][name] for name in ("level",) if name in config["data"]}
+        RunFolder(run).create(data_settings, config["model"], vocabs, model, int(path.rpartition("-")[2]))
         card = model_card(folder, config, model, repository, license)
         write_atomic(os.path.join(run, CARD), card)
         with _errors_of(address):

@@ -120,7 +120,7 @@ class Named(StandIn):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        return by_text(self.state)  # not kept: many instances may have one state
+        return items_with_text_keys(self.state)  # not kept: many instances may have one state
 
 
 def nothing(*_: Any) -> StandIn:
@@ -339,7 +339,7 @@ def _is_small(value: Any) -> bool:
     return type(value) in (float, bool) or (type(value) is int and value.bit_length() < 64)
 
 
-def by_text(value: Any) -> dict[str, Any]:
+def items_with_text_keys(value: Any) -> dict[str, Any]:
     """The items whose keys are text, which Python 2 wrote as bytes; `{}` if `value` is no dictionary."""
     items = value.items() if isinstance(value, dict) else ()
     return {text(key): item for key, item in items if is_text(key)}

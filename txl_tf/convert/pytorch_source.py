@@ -13,7 +13,7 @@ import dataclasses
 import os
 from typing import Any
 
-from txl_tf.convert.pickles import FileError, Named, by_text, shown
+from txl_tf.convert.pickles import FileError, Named, items_with_text_keys, shown
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import members, named_tensors, read_tensors, read_torch_file
 from txl_tf.errors import ParameterError, named
@@ -185,7 +185,7 @@ def _nvidia(path: str, content: dict) -> Source:
         path,
         NVIDIA,
         named_tensors(content["model_state"]),
-        by_text(config),
+        items_with_text_keys(config),
         told_by=f"model_config of {path}",
         vocab=content.get("vocab"),
         dataset=dataset if type(dataset) is str else None,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from txl_tf.convert.corpus_files import SourceCorpus, read_corpus, vocab_of
-from txl_tf.convert.pickles import FileError, Named, by_text, is_text, shown, text, texts_of
+from txl_tf.convert.pickles import FileError, Named, is_text, items_with_text_keys, shown, text, texts_of
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import read_torch_file
 from txl_tf.data.text.datasets import PAPER_DATASETS, SPLITS
@@ -92,7 +92,7 @@ def vocabulary_of(content: Any, path: str, dataset: str | None = None, said: Any
 def _attributes(value: Any) -> dict[str, Any]:
     if isinstance(value, Named):
         return value.attributes
-    return by_text(value)
+    return items_with_text_keys(value)
 
 
 def _is_unicode(symbol: str) -> bool:

@@ -123,6 +123,7 @@ def unpacked(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
         file.seek(offset)
         data = file.read(member.compress_size)
     if member.compress_type == zipfile.ZIP_DEFLATED:
+        # An empty member is unpacked to at most 1 byte, because 0 would mean no limit.
         data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.file_size or 1)
     if len(data) != member.file_size or zlib.crc32(data) != member.CRC:
         raise ValueError(f"the member {shown(member.filename)} is damaged")

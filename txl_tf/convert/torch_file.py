@@ -20,9 +20,9 @@ from txl_tf.convert.pickles import (
     Named,
     PlainUnpickler,
     are_sizes,
-    by_text,
     instance,
     is_text,
+    items_with_text_keys,
     nothing,
     refusing,
     set_items,
@@ -190,7 +190,7 @@ def _read_pickles(path: str, file: BinaryIO) -> Any:
         return first
     version = unpickler.load()
     system = unpickler.load()
-    if version != VERSION or by_text(system).get("little_endian") is not True:
+    if version != VERSION or items_with_text_keys(system).get("little_endian") is not True:
         raise ValueError(f"its version is {shown(version)}, not {VERSION}, or it is not little-endian")
     content = unpickler.load()
     keys = unpickler.load()
@@ -322,7 +322,7 @@ def named_tensors(content: Any) -> dict[str, Tensor]:
         ParameterError: it is neither, or the network is too large.
     """
     if isinstance(content, dict):
-        return {name: value for name, value in by_text(content).items() if isinstance(value, Tensor)}
+        return {name: value for name, value in items_with_text_keys(content).items() if isinstance(value, Tensor)}
     if not isinstance(content, Named):
         message = f"there are no tensors in {shown(content)}"
         raise ParameterError("found", shown(content), "a dictionary of tensors or a pickled network", message)
@@ -350,7 +350,7 @@ def named_tensors(content: Any) -> dict[str, Tensor]:
 
 def members(module: Named, name: str) -> dict[str, Any]:
     """The parameters or modules of a pickled module, by name."""
-    return by_text(module.attributes.get(name))
+    return items_with_text_keys(module.attributes.get(name))
 
 
 def is_storage_key(value: Any) -> bool:

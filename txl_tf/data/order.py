@@ -49,8 +49,13 @@ def _are_segments(components: list[Component], taken_apart: bool, tgt_len: int |
 
 
 def _reordered(dataset: tf.data.Dataset, taken_apart: bool = False) -> Iterator[tuple[list[Component], bool]]:
-    """Yields the components of all elements that are reordered, and whether they are taken apart afterwards."""
-    # The only public way to the inputs of a dataset is to write it as a graph, together with all its arrays.
+    """Yields `(components, taken_apart)` of the elements at every shuffle, from the end of the dataset to its sources.
+
+    Args:
+        dataset: the dataset.
+        taken_apart: whether a later transformation takes its elements apart.
+    """
+    # Private attributes, because the public way to the inputs writes the dataset as a graph, with all its arrays.
     kind = _kind_of(dataset)
     inputs = dataset._inputs()
     if kind in _REORDERS:

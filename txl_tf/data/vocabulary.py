@@ -442,7 +442,7 @@ def line_start_ids(vocab: Vocab) -> list[int]:
     """Returns the ids to put before a line that is scored alone: the document token or, without one, the newline.
 
     Without a document token, the list is empty if lines begin with `bos`, or if there is no token for a newline. The
-    first token then gets no score.
+    first token of the line then gets no score. With `bos`, this token is `bos` itself.
     """
     if vocab.document is not None:
         return [vocab.ids[vocab.document]]

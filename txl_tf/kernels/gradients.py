@@ -75,7 +75,8 @@ def recompute(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def grad(upstream: Tensor) -> Any:
             """Computes f again, and returns the gradients of its arguments."""
             # The second computation must wait for the backward pass. XLA ignores control dependencies, so the arguments
-            # get a data dependency: a zero (or NaN) that is computed from the upstream gradient.
+            # get a data dependency: a zero that is computed from the upstream gradient. The cast to bool keeps it 0 for
+            # a NaN. `first == first` is always true, which XLA does not see.
             first: Any = tf.cast(tf.reduce_max(tf.reshape(upstream, [-1])[:1]), tf.bool)
             zero: Any = tf.where(first == first, 0.0, float("nan"))
             with tf.GradientTape() as tape:

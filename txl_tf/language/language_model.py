@@ -615,7 +615,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         allowed = "integers [batch, tgt_len]"
         try:
             ids = tf.convert_to_tensor(ids)
-        except (TypeError, ValueError):  # it is no array
+        except (TypeError, ValueError):  # no tensor can be made of it
             raise tensor_error(name, ids, allowed) from None
         if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
             shape = "of unknown rank" if ids.shape.rank is None else list(ids.shape)

@@ -244,6 +244,7 @@ def sample(
 def uniform_draws(seeds: Tensor, first: Size, number: Size) -> Tensor:
     """Random numbers for the tokens `first ... first + number - 1` of every row: float64 `[number, B, 2]` in [0, 1).
 
+    Each token gets two: one to draw from the first cluster of the softmax, one to draw a word within another cluster.
     `first` may also be int32 `[B]`, with a number for every row.
 
     The numbers do not change if TF_XLA_FLAGS makes TensorFlow compile clusters of operations.

@@ -33,7 +33,13 @@ class TextStream:
         return other
 
     def push(self, ids: Iterable[int], excess: int = 0) -> str:
-        """The text that `ids` add. At the level of subwords, the last `excess` bytes are left out."""
+        """The text that `ids` add.
+
+        Args:
+            ids: the next tokens.
+            excess: number of bytes of the last subword that come after a stop string. They are left out. At other
+                levels, no token goes beyond the stop string.
+        """
         if self.vocab.level == "byte":
             symbols = "".join(self.vocab.symbols[i] for i in ids)
             return self.decoder.decode(symbols.encode("utf-8", "surrogateescape"))

@@ -65,8 +65,8 @@ def mask_adaptive_logsoftmax(
     shape = tf.shape(target)
     hidden, target = _flatten(hidden, target)
     of_words = clusters_of(tables, projs, biases)
-    found = nll(hidden, target, of_words, clusters, ByNumber(), label_smoothing, z_loss)
-    return tf.reshape(found, shape)
+    rows_nll = nll(hidden, target, of_words, clusters, ByNumber(), label_smoothing, z_loss)
+    return tf.reshape(rows_nll, shape)
 
 
 def static_adaptive_logsoftmax(

@@ -109,7 +109,7 @@ class Dropping(Settings):
 
     def draw_key(self, x: Tensor) -> Tensor:
         """A new key, int `[3]`, for the rows of `x`. Each replica gets the key of its own rows."""
-        if self._draw != self.draw_key:
+        if self._draw != self.draw_key:  # `drawing`, or the layer that contains this one, gives the key
             return self._draw(x)
         context = tf.distribute.get_replica_context()
         replica = 0 if context is None else context.replica_id_in_sync_group
@@ -404,7 +404,7 @@ class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
             return self._flatten_layers(include_self=False, recursive=False)
         return object.__getattribute__(self, name)  # raises the usual error
 
-    def computed(self, *tensors: Tensor) -> list[Any]:
+    def in_compute_dtype(self, *tensors: Tensor) -> list[Any]:
         """Tensors and weights, cast to the dtype in which the layer computes."""
         return [tf.cast(x, self.compute_dtype) for x in tensors]
 

@@ -148,11 +148,11 @@ class PositionwiseFF(LowRank, Layer):
 
     def computed_weights(self) -> tuple[Tensor, ...]:
         """The weights of the two products, in the dtype in which the layer computes."""
-        return tuple(self.computed(self.kernel("kernel_1"), self.bias_1, self.kernel("kernel_2"), self.bias_2))
+        return tuple(self.in_compute_dtype(self.kernel("kernel_1"), self.bias_1, self.kernel("kernel_2"), self.bias_2))
 
     def call(self, inp: Tensor, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:
         check_tensors({"d_model": self.d_model}, inp=(inp, "float batch length d_model"))
-        (inp,) = self.computed(inp)
+        (inp,) = self.in_compute_dtype(inp)
         weights = FeedForward(*(bound_weights(self) or self.computed_weights()))
         inner_key, output_key = split(self.key_of_call(inp, training, dropout_key), 2)
         return feed_forward_block(
@@ -209,7 +209,7 @@ class PositionWiseFFN(Layer):
 
     def call(self, X: Tensor, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:
         check_tensors({"width": self.dense1.kernel.shape[0]}, X=(X, "float ... width"))
-        x, *weights = self.computed(X, *self.dense1.weights, *self.dense2.weights)
+        x, *weights = self.in_compute_dtype(X, *self.dense1.weights, *self.dense2.weights)
         inner_key, _ = split(self.key_of_call(x, training, dropout_key), 2)
         return feed_forward(x, *weights, rate=self.rate, dropout_key=inner_key)
 

@@ -49,7 +49,7 @@ class LowRank(MixedIntoLayer):
         Args:
             rank: rank of the updates, 1 or more.
             lora_alpha: the updates are multiplied by `lora_alpha / rank`. `None`: by 1.
-            a_initializer, b_initializer: of A and B.
+            a_initializer, b_initializer: initializers of A and B.
 
         Raises:
             ParameterError: an argument is out of its range, the layer is not built, or it has low-rank updates already.
@@ -80,15 +80,16 @@ class LowRank(MixedIntoLayer):
         return layer
 
     def _add_updates(self, rank: int, lora_alpha: float | None, a_initializer: Any, b_initializer: Any) -> None:
-        """Makes the weights of the updates."""
+        """Makes the weights of the updates. A layer that is built is locked: Keras refuses new weights."""
         locked = self._tracker.locked
         self._tracker.unlock()
         with _scope_of(self.variables) if locked else contextlib.nullcontext():
             for name in self.lora_kernels:
                 kernel = getattr(self, name)
-                width, units = kernel.shape
-                for part, shape, given in (("a", (width, rank), a_initializer), ("b", (rank, units), b_initializer)):
-                    initializer: Any = keras.initializers.get(given)
+                n_in, n_out = kernel.shape
+                parts = (("a", (n_in, rank), a_initializer), ("b", (rank, n_out), b_initializer))
+                for part, shape, part_initializer in parts:
+                    initializer: Any = keras.initializers.get(part_initializer)
                     weight = self.add_weight(name=f"{name}_lora_{part}", shape=shape, initializer=initializer)
                     setattr(self, f"{name}_lora_{part}", weight)
                 kernel.trainable = False
@@ -113,7 +114,7 @@ class LowRank(MixedIntoLayer):
         self.lora_rank = self.lora_alpha = None
 
     def kernel(self, name: str) -> Any:
-        """A kernel with its low-rank update, as the layer computes with it."""
+        """A kernel plus its low-rank update, if there is one. The layer computes with this sum."""
         kernel = getattr(self, name)
         if not self.lora_enabled:
             return kernel
@@ -131,7 +132,7 @@ def check_lora(rank: Any, lora_alpha: Any) -> None:
 
 
 def low_rank_parts(layers: Iterable[Any]) -> list[Any]:
-    """The parts of some layers that may have low-rank updates."""
+    """All parts of these layers that may have low-rank updates."""
     return [part for layer in layers for part in layer._flatten_layers() if isinstance(part, LowRank)]
 
 
@@ -149,12 +150,12 @@ def freeze_others(model: Any) -> None:
 
 
 def thaw(model: Any) -> None:
-    """Makes the weights trainable that `freeze_others` froze."""
+    """Makes the weights that `freeze_others` froze trainable again."""
     for weight in vars(model).pop("_frozen_by_lora", []):
         weight.trainable = True
 
 
 def _scope_of(variables: Any) -> Any:
-    """The scope of the strategy under which variables were made."""
+    """The scope of the distribution strategy under which these variables were made."""
     strategies = (getattr(variable.value, "distribute_strategy", None) for variable in variables)
     return next(filter(None, strategies), tf.distribute.get_strategy()).scope()

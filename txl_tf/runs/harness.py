@@ -7,8 +7,8 @@
     results = lm_eval.simple_evaluate(model=model, tasks=["wikitext", "lambada_openai"])
 
 Texts are read as they are in `lm.score`: a text of more than `segment` tokens is read segment by segment, each with the
-memory of the segment before, so no context is cut off. Every text continues the end of a document or, if the vocabulary
-has none, of a line.
+memory of the segment before, so no context is cut off. The first token of every text is
+predicted from the token that ends a document or, if the vocabulary has none, a line.
 
 Shapes:
     B: batch      T: tokens of a segment
@@ -35,9 +35,9 @@ from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.folder import RunFolder
 
 SEGMENT = 512  # tokens
-# Options of a request for text, by their names in tasks.
+# Options of a request for text, by their names in tasks: those of `TextGenerator`, and those that this module handles.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_WITHOUT_EFFECT = ("do_sample", "until", "max_gen_toks", "max_new_tokens", "max_length")
+_OTHER_OPTIONS = ("do_sample", "until", "max_gen_toks", "max_new_tokens", "max_length")
 
 
 @known_names
@@ -55,14 +55,15 @@ def harness_model(
     Args:
         model_dir, ckpt_path, **changes: see `load_run`.
         batch_size: texts that are read together.
-        max_gen_toks: most tokens of a generated text, where a task says nothing else.
+        max_gen_toks: most tokens of a generated text, for tasks that give no number.
         segment: most tokens that are read at a time, by default 512, or `context_len`.
 
     Returns:
         An `lm_eval.api.model.LM`.
 
     Raises:
-        ParameterError: lm-eval is not installed, the run is none of a language model, or an argument is out of range.
+        ParameterError: lm-eval is not installed, the run is not one of a language model, or an argument is out of its
+            range.
     """
     if not is_installed("lm_eval"):
         message = "harness_model needs lm-eval, which is not installed: pip install lm-eval"
@@ -76,8 +77,8 @@ def harness_model(
     folder = RunFolder(model_dir, "language_model")
     vocab = folder.load_vocab()
     lm = folder.load_model(ckpt_path, **changes)
-    kind: Any = type("HarnessModel", (HarnessMethods, LM), {})
-    model = kind()
+    model_class: Any = type("HarnessModel", (HarnessMethods, LM), {})  # `LM` is known only here
+    model = model_class()
     model.open(lm, vocab, batch_size, max_gen_toks, segment)
     return model
 
@@ -101,10 +102,10 @@ class HarnessMethods:
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """The log-probability, nats, of the continuation of each context, and whether it is the most likely one."""
         pairs = [self._ids_of(*request.args) for request in requests]
-        found = self._scores([before + after for before, after in pairs])
+        scores = self._scores([before + after for before, after in pairs])
         results = []
-        for (before, _), (nll, greedy) in zip(pairs, found, strict=True):
-            first = len(before) - 1  # of the scores; the first token has none
+        for (before, _), (nll, greedy) in zip(pairs, scores, strict=True):
+            first = len(before) - 1  # index of the first score of the continuation: token i has the score i - 1
             results.append((-float(nll[first:].sum(dtype=np.float64)), bool(greedy[first:].all())))
         return results
 
@@ -127,7 +128,7 @@ class HarnessMethods:
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells tokenizers apart in the harness's cache."""
+        """The name by which the harness's cache tells tokenizers apart."""
         return self.vocab.fingerprint()
 
     # -------------------------------------------------------------------------------------------------- their parts
@@ -151,8 +152,13 @@ class HarnessMethods:
         return self.start + both[: len(before)], both[len(before) :]
 
     def _scores(self, texts: Sequence[list[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The nll of every token but the first, and whether it was the most likely one, for each text."""
-        found: list[Any] = [None] * len(texts)
+        """Scores texts of ids.
+
+        Returns:
+            For each text of n tokens, `(nll, greedy)`: float `[n - 1]` and bool `[n - 1]`, the nll of every token but
+            the first, and whether this token was the most likely one.
+        """
+        scores: list[Any] = [None] * len(texts)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
@@ -160,10 +166,11 @@ class HarnessMethods:
             nll, greedy = self._score_batch(ids[:, :-1], ids[:, 1:])
             for row, i in enumerate(rows):
                 n = len(texts[i]) - 1
-                found[i] = nll[row, :n], greedy[row, :n]
-        return found
+                scores[i] = nll[row, :n], greedy[row, :n]
+        return scores
 
     def _score_batch(self, tokens: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores `labels` after `tokens`, int `[B, n]` each, segment by segment: `(nll, greedy)`, both `[B, n]`."""
         if not tokens.shape[1]:
             return np.zeros(tokens.shape, np.float32), np.ones(tokens.shape, bool)
         mems = tuple(self.lm.initial_mems(len(tokens)))
@@ -176,29 +183,35 @@ class HarnessMethods:
         return nll, greedy
 
     def _read_segment(self, tokens: Any, labels: Any, mems: Any) -> tuple[Any, Any, Any]:
+        """Scores one segment `[B, T]`: `(nll, greedy, new_mems)`."""
         log_probs, new_mems = self.lm(tokens, list(mems))
         nll = -tf.gather(log_probs, labels, batch_dims=2)
         return nll, tf.argmax(log_probs, -1, output_type=tf.int32) == labels, tuple(new_mems)
 
     def _generate(self, contexts: list[str], options: dict[str, Any]) -> list[str]:
-        """The continuations of contexts with the same options of a task."""
-        unknown = options.keys() - {*_SAMPLING, *_WITHOUT_EFFECT}
+        """Continues contexts that have the same options of a task."""
+        unknown = options.keys() - {*_SAMPLING, *_OTHER_OPTIONS}
         if unknown:
             name = sorted(unknown)[0]
-            raise ParameterError(name, options[name], f"one of {', '.join((*_SAMPLING, *_WITHOUT_EFFECT))}")
+            raise ParameterError(name, options[name], f"one of {', '.join((*_SAMPLING, *_OTHER_OPTIONS))}")
         until = options.get("until") or []
         until = [until] if isinstance(until, str) else list(until)
         sampling: dict[str, Any] = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
         if not options.get("do_sample", bool(sampling.get("temperature"))):
             sampling = {"temperature": 0.0}
         sampling["top_k"] = sampling.get("top_k") or None
-        most = options.get("max_gen_toks") or options.get("max_new_tokens") or self.max_gen_toks
-        writer = TextGenerator(
-            self.lm, self.vocab, int(most), stop_strings=self._spelled(until), batch_size=self.batch_size, seed=0,
+        max_new_tokens = options.get("max_gen_toks") or options.get("max_new_tokens") or self.max_gen_toks
+        generator = TextGenerator(
+            self.lm,
+            self.vocab,
+            int(max_new_tokens),
+            stop_strings=self._spelled(until),
+            batch_size=self.batch_size,
+            seed=0,
             **sampling,
-        )  # fmt: skip
+        )
         prompts = [context or self.vocab.symbols[self.start[0]] for context in contexts]
-        return [_cut(texts[0], until) for _, texts in writer.generate_lines(prompts)]
+        return [_cut(texts[0], until) for _, texts in generator.generate_lines(prompts)]
 
     @functools.cached_property
     def _n_token(self) -> int:
@@ -206,17 +219,17 @@ class HarnessMethods:
 
     def _spelled(self, until: Iterable[str]) -> list[str]:
         """The stop strings that the vocabulary can spell. Others occur in no text."""
-        found = []
+        spelled = []
         for text in filter(None, until):
             try:
                 check_stops(self._n_token, None, [text], False, self.vocab)
             except ParameterError:
                 continue
-            found.append(text)
-        return found
+            spelled.append(text)
+        return spelled
 
 
 def _cut(text: str, until: Sequence[str]) -> str:
     """The text up to the first of the stop strings."""
-    places = [text.find(stop) for stop in until if stop]
-    return text[: min((place for place in places if place >= 0), default=len(text))]
+    positions = [text.find(stop) for stop in until if stop]
+    return text[: min((position for position in positions if position >= 0), default=len(text))]

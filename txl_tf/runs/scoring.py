@@ -174,7 +174,7 @@ class Scorer:
     # ----------------------------------------------------------------------------------------------- text to tokens
 
     def _start_ids(self, start: str | None) -> list[int]:
-        """The ids that the option `start` stands for."""
+        """The ids that the option `start` stands for: `None` for the default, the text "none" for no tokens."""
         if start is None:
             return line_start_ids(self.vocab)
         start = unescape(start)

@@ -147,12 +147,12 @@ def freeze_layers(model: keras.Model, patterns: Sequence[str]) -> None:
     """
     layers = list(model._flatten_layers(include_self=False))
     for pattern in patterns:
-        found = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
-        if not found:
+        matching = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+        if not matching:
             names = [*dict.fromkeys(layer.name for layer in layers)]
             message = f"freeze must name layers of the model, got {pattern!r}. They are {', '.join(names)}"
             raise ParameterError("freeze", pattern, names, message)
-        for layer in found:
+        for layer in matching:
             layer.trainable = False
 
 
@@ -383,8 +383,9 @@ class Run:
         """Logs which step had the best validation, if programs open other weights by default."""
         best = self.folder.find_best() if self.checkpoints.write else None
         if best and self.folder.family.default_checkpoint != "best" and best["step"] != step_of(self.model):
-            found = self.show({self.folder.family.monitor: best[self.folder.family.monitor]}, "val_")
-            logger.info("the best validation was that of step %d (%s): --ckpt_path=best opens it", best["step"], found)
+            monitor = self.folder.family.monitor
+            result = self.show({monitor: best[monitor]}, "val_")
+            logger.info("the best validation was that of step %d (%s): --ckpt_path=best opens it", best["step"], result)
 
     def show_text(self, name: str, text: str) -> None:
         """Shows a text in TensorBoard at the current step, if this worker is the chief."""

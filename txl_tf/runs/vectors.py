@@ -38,12 +38,12 @@ def text_vectors(
     name: str = "text",
     strict: bool = True,
 ) -> np.ndarray:
-    """One vector for each line of text: the mean of the hidden states of its tokens.
+    """Computes one vector for each line of text: the mean of the hidden states of its tokens.
 
     Args:
         run: folder of a run of a language model; or `(lm, vocab)`, as `load_run` returns them.
         lines: lines with or without newlines at their ends, such as an open file.
-        layer: whose output to take: 0 for the embeddings, 1 for the first layer, ..., -1 for the last layer.
+        layer: the layer whose output to take: 0 for the embeddings, 1 for the first layer, ..., -1 for the last layer.
         segment: most tokens to read at a time. `None`: 512, or `context_len` of the vanilla language model.
         batch_tokens: tokens of a batch of lines, with padding. The vectors do not depend on it, up to rounding.
         name: what error messages call the lines, such as the name of their file.
@@ -60,9 +60,9 @@ def text_vectors(
         folder = RunFolder(run, "language_model")
         run = folder.load_model(), folder.load_vocab()
     reader = TextVectors(*run, layer, segment, batch_tokens)
-    found = [vector for vectors in reader.vectors(in_blocks(lines), name, strict) for vector in vectors]
-    nothing = np.full([reader.width], np.nan, reader.dtype)
-    rows = [nothing if isinstance(vector, LineError) else vector for vector in found]
+    blocks = reader.vectors(in_blocks(lines), name, strict)
+    missing = np.full([reader.width], np.nan, reader.dtype)
+    rows = [missing if isinstance(vector, LineError) else vector for block in blocks for vector in block]
     return np.stack(rows) if rows else np.zeros([0, reader.width], reader.dtype)
 
 
@@ -70,8 +70,8 @@ class TextVectors:
     """Computes the vectors of lines with a language model. For the arguments, see `text_vectors`.
 
     Attributes:
-        width: of a vector.
-        dtype: of a vector.
+        width: number of elements of a vector, `d_model`.
+        dtype: dtype of a vector.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class TextVectors:
         """Computes the vectors of blocks of lines. Arguments and errors: see `Scorer.score`.
 
         Returns:
-            Iterator of a list of vectors for each block.
+            Iterator of a list for each block, with the vector `[d_model]` or the error of each line.
         """
-        counted = itertools.count(1) if numbers is None else iter(numbers)
+        line_numbers = itertools.count(1) if numbers is None else iter(numbers)
         for block in blocks:
-            ids = encoded(block, self._encode, name, strict, itertools.islice(counted, len(block)))
-            yield in_places(self._of_lines, ids)
+            ids = encoded(block, self._encode, name, strict, itertools.islice(line_numbers, len(block)))
+            yield in_places(self._mean_states, ids)
 
     def _encode(self, line: str | bytes) -> np.ndarray:
         """The tokens of a line. Raises ParameterError if there are none."""
@@ -116,29 +116,36 @@ class TextVectors:
             raise ParameterError("line", line, "a line with tokens", "the line has no tokens, so it has no vector")
         return ids
 
-    def _of_lines(self, lines: list[np.ndarray]) -> list[np.ndarray]:
+    def _mean_states(self, lines: list[np.ndarray]) -> list[np.ndarray]:
         """The vectors of lines, given by their tokens."""
         start = self._lines.start
-        found: list[Any] = [None] * len(lines)
+        vectors: list[Any] = [None] * len(lines)
         for rows in self._lines.batches(np.array([len(start) + len(ids) for ids in lines])):
-            tokens = padded([np.concatenate([start, lines[i]]) for i in rows])
-            lengths = np.array([len(lines[i]) for i in rows])
-            place = np.arange(tokens.shape[1]) - len(start)
-            counts = ((place >= 0) & (place < lengths[:, None])).astype(self.dtype)
-            total = 0.0
+            tokens = padded([np.concatenate([start, lines[i]]) for i in rows])  # [B, N]
+            lengths = np.array([len(lines[i]) for i in rows])  # [B]
+            # 1 at the tokens of the line, 0 at the symbol before it and at padding: [B, N]
+            position = np.arange(tokens.shape[1]) - len(start)
+            counts = ((position >= 0) & (position < lengths[:, None])).astype(self.dtype)
+            total = 0.0  # [B, E]
             mems = self.network.initial_mems(len(rows))
             for first in range(0, tokens.shape[1], self._lines.segment):
                 part = slice(first, first + self._lines.segment)
                 sums, mems = self._read(tf.constant(tokens[:, part]), tf.constant(counts[:, part]), mems)
                 total = total + sums.numpy()
             for i, vector in zip(rows, total / lengths[:, None].astype(self.dtype), strict=True):
-                found[i] = vector
-        return found
+                vectors[i] = vector
+        return vectors
 
     def _sums(self, tokens: tf.Tensor, counts: tf.Tensor, mems: Any) -> tuple[Any, Any]:
-        """The sums of the hidden states of a segment, weighted by `counts`, `[B, T]`: `[B, E]`; and the new memory.
+        """Reads a segment. Padding on the right has no effect on the tokens before it.
 
-        Tokens do not see what is to their right, so padding has no effect on the tokens before it.
+        Args:
+            tokens: int32 `[B, T]`.
+            counts: `[B, T]`, weights of the tokens, 1 or 0.
+            mems: the memory before the segment.
+
+        Returns:
+            `(sums, new_mems)`: the weighted sums of the hidden states, `[B, E]`, and the memory after the segment.
         """
         if self.layer == self.network.n_layer:
             hidden, new_mems = self.network(tokens, mems=mems)

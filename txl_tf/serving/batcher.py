@@ -1,12 +1,12 @@
 """Joins requests for a signature that come at the same time into one batch, for a server in Python.
 
     batcher = Batcher(signatures, max_rows=64)
-    found = await batcher.call("score_text", {"text": np.array([b"to be"])})     # {"nll": ..., "symbols": ...}
+    results = await batcher.call("score_text", {"text": np.array([b"to be"])})     # {"nll": ..., "symbols": ...}
 
-While a signature computes, its requests wait. Then all that can be joined are computed as one batch: those with the
-same arguments, of the same shapes apart from the rows. Rows do not see each other, so a request gets the result that it
-would get alone, up to rounding errors. If a batch fails, its requests are computed one by one, so that each gets its
-own error.
+While a signature computes, new requests for it wait. Then the first of them and all that can be joined with it are
+computed as one batch. Requests can be joined if they have the same arguments, and arrays of the same shapes apart from
+the number of rows. Rows do not affect each other, so a request gets the result that it would get alone, up to rounding
+errors. If a batch fails, its requests are computed one by one, so that each gets its own error.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from txl_tf.errors import ParameterError
 from txl_tf.serving.decoder import Busy
 
 AT_ONCE = 2  # signatures that compute at the same time
-# Results whose second dimension is as long as the longest row of a batch, by the result that has the lengths.
+# Results that contain the lengths of rows. The other results of the signature are padded to the longest row.
 _LENGTHS = ("lengths", "numbers")
 
 
 class _Request(NamedTuple):
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, np.ndarray]  # the arguments by name, each `[rows, ...]` if the request can be joined
     rows: int | None  # `None` for a request that is not joined with others
-    key: Any
+    key: Any  # requests with equal keys can be joined
     result: asyncio.Future
 
 
@@ -42,7 +42,7 @@ class Batcher:
         max_waiting: most requests that wait.
 
     Attributes:
-        largest: largest number of requests that were joined so far.
+        largest: number of requests in the largest batch so far.
     """
 
     def __init__(self, signatures: dict[str, Any], max_rows: int, max_waiting: int = 128):
@@ -52,14 +52,17 @@ class Batcher:
         self.largest = 0
         self._waiting: dict[str, collections.deque[_Request]] = collections.defaultdict(collections.deque)
         self._tasks: dict[str, asyncio.Task] = {}
-        self._lanes: asyncio.Semaphore | None = None
+        self._compute_slots: asyncio.Semaphore | None = None  # made when the event loop runs
 
     async def call(self, name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The results of a signature.
+        """Calls a signature, perhaps together with other requests.
 
         Args:
-            name: of the signature.
+            name: name of the signature.
             arrays: `{argument: array}`.
+
+        Returns:
+            `{result: array}`, with the rows of this request.
 
         Raises:
             Busy: `max_waiting` requests are waiting.
@@ -77,10 +80,10 @@ class Batcher:
 
     async def _work(self, name: str) -> None:
         """Computes the requests for a signature until none waits."""
-        self._lanes = self._lanes or asyncio.Semaphore(AT_ONCE)
+        self._compute_slots = self._compute_slots or asyncio.Semaphore(AT_ONCE)
         waiting = self._waiting[name]
         while waiting:
-            async with self._lanes:
+            async with self._compute_slots:
                 batch = self._next_batch(waiting)
                 if batch:
                     self.largest = max(self.largest, len(batch))
@@ -89,7 +92,7 @@ class Batcher:
 
     def _next_batch(self, waiting: collections.deque[_Request]) -> list[_Request]:
         """Takes the first request, and all others that can be joined with it."""
-        while waiting and waiting[0].result.cancelled():  # its client is gone
+        while waiting and waiting[0].result.cancelled():  # the client has closed the connection
             waiting.popleft()
         if not waiting:
             return []
@@ -99,72 +102,76 @@ class Batcher:
             return batch
         rows = first.rows
         for request in list(waiting):
-            fits = request.rows is not None and rows + request.rows <= self.max_rows
-            if fits and request.key == first.key and not request.result.cancelled():
+            has_room = request.rows is not None and rows + request.rows <= self.max_rows
+            if has_room and request.key == first.key and not request.result.cancelled():
                 rows += request.rows or 0
                 batch.append(request)
                 waiting.remove(request)
         return batch
 
     async def _answer(self, name: str, batch: list[_Request]) -> None:
-        """Sets the results of a batch."""
+        """Computes a batch, and sets the result or the error of each request."""
         try:
-            found = await asyncio.to_thread(self._compute, name, batch)
-        except Exception as error:  # of any kind: it is the result
+            results = await asyncio.to_thread(self._compute, name, batch)
+        except Exception as error:  # every kind of error is handed to the caller
             if len(batch) > 1:
                 for request in batch:
                     await self._answer(name, [request])
             elif not batch[0].result.done():
                 batch[0].result.set_exception(error)
             return
-        for request, result in zip(batch, found, strict=True):
+        for request, result in zip(batch, results, strict=True):
             if not request.result.done():
                 request.result.set_result(result)
 
     def _compute(self, name: str, batch: list[_Request]) -> list[dict[str, np.ndarray]]:
-        """The results of joined requests."""
+        """Returns the results of each request of a batch."""
         arrays = batch[0].arrays
         if len(batch) > 1:
             arrays = {key: np.concatenate([request.arrays[key] for request in batch]) for key in arrays}
         tensors = self.signatures[name](**{key: tf.constant(array) for key, array in arrays.items()})
-        found = {key: tensor.numpy() for key, tensor in tensors.items()}
+        results = {key: tensor.numpy() for key, tensor in tensors.items()}
         if len(batch) == 1:
-            return [found]
+            return [results]
         ends = np.cumsum([request.rows or 0 for request in batch])
-        starts = [0, *ends[:-1]]
-        return [_trimmed(name, {key: x[a:b] for key, x in found.items()}) for a, b in zip(starts, ends, strict=True)]
+        spans = [slice(end - (request.rows or 0), end) for request, end in zip(batch, ends, strict=True)]
+        return [_trimmed(name, {key: array[rows] for key, array in results.items()}) for rows in spans]
 
 
 def _check_shapes(signature: Any, arrays: dict[str, np.ndarray]) -> None:
-    """Raises ParameterError for an array of another shape. In TensorFlow 2.21 it would block all later calls."""
+    """Raises ParameterError for an array of another shape than the signature takes.
+
+    In TensorFlow 2.21, a call with such an array would block all later calls.
+    """
     for spec in signature.input_signature:
         array = arrays.get(spec.name)
         if array is not None and not spec.shape.is_compatible_with(array.shape):
             sizes = ", ".join("any" if size is None else str(size) for size in spec.shape)
-            found = ", ".join(map(str, array.shape))
-            message = f"{spec.name} must be of the shape [{sizes}], got [{found}]"
+            message = f"{spec.name} must be of the shape [{sizes}], got {list(array.shape)}"
             raise ParameterError(spec.name, array.shape, f"of the shape [{sizes}]", message)
 
 
 def _prepared(name: str, arrays: dict[str, np.ndarray], result: asyncio.Future) -> _Request:
-    """A request whose arguments have the same number of rows, if one row of them stands for all."""
+    """Makes a request. An array with one row, which stands for all rows, is repeated for each row of the request."""
     sizes = {array.shape[0] if array.ndim else -1 for array in arrays.values()}
     rows = max(sizes, default=0)
+    # `initial_state` makes as many rows as its argument says. Requests with other numbers of rows are wrong: computed
+    # alone, they get their own error.
     if name == "initial_state" or rows < 1 or not sizes <= {1, rows}:
         return _Request(arrays, None, None, result)
     arrays = {key: np.repeat(array, rows, 0) if len(array) < rows else array for key, array in arrays.items()}
     key = [(key, array.dtype.str if array.dtype != object else "", array.shape[1:]) for key, array in arrays.items()]
-    # These decide the shapes of the results.
-    widths = [arrays[key].max() for key in ("num_return_sequences", "max_new_tokens") if key in arrays]
-    widths = widths if name in ("generate", "generate_texts") else []
-    return _Request(arrays, rows, (sorted(key), widths), result)
+    # The largest of these numbers decide the shapes of the results, so only requests with equal ones are joined.
+    largest = [arrays[key].max() for key in ("num_return_sequences", "max_new_tokens") if key in arrays]
+    largest = largest if name in ("generate", "generate_texts") else []
+    return _Request(arrays, rows, (sorted(key), largest), result)
 
 
-def _trimmed(name: str, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The results of a request without the padding that longer rows of other requests made."""
-    lengths = next((found[key] for key in _LENGTHS if key in found), None)
+def _trimmed(name: str, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Removes the padding that a request has only because of longer rows of other requests in the batch."""
+    lengths = next((results[key] for key in _LENGTHS if key in results), None)
     if lengths is None or name == "generate":
-        return found
-    most = int(lengths.max(initial=0))
-    axis = lengths.ndim
-    return {key: x.take(range(most), axis) if x.ndim > axis else x for key, x in found.items()}
+        return results
+    longest = int(lengths.max(initial=0))
+    axis = lengths.ndim  # of the elements of a row, in the padded results
+    return {key: x.take(range(longest), axis) if x.ndim > axis else x for key, x in results.items()}

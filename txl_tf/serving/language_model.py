@@ -219,11 +219,11 @@ class LanguageModelSignatures(StoredModel):
     def generate(
         self, tokens: tf.Tensor, lengths: tf.Tensor, stop_ids: tf.Tensor, **options: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """The continuations of prompts of ids.
+        """Continues prompts of ids.
 
         Returns:
-            Of all samples, `sequences` `[B, n, N]` and `sequence_lengths` `[B, n]`; of the first sample of each row,
-            `tokens` `[B, N]` and `lengths` `[B]`.
+            The ids of the prompts with their continuations. Of all samples: `sequences` `[B, n, N]` and
+            `sequence_lengths` `[B, n]`. Of the first sample of each row: `tokens` `[B, N]` and `lengths` `[B]`.
         """
         stops = stops_of_ids(stop_ids, tf.shape(tokens)[0], self.lm.network.n_token)
         texts = self._write(*checked_options(self.limits, "tokens", tokens, lengths, options), stops)
@@ -260,16 +260,16 @@ class LanguageModelSignatures(StoredModel):
         return {"nll": tf.where(inside, nll, 0), self._named("symbols"): symbols, "lengths": lengths}
 
     def generate_text(self, **arguments: tf.Tensor) -> dict[str, tf.Tensor]:
-        """One continuation of each text."""
+        """Each text with one continuation, strings `[B]`."""
         one = {"num_return_sequences": tf.constant(DEFAULTS["num_return_sequences"])}
         return {self._named("text"): tf.reshape(self._texts(**arguments, **one), [-1])}
 
     def generate_texts(self, **arguments: tf.Tensor) -> dict[str, tf.Tensor]:
-        """`num_return_sequences` continuations of each text, `[B, n]`."""
+        """Each text with each of its `num_return_sequences` continuations, strings `[B, n]`."""
         return {self._named("texts"): self._texts(**arguments)}
 
     def _texts(self, text: tf.Tensor, stop: tf.Tensor, **options: tf.Tensor) -> tf.Tensor:
-        """The continuations of prompts, strings `[B, n]`.
+        """Prompts with their continuations, strings `[B, n]`.
 
         A row may ask for fewer than n: its other strings are "". A text that was ended by a stop string ends with it.
         """
@@ -279,6 +279,7 @@ class LanguageModelSignatures(StoredModel):
         longest = tf.shape(texts.tokens)[-1]
         strings = self.text.decode(tf.reshape(texts.tokens, [-1, longest]), tf.reshape(texts.lengths, [-1]))
         if self.text.vocab.level == "subword":
+            # The last subword may contain bytes after the stop string. Tokens of other levels end with it.
             sizes = tf.strings.length(strings) - tf.reshape(texts.excess, [-1])
             strings = tf.strings.substr(strings, tf.zeros_like(sizes), sizes)
         return tf.reshape(strings, shape)

@@ -3,19 +3,20 @@
     export_portable(lm, "serving/my_onnx", vocab, format="onnx", batch_size=1, length=16)
 
     session = onnxruntime.InferenceSession("serving/my_onnx/model.onnx")
-    found = session.run(None, {"tokens": tokens, "mem0": mem0, "mem1": mem1})   # log_probs, new_mem0, new_mem1
+    outputs = session.run(None, {"tokens": tokens, "mem0": mem0, "mem1": mem1})   # [log_probs, new_mem0, new_mem1]
 
 A model is exported as a function of arrays, without loops over tokens and without text. The program that calls it
-passes the memory on, and it turns text into ids. `model.json` names the arrays; the vocabularies lie beside the model.
+passes the memory on, and it turns text into ids. `model.json` describes the arrays. The vocabularies are in the same
+folder.
 
 | model | inputs | outputs |
 |---|---|---|
 | language model | tokens `[B, T]`; mem0, mem1 ... `[B, M, E]` | log_probs `[B, T, N]`; new_mem0, new_mem1 ... |
 | vanilla language model | tokens `[B, T]` | log_probs `[B, T, N]` |
-| encoder-decoder | source `[B, S]`, target `[B, T]` | log_probs `[B, T, N]` of the symbol after each of the target |
+| encoder-decoder | source `[B, S]`, target `[B, T]` | log_probs `[B, T, N]` of the symbol after each target symbol |
 | tagger | the network's inputs, see `Tener` and `Flat` | tags `[B, T]`, score `[B]`: the CRF's best path |
 
-`Flat` can be exported to ONNX only: it numbers pairs of positions in int64, which TFLite cannot divide.
+`Flat` can be exported to ONNX only: it divides int64 numbers of pairs of positions, which TFLite cannot.
 
 Shapes:
     B: batch_size      T: length      S: source      M: mem_len      E: d_model      N: size of the vocabulary
@@ -52,7 +53,7 @@ from txl_tf.vanilla.transformer import Transformer
 
 FORMATS = ("onnx", "tflite")
 OPSET = 17  # of ONNX
-ITEMS = 2  # items of a lattice for each character
+ITEMS = 2  # items of a lattice (characters and words), per character
 
 logger = logging.getLogger("txl_tf")
 
@@ -62,8 +63,8 @@ class Portable(NamedTuple):
 
     Attributes:
         function: function of tensors by their names, which returns a dictionary of tensors.
-        inputs: `{name: spec}`.
-        vocabs: `{name: vocabulary}`.
+        inputs: `{name: spec}` of the arguments of `function`.
+        vocabs: `{name: vocabulary}`, the name that its file gets.
         notes: what `model.json` contains besides the shapes.
     """
 
@@ -130,13 +131,13 @@ def export_portable(
         tf.io.gfile.makedirs(directory)
         with tf.io.gfile.GFile(path, "wb") as file:
             file.write(data)
-        for name, of_text in portable.vocabs.items():
-            of_text.save(os.path.join(directory, vocab_file(name, of_text.level)))
+        for name, own_vocab in portable.vocabs.items():
+            own_vocab.save(os.path.join(directory, vocab_file(name, own_vocab.level)))
         described = {
             "format": format,
             "inputs": {name: _described(spec) for name, spec in portable.inputs.items()},
             "outputs": {name: _described(spec) for name, spec in outputs.items()},
-            "vocabularies": {name: of_text.get_config() for name, of_text in portable.vocabs.items()},
+            "vocabularies": {name: own_vocab.get_config() for name, own_vocab in portable.vocabs.items()},
             **portable.notes,
         }
         write_json(os.path.join(directory, "model.json"), described)
@@ -144,6 +145,7 @@ def export_portable(
 
 
 def _described(spec: Any) -> dict[str, Any]:
+    """Returns a `tf.TensorSpec` as `model.json` has it."""
     return {"dtype": spec.dtype.name, "shape": list(spec.shape)}
 
 
@@ -151,7 +153,7 @@ def _described(spec: Any) -> dict[str, Any]:
 
 
 def _portable(model: Any, vocab: Any, batch_size: int, length: int, source_length: int | None) -> Portable:
-    """The function of a model of any family."""
+    """Returns the function of a model of any family."""
     family, *_ = families_of_model(model)
     if source_length is not None and not isinstance(model, Transformer):
         raise ParameterError("source_length", source_length, f"left out for the family {family.name}")
@@ -167,10 +169,12 @@ def _portable(model: Any, vocab: Any, batch_size: int, length: int, source_lengt
 
 
 def _ids(*shape: int) -> Any:
+    """Returns the spec of ids."""
     return tf.TensorSpec(shape, tf.int32)
 
 
 def _named(names: Sequence[str], vocabs: list[Vocab]) -> dict[str, Vocab]:
+    """Returns `{name: vocabulary}`; empty if no vocabularies were given."""
     return dict(zip(names, vocabs, strict=True)) if vocabs else {}
 
 
@@ -208,14 +212,14 @@ def _of_encoder_decoder(
 def _of_tagger(tagger: Any, vocabs: list[Vocab], batch_size: int, length: int) -> Portable:
     _check_length("length", length, tagger.network.max_seq_len)
     specs: Any = tagger.build_for_export()
-    sizes = {"lattice": ITEMS * length, "pos_s": ITEMS * length, "pos_e": ITEMS * length}
+    widths = {"lattice": ITEMS * length, "pos_s": ITEMS * length, "pos_e": ITEMS * length}  # of other inputs: `length`
     inputs = {
-        name: _ids(batch_size, *([sizes.get(name, length)] if len(spec.shape) == 2 else []))
+        name: _ids(batch_size, widths.get(name, length)) if len(spec.shape) == 2 else _ids(batch_size)
         for name, spec in specs.items()
     }
 
-    def function(**given: tf.Tensor) -> dict[str, tf.Tensor]:
-        emissions, mask = tagger.emissions(given)
+    def function(**sentences: tf.Tensor) -> dict[str, tf.Tensor]:
+        emissions, mask = tagger.emissions(sentences)
         remember_graph(tagger.crf)
         tags, score = best_path(emissions, mask, *tagger.crf.constrained())
         return {"tags": tags, "score": score}
@@ -275,14 +279,14 @@ def to_tflite(portable: Portable) -> tuple[bytes, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides the notes of the converters."""
+    """In this block, the converters log only errors, and write nothing to stderr."""
     loggers = [logging.getLogger(name) for name in ("tf2onnx", "absl", "tensorflow")]
-    before = [logger.level for logger in loggers]
-    for other in loggers:
-        other.setLevel(logging.ERROR)
+    levels = [library_logger.level for library_logger in loggers]
+    for library_logger in loggers:
+        library_logger.setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        for other, level in zip(loggers, before, strict=True):
-            other.setLevel(level)
+        for library_logger, level in zip(loggers, levels, strict=True):
+            library_logger.setLevel(level)

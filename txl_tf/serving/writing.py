@@ -72,8 +72,10 @@ def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
     longest = tf.shape(stop_ids)[2]
     checks = [
         *_check_stops("stop_ids", stop_ids, batch),
-        Check(longest <= LONGEST_STOP, f"stop_ids must be at most {LONGEST_STOP} a stop string", longest),
-        Check(~(valid[..., 1:] & ~valid[..., :-1]), "stop_ids must have -1 behind ids alone", stop_ids),
+        Check(longest <= LONGEST_STOP, f"a stop string of stop_ids must have at most {LONGEST_STOP} ids", longest),
+        Check(
+            ~(valid[..., 1:] & ~valid[..., :-1]), "stop_ids may have -1 only after the ids of a stop string", stop_ids
+        ),
         in_vocabulary("stop_ids", stop_ids, n_token, least=-1),
     ]
     lengths = tf.reduce_sum(tf.cast(valid, tf.int32), -1)
@@ -83,7 +85,7 @@ def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
 def stops_of_text(stop: tf.Tensor, batch: tf.Tensor, text: GraphTokenizer) -> Stops:
     """The `Stops` for stop strings of text, `[B, S]` or `[1, S]` for all rows."""
     size = tf.strings.length(stop)
-    short = Check(size <= LONGEST_STOP, f"stop must be at most {LONGEST_STOP} bytes a string", size)
+    short = Check(size <= LONGEST_STOP, f"a string of stop must have at most {LONGEST_STOP} bytes", size)
     stop = checked([*_check_stops("stop", stop, batch), short], stop)
     return _stops(*text.stop_units(stop), tf.constant(token_units(text.vocab)), batch)
 

@@ -121,7 +121,7 @@ class LatticeAttn(Layer):
         dropout_key: Tensor | None = None,
     ) -> Any:
         visible = visible_keys(items(x, r, index, mask, self.d_model))
-        x, r = self.computed(x, r)
+        x, r = self.in_compute_dtype(x, r)
         q, k, v, position_scores = self.parts(x, r, index)
         dropout_key = self.key_of_call(x, training, dropout_key)
         return join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
@@ -151,7 +151,7 @@ class LatticeAttn(Layer):
     def attention_probs(self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         """The probabilities of the call, without dropout: `[n_head, batch, items, items]`."""
         visible = visible_keys(items(x, r, index, mask, self.d_model))
-        x, r = self.computed(x, r)
+        x, r = self.in_compute_dtype(x, r)
         q, k, _, position_scores = self.parts(x, r, index)
         return attention_probs(q, k, position_scores, visible, self.score_scale)
 
@@ -263,7 +263,7 @@ class FlatLayer(Layer):
     ) -> Any:
         mask = items(x, r, index, mask, self.d_model)
         attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 3)
-        x, r = self.computed(x, r)
+        x, r = self.in_compute_dtype(x, r)
         x = self._sublayer(x, lambda y: self.attn(y, r, index, mask, dropout_key=attention_key))
         return self._sublayer(x, lambda y: self.feed_forward(y, inner_key, output_key))
 
@@ -274,6 +274,6 @@ class FlatLayer(Layer):
 
     def feed_forward(self, x: Tensor, inner_key: Tensor | None = None, output_key: Tensor | None = None) -> Tensor:
         """The feed-forward net without residual connection and layer norm."""
-        x, kernel_1, bias_1, kernel_2, bias_2 = self.computed(x, *self.ff_0.weights, *self.ff_1.weights)
+        x, kernel_1, bias_1, kernel_2, bias_2 = self.in_compute_dtype(x, *self.ff_0.weights, *self.ff_1.weights)
         output = feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, tf.nn.relu, self.dropout, inner_key)
         return dropout(output, self.dropout, output_key)

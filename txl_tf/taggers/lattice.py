@@ -228,7 +228,7 @@ class PositionFusion(Layer):
 
     def linear_of(self, linear: Any, pairs: Any, table: Tensor) -> Tensor:
         """Applies a linear layer to the concatenated sinusoids of each pair: `[U, any]`."""
-        kernel, bias = self.computed(linear.kernel, linear.bias)
+        kernel, bias = self.in_compute_dtype(linear.kernel, linear.bias)
         return add_bias(fused_sum(pairs, table, kernel), bias)
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:

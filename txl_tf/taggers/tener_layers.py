@@ -167,7 +167,7 @@ class TenerAttn(Layer):
         self, x: Tensor, mask: Tensor | None = None, training: bool | None = None, dropout_key: Tensor | None = None
     ) -> Any:
         visible = visible_keys(elements(x, mask, self.d_model))
-        q, k, v, position_scores = self.parts(*self.computed(x))
+        q, k, v, position_scores = self.parts(*self.in_compute_dtype(x))
         dropout_key = self.key_of_call(x, training, dropout_key)
         vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
         return vectors if self.fc is None else self.fc(vectors)
@@ -184,7 +184,7 @@ class TenerAttn(Layer):
     def attention_probs(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The probabilities of the call, without dropout: `[n_head, batch, length, length]`."""
         visible = visible_keys(elements(x, mask, self.d_model))
-        q, k, _, position_scores = self.parts(*self.computed(x))
+        q, k, _, position_scores = self.parts(*self.in_compute_dtype(x))
         return attention_probs(q, k, position_scores, visible, self.score_scale)
 
 
@@ -240,7 +240,7 @@ class TenerLayer(Layer):
         def feed_forward(y):
             return dropout(self.ffn(y, dropout_key=inner_key), self.dropout, output_key)
 
-        (x,) = self.computed(x)  # wrappers such as `TimeDistributed` call without Keras's casts
+        (x,) = self.in_compute_dtype(x)  # wrappers such as `TimeDistributed` call without Keras's casts
         x = self._residual(x, self.norm1, lambda y: self.self_attn(y, mask=mask, dropout_key=attention_key))
         return self._residual(x, self.norm2, feed_forward)
 

@@ -28,14 +28,14 @@ _OUT_OF_DATA = (
 class Epochs:
     """The calls of every epoch.
 
-    With `steps`, an epoch continues the dataset where the epoch before has stopped, and the dataset starts again after
-    its end. Without it, an epoch is the whole dataset.
+    With `steps`, an epoch continues the dataset where the last epoch stopped. After its end, the dataset starts again.
+    Without `steps`, an epoch is the whole dataset.
 
     Args:
         dataset: `tf.data.Dataset`, or a distributed one.
         count: number of its batches; a negative number if it is infinite or unknown.
         steps: number of steps in an epoch, or `None`.
-        steps_per_call: number of steps in a call.
+        steps_per_call: number of steps in a call, `steps_per_execution` of Keras.
     """
 
     def __init__(self, dataset: Any, count: int, steps: int | None, steps_per_call: int) -> None:
@@ -54,7 +54,7 @@ class Epochs:
     def calls(self) -> Iterator[tuple[int, int, Any]]:
         """Yields `(first step, last step, iterator)` of the calls of the next epoch."""
         if not self.steps:
-            self.iterator = None
+            self.iterator = None  # every epoch starts the dataset
         first = 0
         while self.length is None or first < self.length:
             if self.iterator is None:
@@ -70,7 +70,7 @@ class Epochs:
             self.iterator = None
 
     def end(self) -> None:
-        """Called when the dataset has ended before the epoch."""
+        """Must be called when the dataset has ended before the epoch. The next epoch starts the dataset."""
         if self.steps:
             warnings.warn(_OUT_OF_DATA, stacklevel=2)
         self.iterator = None
@@ -89,19 +89,19 @@ def fit(
         model: a compiled model with an optimizer.
         step: trains for the steps of one call. `StopIteration` is the end of the dataset.
         epochs: the calls of an epoch.
-        arguments: those of `keras.Model.fit` for epochs, callbacks and the frequency of validations.
+        arguments: of those of `keras.Model.fit`, the ones for epochs, callbacks and the frequency of validations.
         validate: function of the callbacks that evaluates the model on the validation data and returns the logs.
 
     Returns:
         The Keras `History`.
     """
-    number = arguments.get("epochs", 1)
-    callbacks = _callbacks(model, arguments, epochs=number, steps=epochs.length, add_history=True)
+    n_epochs = arguments.get("epochs", 1)
+    callbacks = _callbacks(model, arguments, epochs=n_epochs, steps=epochs.length, add_history=True)
     model.stop_training = False
     callbacks.on_train_begin()
     logs: dict[str, Any] | None = None
     # `BackupAndRestore` and `RunState` set the first epoch on the model.
-    for epoch in range(model._initial_epoch or arguments.get("initial_epoch", 0), number):
+    for epoch in range(model._initial_epoch or arguments.get("initial_epoch", 0), n_epochs):
         model.reset_metrics()
         callbacks.on_epoch_begin(epoch)
         of_step: dict[str, Any] | None = None
@@ -159,7 +159,12 @@ def evaluate(model: Any, step: Step, epochs: Epochs, arguments: dict[str, Any]) 
 
 
 def is_due(epoch: int, frequency: int | Iterable[int]) -> bool:
-    """Whether an epoch ends with a validation: every `frequency`-th, or those in a list, where the first is 1."""
+    """Whether an epoch, counted from 0, ends with a validation.
+
+    Args:
+        epoch: number of the epoch.
+        frequency: n, for a validation after every n-th epoch; or the numbers of epochs, counted from 1.
+    """
     return (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency
 
 
@@ -177,7 +182,7 @@ def as_floats(logs: dict[str, Any]) -> dict[str, Any]:
 def _callbacks(
     model: Any, arguments: dict[str, Any], *, epochs: int, steps: int | None, add_history: bool = False
 ) -> keras.callbacks.CallbackList:
-    """The callbacks of a method as Keras calls them; those of `fit` if it calls `evaluate`."""
+    """The callbacks of a method, as Keras calls them. If `fit` calls `evaluate`, these are the callbacks of `fit`."""
     callbacks = arguments.get("callbacks")
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks

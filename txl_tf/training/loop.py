@@ -169,7 +169,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         if logs is None:
             raise StopIteration
         model.stop_agreed = stop
-        return {**model.results_of_own_metrics(), **logs}
+        return {**model.results_of_user_metrics(), **logs}
 
     return function
 

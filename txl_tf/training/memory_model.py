@@ -262,7 +262,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         refuse("evaluate", kwargs)
         state = LoopState(tuple(self.metrics_names), batches, start=self._start_evaluation(batches))
         # A user's metrics are shared with `fit`, because they are not part of the loop's state.
-        turn = self._turns["training"]("evaluate") if self.own_metrics else contextlib.nullcontext()
+        turn = self._turns["training"]("evaluate") if self.user_metrics else contextlib.nullcontext()
         with turn, self.running(state), plain_messages(), self._run("evaluate"):
             self.make_test_function()
             epochs = self._epochs(batches, kwargs.get("steps"))
@@ -336,15 +336,15 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         return ["loss", *self._metric_names]
 
     @property
-    def own_metrics(self) -> list[keras.metrics.Metric]:
+    def user_metrics(self) -> list[keras.metrics.Metric]:
         """The user's metrics: attributes of the model and of its layers, or the result of an overridden `metrics`."""
         if is_own(self, "metrics"):
             return self.metrics
         return [metric for metric in self.metrics if metric.name not in self._log_names()]  # Keras has a "loss"
 
-    def results_of_own_metrics(self) -> dict[str, Any]:
-        """`{name: result}` of `own_metrics`."""
-        return results_of(self.own_metrics)
+    def results_of_user_metrics(self) -> dict[str, Any]:
+        """`{name: result}` of `user_metrics`."""
+        return results_of(self.user_metrics)
 
     def reset_metrics(self) -> None:
         for metric in self.metrics:
@@ -352,7 +352,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         self.loop.begin()
 
     def get_metrics_result(self) -> dict[str, Any]:
-        return {**self.loop.logs(), **self.results_of_own_metrics()}
+        return {**self.loop.logs(), **self.results_of_user_metrics()}
 
     # ---------------------------------------------------------------------------------------- before the first step
 

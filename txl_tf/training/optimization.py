@@ -274,8 +274,8 @@ class ClipAfterAverage(MixedIntoOptimizer):
         iterations: Any = self.iterations
         for weight in self.slots.weights:
             average = self.slots.of(weight, "average")
-            kept = tf.cast(iterations != 0, weight.dtype) * scalar(self.ema_momentum, weight.dtype)
-            average.assign(kept * average + (1 - kept) * weight)
+            momentum = tf.cast(iterations != 0, weight.dtype) * scalar(self.ema_momentum, weight.dtype)
+            average.assign(momentum * average + (1 - momentum) * weight)
         if self.ema_overwrite_frequency:
             is_due = (iterations + 1) % self.ema_overwrite_frequency == 0
             keras.ops.cond(is_due, lambda: self.finalize_variable_values(self.slots.weights), lambda: None)

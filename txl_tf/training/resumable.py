@@ -83,7 +83,7 @@ class Resumable(AmongWorkers):
     _class_weights: tuple[float, ...] | None = None  # those of the `fit` that runs, see `class_table`
     _class_weights_traced: tuple[float, ...] | None = None  # those of the compiled step
     _class_weights_used: bool = False  # whether the compiled step uses them
-    _was_reset: bool = False  # whether the metrics were reset since the method that runs began
+    _was_reset: bool = False  # whether `reset_metrics` of this class has run since the current method began
     _uncounted: tuple[str, ...] = ()  # names of metrics that the last step did not update
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -117,8 +117,9 @@ class Resumable(AmongWorkers):
             run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: see Keras.
 
         Raises:
-            ParameterError: a loss is given, a metric is not known to Keras or has a name that exists already, or the
-                model overrides a hook that Keras does not call.
+            ParameterError: `loss` or `loss_weights` is given, `steps_per_execution` is less than 1, a metric is not
+                known to Keras or has a name that exists already, or the model overrides `stateless_compute_loss`, which
+                Keras does not call.
         """
         refuse_hooks(self, _HOOKS_REFUSED)
         if loss is not None:
@@ -233,7 +234,10 @@ class Resumable(AmongWorkers):
 
     @contextlib.contextmanager
     def _weighing_classes(self, class_weight: Any) -> Iterator[None]:
-        """In this block, training uses these weights of labels, where Keras would use the largest id of each row."""
+        """In this block, training weights each label by its class.
+
+        Keras itself would give a row of labels one weight: that of its argmax, which is a position, not a class.
+        """
         self._class_weights = class_table(class_weight, self.n_classes)
         try:
             yield
@@ -474,7 +478,10 @@ class Resumable(AmongWorkers):
         return np.concatenate(sums).astype(np.float64)
 
     def set_metric_totals(self, array: np.ndarray) -> None:
-        """Restores sums from `metric_totals`. A callback calls it after an epoch has begun."""
+        """Restores sums from `metric_totals`.
+
+        Callbacks call it after an epoch has begun, and after an evaluation, which resets the metrics.
+        """
         sizes = [math.prod(variable.shape) for variable in self._sums]
         if sum(sizes) != len(array):
             raise ParameterError("array", array, f"{sum(sizes)} numbers, as metric_totals has")

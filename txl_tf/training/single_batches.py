@@ -61,11 +61,16 @@ class SingleBatches:
         return self._result(logs, return_dict)
 
     def test_on_batch(self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
-        """The mean nll of the next segments of a text, without training. Otherwise like `train_on_batch`."""
+        """The mean nll of the next segments of a text, without training.
+
+        Arguments, results and errors are those of `train_on_batch`, with one difference: it may run while `fit` runs
+        in another thread, unless the user has added metrics, which `fit` updates, too.
+        """
         self.check_compiled("test_on_batch")
         self._check_hooks()
         names = tuple(self.metrics_names)
-        with self._turns["training" if self.own_metrics else "test_on_batch"]("test_on_batch"):
+        turns = self._turns["training" if self.user_metrics else "test_on_batch"]  # `fit` updates these metrics, too
+        with turns("test_on_batch"):
             self.make_test_function()
             logs = self._run_batch("test_on_batch", self.test_function, names, x, y, sample_weight)
         return self._result(logs, return_dict)

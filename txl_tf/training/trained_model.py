@@ -274,17 +274,20 @@ def agree_on_overflow(gradients: list[tf.Tensor], optimizer: Any) -> list[tf.Ten
 def apply_gradients(optimizer: Any, gradients: list[tf.Tensor], variables: Iterable[keras.Variable]) -> None:
     """Calls `optimizer.apply_gradients` on every replica.
 
-    A step counts even if float16 overflows and loss scaling skips the update, because its batch is not repeated.
+    A step counts even if float16 overflows and loss scaling skips the update, because its batch is not repeated. With
+    gradient accumulation it does not count: `iterations` then counts updates, and cannot be assigned for a batch. So
+    the next batch uses the dropout key of the skipped one.
 
     Keras sums gradients with `ReplicaContext.all_reduce`, even on one replica. That would keep the graph in memory for
     ever (see `kernels/gradients.py`), so a single replica calls the optimizer in the cross-replica context instead.
+    `LossScaleOptimizer` refuses this context, so it is called as Keras calls it.
     """
     gradients = agree_on_overflow(gradients, optimizer)
     if is_scaled(optimizer):
         step = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         inner = optimizer.inner_optimizer
-        if not inner.gradient_accumulation_steps and getattr(inner, "batches", None) is None:  # they count updates
+        if not inner.gradient_accumulation_steps and getattr(inner, "batches", None) is None:  # no accumulation
             optimizer.iterations.assign(step + 1)
     elif tf.distribute.has_strategy():
         optimizer.apply_gradients(zip(gradients, variables, strict=True))

@@ -123,7 +123,9 @@ class MultiHeadAttn(SegmentAttention):
             weights = mems.weights_of_attention()
         else:
             visible, mems = self.segment_of(w, attn_mask, mems)
-            w, mems, qkv_kernel, o_kernel = self.computed(w, mems, self.kernel("qkv_kernel"), self.kernel("o_kernel"))
+            w, mems, qkv_kernel, o_kernel = self.in_compute_dtype(
+                w, mems, self.kernel("qkv_kernel"), self.kernel("o_kernel")
+            )
             zeros = None if content_mask is None else self.zeros(qkv_kernel)
             memory, weights = attention_parts(
                 w, visible, self.memory_of(mems), qkv_kernel, o_kernel, self.n_head, self.scheme, content_mask, zeros

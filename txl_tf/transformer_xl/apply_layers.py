@@ -34,7 +34,7 @@ def apply_layers(
         layers: Keras layers. The output of each has the shape and dtype of its first argument.
         hidden: tensor, the input of the first layer.
         arguments: a tuple of tensors for every layer. Gradients flow to them.
-        dropout_keys: a key for every layer, or `None`.
+        dropout_keys: a key for every layer, or `None`. `recompute` without `as_loop` needs keys.
         as_loop: whether to compute the layers in a loop. They may differ only in their weights.
         recompute: whether to keep only the input of each layer, and compute the rest again in the backward pass.
 
@@ -104,6 +104,8 @@ def _recomputed(layer: Any, dropout_key: Any) -> Callable[..., Any]:
     """A function of the layer's arguments that calls the layer with gradient checkpointing."""
     variables = layer.weights
 
+    # In the backward pass, `recompute` adds a zero to every argument that depends on the upstream gradient. `zero` is
+    # an argument so that the key, an integer, depends on this gradient, too.
     def call(zero: Tensor, *args: Tensor) -> Any:
         weights = args[: len(variables)]
         w, *other_arguments = args[len(variables) :]

@@ -317,8 +317,8 @@ class RelMultiHeadAttn(SegmentAttention):
             weights = mems.weights_of_attention()
         else:
             visible, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
-            w, r, r_w_bias, r_r_bias, mems = self.computed(w, r, r_w_bias, r_r_bias, mems)
-            qkv_kernel, r_kernel, o_kernel = self.computed(
+            w, r, r_w_bias, r_r_bias, mems = self.in_compute_dtype(w, r, r_w_bias, r_r_bias, mems)
+            qkv_kernel, r_kernel, o_kernel = self.in_compute_dtype(
                 self.kernel("qkv_kernel"), self.r_kernel, self.kernel("o_kernel")
             )
             zeros = None if content_mask is None else self.zeros(qkv_kernel)

@@ -107,13 +107,15 @@ def state_of(network: Any, mems: Sequence[Tensor], max_segment: Size = 1) -> Cac
 def memory_of(network: Any, state: CachedState) -> tuple[Any, Any]:
     """`(keys, values)` of a state in the order of time: tuples of `n_layer` tensors `[B, H, M, D]`, oldest first."""
 
-    def in_time(ring: Tensor) -> Any:
+    def oldest_first(ring: Tensor) -> Any:
+        # `position` is the slot of the next token. The roll puts it first. The first `max_segment` slots are then room
+        # for the next segment, and the memory follows, its oldest token first.
         max_segment = shape_of(ring)[2] - network.mem_len
         memory: Any = tf.roll(ring, -state.position, 2)[:, :, max_segment:]
         memory.set_shape([ring.shape[0], network.n_head, network.mem_len, network.d_head])
         return memory
 
-    return tuple(map(in_time, state.keys)), tuple(map(in_time, state.values))
+    return tuple(map(oldest_first, state.keys)), tuple(map(oldest_first, state.values))
 
 
 def state_from(keys: Sequence[Tensor], values: Sequence[Tensor], max_segment: Size = 1, count: Any = ()) -> CachedState:

@@ -242,7 +242,7 @@ class DecoderLayer(_TransformerLayer):
             sizes_of_own, mask, None, look_ahead_mask, use_causal_mask, names=("mask", "look_ahead_mask")
         )
         cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, names=("padding_mask", ""))
-        x, enc_output = self.computed(x, enc_output)
+        x, enc_output = self.in_compute_dtype(x, enc_output)
         output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
         if not return_attention_scores:
             return output

@@ -310,16 +310,16 @@ class MultiHeadAttention(Layer):
 
     def project(self, x: Tensor, *layers: Any) -> list[Tensor]:
         """The heads of `x` for some of `wq`, `wk` and `wv`: a list of `[num_heads, batch, any, depth]`."""
-        (x,) = self.computed(x)
-        kernels = self.computed(*(layer.kernel for layer in layers))
-        biases = self.computed(*(layer.bias for layer in layers))
+        (x,) = self.in_compute_dtype(x)
+        kernels = self.in_compute_dtype(*(layer.kernel for layer in layers))
+        biases = self.in_compute_dtype(*(layer.bias for layer in layers))
         return heads_of(x, kernels, biases, self.num_heads)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, visible: Any = None, dropout_key: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`(output, weights)` from the heads of queries, keys and values."""
-        o_kernel, o_bias = self.computed(*self.dense.weights)
+        o_kernel, o_bias = self.in_compute_dtype(*self.dense.weights)
         return multi_head_attention(q, k, v, visible, o_kernel, o_bias, self.rate, dropout_key)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:

@@ -96,8 +96,8 @@ class _Stack(Layer):
         """Embeddings of ids, with positions from `first` on."""
         return self.pos_encoding(self.embedding(ids), first=first, dropout_key=dropout_key)
 
-    def end(self, x: Tensor) -> Tensor:
-        """The output of the last layer, with the final layer norm of pre-norm."""
+    def final_norm(self, x: Tensor) -> Tensor:
+        """The output of the last layer, after the layer norm at the end of a pre-norm stack. Post-norm has none."""
         return x if self.layernorm is None else self.layernorm(x)
 
 
@@ -117,7 +117,8 @@ class Encoder(_Stack):
         weights = {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
             x, weights[f"encoder_layer{i}"] = layer(x, mask, return_attention_scores=True, dropout_key=key)
-        return (self.end(x), weights) if return_attention_scores else self.end(x)
+        x = self.final_norm(x)
+        return (x, weights) if return_attention_scores else x
 
     def compute_output_shape(self, ids_shape: Any, **_: Any) -> Any:
         return (*ids_shape, self.d_model)
@@ -145,7 +146,7 @@ class Decoder(_Stack):
                 seen = (memory.layers[i], memory.layers[i], memory.layers[i])
             x, block1, block2 = layer(x, *seen, dropout_key=key)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
-        return self.end(x), weights
+        return self.final_norm(x), weights
 
     def compute_output_shape(self, ids_shape: Any, enc_output_shape: Any = None, **_: Any) -> Any:
         x_shape = (*ids_shape, self.d_model)
