@@ -227,7 +227,7 @@ class WindowOfLayer(CachedKeys):
 
         def attend_row(b):
             return block(
-                content_q[b], position_q[b], keys[b], values[b], Places(klen, at.visible[b], slots=at.slots[b])
+                content_q[b], position_q[b], keys[b], values[b], Places(klen, at.visible[b], query_places=at.slots[b])
             )
 
         return row_by_row(attend_row, content_q)

@@ -280,7 +280,8 @@ def apply_gradients(optimizer: Any, gradients: list[tf.Tensor], variables: Itera
 
     Keras sums gradients with `ReplicaContext.all_reduce`, even on one replica. That would keep the graph in memory for
     ever (see `kernels/gradients.py`), so a single replica calls the optimizer in the cross-replica context instead.
-    `LossScaleOptimizer` refuses this context, so it is called as Keras calls it.
+    `LossScaleOptimizer` refuses this context, so it is called as Keras calls it: a graph with it and an optimizer of
+    Keras stays in memory (not one with an optimizer of `make_optimizer`).
     """
     gradients = agree_on_overflow(gradients, optimizer)
     if is_scaled(optimizer):
