@@ -28,12 +28,13 @@ from typing import Any
 from txl_config.errors import ParameterError
 
 FLOAT = 4  # bytes
-# Arrays of each kind that a layer keeps for its gradient, fitted to measurements: see docs/performance.md.
+# How many arrays of each kind a layer stores for its gradient, fitted to measurements: see docs/performance.md.
+# Shapes: hidden [B, T, E], keys [B, K, H * D], inner [B, T, F], scores [B, H, T, K].
 ARRAYS = {"hidden": 3.0, "keys": 2.5, "inner": 2.0, "scores": 2.75}
-LOGITS = 3.5  # arrays of logits of the softmax
+LOGITS = 3.5  # how many arrays of the size of the logits the softmax stores
 RUNTIME = 95_000_000  # bytes
-MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "sgd": 1}
-GATED = ("swiglu",)  # activations with a third product
+MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "sgd": 1}  # numbers that an optimizer stores for each weight
+GATED = ("swiglu",)  # activations of feed-forward nets with two kernels before the activation instead of one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +43,9 @@ class TrainingMemory:
 
     Attributes:
         n_weights: number of weights.
-        weights, gradients, optimizer, activations: see the module; the activations include those of the softmax.
-        memory: the memory of the model, before and after a step.
-        runtime: of TensorFlow.
+        weights, gradients, optimizer, activations: bytes, see the module. The activations include those of the softmax.
+        memory: bytes of the memory of the model, before and after a step.
+        runtime: bytes of graphs and threads of TensorFlow.
     """
 
     n_weights: int
@@ -57,12 +58,12 @@ class TrainingMemory:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all parts, in bytes."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.memory + self.runtime
 
 
 def count_weights(model: Any) -> int:
-    """The number of weights of a `TransformerXLLM` or `TransformerLM`.
+    """Returns the number of weights of a `TransformerXLLM` or `TransformerLM`.
 
     Args:
         model: `ModelConfig` or `TransformerLMConfig`, with `n_token`.
@@ -74,43 +75,46 @@ def count_weights(model: Any) -> int:
         raise ParameterError("n_token", None, "the size of the vocabulary")
     width = model.n_head * model.d_head
     positions = getattr(model, "positions", None)
-    relative = positions == "relative"
-    attention = model.d_model * width * (5 if relative else 4)  # queries, keys, values, result; position keys
     if getattr(model, "lora_rank", 0):
         raise ParameterError("lora_rank", model.lora_rank, "0: LoRA is not estimated")
+    relative = positions == "relative"
+    n_kernels = 5 if relative else 4  # of queries, keys, values and the output; relative: also of position keys
+    attention = model.d_model * width * n_kernels
     inner = model.d_inner * (2 if getattr(model, "activation", "relu") in GATED else 1)
     feed_forward = model.d_model * inner + inner + model.d_inner * model.d_model + model.d_model
-    norms = 2 * model.d_model * (1 if getattr(model, "norm", "layer") == "rms" else 2)
+    norms = 2 * model.d_model * (1 if getattr(model, "norm", "layer") == "rms" else 2)  # gamma, and beta of layer norm
     layers = model.n_layer * (attention + feed_forward + norms)
-    biases = 2 * width * (model.n_layer if getattr(model, "untie_r", False) else 1) if relative else 0
+    n_biases = model.n_layer if getattr(model, "untie_r", False) else 1  # pairs of r_w_bias and r_r_bias
+    biases = 2 * width * n_biases if relative else 0
     learned = "learned" in (positions, getattr(model, "pos_embed", None))
     table = model.context_len * model.d_model if learned else 0
     return layers + biases + table + _embedding(model)
 
 
 def bins(model: Any) -> list[tuple[int, int, bool]]:
-    """`(words, width, whether there is a projection)` of each cluster of embedding and softmax."""
+    """Returns `(words, width, is_projected)` of each cluster of embedding and softmax."""
     ends = [0, *model.cutoffs, model.n_token]
     clusters: list[tuple[int, int, bool]] = []
     for i, (left, right) in enumerate(itertools.pairwise(ends)):
         width = model.d_embed // model.div_val**i
-        clusters.append((right - left, width, width != model.d_model or (model.div_val > 1 and model.proj_same_dim)))
+        is_projected = width != model.d_model or (model.div_val > 1 and model.proj_same_dim)
+        clusters.append((right - left, width, is_projected))
     return clusters
 
 
 def _embedding(model: Any) -> int:
-    """The weights of embedding and softmax, whose tables are shared."""
+    """Returns the number of weights of embedding and softmax, which may share their tables (`tie_weight`)."""
     clusters = bins(model)
+    # With div_val 1, all clusters have the same width, and one table.
     tables = clusters if model.div_val > 1 else [(model.n_token, model.d_embed, clusters[0][2])]
-    embedding = sum(words * width + width * model.d_model * projected for words, width, projected in tables)
-    softmax = model.n_token
+    embedding = sum(words * width + width * model.d_model * is_projected for words, width, is_projected in tables)
+    softmax = model.n_token  # biases
     if not getattr(model, "tie_weight", True):
         softmax += sum(words * width for words, width, _ in tables)
     if model.cutoffs:
-        softmax += len(model.cutoffs) * (model.d_embed + 1)
-        shared = model.proj_share_all_but_first
-        own = [cluster for i, cluster in enumerate(clusters) if not (shared and i > 0)]
-        softmax += sum(width * model.d_model * projected for _, width, projected in own)
+        softmax += len(model.cutoffs) * (model.d_embed + 1)  # weights and biases of the entries of later clusters
+        own = clusters[:1] if model.proj_share_all_but_first else clusters  # whose projections are not the embedding's
+        softmax += sum(width * model.d_model * is_projected for _, width, is_projected in own)
     return embedding + softmax
 
 
@@ -131,42 +135,46 @@ def training_memory(
         rows: rows of the replica that are computed together: the batch, divided by the number of replicas and by the
             number of parts of gradient accumulation.
         tgt_len: tokens of a segment.
-        optimizer: a name of `OPTIMIZERS`.
+        optimizer: a key of `MOMENTS`.
         ema: whether there is a moving average of the weights.
         recompute: whether activations of layers are computed again in the backward pass.
         mixed_precision: whether activations have 2 bytes.
     """
-    weights = FLOAT * count_weights(model)
-    of_layer = _layer_activations(model, rows, tgt_len)
-    kept = model.n_layer * of_layer
-    if recompute:
-        kept = of_layer + model.n_layer * FLOAT * rows * tgt_len * model.d_model
-    logits = LOGITS * FLOAT * rows * tgt_len * _logits(model)
-    activations = (kept + logits) / (2 if mixed_precision else 1)
+    n_weights = count_weights(model)
+    weights = FLOAT * n_weights
+    one_layer = _layer_activations(model, rows, tgt_len)
+    all_layers = model.n_layer * one_layer
+    if recompute:  # one layer at a time, and the input of every layer
+        all_layers = one_layer + model.n_layer * FLOAT * rows * tgt_len * model.d_model
+    logits = LOGITS * FLOAT * rows * tgt_len * _logits_per_token(model)
     return TrainingMemory(
-        count_weights(model),
-        weights,
-        2 * weights,
-        (MOMENTS[optimizer] + ema) * weights,
-        int(activations),
-        2 * FLOAT * model.n_layer * rows * model.mem_len * model.d_model,
+        n_weights=n_weights,
+        weights=weights,
+        gradients=2 * weights,
+        optimizer=(MOMENTS[optimizer] + ema) * weights,
+        activations=int((all_layers + logits) / (2 if mixed_precision else 1)),
+        memory=2 * FLOAT * model.n_layer * rows * model.mem_len * model.d_model,
     )
 
 
 def _layer_activations(model: Any, rows: int, tgt_len: int) -> float:
-    """Bytes that the gradient of one layer needs."""
+    """Returns the bytes of the arrays that the gradient of one layer needs, in float32."""
     width = model.n_head * model.d_head
     keys = model.mem_len + tgt_len
-    numbers = {
+    sizes = {  # of one array, for one row of the batch
         "hidden": tgt_len * model.d_model,
         "keys": keys * width,
         "inner": tgt_len * model.d_inner,
         "scores": model.n_head * tgt_len * keys,
     }
-    return FLOAT * rows * sum(ARRAYS[name] * number for name, number in numbers.items())
+    return FLOAT * rows * sum(ARRAYS[name] * size for name, size in sizes.items())
 
 
-def _logits(model: Any) -> float:
-    """Logits of a token: all words, or with clusters those of the first and about a tenth of the others."""
+def _logits_per_token(model: Any) -> float:
+    """Returns the mean number of logits of a token: one for each word.
+
+    With clusters: one for each word of the first cluster, one for each later cluster, and about a tenth of the later
+    words, because only tokens of a later cluster need its words.
+    """
     first, *others = bins(model)
     return first[0] + len(others) + 0.1 * sum(words for words, _, _ in others)
