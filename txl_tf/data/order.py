@@ -80,9 +80,10 @@ _PASSED_ON = (*_ARRAY_DATASETS, *_IN_BATCHES, "MapDataset", "ParallelMapDataset"
 
 
 def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
-    """Yields some batches of the data for Keras's `fit`: `(x, y)`, or more parts. None if reading has side effects.
+    """Yields about `ROWS` rows of the data given to Keras's `fit`, for checks before training.
 
-    Reading uses up an iterator. A shuffled dataset would have another order afterwards, so the rows before the shuffle
+    It yields batches `(x, y)`, or of more parts; and nothing if reading could change the training. Reading uses up an
+    iterator. A shuffled dataset would have another order afterwards, so the rows before the shuffle
     are read, if they have the same parts.
     """
     if y is not None:

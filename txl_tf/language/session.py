@@ -191,7 +191,11 @@ class Session:
         self, precomputed: Any, text: TextState, first: Tensor, max_new_tokens: Tensor, sampling: Sampling,
         stops: Stops, with_nll: bool,
     ) -> tuple[Written, Tensor | None]:  # fmt: skip
-        """Generates up to `max_new_tokens` tokens, with the random numbers of the tokens from number `first` on."""
+        """Generates up to `max_new_tokens` tokens.
+
+        `first` says how many tokens the session has written before. Token n always gets the same random numbers, so
+        writing 4 tokens twice equals writing 8.
+        """
         uniform = uniform_draws(sampling.seeds, first, max_new_tokens)
         limits = tf.fill([self.batch_size], max_new_tokens)
         return continue_text(self.lm, self._cache, precomputed, text, uniform, limits, sampling, stops, with_nll)

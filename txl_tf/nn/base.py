@@ -260,7 +260,7 @@ class OutputSpecs(MixedIntoLayer):
         return bound.arguments
 
 
-def put_in(part: Any) -> bool:
+def was_replaced(part: Any) -> bool:
     """Whether a part of a layer, or the class of the part, was replaced after the layer was made."""
     return "_was_put_in" in vars(part)
 
@@ -344,7 +344,11 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
     restores_parts: bool = False
 
     def get_config(self) -> dict[str, Any]:
-        changed = next((part for part in self._flatten_layers(include_self=False) if put_in(part)), None)
+        """The stored arguments.
+
+        Raises ParameterError if a part was replaced after the constructor: the configuration would not have it.
+        """
+        changed = next((part for part in self._flatten_layers(include_self=False) if was_replaced(part)), None)
         if changed is not None and not self.restores_parts:
             message = (
                 f"{changed.name} of {self.name} was replaced by a {type(changed).__name__} after {self.name} was made. "

@@ -43,7 +43,6 @@ from txl_tf.errors import ParameterError
 from txl_tf.files import removed_on_error, write_json, writing
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
-from txl_tf.nn.settings import remember_graph
 from txl_tf.runs.families.record import families_of_model
 from txl_tf.serving.export import check_new_folder
 from txl_tf.serving.tagging import tagger_vocabs
@@ -220,7 +219,6 @@ def _of_tagger(tagger: Any, vocabs: list[Vocab], batch_size: int, length: int) -
 
     def function(**sentences: tf.Tensor) -> dict[str, tf.Tensor]:
         emissions, mask = tagger.emissions(sentences)
-        remember_graph(tagger.crf)
         tags, score = best_path(emissions, mask, *tagger.crf.constrained())
         return {"tags": tags, "score": score}
 
