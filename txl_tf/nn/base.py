@@ -183,7 +183,7 @@ class _Traced(keras.Operation):
         try:
             return self.layer(*args, **kwargs)
         except Exception as error:
-            self.error = error
+            self.error = error  # for `compute_output_spec`: Keras raises another error in its place
             raise
 
 

@@ -150,7 +150,7 @@ class Linear(Layer):
     kernel: Any
     bias: Any
     free_settings = {}
-    fixed_parts = {
+    fixed_methods = {
         "call": "the layer that contains it uses only its weights: override the call of that layer, or the properties "
         "kernel and bias"
     }

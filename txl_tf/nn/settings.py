@@ -73,14 +73,14 @@ class Settings(MixedIntoLayer):
             or in a base class, and of other attributes that cannot be set. By default, "make a new one".
         copied_settings: `{name: ("part.name", ...)}`, the copies of a setting in parts. `part` may be an attribute with
             a list of parts.
-        fixed_parts: `{name: what to do instead}` of methods that are never called when the layer is a part of another
+        fixed_methods: `{name: what to do instead}` of methods that are never called when the layer is a part of another
             layer, so that replacing them would have no effect.
     """
 
     free_settings: Mapping[str, Check] | None = None
     fixed_settings: Mapping[str, str] = {}
     copied_settings: Mapping[str, tuple[str, ...]] = {}
-    fixed_parts: Mapping[str, str] = {}
+    fixed_methods: Mapping[str, str] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_settings", ()):
@@ -240,12 +240,12 @@ def is_part(x: Any, name: str, value: Any) -> bool:
 
 
 def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]) -> None:
-    """Replaces a part of a layer or model, or its class, after its constructor. Drops graphs with the old part.
+    """Replaces a part of a layer or model, its class or its `call`, after its constructor. Drops graphs with the old one.
 
     Args:
         x: the layer or model.
         name: of the attribute.
-        value: the new part or class.
+        value: the new layer, class or method.
         store: sets the attribute.
 
     Raises:
@@ -255,7 +255,7 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     current = type(x) if name == "__class__" else getattr(x, name, None)
     if value is current:
         return
-    fixed = _merged_over_bases(type(x), "fixed_parts")
+    fixed = _merged_over_bases(type(x), "fixed_methods")  # never called where x is a part: a new one has no effect
 
     def is_replaced(method: str) -> bool:
         if name == "__class__":

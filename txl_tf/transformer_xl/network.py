@@ -489,7 +489,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         """
         if isinstance(mems, NetworkMemory):
             hidden, positions = self.embed(tokens, mems, dropout_keys, static_shapes, 0)
-            if positions not in (mems, None):
+            if positions is not None and positions is not mems:  # `in` would compare tensors by `==`
                 raise NotCacheable(f"embed of {type(self).__name__} returns positions of its own")
             return hidden, mems.layers, None
         mlen = shape_of(mems[0])[1]

@@ -125,7 +125,13 @@ def in_one_scheme(
 ) -> tuple[dict, str]:
     """Returns `texts` in the scheme `wanted`, or in the scheme of the training sentences; and the scheme.
 
-    Files that break their scheme too often, such as files in IOB1, are converted; for a few mistakes it logs a warning.
+    Files that break their scheme too often, such as files in IOB1, are converted. Mistakes are logged as a warning.
+
+    Args:
+        texts: `{split: sentences}`, "train" first.
+        names: `{split: name}` for messages.
+        wanted: the scheme to convert to; `None`: that of the training sentences.
+        as_before: whether tags that often break their scheme are kept, as earlier versions did: for runs of these.
 
     Raises:
         ParameterError: without `wanted`, a file mixes schemes or has another scheme than the training sentences.
@@ -139,8 +145,7 @@ def in_one_scheme(
     has_single = any("S" in _prefixes(text) for text in texts.values())
     converted = {}
     habits = {}
-    if target is None:  # only a file of `wanted` tags may have none
-        raise ParameterError("tag_scheme", wanted, list(SCHEMES))
+    assert target is not None  # `_scheme_of` returns None only with `wanted`
     for split, text in texts.items():
         if not wanted:
             _check_prefixes(text, names, split, target)
