@@ -240,7 +240,7 @@ def is_part(x: Any, name: str, value: Any) -> bool:
 
 
 def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]) -> None:
-    """Replaces a part of a layer or model, its class or its `call`, after its constructor. Drops graphs with the old one.
+    """Replaces a part of a layer or model, its class or its `call`, after its constructor. Drops the old graphs.
 
     Args:
         x: the layer or model.

@@ -145,7 +145,8 @@ def in_one_scheme(
     has_single = any("S" in _prefixes(text) for text in texts.values())
     converted = {}
     habits = {}
-    assert target is not None  # `_scheme_of` returns None only with `wanted`
+    if target is None:  # for the type checker: `_scheme_of` returns None only with `wanted`
+        raise ParameterError("tag_scheme", wanted, list(SCHEMES))
     for split, text in texts.items():
         if not wanted:
             _check_prefixes(text, names, split, target)
