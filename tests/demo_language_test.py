@@ -170,7 +170,7 @@ def page():
 
     def run(name, task):
         run = OpenRun.__new__(OpenRun)
-        run.name, run.task, run.family, run.config = name, task, "transformer_xl", {"data": {"dataset": "pydoc"}}
+        run.name, run.task, run.family_name, run.config = name, task, "transformer_xl", {"data": {"dataset": "pydoc"}}
         run.model = SimpleNamespace(token_level="char", count_params=lambda: 1234)
         return run
 
