@@ -19,6 +19,11 @@ for developers of the library.
 
 INTERNALS = "Internals"
 PRIVATE = "For developers of the library: what is not public. It may change at any time until version 1.0.\n"
+FOUND_LAST = """---
+search:
+  boost: 0.1
+---
+"""
 PUBLIC = """::: {name}
     options:
       toc_label: {label}
@@ -161,7 +166,7 @@ def page(pkg, shown, methods, topic, names, other_names):
 
     `methods` is that of `members_of`.
     """
-    lines = [f"# {topic.title}", ""]
+    lines = [*([FOUND_LAST] if other_names else []), f"# {topic.title}", ""]
     for name in names:
         member = in_package(pkg, name)
         members = members_of(member, shown, methods) if member.is_class else []
