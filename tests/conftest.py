@@ -22,8 +22,8 @@ from xdist.scheduler import LoadFileScheduling
 
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
-GROWN = 1300  # MB, from which on another takes its place
-FIRST = "tests/export_test.py"  # takes most memory, so that a new worker gets it
+GROWN = 1100  # MB, from which on another takes its place: a file adds 400 MB or less
+FIRST = [f"tests/{name}_test.py" for name in ("export", "serve", "decoding_options")]  # add more: for new workers
 
 
 def pytest_addoption(parser):
@@ -109,8 +109,9 @@ class Scheduler(LoadFileScheduling):
             self._reschedule(node)
 
     def _assign_work_unit(self, node):
-        if FIRST in self.workqueue:
-            self.workqueue.move_to_end(FIRST, last=False)
+        for file in reversed(FIRST):
+            if file in self.workqueue:
+                self.workqueue.move_to_end(file, last=False)
         super()._assign_work_unit(node)
 
     def _reschedule(self, node):
