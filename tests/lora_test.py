@@ -6,7 +6,7 @@ import own_parts
 import pytest
 import tensorflow as tf
 from helpers import SMALL, TEXT, eagerly, raises_parameter, train_run
-from own_parts import SETTINGS, checks_of, expected_nll, wrong
+from own_parts import SETTINGS, assert_all_methods_agree
 
 import txl_tf
 from txl_tf.layers import PositionwiseFF, RelMultiHeadAttn
@@ -107,14 +107,7 @@ def test_all_methods_compute_with_the_updates(setting, tmp_path):
     sizes = {**own_parts.SIZES, **own_parts.ADAPTIVE, "dropout": 0.0, "seed": 3, "mem_len": 4, "pre_lnorm": True}
     lm = txl_tf.TransformerXLLM(**{**sizes, **LORA, **setting.options})
     randomise_all(lm)
-    if setting.compiled is not None:
-        lm.compile(keras.optimizers.SGD(0.0), **setting.compiled)
-    if setting.eager:
-        with eagerly():
-            found = wrong(checks_of(lm, expected_nll(lm), None), ())
-    else:
-        found = wrong(checks_of(lm, expected_nll(lm), str(tmp_path / "1")), ())
-    assert not found, found
+    assert_all_methods_agree(lm, setting, tmp_path)
 
 
 @pytest.mark.parametrize("model", [txl_tf.TransformerXLLM, pytest.param(txl_tf.TransformerLM, marks=SLOW)])

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
+from helpers import eagerly
 
 import txl_tf
 from txl_tf import layers
@@ -551,6 +552,15 @@ def wrong(checks, words):
             if not names_the_part(error, words):
                 found[name] = f"{type(error).__name__}: {str(error)[:200]}"
     return found
+
+
+def assert_all_methods_agree(lm, setting, folder):
+    """All methods of a model without own parts compute what its own call does, in one of `SETTINGS`."""
+    if setting.compiled is not None:
+        lm.compile(keras.optimizers.SGD(0.0), **setting.compiled)
+    with eagerly() if setting.eager else contextlib.nullcontext():
+        found = wrong(checks_of(lm, expected_nll(lm), None if setting.eager else str(folder / "1")), ())
+    assert not found, found
 
 
 def names_the_part(error, words):

@@ -8,7 +8,7 @@ import own_parts
 import pytest
 import tensorflow as tf
 from helpers import SMALL, eagerly, raises_parameter, randomise, word_vocab
-from own_parts import SETTINGS, checks_of, expected_nll, wrong
+from own_parts import SETTINGS, assert_all_methods_agree
 from reference_model import ReferenceModel
 
 import txl_tf
@@ -282,14 +282,7 @@ def test_all_methods_compute_the_model_s_own_call(variant, setting, tmp_path):
     memory = {"mem_len": 0, "context_len": 16} if window else {"mem_len": 4}
     lm = txl_tf.TransformerXLLM(**{**sizes, **memory, **setting.options})
     own_parts.randomise(lm)
-    if setting.compiled is not None:
-        lm.compile(keras.optimizers.SGD(0.0), **setting.compiled)
-    if setting.eager:
-        with eagerly():
-            found = wrong(checks_of(lm, expected_nll(lm), None), ())
-    else:
-        found = wrong(checks_of(lm, expected_nll(lm), str(tmp_path / "1")), ())
-    assert not found, found
+    assert_all_methods_agree(lm, setting, tmp_path)
 
 
 # ---------------------------------------- files, other programs, errors

@@ -20,7 +20,7 @@ program, does not contain mem_len, same_length and clamp_len: give --mem_len, an
 or evaluated with them.
 
 With --to_hub, the weights and the vocabulary of a run are uploaded to the Hugging Face Hub, with a model card. It needs
-huggingface_hub (in a clone, pip install -e ".[hub]"), and a token in HF_TOKEN or by `hf auth login`. All programs open
+huggingface_hub (pip install "txl_tf[hub]"), and a token in HF_TOKEN or by `hf auth login`. All programs open
 such a run, and Transformer-XL checkpoints of the hub, with --model_dir=hf://OWNER/NAME.
 """
 

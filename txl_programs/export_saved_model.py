@@ -10,8 +10,8 @@
 A server that watches the folder loads the new version by itself. An existing version is never overwritten.
 
 With --format=onnx or tflite, the output folder gets the model, its vocabularies, and model.json, which names inputs and
-outputs. Their shapes are fixed: --batch_size rows of --length tokens. ONNX needs tf2onnx: in a clone, pip install -e
-".[onnx]".
+outputs. Their shapes are fixed: --batch_size rows of --length tokens. ONNX needs tf2onnx: pip install
+"txl_tf[onnx]".
 """
 
 import os

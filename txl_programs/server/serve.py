@@ -13,7 +13,7 @@ time are computed as one batch.
 The server accepts connections from this machine only, unless --host says otherwise. With the environment variable
 TXL_API_KEY, or a file --api_key_file, every request needs the key: "Authorization: Bearer KEY". Ctrl-C stops it.
 
-It needs starlette and uvicorn: in a clone, pip install -e ".[serve]".
+It needs starlette and uvicorn: pip install "txl_tf[serve]".
 """
 
 import os
@@ -67,7 +67,7 @@ from txl_config.errors import ParameterError, named
 from txl_programs.opening import load_model, names_of
 from txl_programs.printing import messages_to_stderr
 
-MISSING = 'the server needs starlette and uvicorn: in a clone, pip install -e ".[serve]"'
+MISSING = 'the server needs starlette and uvicorn: pip install "txl_tf[serve]"'
 
 
 def read_api_key():
