@@ -1,6 +1,6 @@
 """Adds an auxiliary loss to a language model: a second head also predicts the character after the next one.
 
-    python examples/auxiliary_loss.py --output=runs/two_ahead
+    python examples/auxiliary_loss.py
 
 A subclass of `TransformerXLLM` has one more layer and its own `segment_nll`, which `fit` calls with the memory of each
 row. The second head is for training only. The logs, `evaluate` and everything else stay those of the language model:
@@ -14,11 +14,10 @@ from absl import flags
 from txl_programs.flag_values import values
 from txl_programs.program import read_flags, run
 
-flags.DEFINE_string("output", None, "Folder for model.keras.")
+flags.DEFINE_string("output", "runs/two_ahead", "Folder for model.keras.")
 flags.DEFINE_integer("n_chars", 200_000, "Characters of Python's manual to learn from.")
 flags.DEFINE_integer("epochs", 3, "Epochs of the training.")
 flags.DEFINE_integer("seed", 0, "Seed of weights and of dropout.")
-flags.mark_flag_as_required("output")
 
 read_flags(__name__)
 

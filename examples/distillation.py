@@ -1,6 +1,6 @@
 """Distils a language model into a smaller one, which learns from the text and from the probabilities of its teacher.
 
-    python examples/distillation.py --output=runs/distilled
+    python examples/distillation.py
 
 Both models read the same segments, each with its own memory: `fit` carries whatever `initial_mems` and `segment_nll`
 return. The student is saved as an ordinary `TransformerXLLM`. On the help texts of Python's manual, it is compared with
@@ -8,17 +8,17 @@ the same model trained without a teacher.
 """
 
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from txl_programs.flag_values import values
 from txl_programs.program import read_flags, run
 
-flags.DEFINE_string("output", None, "Folder for student.keras.")
+flags.DEFINE_string("output", "runs/distilled", "Folder for student.keras.")
 flags.DEFINE_integer("n_chars", 200_000, "Characters of Python's manual to learn from.")
 flags.DEFINE_integer("epochs", 3, "Epochs of each training.")
 flags.DEFINE_integer("seed", 0, "Seed of weights and of dropout.")
-flags.mark_flag_as_required("output")
 
 read_flags(__name__)
 
@@ -29,9 +29,9 @@ import tensorflow as tf
 import txl_tf
 from txl_tf.data.text_files import pydoc_text
 
-TEACHER = {"n_layer": 4, "d_model": 96, "d_embed": 96, "n_head": 4, "d_head": 24, "d_inner": 192}
-STUDENT = {"n_layer": 2, "d_model": 48, "d_embed": 48, "n_head": 4, "d_head": 12, "d_inner": 96}
-COMMON = {"n_token": 128, "mem_len": 32, "dropout": 0.0}
+TEACHER: dict[str, Any] = {"n_layer": 4, "d_model": 96, "d_embed": 96, "n_head": 4, "d_head": 24, "d_inner": 192}
+STUDENT: dict[str, Any] = {"n_layer": 2, "d_model": 48, "d_embed": 48, "n_head": 4, "d_head": 12, "d_inner": 96}
+COMMON: dict[str, Any] = {"n_token": 128, "mem_len": 32, "dropout": 0.0}
 WEIGHT = 0.5  # of the teacher in the student's loss
 
 

@@ -1,6 +1,6 @@
 """A head of your own on Transformer-XL, with memory: which kind of character comes next in a text?
 
-    python examples/own_head.py --output=runs/kinds
+    python examples/own_head.py
 
 The labels are classes instead of tokens: letter, digit, space or other. `fit` and `evaluate` still carry the memory
 from segment to segment, because the model is a language model whose `segment_nll` computes another loss. For labels of
@@ -14,11 +14,10 @@ from absl import flags
 from txl_programs.flag_values import values
 from txl_programs.program import read_flags, run
 
-flags.DEFINE_string("output", None, "Folder for model.keras.")
+flags.DEFINE_string("output", "runs/kinds", "Folder for model.keras.")
 flags.DEFINE_integer("n_chars", 200_000, "Characters of Python's manual to learn from.")
 flags.DEFINE_integer("epochs", 2, "Epochs of the training.")
 flags.DEFINE_integer("seed", 0, "Seed of weights and of dropout.")
-flags.mark_flag_as_required("output")
 
 read_flags(__name__)
 

@@ -333,7 +333,7 @@ def free_address():
 def five_minutes(workplace):
     """What the training prints that the README installs for, and what its other blocks print."""
     install, *others = blocks("bash", "README.md").values()
-    train = install[install.rindex(".venv/bin/python") :]
+    (train,) = re.findall(r"\.venv/bin/python train\.py .*", install)
     return [run_bash(code, workplace) for code in (train, *filter(is_run, others))]
 
 
@@ -647,9 +647,8 @@ def test_onnx_tflite_and_tensorflow_js(five_minutes, workplace, monkeypatch, cap
     run_bash(export, workplace)
     lm, vocab = txl_tf.load_run("runs/quickstart")
     by_onnx, by_tflite, for_js = (
-        code
-        for code in blocks("python", "serving.md").values()
-        if "onnxruntime" in code or "tokens=np" in code or "lm." in code
+        next(code for code in blocks("python", "serving.md").values() if word in code)
+        for word in ("onnxruntime", "tf.lite", "plain_model")
     )
     names = {"lm": lm}
     for code in (by_onnx, by_tflite, for_js):

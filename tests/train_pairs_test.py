@@ -551,6 +551,9 @@ def test_bad_flags_are_one_line(made, flags, message):
 )
 @pytest.mark.slow
 def test_flags_of_other_pairs_are_one_line(flags, message, tmp_path):
+    for name in ("a.tsv", "b.tsv"):
+        (tmp_path / name).write_text("1\t2\n" * 9)
+        flags = flags.replace(name, str(tmp_path / name))
     done = run_program("tools/train_seq2seq.py", f"--model_dir={tmp_path / 'run'}", *flags.split())
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()

@@ -290,7 +290,7 @@ def generate(
     vocab: Any = None, with_lengths: bool = False, repetition_penalty: float | None = None,
     repetition_window: int = REPETITION_WINDOW, temperature: float = 1.0, top_k: int | None = None,
     top_p: float | None = None, min_p: float | None = None, seed: Any = None, segment: int | None = None,
-    logits_processor: Callable[[Tensor, Tensor], Tensor] | None = None, beam_size: int = 1,
+    logits_processor: Callable[..., Tensor] | None = None, beam_size: int = 1,
     length_penalty: float = 0.6,
 ) -> Any:  # fmt: skip
     """Continues every row of `prompt` with cached keys and values.
