@@ -14,7 +14,19 @@ import pytest
 import reference_data
 import tensorflow as tf
 from absl import flags
-from benchmarking import contestants, language_models, pairs, peers, processes, scaling, tables, taggers, tasks, work
+from benchmarking import (
+    contestants,
+    language_models,
+    pairs,
+    peers,
+    processes,
+    products,
+    scaling,
+    tables,
+    taggers,
+    tasks,
+    work,
+)
 from benchmarking.shapes import SHAPES
 from helpers import ROOT, program, raises_parameter
 from reference_model import ReferenceModel
@@ -304,6 +316,25 @@ def test_peers_learn_their_batch(name):
     weights, losses = json.loads(done.stdout.splitlines()[-1])
     assert weights > 20 * 64
     assert abs(losses[0] - np.log(20)) < 0.5 and losses[-1] < 1.5
+
+
+def test_products_alone_are_those_of_a_training_step():
+    shape = {**SHAPE, "cutoffs": [], "tgt_len": 4, "mem_len": 12, "n_layer": 3}
+    made = []
+    products.products_work(shape, lambda them: made.append(them) or (lambda: None))()
+    layer, softmax = (sum(product.operations for product in them) for them in made)
+    assert 3 * layer + softmax == language_models.training_operations(shape)
+
+
+@pytest.mark.parametrize("transposed", ["", "a", "b"])
+def test_the_gradients_of_a_product_are_the_products_of_its_factors(transposed):
+    product = products.Product(2, 3, 4, 5, transposed)
+    a, b = (np.ones(size) for size in product.factors)
+    a, b = a.swapaxes(1, 2) if transposed == "a" else a, b.swapaxes(1, 2) if transposed == "b" else b
+    upstream = a @ b
+    for gradient, factor in ((products.input_gradient(product), a), (products.weight_gradient(product), b)):
+        assert (gradient.rows, gradient.columns) == factor.shape[1:]
+        assert 2 * upstream.size * 4 == gradient.operations == product.operations
 
 
 def test_a_model_without_memory_sees_as_many_tokens():

@@ -33,7 +33,9 @@ tools/benchmarking/shapes.py; flags change it.
     flat_long                          training of FLAT on sentences of 200 characters: see `peak MB`
     peers                              training of the same sizes by models of other libraries (extra `peers`): a GPT of
                                        nanoGPT's shape and x-transformers with memory, both in PyTorch, with and without
-                                       torch.compile, and the paper's model in plain JAX. Ratios are to this library
+                                       torch.compile, and the paper's model in plain JAX. Ratios are to this library.
+                                       Beside them, the matrix products of a step alone: those of the library's model
+                                       by TensorFlow and by PyTorch, and those of the GPT
     workers                            training by 1, 2 and 4 processes of one thread, which divide a batch and sum up
                                        gradients over the loopback: in one bucket, as train.py does, and in several.
                                        Against as many processes at a time, each alone with its share of the rows
@@ -73,7 +75,16 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags, logging
-from benchmarking.shapes import BFLOAT16_AGAINST, REFERENCE, ROUNDED, SCALING, SHAPES, WRITING, WRITING_AGAINST
+from benchmarking.shapes import (
+    BFLOAT16_AGAINST,
+    PRODUCTS,
+    REFERENCE,
+    ROUNDED,
+    SCALING,
+    SHAPES,
+    WRITING,
+    WRITING_AGAINST,
+)
 
 from txl_programs.flag_values import FLAGS, check_integers
 from txl_programs.program import read_flags, run
@@ -235,7 +246,7 @@ def groups_of(mode):
         "preparation": ["reference", "txl_tf"],
         "export": [REFERENCE, "txl_tf float32", "txl_tf bfloat16 weights"],
         "startup": [REFERENCE, "txl_tf float32"],
-        "peers": ["txl_tf float32", "txl_tf bfloat16", *peers.PEERS],
+        "peers": ["txl_tf float32", "txl_tf bfloat16", f"{PRODUCTS} float32", f"{PRODUCTS} bfloat16", *peers.PEERS],
         "first_answer": [processes.IMPORT, *processes.ANSWERS],
     }
     names = special.get(mode) or list(contestants.make_contestants(mode, FLAGS.jit))

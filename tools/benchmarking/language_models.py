@@ -7,7 +7,8 @@ import functools
 
 import numpy as np
 import tensorflow as tf
-from benchmarking.shapes import CONTINUED, EVALUATION, NETWORK, PROMPT, READING, REFERENCE, ROUNDED, WRITING
+from benchmarking.products import products_work
+from benchmarking.shapes import CONTINUED, EVALUATION, NETWORK, PRODUCTS, PROMPT, READING, REFERENCE, ROUNDED, WRITING
 from benchmarking.work import Calls, Steps, port, repeated
 
 
@@ -46,6 +47,8 @@ def contestants(mode, jit=False):
         options["txl_tf float32 recompute"] = {"recompute": True}
     makers = {REFERENCE: functools.partial(reference_work, mode)}
     makers |= {name: functools.partial(library_work, mode, **arguments) for name, arguments in options.items()}
+    if mode == "peers":
+        makers |= {f"{PRODUCTS} {dtype}": functools.partial(multiplying_work, dtype=dtype) for dtype in BYTES}
     if mode == "generation":
         makers |= {f"{READING} {dtype}": functools.partial(reading_work, size=size) for dtype, size in BYTES.items()}
     return makers
@@ -101,6 +104,24 @@ def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
         return Calls(lambda: lm.generate(tokens[:, :1], max_new_tokens=shape["tgt_len"], seed=0).numpy())
     lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000), jit_compile=jit_compile)
     return Steps(lm, repeated([(tokens, labels)]), evaluation=mode == "evaluation")
+
+
+def multiplying_work(shape, dtype):
+    """The matrix products of a training step of the library, by TensorFlow."""
+
+    def make(products):
+        pairs = [[tf.cast(tf.random.normal(size), dtype) for size in product.factors] for product in products]
+
+        @tf.function
+        def multiply(pairs):
+            return [
+                tf.matmul(a, b, transpose_a=product.transposed == "a", transpose_b=product.transposed == "b")
+                for product, (a, b) in zip(products, pairs, strict=True)
+            ]
+
+        return lambda: multiply(pairs)
+
+    return Calls(products_work(shape, make))
 
 
 BYTES = {"float32": 4, "bfloat16": 2}  # of a number

@@ -14,6 +14,7 @@ import os
 import time
 
 import numpy as np
+from benchmarking.products import products_work
 from benchmarking.turns import answer_requests, do_twice, turn
 from benchmarking.work import Calls
 
@@ -154,6 +155,28 @@ def x_transformers(shape):
     return WithLoss()
 
 
+def multiplier(bfloat16):
+    """Returns `make` of `products_work`, which multiplies with PyTorch."""
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    dtype = torch.bfloat16 if bfloat16 else torch.float32
+
+    def make(products):
+        pairs = []
+        for product in products:
+            a, b = (torch.randn(size, dtype=dtype) for size in product.factors)
+            pairs.append((a.mT if product.transposed == "a" else a, b.mT if product.transposed == "b" else b))
+
+        def multiply():
+            for a, b in pairs:
+                torch.matmul(a, b)
+
+        return multiply
+
+    return make
+
+
 # ---------------------------------------------------------------------------------------------------------------- JAX
 
 
@@ -262,17 +285,22 @@ def make_work(name, shape):
     if kind == "JAX":
         return jax_work(shape)
     settings = {"compiled": "compiled" in options, "bfloat16": "bfloat16" in options}
+    if kind in PRODUCTS:
+        step = products_work(PRODUCTS[kind](shape), multiplier(settings["bfloat16"]))
+        return Calls(step), 0
     if kind == "GPT":
         return torch_work(without_memory(shape), gpt, **settings)
     return torch_work(shape, x_transformers, **settings)
 
 
+# The matrix products of a step alone, by PyTorch: those of the library's model, and those of the GPT.
+PRODUCTS = {"PyTorch-products": dict, "GPT-products": without_memory}
 PEERS = tuple(
     f"{kind} {precision}{compiled}"
     for precision in ("float32", "bfloat16")
     for kind in ("x-transformers", "GPT")
     for compiled in ("", COMPILED)
-) + ("JAX float32",)
+) + ("JAX float32", *(f"{kind} {precision}" for precision in ("float32", "bfloat16") for kind in PRODUCTS))
 
 
 def begin(mode, name, shape, jit=False, run=None):

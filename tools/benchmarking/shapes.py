@@ -3,6 +3,7 @@
 REFERENCE = "reference float32"
 EVALUATION = "evaluation float32"
 READING = "read of its bytes"
+PRODUCTS = "products"  # the matrix products of a training step, and nothing else
 ROUNDED = "txl_tf bfloat16 products"  # of float32 numbers, see `set_matmul_precision`
 CONTINUED = "a text of 5,000 tokens goes on"
 PROMPT = 5000

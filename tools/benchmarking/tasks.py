@@ -30,7 +30,7 @@ def begin(mode, name, shape, jit=False, run=None):
     built = time.perf_counter()
     first = do_twice(work, tokens_of_work(mode, name, shape))
     figures = {"build_seconds": built - started, "first_step_seconds": first}
-    return {**figures, "weights": work.model.count_params()} if mode == "peers" else figures
+    return {**figures, "weights": work.model.count_params()} if hasattr(work, "model") and mode == "peers" else figures
 
 
 # ------------------------------------------------------------------------------- preparation, export and start-up
