@@ -165,7 +165,7 @@ def test_samples_of_parts_join_to_that_of_the_whole(monkeypatch):
         whole, joined = Sample.of(lines), Sample()
         for first in range(0, 10_000, 700):
             joined.join(Sample.of(lines[first : first + 700], first, joined.hash_limit))
-        assert joined.lines == whole.lines and joined.share == whole.share
+        assert joined.lines == whole.lines and joined.hash_limit == whole.hash_limit
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ def _kinds(described: dict[str, Any]) -> set[str]:
     found: set[str] = set()
 
     def collect(part: Any) -> None:
+        """Adds the types of a decoder or pre-tokenizer and of its parts to `found`."""
         if isinstance(part, dict):
             found.add(str(part.get("type")))
             for inner in (*(part.get("decoders") or []), *(part.get("pretokenizers") or [])):

@@ -220,6 +220,7 @@ class LineFile:
         check_no_link(folder, os.path.dirname(name), os.path.join(STATE, name, self.fingerprint))
 
     def _fingerprint(self) -> str:
+        """Returns the fingerprint of the file as it is now."""
         with reading(self.path):
             described = json.dumps([self.key, *inputs.stamp(self.path)], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()[:16]

@@ -429,6 +429,7 @@ class Sample:
 
     @property
     def lines(self) -> list[str]:
+        """The lines of the sample, in the order of the text."""
         return [line for _, line in self._hashed]
 
     def join(self, other: Sample) -> None:

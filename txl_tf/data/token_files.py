@@ -44,6 +44,7 @@ class TokenWriter:
             self.header_bytes = self._write_header(file)
 
     def add(self, ids: np.ndarray) -> None:
+        """Appends ids to the file."""
         with open(self.path, "ab") as file:
             file.write(np.asarray(ids, self.dtype).tobytes())
         self.n_tokens += len(ids)

@@ -43,6 +43,7 @@ class Lines(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
+        """The number of ids of each line, with its end: int64 `[lines]`."""
         return np.diff(self.ends, prepend=0)
 
     def __getitem__(self, i: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride] a line, not a field
@@ -88,6 +89,7 @@ class ParallelCorpus:
 
     @property
     def vocabs(self) -> list[Vocab]:
+        """The vocabulary of sources and the vocabulary of targets."""
         return [self.source_vocab, self.target_vocab]
 
     def file_of(self, split: str) -> str:
@@ -449,10 +451,12 @@ def pair_batches(
         return np.searchsorted(tokens, batch_tokens, side="right")
 
     def cut(rng):
+        """Returns the batches of an epoch, see `EpochBatches`. Pairs of the same lengths are in random order."""
         ties = np.arange(len(pairs)) if rng is None else rng.permutation(len(pairs))
         return shuffled(list(by_length([sources, targets, ties], count_rows)), rng)
 
     def collate(rows):
+        """Returns the batch of some pairs, `(source, target)`."""
         target = padded([np.append(START_ID, pairs.targets[i]) for i in rows], multiple)
         return padded([pairs.sources[i] for i in rows], multiple), target
 

@@ -112,6 +112,7 @@ def form_of(word: str) -> str:
 
 
 def forms_of(tokens: Sequence[str]) -> list[str]:
+    """Returns the form of each word."""
     return list(map(form_of, tokens))
 
 
@@ -182,6 +183,7 @@ def tagged_batches(
     lengths = np.array([len(s.ids) if lattice else s.n for s in split.sentences])
 
     def cut(rng):
+        """Returns the batches of an epoch, see `EpochBatches`."""
         n = len(split)
         order = np.arange(n) if rng is None else rng.permutation(n)
         pool_size = n if rng is None else _POOL * batch_size
@@ -189,6 +191,7 @@ def tagged_batches(
         return shuffled([rows[i] for rows in pools for i in by_length(lengths[rows], batch_size)], rng)
 
     def collate(rows):
+        """Returns the batch of some sentences, `(features, tags)`."""
         tags = padded([split.tags[i] for i in rows], multiple)
         return features([split.sentences[i] for i in rows], lattice, multiple), tags
 

@@ -33,6 +33,8 @@ logger = logging.getLogger("txl_tf")
 
 
 class _Entity(NamedTuple):
+    """An entity in a file."""
+
     kind: str
     prefixes: str  # one character for each of its tags; I for M, E for L, S for U
     follows: bool  # whether an entity of the same kind ends directly before it

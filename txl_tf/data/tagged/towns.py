@@ -59,9 +59,11 @@ def _clause(known: Sequence[str], rng: random.Random) -> list[Piece]:
     """Draws the pieces of a clause: about persons and places, or about a town and a bridge or its mayor."""
 
     def name(kind: str) -> list[Piece]:
+        """Returns the pieces around a name, see `_name`."""
         return _name(known, kind, rng)
 
     def predicate(texts: Sequence[str]) -> list[Piece]:
+        """Returns the piece at the end of a clause: one of `texts`, perhaps after text of `BETWEEN`."""
         return [(rng.choice(BETWEEN) + rng.choice(texts), "")]
 
     form = rng.randrange(4)

@@ -73,6 +73,7 @@ class Corpus:
 
     @property
     def vocabs(self) -> list[Vocab]:
+        """A list of the one vocabulary, as other corpora have several."""
         return [self.vocab]
 
     def fingerprint(self, split: str) -> str:

@@ -75,6 +75,7 @@ def _portions(recipe: Recipe, paths: list[str], workers: Any) -> list[Portion]:
 
 
 def _pieces(texts: Iterable[Text]) -> Iterator[str | bytes]:
+    """Yields the pieces of all texts, one text after the other."""
     return itertools.chain.from_iterable(text.pieces for text in texts)
 
 

@@ -29,6 +29,7 @@ class Rows(NamedTuple):
 
 
 def is_parquet(path: str) -> bool:
+    """Whether the name of a file ends in .parquet."""
     return inputs.has_ending(path, ".parquet")
 
 
