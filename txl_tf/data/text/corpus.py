@@ -131,8 +131,8 @@ def build_corpus(
     vocab, counts = encoding.make_vocab(recipe)
     if extend_vocab:
         min_freq = options.get("min_freq") or 0
-        counts = vocab.counter.most_common()
-        new = [symbol for symbol, n in counts if symbol not in vocab.ids and n >= min_freq]
+        known = vocab.ids
+        new = [symbol for symbol, n in vocab.counter.most_common() if symbol not in known and n >= min_freq]
         vocab = vocab.extended(new[: options.get("max_size")])
     cutoffs = datasets.make_cutoffs(recipe, vocab)
     ids_of = collections.defaultdict(list)  # (split, shard) -> arrays of ids
