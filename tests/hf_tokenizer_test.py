@@ -154,7 +154,7 @@ def test_wrong_ids_are_named(tmp_path):
         with raises_parameter(name):
             ids, vocab, n_token = (*arguments, None, None)[:3]
             prepare_ids(ids, tmp_path / "data", vocab, n_token=n_token)
-    for wrong in (good.astype(float), good[None], good - 1, good[:1], np.array([2**31])):
+    for wrong in (good.astype(float), good[None], good - 1, good[:1], good[:0], np.array([2**31])):
         with raises_parameter("ids"):
             prepare_ids({"train": wrong}, tmp_path / "other")
     assert not (tmp_path / "other" / "corpus-info.json").exists()

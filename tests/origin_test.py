@@ -136,10 +136,10 @@ def test_the_folder_must_be_another_and_its_origin_stays(trained_run, run_dir, t
         ({"model": {"n_layer": 2}}, "n_layer must be 1, as in .*, got 2: its weights fit no other. init_from can"),
         ({"model": {"untie_r": True}}, ""),
         ({"model": {"n_head": 4, "d_head": 4}}, ""),
-        ({"data": {"level": "word"}}, "level must be 'char', as that of the vocabulary to use, got 'word'"),
+        ({"data": {"level": "word"}}, "level must be 'char', as in the given vocabulary, got 'word'"),
         ({"data": {"min_freq": 2}}, "min_freq must be left out, got 2: the symbols are known"),
         ({"data": {"cutoffs": [3]}}, ""),
-        ({"data": {"documents": True}}, "documents must be False: the vocabulary to use has no end of a document"),
+        ({"data": {"documents": True}}, "documents must be False: the given vocabulary has no token for"),
     ],
 )
 def test_what_does_not_fit_is_one_error_before_the_folder_has_a_run(trained_run, run_dir, text, changes, wording):

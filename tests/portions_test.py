@@ -10,7 +10,7 @@ import pytest
 from helpers import raises_parameter, write_text
 
 from txl_tf.data import inputs, text_files
-from txl_tf.data.line_files import LineFile, pieces_of
+from txl_tf.data.line_files import LineFile, pieces_of_block
 from txl_tf.data.subwords import Sample
 from txl_tf.data.text import corpus, portions
 from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB
@@ -164,8 +164,8 @@ def test_samples_of_parts_join_to_that_of_the_whole(monkeypatch):
         monkeypatch.setattr("txl_tf.data.subwords.SAMPLE_BYTES", most)
         whole, joined = Sample.of(lines), Sample()
         for first in range(0, 10_000, 700):
-            joined.join(Sample.of(lines[first : first + 700], first, joined.share))
-        assert joined.lines == whole.lines and joined.share == whole.share
+            joined.join(Sample.of(lines[first : first + 700], first, joined.hash_limit))
+        assert joined.lines == whole.lines and joined.hash_limit == whole.hash_limit
 
 
 @pytest.mark.parametrize(
@@ -238,6 +238,18 @@ def test_a_column_can_be_named_and_bad_rows_are_too(tmp_path):
         corpus.build_corpus("text", path)
 
 
+def test_a_parquet_file_may_have_no_row_groups(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = str(tmp_path / "a.parquet")
+    parquet.ParquetWriter(path, pa.schema([("text", pa.string())])).close()
+    assert list(read_texts([FilePart(path)], "char")) == []
+    whole = write_parquet(tmp_path / "b.parquet", ["one", "two"])
+    made = corpus.build_corpus("text", [path, whole], valid_fraction=0.5)
+    assert made.vocab.decode(made.splits["valid"]) == "two</s>"
+
+
 def test_without_pyarrow_parquet_says_what_to_install(tmp_path, monkeypatch):
     path = write_text(tmp_path / "a.parquet", "PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -283,7 +295,7 @@ def test_s3_is_read_by_pyarrow_as_other_files_are(tmp_path, monkeypatch):
         )
         assert [name.replace("s3://bucket", str(folder)) for name in remote] == local
     (block,) = LineFile("s3://bucket/1.txt", "1.txt", str(tmp_path / "answers"), None).blocks(None)
-    assert b"".join(pieces_of(block)) == (folder / "1.txt").read_bytes()
+    assert b"".join(pieces_of_block(block)) == (folder / "1.txt").read_bytes()
     write_parquet(folder / "a.parquet", ["one", "two"])
     expected = corpus.build_corpus("text", folder, level="word")
     made, _ = prepared(tmp_path / "made", "text", "s3://bucket", level="word", workers=InPortions(2))

@@ -429,7 +429,7 @@ def test_new_symbols_of_pairs_get_rows_behind_the_others(made, other_lines, tmp_
 @pytest.mark.parametrize(
     "first, changes, message",
     [
-        ("", {"data": {"source_level": "word"}}, "source_level must be 'char', as the vocabularies to use, got 'word'"),
+        ("", {"data": {"source_level": "word"}}, "source_level must be 'char', as in the given .*, got 'word'"),
         ("", {"data": {"min_freq": 2}}, "min_freq must be left out, got 2: the symbols are known"),
         ("", {"model": {"norm_first": False}}, "norm_first must be True, as in .*, got False"),
     ],

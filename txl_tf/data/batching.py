@@ -12,13 +12,16 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 
 
-def by_length(lengths: np.ndarray | Sequence[np.ndarray], max_rows: int | Callable[..., Any]) -> Iterator[np.ndarray]:
+def by_length(
+    lengths: np.ndarray | Sequence[np.ndarray], max_rows: int | Callable[[np.ndarray], Any]
+) -> Iterator[np.ndarray]:
     """Yields batches of rows of similar length, the shortest first: int `[B]`, the indices of rows.
 
     Args:
         lengths: int `[rows]`; or several such arrays, each of which breaks the ties of the arrays before it.
-        max_rows: number of rows of a batch; or a function that returns it for the indices of the remaining rows, the
-            shortest row first. A batch always has at least one row.
+        max_rows: number of rows of a batch; the last batch may have fewer. Or a function that returns the number of
+            rows of the next batch. Its argument is the indices of the remaining rows, the shortest row first. A batch
+            has at least one row, even if the function returns 0.
     """
     order = np.lexsort(np.atleast_2d(lengths)[::-1])
     while order.size:
@@ -33,7 +36,7 @@ def in_order(answer: Callable[..., Any], items: Sequence, batches: Iterator[np.n
     Args:
         answer: function that takes a list of items and returns a list of answers.
         items: the items.
-        batches: indices of items, from `by_length`.
+        batches: the indices of the items in each batch, from `by_length`.
     """
     answers: list[Any] = [None] * len(items)
     for rows in batches:
@@ -43,12 +46,13 @@ def in_order(answer: Callable[..., Any], items: Sequence, batches: Iterator[np.n
 
 
 def padded(rows: Sequence[np.ndarray], multiple: int = 1, width: int = 0) -> np.ndarray:
-    """Pads rows with 0 to the length of the longest row: int32 `[rows, longest]`.
+    """Pads rows with 0 on the right to one length: int32 `[rows, length]`.
 
     Args:
         rows: int arrays `[any]`.
-        multiple: rows of zeros are added until the number of rows is a multiple of it, such as the number of replicas.
-        width: smallest length of the result.
+        multiple: rows of zeros are added until the number of rows is a multiple of this number, such as the number of
+            replicas.
+        width: the length, unless a row is longer: then the length of the longest row.
     """
     table = np.zeros([len(rows) + -len(rows) % multiple, max([width, *map(len, rows)])], np.int32)
     for padded_row, row in zip(table, rows, strict=False):
@@ -62,22 +66,28 @@ class EpochBatches:
     The batch of a step depends only on the seed and on the number of the step.
 
     Args:
-        cut: function of a random generator, or of `None` for the order by length, that gives an epoch: the rows of
-            every batch, as many batches every time.
-        collate: function of rows that gives the batch: int32 arrays in any structure, always of the same dimensions.
-        seed: of the orders; `None` for the order by length, every epoch.
+        cut: function that divides the rows of the data into the batches of an epoch. Its argument is a random
+            generator, or `None` for the order by length. It returns a list of the rows of each batch, int `[B]`. The
+            number of batches must be the same in every epoch.
+        collate: function that makes the batch of some rows: int32 arrays in any structure. Each array must have the
+            same number of dimensions in every batch.
+        seed: of the orders; `None`: every epoch has the order by length.
     """
 
     def __init__(
-        self, cut: Callable[[np.random.Generator | None], list], collate: Callable[[np.ndarray], Any], seed: int | None
+        self,
+        cut: Callable[[np.random.Generator | None], list[np.ndarray]],
+        collate: Callable[[np.ndarray], Any],
+        seed: int | None,
     ):
         self._cut = cut
         self._collate = collate
         self.seed = seed
-        self._epoch = None
+        self._epoch = None  # the epoch of `_batches`; `None`: they are in the order by length
         self._batches = cut(None)
 
     def __len__(self) -> int:
+        """Returns the number of batches of an epoch."""
         return len(self._batches)
 
     def rows(self, step: int) -> np.ndarray:
@@ -93,7 +103,10 @@ class EpochBatches:
         return self._collate(self.rows(step))
 
     def dataset(self, start: int = 0, repeat: bool = False) -> tf.data.Dataset:
-        """Returns the batches from step `start` on; without `repeat`, until the end of the first epoch."""
+        """Returns a dataset of the batches from step `start` on.
+
+        With `repeat`, one epoch follows the other without end. Otherwise the dataset ends with the first epoch.
+        """
         example = self.batch(start)
         dimensions = [array.ndim for array in tf.nest.flatten(example)]
 
@@ -117,7 +130,7 @@ def shuffled(batches: list, rng: np.random.Generator | None) -> list:
 def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset that prepares its next two batches while a step runs.
 
-    It has no autotuning: deleting an iterator would wait for the thread of that, which may sleep for a minute.
+    Autotuning is off. Its thread may sleep for a minute, and deleting an iterator would wait for this thread.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -125,16 +138,22 @@ def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def hold_out(texts: Sequence[str], fraction: float, what: str) -> np.ndarray:
-    """Chooses the rows of `texts` that are held out for validation: bool `[rows]`.
+    """Returns which of the texts are held out for validation: bool `[texts]`, about `fraction` of them.
 
     A hash of the text decides, so that equal texts are in the same split.
 
+    Args:
+        texts: the texts.
+        fraction: between 0 and 1.
+        what: what error messages call the texts, such as "pairs".
+
     Raises:
-        ParameterError: no row, or every row, is held out. The message calls the rows `what`.
+        ParameterError: no text, or every text, is held out.
     """
-    share = np.array([zlib.crc32(text.encode()) for text in texts]) / 2**32
-    if not 0 < np.sum(share < fraction) < len(share):
-        leaves = f"valid_fraction={fraction} of {len(share)} {what} leaves none for training or for validation"
+    hashes = np.array([zlib.crc32(text.encode()) for text in texts]) / 2**32  # from 0 to 1
+    is_held_out = hashes < fraction
+    if not 0 < np.sum(is_held_out) < len(texts):
+        leaves = f"valid_fraction={fraction} of {len(texts)} {what} leaves none for training or for validation"
         message = f"{leaves}: give valid_path, or another valid_fraction"
         raise ParameterError("valid_fraction", fraction, f"a share of at least one of the {what}", message)
-    return share < fraction
+    return is_held_out

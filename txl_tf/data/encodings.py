@@ -14,7 +14,7 @@ from collections.abc import Callable
 from txl_tf.errors import ParameterError
 
 _SAMPLE = 1 << 14  # bytes that the guess uses
-_LEAST = 0.3  # smallest score of a guess
+_LEAST = 0.3  # smallest score at which `_by_characters` believes a guess
 
 # First bytes of a file -> its format, and the command that unpacks it to the standard output.
 _PACKED = {
@@ -24,6 +24,7 @@ _PACKED = {
     b"\xfd7zXZ": ("xz", "xz -dc"),
     b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"),
 }
+# Byte order mark -> encoding.
 _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, because it begins with the mark of UTF-16
     codecs.BOM_UTF32_BE: "utf-32",
@@ -51,7 +52,7 @@ _PUNCTUATION = "，。、；：？！“”‘’（）《》「」『』·…�
 def not_utf8(
     name: str,
     data: bytes,
-    place: int,
+    position: int,
     where: str,
     is_utf8: bool = False,
     begins: bool = True,
@@ -63,14 +64,15 @@ def not_utf8(
     Args:
         name: of the text, for the message.
         data: some bytes of the text.
-        place: position of the wrong byte in `data`.
-        where: the position in the text, for the message, such as "byte 3".
+        position: index of the wrong byte in `data`.
+        where: the position of the wrong byte in the whole text, for the message, such as "byte 3".
         is_utf8: whether text before `data` shows that the rest is UTF-8.
         begins: whether `data` is the beginning of the file.
         advice: further advice for the message.
         path: of the file that has the text; `None`: the name is the path.
     """
-    start = 0 if place < _SAMPLE else data.rfind(b"\n", 0, place) + 1
+    # The sample must contain the wrong byte: it begins with the line of this byte if the byte is far from the start.
+    start = 0 if position < _SAMPLE else data.rfind(b"\n", 0, position) + 1
     encoding, command = (None, None) if is_utf8 else _guess(data[start : start + _SAMPLE], begins and not start)
     ways = [advice] if advice else []
     if command:
@@ -79,16 +81,16 @@ def not_utf8(
     return ParameterError(path or name, encoding, "UTF-8 text", message)
 
 
-def converting(data: bytes) -> str | None:
-    """Returns a sentence on how to convert a text that has `data` as a line; `None` if its encoding is not clear."""
+def conversion_advice(data: bytes) -> str | None:
+    """Returns a sentence on how to convert a text that begins with `data`; `None` if its encoding is not clear."""
     encoding, command = _guess(data[:_SAMPLE], begins=True)
     return command and f"The text seems to be {encoding}: {command} OLD_FILE > NEW_FILE converts it."
 
 
 def probable_encoding(data: bytes, begins: bool = True) -> str | None:
-    """Returns the encoding of bytes that are not UTF-8, by its name in `iconv`, or the program that packed them.
+    """Returns the encoding of bytes that are not UTF-8, by its name in `iconv`; or a text such as "packed by gzip".
 
-    It is `None` if it is not clear.
+    Returns `None` if the encoding is not clear.
 
     Args:
         data: a few thousand bytes.
@@ -98,7 +100,7 @@ def probable_encoding(data: bytes, begins: bool = True) -> str | None:
 
 
 def _guess(data: bytes, begins: bool) -> tuple[str | None, str | None]:
-    """Returns `(encoding, command)`; the command converts the file whose name follows it."""
+    """Returns `(encoding, command)` as in `probable_encoding`; the command converts the file whose name follows it."""
     if begins:
         for magic, (kind, command) in _PACKED.items():
             if data.startswith(magic):
@@ -116,7 +118,7 @@ def _is_mostly_utf8(data: bytes) -> bool:
 
 
 def _by_characters(data: bytes) -> str | None:
-    """Returns the encoding in which the characters are the most frequent ones of its language."""
+    """Returns the encoding in which most characters are frequent ones of its language; `None` if there is none."""
     scores = {name: _score(data, codec, test) for name, (codec, test) in _CANDIDATES.items()}
     best = max(scores, key=scores.__getitem__)
     if scores[best] >= _LEAST:
@@ -127,7 +129,7 @@ def _by_characters(data: bytes) -> str | None:
 def _score(data: bytes, codec: str, test: Callable[[str], float]) -> float:
     """Returns the mean of `test` over the characters that are not ASCII; 0 if the bytes are not in the encoding."""
     if codec.startswith("utf-16") and b"\0" not in data:
-        return 0.0  # almost every text has a newline or a space, which have a zero byte
+        return 0.0  # almost every text has a newline or a space, and each of these has a zero byte in UTF-16
     try:
         text = codecs.getincrementaldecoder(codec)().decode(data)  # the last character may be cut
     except UnicodeDecodeError:
@@ -140,7 +142,13 @@ def _score(data: bytes, codec: str, test: Callable[[str], float]) -> float:
 
 
 def _characters(common: str, codec: str, first: int, last: int) -> Callable[[str], float]:
-    """Returns a test of a character: 0.5 if it is in the first part of a character set, plus 0.5 if it is frequent."""
+    """Returns a test of a character: 0.5 if it is in the first part of a character set, plus 0.5 if it is frequent.
+
+    Args:
+        common: the frequent characters of the language.
+        codec: Python's codec of the character set.
+        first, last: first bytes of the characters in the first part.
+    """
     frequent = frozenset(common + _PUNCTUATION)
 
     def test(c: str) -> float:
@@ -152,20 +160,23 @@ def _characters(common: str, codec: str, first: int, last: int) -> Callable[[str
 
 
 def _is_kana(c: str) -> float:
+    """A test for Japanese: 1 for hiragana, katakana and punctuation of East Asia."""
     return float("\u3041" <= c <= "\u30fe" or c in _PUNCTUATION)
 
 
 def _japanese(c: str) -> float:
+    """A test for Japanese: 1 for what `_is_kana` accepts, 0.3 for frequent kanji (the first part of JIS X 0208)."""
     encoded = c.encode("euc_jp", "ignore")
     return 0.3 * (len(encoded) == 2 and 0xB0 <= encoded[0] <= 0xCF) + _is_kana(c)
 
 
 def _letters(common: str) -> Callable[[str], float]:
+    """Returns a test of a character: 1 for a letter in `common`, 0 for another letter, -0.5 for no letter."""
     return lambda c: float(c in common) - 0.5 * (not c.isalpha())
 
 
 def _wide(c: str) -> float:
-    """A test for UTF-16: 1 for the scripts of East Asia, Cyrillic and accented letters."""
+    """A test for UTF-16: 1 for the scripts of East Asia, and for Cyrillic, Greek and accented letters."""
     return float("\u4e00" <= c <= "\u9fff" or "\u3000" <= c <= "\u30ff" or "\uac00" <= c <= "\ud7a3" or c <= "\u04ff")
 
 
@@ -183,15 +194,15 @@ _CYRILLIC = {"windows-1251": "cp1251", "koi8-r": "koi8_r"}
 
 
 def _latin(data: bytes) -> str | None:
-    """Returns an encoding of one byte per character, or `None`.
+    """Returns an encoding of one byte per character: Cyrillic or Latin; `None` if neither is probable.
 
     In Cyrillic, whole words consist of bytes above 127; in Latin scripts, only single letters do.
     """
     high = [i for i, byte in enumerate(data) if byte >= 0x80]
     if not high or b"\0" in data:
         return None
-    places = set(high)
-    alone = sum(i - 1 not in places and i + 1 not in places for i in high) / len(high)
+    all_high = set(high)
+    alone = sum(i - 1 not in all_high and i + 1 not in all_high for i in high) / len(high)  # fraction of `high`
     if alone < 0.3:
         scores = {name: _score(data, codec, _letters(_RUSSIAN)) for name, codec in _CYRILLIC.items()}
         best = max(scores, key=scores.__getitem__)

@@ -1,7 +1,7 @@
 """A `tokenizer.json` of Hugging Face in the place of a SentencePiece model: `SubwordVocab` reads both.
 
-The tokens of a text are those of `tokenizers.Tokenizer.encode(text, add_special_tokens=False)`. Truncation and padding
-of the file are left out, because they would change a text.
+The tokens of a text are those of `tokenizers.Tokenizer.encode(text, add_special_tokens=False)`. Truncation and padding,
+which the file may ask for, are switched off, because they would change a text.
 
 The bytes of a token depend on the decoder of the file:
 
@@ -23,18 +23,18 @@ from typing import Any
 
 from txl_tf.errors import ParameterError
 
-SPACE = "\u2581"
-# Special tokens that may end a document, the first that a file has.
+SPACE = "\u2581"  # ▁, the mark for a space
+# Special tokens that may end a document. The first one that a tokenizer has is used.
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
 def is_tokenizer(data: bytes) -> bool:
-    """Whether the content of a file is JSON, as a tokenizer.json, and no SentencePiece model."""
+    """Whether the content of a file begins as JSON does: a tokenizer.json and not a SentencePiece model."""
     return data.lstrip()[:1] == b"{"
 
 
 def _tokenizers() -> Any:
-    """Returns the package, which the extra `tokenizers` installs."""
+    """Returns the package, which the extra `tokenizers` installs. Raises ParameterError if it is not installed."""
     try:
         import tokenizers
     except ImportError as error:
@@ -53,9 +53,12 @@ class TokenizerProcessor:
     Attributes:
         token_bytes: list of bytes, the text of each id; empty for special tokens.
         end: the token that may end a document, or `None`.
+        symbols: list of str, the token of each id.
+        unk: the token for unknown characters, or `None`.
 
     Raises:
-        ParameterError: it is no tokenizer, ids are missing, or it loses characters that it does not know.
+        ParameterError: `data` is not a tokenizer.json, an id has no token, or the tokenizer would drop characters that
+            it does not know; or the package tokenizers is not installed.
     """
 
     def __init__(self, data: bytes, path: str | os.PathLike[str]) -> None:
@@ -80,19 +83,20 @@ class TokenizerProcessor:
         self.kind = next((kind for kind in ("ByteLevel", "Metaspace", "WordPiece") if kind in kinds), None)
         model = described.get("model") or {}
         self.unk = model.get("unk_token") if isinstance(model.get("unk_token"), str) else None
-        if self.unk is None and model.get("unk_id") is not None:  # of a unigram model
+        if self.unk is None and model.get("unk_id") is not None:  # a unigram model has an id in place of the token
             self.unk = self.symbols[model["unk_id"]]
         if self.kind != "ByteLevel" and not model.get("byte_fallback") and self.unk is None:
             message = f"{path} has neither bytes nor an unknown token: it would lose characters that it does not know"
             raise ParameterError(os.fspath(path), None, "a tokenizer that reads every text", message)
-        as_text = added.keys() - self.special
-        self.token_bytes = [self._bytes_of(i, i in as_text) for i in range(self.size)]
+        added_as_text = added.keys() - self.special
+        self.token_bytes = [self._bytes_of(i, i in added_as_text) for i in range(self.size)]
 
-    def _bytes_of(self, i: int, as_text: bool) -> bytes:
+    def _bytes_of(self, i: int, is_text: bool) -> bytes:
+        """Returns the bytes of the token with id `i`. With `is_text`, the token is the text itself."""
         symbol = self.symbols[i]
         if i in self.special:
             return b""
-        if as_text:
+        if is_text:
             return symbol.encode()
         if len(symbol) == 6 and symbol.startswith("<0x") and self.kind != "ByteLevel":
             return bytes([int(symbol[3:5], 16)])
@@ -122,23 +126,28 @@ class TokenizerProcessor:
         return results[0] if isinstance(texts, str) else results
 
     def adds_space(self) -> bool:
-        """Whether the bytes of the tokens of a text begin with a space that the text has not."""
+        """Whether the tokens of a text begin with a space that the text itself does not have."""
         text = next((data.decode(errors="replace").strip() for data in self.token_bytes if data.strip().isalnum()), "a")
         ids = self.encode(text)
         return bool(ids) and self.token_bytes[ids[0]].startswith(b" ")
 
 
 def _kinds(described: dict[str, Any]) -> set[str]:
-    """The types of the decoder and its parts. Without a decoder, those of the pre-tokenizer."""
+    """Returns the types of the decoder and of its parts; without a decoder, the types of the pre-tokenizer.
+
+    Args:
+        described: content of a tokenizer.json.
+    """
     found: set[str] = set()
 
     def collect(part: Any) -> None:
+        """Adds the types of a decoder or pre-tokenizer and of its parts to `found`."""
         if isinstance(part, dict):
             found.add(str(part.get("type")))
             for inner in (*(part.get("decoders") or []), *(part.get("pretokenizers") or [])):
                 collect(inner)
             pattern = part.get("pattern")
-            if isinstance(pattern, dict) and pattern.get("String") == SPACE:  # Replace ▁ by a space, as Llama has it
+            if isinstance(pattern, dict) and pattern.get("String") == SPACE:  # replaces ▁ by a space, as in Llama
                 found.add("Metaspace")
 
     collect(described.get("decoder") or described.get("pre_tokenizer"))
@@ -147,7 +156,10 @@ def _kinds(described: dict[str, Any]) -> set[str]:
 
 @functools.cache
 def byte_of_character() -> dict[str, int]:
-    """`{character: byte}` of ByteLevel: printable bytes are themselves, the others are characters from U+0100 on."""
+    """Returns `{character: byte}` of ByteLevel, which writes every byte as a printable character.
+
+    A printable byte is the character of this code. The other bytes are the characters from U+0100 on, in order.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

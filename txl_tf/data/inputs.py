@@ -26,6 +26,7 @@ def has_ending(path: str | os.PathLike, *endings: str) -> bool:
 
 
 def exists(path: str) -> bool:
+    """Whether there is a file or a folder."""
     return _info(path).type.name != "NotFound" if _read_by_pyarrow(path) else tf.io.gfile.exists(path)
 
 
@@ -39,7 +40,7 @@ def size(path: str) -> int:
 
 
 def stamp(path: str) -> tuple[int, int]:
-    """Returns size in bytes and time in nanoseconds of an existing file: one of them changes when the file changes."""
+    """Returns size in bytes and time of the last change in nanoseconds, which show later whether a file has changed."""
     if _read_by_pyarrow(path):
         info = _info(path)
         return info.size, info.mtime_ns
@@ -53,16 +54,16 @@ def opened(path: str) -> BinaryIO:
 
 
 def opened_by_pyarrow(path: str) -> Any:
-    """Opens a local file, or one of any file system that pyarrow knows, as a `pyarrow.NativeFile`."""
+    """Opens a local file, or a file at an address that pyarrow knows, as a `pyarrow.NativeFile`."""
     file_system, inner_path = _file_system(path if is_remote(path) else os.path.abspath(path))
     return file_system.open_input_file(inner_path)
 
 
 def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yields `(folder, folders in it, files in it)` for a folder and all folders below it.
+    """Yields `(folder, names of the folders in it, names of the files in it)` for a folder and all folders below it.
 
-    This is like `os.walk`, but follows symbolic links, and leaves out those that would lead in circles. A folder that
-    the caller removes from the list of folders is not visited.
+    This is like `os.walk`, but follows symbolic links, and leaves out links that lead in circles, with a warning. A
+    folder that the caller removes from the list of folders is not visited.
     """
     if not _read_by_pyarrow(folder):
         for parent, folders, names in tf.io.gfile.walk(folder):
@@ -79,7 +80,7 @@ def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def _is_loop(folder: str, path: str) -> bool:
-    """Whether a path below `folder` is a symbolic link that leads to itself, or back to a folder that it lies in."""
+    """Whether a path below `folder` is a symbolic link to itself, or to a folder that contains it. Logs a warning."""
     if not os.path.islink(path):
         return False
     target = os.path.realpath(path)
@@ -97,7 +98,11 @@ def _is_loop(folder: str, path: str) -> bool:
 
 
 def matching(pattern: str) -> list[str]:
-    """Returns the files and folders that match a pattern such as `shards/*.txt`, sorted by name."""
+    """Returns the files and folders that match a pattern such as `shards/*.txt`, sorted by name.
+
+    Raises:
+        ParameterError: a pattern of s3:// has a wildcard in the name of a folder.
+    """
     if not _read_by_pyarrow(pattern):
         return sorted(tf.io.gfile.glob(pattern))
     folder, _, names = pattern.rpartition("/")
@@ -116,6 +121,7 @@ def _entries(folder: str) -> dict[str, Any]:
 
 
 def _info(path: str) -> Any:
+    """Returns the `pyarrow.fs.FileInfo` of a path."""
     file_system, inner_path = _file_system(path)
     return file_system.get_file_info(inner_path)
 
@@ -129,12 +135,19 @@ def _file_system(path: str) -> tuple[Any, str]:
     return pyarrow(f"{_PYARROW} paths").fs.FileSystem.from_uri(path)
 
 
-def pyarrow(user: str) -> Any:
-    """Returns the package. If it is not installed, raises ParameterError, which says that `user` needs the package."""
+def pyarrow(users: str) -> Any:
+    """Returns the package pyarrow.
+
+    Args:
+        users: what needs the package, in the plural, for the error.
+
+    Raises:
+        ParameterError: the package is not installed.
+    """
     try:
         import pyarrow
         import pyarrow.fs
     except ImportError as error:
-        message = f"{user} need the package pyarrow, which is not installed: pip install pyarrow"
-        raise ParameterError("data_path", user, "files that need no pyarrow", message) from error
+        message = f"{users} need the package pyarrow, which is not installed: pip install pyarrow"
+        raise ParameterError("data_path", users, "files that need no pyarrow", message) from error
     return pyarrow

@@ -3,13 +3,13 @@
     files = [LineFile(path, name, "answers", key) for path, name in find_named_files("corpus")]
     plan = Plan(files, most=2000)
     for tally in plan.answer(run):       # `run(blocks)` calls `answer_block` for each block, in any process
-        print(*tally.messages)           # in the order of the lines
+        print(*tally.messages)           # the messages come in the order of the lines
 
-The folder of the output files also has the answers so far:
+The folder of the output files also contains the answers to the blocks that are finished:
 
     .answers/<name>/<fingerprint>/<block>.txt    the answers to a block
     .answers/<name>/<fingerprint>/<block>.json   their `Tally`, written after the answers: they are complete
-    .answers/<name>/done.json                    the output file is complete, and the blocks are removed
+    .answers/<name>/done.json                    its `Done`: the output file is complete, and the blocks are removed
 
 The fingerprint depends on the input and on everything that determines the answers. Answers with another fingerprint are
 not used.
@@ -50,7 +50,7 @@ _READ_BYTES = 1 << 20
 
 
 def nothing(answer: Any) -> tuple:
-    """Default for `Answering.numbers`: no sums."""
+    """Default for `Answering.numbers`: an answer has no numbers to sum."""
     return ()
 
 
@@ -58,10 +58,12 @@ class Answering(NamedTuple):
     """The functions that answer lines.
 
     Attributes:
-        answers: function of lines, their name, `strict` and, by keyword, `numbers`, as in `txl_tf.data.lines.answers`.
-            Returns an iterator of answers, with a `LineError` for a line that has no answer.
-        text: function of an answer or a `LineError`, and of its number. Returns the text for the output file.
-        numbers: function of an answer. Returns numbers that are summed over all lines.
+        answers: function of lines, their name, `strict` and, by keyword, the `numbers` of the lines, as in
+            `txl_tf.data.lines.answers`. Returns an iterator of answers, with a `LineError` for a line that has no
+            answer.
+        text: function of an answer or a `LineError`, and of the number of its line. Returns the text for the output
+            file.
+        numbers: function of an answer. Returns numbers that are summed over all answers, always equally many.
     """
 
     answers: Callable[..., Any]
@@ -76,9 +78,9 @@ class Tally:
     Attributes:
         lines: number of lines.
         missing: number of lines without an answer.
-        sums: sums of the numbers of `Answering.numbers`.
-        messages: why lines have no answer, in the order of the lines.
-        notes: what can be done about it, each note once.
+        sums: sums of the numbers that `Answering.numbers` returned; empty without any.
+        messages: why lines have no answer, one message for each, in the order of the lines.
+        notes: what can be done about the missing answers, each note once.
     """
 
     lines: int = 0
@@ -88,7 +90,7 @@ class Tally:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def count(self, answer: Any, numbers: Callable[..., Any]) -> None:
-        """Adds one answer."""
+        """Adds an answer or a `LineError`; `numbers` is `Answering.numbers`."""
         self.lines += 1
         if isinstance(answer, LineError):
             self.add(Tally(missing=1, messages=[str(answer)], notes=getattr(answer, "__notes__", [])))
@@ -96,47 +98,53 @@ class Tally:
             self._add_numbers(numbers(answer))
 
     def add(self, other: Tally) -> None:
-        """Adds the counts and sums of other answers."""
+        """Adds the counts, sums, messages and notes of other answers."""
         self.lines += other.lines
         self.missing += other.missing
         self._add_numbers(other.sums)
         self.messages += other.messages
         self.notes += [note for note in other.notes if note not in self.notes]
 
-    def _add_numbers(self, numbers):
-        """Adds the numbers of an answer to the sums."""
+    def _add_numbers(self, numbers: Iterable[float]) -> None:
+        """Adds numbers to the sums, one to each. Sums and numbers may also be missing."""
+        numbers = list(numbers)
         if self.sums and numbers:
             self.sums = [total + number for total, number in zip(self.sums, numbers, strict=True)]
         else:
-            self.sums = [*self.sums, *numbers]
+            self.sums = self.sums or numbers
 
 
 @dataclasses.dataclass(kw_only=True)
 class Done(Tally):
-    """The tally of an output file of `size` bytes, without messages."""
+    """The tally of a complete output file, without messages.
+
+    Attributes:
+        fingerprint: as in `LineFile`.
+        size: of the output file, in bytes.
+    """
 
     fingerprint: str
     size: int
 
 
 class Block(NamedTuple):
-    """Whole lines of a file."""
+    """A block of whole lines of a file."""
 
     path: str
     name: str  # of the file, for messages
     start: int  # position in the file, in bytes
     length: int  # in bytes
-    first: int  # number of its first line
-    lines: int
-    part: str  # <part>.txt has its answers, <part>.json their tally
+    first: int  # number of its first line, from 1
+    lines: int  # number of its lines
+    part: str  # a path: <part>.txt has the answers to the block, <part>.json their tally
     any_end: bool = False  # whether a carriage return also ends a line
 
     @property
-    def tally(self) -> str:
+    def tally_path(self) -> str:
         return f"{self.part}.json"
 
     @property
-    def answers(self) -> str:
+    def answers_path(self) -> str:
         return f"{self.part}.txt"
 
 
@@ -144,17 +152,17 @@ def answer_block(answering: Answering, block: Block) -> None:
     """Writes the answers to a block, and then its `Tally`."""
     tally = Tally()
     texts = []
-    pieces = pieces_of(block) if block.start else without_mark(pieces_of(block))
+    pieces = pieces_of_block(block) if block.start else without_mark(pieces_of_block(block))
     lines = lines_in(pieces, block.any_end)
     answers = answering.answers(lines, block.name, False, numbers=itertools.count(block.first))
     for number, answer in enumerate(answers, block.first):
         texts.append(answering.text(answer, number))
         tally.count(answer, answering.numbers)
-    write_atomic(block.answers, "".join(texts).encode("utf-8", "surrogateescape"))
-    write_json(block.tally, dataclasses.asdict(tally))
+    write_atomic(block.answers_path, "".join(texts).encode("utf-8", "surrogateescape"))
+    write_json(block.tally_path, dataclasses.asdict(tally))
 
 
-def pieces_of(block: Block) -> Iterator[bytes]:
+def pieces_of_block(block: Block) -> Iterator[bytes]:
     """Yields the bytes of a block in pieces."""
     n_left = block.length
     with reading(block.path), inputs.opened(block.path) as file:
@@ -170,7 +178,7 @@ def _lines_with_ends(pieces: Iterable[bytes], any_end: bool) -> Iterator[bytes]:
     for piece in pieces:
         if any_end:
             lines = (rest + piece).splitlines(keepends=True)
-            rest = b"" if lines[-1].endswith(b"\n") else lines.pop()  # a \n may follow a \r
+            rest = b"" if lines[-1].endswith(b"\n") else lines.pop()  # the next piece may begin with the \n of a \r\n
         else:
             *lines, rest = (rest + piece).split(b"\n")
             lines = [line + b"\n" for line in lines]
@@ -183,11 +191,18 @@ class LineFile:
     """A file of lines and the file of its answers.
 
     Args:
-        path: of the file.
-        name: of the file of answers, below `folder`.
-        folder: of the answers to all files.
+        path: of the file of lines.
+        name: of the output file, the file of its answers, as a path below `folder`.
+        folder: of the output files of all files.
         key: everything else that determines the answers, as a value for JSON.
         any_end: whether a carriage return also ends a line, and not only a newline.
+
+    Attributes:
+        output: path of the output file.
+        state: folder of the blocks of answers and of done.json, see the top of this file.
+        fingerprint: changes with `key` and with the size or the time of the file.
+        parts: folder of the answers to the blocks.
+        done_file: path of done.json.
 
     Raises:
         OSError: the file cannot be read, or a folder below `folder` is a symbolic link.
@@ -205,12 +220,13 @@ class LineFile:
         check_no_link(folder, os.path.dirname(name), os.path.join(STATE, name, self.fingerprint))
 
     def _fingerprint(self) -> str:
+        """Returns the fingerprint of the file as it is now."""
         with reading(self.path):
             described = json.dumps([self.key, *inputs.stamp(self.path)], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def done(self) -> Done | None:
-        """Returns the tally of the output file; `None` if it does not exist or has another fingerprint."""
+        """Returns the tally of the output file; `None` if the file does not exist, is incomplete or is out of date."""
         if not (tf.io.gfile.exists(self.done_file) and tf.io.gfile.exists(self.output)):
             return None
         done = Done(**read_json(self.done_file, lambda values: check_values(values, Done)))
@@ -218,16 +234,19 @@ class LineFile:
         return done if current == (done.fingerprint, done.size) else None
 
     def blocks(self, most: int | None) -> list[Block]:
-        """Cuts the file into blocks of `most` lines, or fewer if the lines are long; one block if `most` is `None`.
+        """Cuts the file into blocks. It reads the whole file.
+
+        Args:
+            most: lines of a block; a block of long lines has fewer, see `in_blocks`. `None`: the file is one block.
 
         Raises:
             ParameterError: the file is empty.
         """
-        lengths: collections.deque[int] = collections.deque()  # bytes of the lines that follow
+        lengths: collections.deque[int] = collections.deque()  # bytes of the lines that `sizes` has not summed yet
         has_cr = False  # whether a line ends with \r alone
 
         def lines_without_ends():
-            """Yields the lines. Notes the bytes of each with its end, and whether an end is \\r alone."""
+            """Yields the lines. Adds the bytes of each, with its end, to `lengths`; sets `has_cr`."""
             nonlocal has_cr
             for line in _lines_with_ends(blocks_of(self.path), self.any_end):
                 lengths.append(len(line))
@@ -236,12 +255,12 @@ class LineFile:
 
         sizes = [(sum(lengths.popleft() for _ in lines), len(lines)) for lines in in_blocks(lines_without_ends(), most)]
         sizes = [tuple(map(sum, zip(*sizes, strict=True)))] if most is None else sizes
-        kind = "-cr" if has_cr else ""  # earlier versions cut such a file into other lines
+        ending = "-cr" if has_cr else ""  # another name, because earlier versions cut such a file into other lines
         blocks = []
         start = 0
         first = 1
         for i, (length, lines) in enumerate(sizes):
-            part = os.path.join(absolute(self.parts), f"{i:06}{kind}")
+            part = os.path.join(absolute(self.parts), f"{i:06}{ending}")
             blocks.append(Block(absolute(self.path), self.path, start, length, first, lines, part, self.any_end))
             start += length
             first += lines
@@ -250,10 +269,14 @@ class LineFile:
     def missing(self, blocks: list[Block]) -> list[Block]:
         """Returns the blocks that have no answers."""
         existing = set(tf.io.gfile.listdir(self.parts)) if tf.io.gfile.isdir(self.parts) else set()
-        return [block for block in blocks if os.path.basename(block.tally) not in existing]
+        return [block for block in blocks if os.path.basename(block.tally_path) not in existing]
 
     def join(self, blocks: list[Block], tally: Tally) -> None:
-        """Writes the output file from the answers to all blocks, and removes these answers.
+        """Writes the output file from the answers to all blocks, then done.json, and removes the answers to blocks.
+
+        Args:
+            blocks: all blocks of the file.
+            tally: of all answers, without messages.
 
         Raises:
             OSError: the input file has changed since the first block was answered.
@@ -263,7 +286,7 @@ class LineFile:
         joined = os.path.join(self.state, "joined")
         with new_file(joined) as file:
             for block in blocks:
-                for piece in pieces_of(block._replace(path=block.answers, start=0, length=1 << 62)):
+                for piece in pieces_of_block(block._replace(path=block.answers_path, start=0, length=1 << 62)):
                     file.write(piece)
         with writing(self.output):
             size = tf.io.gfile.stat(joined).length
@@ -284,9 +307,10 @@ class Plan:
         most: lines of a block, see `LineFile.blocks`.
 
     Attributes:
-        work: `(file, tally if it is finished, blocks)` of each file.
+        work: `(file, done, blocks)` of each file. If its output file is complete, `done` is its tally and there are no
+            blocks. Otherwise `done` is `None`, and these are all blocks of the file.
         missing: `Block`s without answers.
-        before: number of lines that have answers.
+        before: number of lines that had been answered when the plan was made.
     """
 
     def __init__(self, files: Iterable[LineFile], most: int | None):
@@ -299,12 +323,13 @@ class Plan:
         self.before = lines - sum(block.lines for block in self.missing)
 
     def answer(self, run: Callable[[list[Block]], Generator[str]]) -> Iterator[Tally]:
-        """Yields the tally of each block, in order, as soon as it exists; for a finished file, one tally.
+        """Yields the tally of each block, in the order of files and blocks, as soon as it exists.
 
-        An output file appears when all of its blocks have answers.
+        A file that was complete before has one tally. An output file appears when all of its blocks have answers.
 
         Args:
-            run: answers blocks, and yields `Block.part` of each as soon as it is done, in any order.
+            run: function of the missing blocks. It answers them, and yields `Block.part` of each as soon as the block
+                is answered, in any order.
         """
         for parts in {os.path.dirname(block.part) for block in self.missing}:
             with writing(parts):
@@ -316,7 +341,7 @@ class Plan:
                 for block in blocks:
                     while block.part in waiting:
                         waiting.remove(next(answered))
-                    tally = Tally(**read_json(block.tally, lambda values: check_values(values, Tally)))
+                    tally = Tally(**read_json(block.tally_path, lambda values: check_values(values, Tally)))
                     total.add(dataclasses.replace(tally, messages=[]))
                     yield tally
                 if done:

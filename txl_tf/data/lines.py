@@ -1,7 +1,7 @@
 """Answers to a stream of text lines, in their order, block by block. A `LineError` replaces an answer that failed.
 
-`encode(line)` prepares a line; if it raises ValueError, the line has no answer. `answer(encoded)` returns the answers
-to a list of prepared lines, for example in batches of similar length:
+`encode(line)` prepares a line; if it raises ValueError, the line has no answer. `answer(prepared)` returns the answers
+to a list of prepared lines, one for each, for example computed in batches of similar length:
 
     for found in answers(lines, encode, answer, strict=False):
         print(found)  # a `LineError` prints "in.txt, line 2 is empty"
@@ -19,30 +19,37 @@ from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
 from typing import Any
 
-from txl_tf.data.encodings import converting, probable_encoding
+from txl_tf.data.encodings import conversion_advice, probable_encoding
 from txl_tf.data.text_files import pieces_with_newlines
 from txl_tf.errors import ParameterError, shortened
 
 _PAUSE = 0.1  # seconds without input after which the lines so far are answered
-BLOCK_LINES = 20_000  # enough to find lines of equal length for every batch
-BLOCK_SIZE = 16 << 20  # characters or bytes
+BLOCK_LINES = 20_000  # of a block by default: enough to find lines of equal length for every batch
+BLOCK_SIZE = 16 << 20  # characters or bytes of lines; a block ends when it has so many
 LINE = "text"  # how errors of `encode` call the line; `Vocab.encode` adds ", line 1"
 
 
 class LineError(ValueError):
     """A line cannot be answered. The error is raised, or replaces the answer in the list of answers.
 
-    Attributes:
+    Args:
+        line: the line.
         number: of the line, counted from 1.
+        error: why `encode` refused the line. Its notes become notes of this error.
+        name: how the message calls the lines, such as the path of their file.
+
+    Attributes:
+        number: as above.
         reason: such as "line 2 is empty".
         text: of the line; bytes that are not UTF-8 are decoded by `surrogateescape`.
     """
 
     def __init__(self, line: str | bytes, number: int, error: ValueError, name: str):
-        what = str(error)
-        what = what.removeprefix(LINE).removeprefix(", line 1") if what.startswith(LINE) else f": {what}"
+        message = str(error)
+        # "text, line 1 is empty" becomes "line 2 is empty"; another message follows a colon.
+        rest = message.removeprefix(LINE).removeprefix(", line 1") if message.startswith(LINE) else f": {message}"
         self.number = number
-        self.reason = f"line {number}{what}"
+        self.reason = f"line {number}{rest}"
         self.text = (line if isinstance(line, str) else line.decode("utf-8", "surrogateescape")).removesuffix("\n")
         super().__init__(shortened(f"{name}, {self.reason}"))
         for note in getattr(error, "__notes__", []):
@@ -59,9 +66,10 @@ def encoded(
     """Yields `encode(line)` for every line, or a `LineError` if that failed.
 
     Args:
-        lines, encode: see above.
+        lines: the lines.
+        encode: see the top of this file.
         name: how errors call the lines.
-        strict: whether to raise the `LineError`.
+        strict: whether to raise the first `LineError` instead.
         numbers: numbers of the lines; by default they are counted from 1.
     """
     for number, line in zip(numbers or itertools.count(1), lines, strict=False):
@@ -75,7 +83,12 @@ def encoded(
 
 
 def in_places(answer: Callable[[list], Iterable], items: Iterable) -> list:
-    """Returns the answers to the items that are not a `LineError`; a `LineError` keeps its position."""
+    """Returns a list with the answer to each item. A `LineError` among the items is in the list itself.
+
+    Args:
+        answer: function of a list of the other items that returns their answers, in order.
+        items: prepared lines and `LineError`s, from `encoded`.
+    """
     items = list(items)
     answers = iter(answer([item for item in items if not isinstance(item, LineError)]))
     return [item if isinstance(item, LineError) else next(answers) for item in items]
@@ -90,13 +103,13 @@ def answers(
     most: int | None = None,
     numbers: Iterable[int] | None = None,
 ) -> Iterator:
-    """Yields the answers to lines, in their order and in bounded memory.
+    """Yields the answer to every line, or its `LineError`, in the order of the lines and in bounded memory.
 
     Args:
         lines: see `in_blocks`.
-        encode, answer: see above.
+        encode, answer: see the top of this file.
         name, strict, numbers: see `encoded`.
-        most: number of lines that are answered together, see `in_blocks`.
+        most: largest number of lines that are answered together, see `in_blocks`.
     """
     numbers = itertools.count(1) if numbers is None else iter(numbers)
     for block in in_blocks(lines, most):
@@ -104,9 +117,13 @@ def answers(
 
 
 def in_blocks(lines: Iterable[str | bytes | None], most: int | None = None) -> Iterator[list[str | bytes]]:
-    """Yields lists of `most` or `BLOCK_LINES` lines, to be answered together.
+    """Yields lists of lines, to be answered together.
 
-    `None` among the lines ends a list at once, for example when a pipe has no more lines for the moment.
+    A list ends when it has `most` lines, by default `BLOCK_LINES`, or `BLOCK_SIZE` characters. `None` among the lines
+    ends a list at once, for example when a pipe has no more lines for the moment.
+
+    Raises:
+        ParameterError: `lines` is one string or bytes.
     """
     if isinstance(lines, (str, bytes)):
         allowed = "a list or an iterator of lines"
@@ -127,9 +144,10 @@ def in_blocks(lines: Iterable[str | bytes | None], most: int | None = None) -> I
 
 
 def arriving(file: BufferedReader, before: Callable[[], None] | None = None) -> Iterator[bytes | None]:
-    """Yields the pieces of a file as they arrive, and `None` wherever nothing more comes for a while.
+    """Yields the pieces of a file as they arrive, and `None` when nothing more has arrived for a tenth of a second.
 
     Args:
+        file: a file or a pipe.
         before: called before each read, for example to print a prompt.
     """
     while True:
@@ -144,7 +162,10 @@ def arriving(file: BufferedReader, before: Callable[[], None] | None = None) -> 
 
 
 def without_mark(pieces: Iterable[bytes | None]) -> Iterator[bytes | None]:
-    """Yields the pieces of a file without a byte order mark at its beginning. The mark must be in the first piece."""
+    """Yields the pieces of a file without the byte order mark at its beginning, if it has one.
+
+    `None` among the pieces is yielded, too. The first other piece must contain the whole mark.
+    """
     pieces = iter(pieces)
     for piece in pieces:
         yield piece and piece.removeprefix(codecs.BOM_UTF8)
@@ -154,9 +175,9 @@ def without_mark(pieces: Iterable[bytes | None]) -> Iterator[bytes | None]:
 
 
 def lines_in(pieces: Iterable[bytes | None], any_end: bool = False) -> Iterator[bytes | None]:
-    r"""Yields the lines in pieces of bytes, without their ends. `None` among the pieces stays.
+    r"""Yields the lines in pieces of bytes, without their ends. `None` among the pieces is yielded, too.
 
-    A line ends with `\n`; with `any_end` also with `\r\n` or `\r`.
+    A line ends with `\n`; with `any_end` also with `\r\n` or `\r`. The last line may have no end.
     """
     rest = b""
     for piece in pieces_with_newlines(pieces) if any_end else pieces:
@@ -170,7 +191,11 @@ def lines_in(pieces: Iterable[bytes | None], any_end: bool = False) -> Iterator[
 
 
 def as_json(values: dict[str, Any]) -> str:
-    r"""Returns a line of JSON. A byte that is not part of a character becomes the text `\xe9`, because JSON is text."""
+    r"""Returns values as one line of JSON, with a newline.
+
+    Strings may be decoded by `surrogateescape`: a byte that is not UTF-8 becomes text such as `\xe9`, because JSON is
+    text. Other halves of surrogate pairs become U+FFFD.
+    """
     line = json.dumps(values, ensure_ascii=False)
     line = re.sub("[\udc80-\udcff]", lambda match: f"\\\\x{ord(match[0]) - 0xDC00:02x}", line)
     return re.sub("[\ud800-\udfff]", "\ufffd", line) + "\n"
@@ -185,7 +210,8 @@ def decoded(text: str | bytes, errors: str = "strict", name: str = LINE) -> str:
         name: how errors call the text.
 
     Raises:
-        ParameterError: it is not UTF-8, and `errors` is "strict". The value is the probable encoding.
+        ParameterError: the text is not UTF-8, and `errors` is "strict": the value of the error is the probable
+            encoding. Or a string has half of a surrogate pair, whatever `errors` is.
     """
     try:
         data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
@@ -196,18 +222,22 @@ def decoded(text: str | bytes, errors: str = "strict", name: str = LINE) -> str:
     except UnicodeDecodeError as error:
         message = f"{name} is not UTF-8 text: see its byte {error.start}"
         failure = ParameterError(name, probable_encoding(data), "UTF-8", message)
-        if way := converting(data):
-            failure.add_note(way)
+        if advice := conversion_advice(data):
+            failure.add_note(advice)
         raise failure from error
 
 
 def text_of(line: str | bytes, errors: str = "strict") -> str:
-    """Returns a line as `decoded` does, without the newline at its end."""
+    """Decodes a line as `decoded` does, and removes the newline at its end."""
     return decoded(line, errors).removesuffix("\n")
 
 
 def sentence_of(line: str | bytes) -> str:
-    r"""Returns a line as text, without `\n` or `\r\n` at its end. Raises ParameterError if there are several lines."""
+    r"""Decodes a line, and removes `\n` or `\r\n` at its end.
+
+    Raises:
+        ParameterError: the line is not UTF-8, or consists of several lines.
+    """
     text = text_of(line).removesuffix("\r")
     if "\n" in text:
         raise ParameterError(LINE, text, "one line", f"{LINE} must be one line, got {text.count(chr(10)) + 1}")

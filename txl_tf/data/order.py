@@ -1,4 +1,4 @@
-"""Checks whether the segments of a dataset are in the order of the text, by searching its transformations for shuffles.
+"""Checks whether the segments of a dataset are in the order of the text: searches its transformations for shuffles.
 
 A model with memory needs this order: row r of a batch continues row r of the previous batch. Documents may be shuffled
 if they are cut into segments afterwards:
@@ -7,10 +7,10 @@ if they are cut into segments afterwards:
     rows.shuffle(100).map(to_tokens_and_labels).batch(8)    shuffled: every row is already a segment
     documents.shuffle(100).flat_map(to_tokens).batch(...)   in order: `flat_map` joins the documents to one text
 
-The rule: the elements that are shuffled are segments, unless `flat_map`, `interleave` or `unbatch` takes them apart
-afterwards. Then they are documents, with three exceptions that are still segments: pairs of batches `[batch, any]`;
-elements as long as a segment, or one token longer; and windows of `Dataset.window`. Shuffles in Python, before
-`from_generator` or an array, cannot be seen.
+The rule: shuffled elements are segments, unless `flat_map`, `interleave` or `unbatch` takes them apart afterwards. Then
+they are documents, with three exceptions that are still segments: pairs of batches `[batch, any]`; elements as long as
+a segment, or one token longer; and windows of `Dataset.window`. The check cannot see shuffles in Python, before
+`from_generator` or in an array.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import tensorflow as tf
 
 _REORDERS = ("ShuffleDataset", "ShuffleAndRepeatDataset", "GroupByWindowDataset")
 _TAKES_APART = ("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset", "UnbatchDataset")
-_IGNORE_STATE = 1  # of `DatasetToGraphV2`: Python functions in the dataset are not an error
+_IGNORE_STATE = 1  # option of `DatasetToGraphV2`: Python functions in the dataset are not an error
 
-Component = tuple[tf.DType, tf.TensorShape]  # of an element
+Component = tuple[tf.DType, tf.TensorShape]  # type and shape of a tensor in an element of a dataset
 
 
 def is_shuffled(dataset: tf.data.Dataset) -> bool:
     """Whether the segments in `dataset` are shuffled, or drawn at random from several datasets.
 
     Args:
-        dataset: elements `(tokens, labels, ...)`, as `fit` takes them.
+        dataset: its elements are `(tokens, labels, ...)`, as `fit` takes them.
     """
     shape = tf.nest.flatten(dataset.element_spec)[0].shape
     tgt_len = shape[-1] if shape.rank else None
@@ -40,7 +40,13 @@ def is_shuffled(dataset: tf.data.Dataset) -> bool:
 
 
 def _are_segments(components: list[Component], taken_apart: bool, tgt_len: int | None) -> bool:
-    """Whether shuffled elements with these components are segments, by the rule of this module."""
+    """Whether shuffled elements are segments, by the rule at the top of this file.
+
+    Args:
+        components: of an element.
+        taken_apart: whether a later transformation takes the elements apart.
+        tgt_len: tokens of a segment, or `None` if that is unknown.
+    """
     if not taken_apart or any(dtype == tf.variant for dtype, _ in components):
         return True
     shapes = [shape for dtype, shape in components if dtype.is_integer and shape.rank]
@@ -49,11 +55,13 @@ def _are_segments(components: list[Component], taken_apart: bool, tgt_len: int |
 
 
 def _reordered(dataset: tf.data.Dataset, taken_apart: bool = False) -> Iterator[tuple[list[Component], bool]]:
-    """Yields `(components, taken_apart)` of the elements at every shuffle, from the end of the dataset to its sources.
+    """Yields `(components, taken_apart)` of the elements at every shuffle, as `_are_segments` takes them.
+
+    It goes from the end of the dataset to its sources, and into the functions that the dataset calls.
 
     Args:
         dataset: the dataset.
-        taken_apart: whether a later transformation takes its elements apart.
+        taken_apart: whether a transformation after `dataset` takes its elements apart.
     """
     # Private attributes, because the public way to the inputs writes the dataset as a graph, with all its arrays.
     kind = _kind_of(dataset)
@@ -74,17 +82,19 @@ def _reordered(dataset: tf.data.Dataset, taken_apart: bool = False) -> Iterator[
 # ------------------------------------------------------------------------------------------------ reading beforehand
 
 ROWS = 2000  # approximate number of rows that `first_batches` reads
+# Kinds of datasets that only rearrange arrays, and kinds that keep the order and whose reading changes nothing.
 _ARRAY_DATASETS = ("TensorSliceDataset", "TensorDataset", "ZipDataset", "TakeDataset", "SkipDataset", "RepeatDataset")
 _IN_BATCHES = ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
 _PASSED_ON = (*_ARRAY_DATASETS, *_IN_BATCHES, "MapDataset", "ParallelMapDataset", "PrefetchDataset", "OptionsDataset")
 
 
 def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
-    """Yields about `ROWS` rows of the data given to Keras's `fit`, for checks before training.
+    """Yields the first rows of the data for Keras's `fit`, as batches `(x, y, ...)`, for checks before training.
 
-    It yields batches `(x, y)`, or of more parts; and nothing if reading could change the training. Reading uses up an
-    iterator. A shuffled dataset would have another order afterwards, so the rows before the shuffle
-    are read, if they have the same parts.
+    It yields `ROWS` rows of arrays, about as many of a dataset, and the first batch of a `PyDataset`. It yields nothing
+    if reading could change the training: reading uses up an iterator, and a shuffled dataset would have another order
+    afterwards. So of a shuffled dataset, it yields rows from before the shuffle, if they have the structure of the
+    batches.
     """
     if y is not None:
         yield keras.tree.map_structure(lambda array: array[:ROWS], (x, y))
@@ -93,7 +103,7 @@ def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
     elif isinstance(x, tf.data.Dataset) and (dataset := _before_shuffles(x)) is not None:
         n = 0
         for batch in dataset:
-            if tf.nest.flatten(batch[1])[0].shape.rank == 1:  # a row
+            if tf.nest.flatten(batch[1])[0].shape.rank == 1:  # the shuffle comes before `batch`: this is one row
                 batch = tf.nest.map_structure(lambda part: part[None], batch)
             yield batch
             n += tf.nest.flatten(batch)[0].shape[0]
@@ -102,7 +112,11 @@ def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
 
 
 def _before_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Returns the part of a dataset of arrays before any shuffle; `None` if there is no such part."""
+    """Returns a dataset of arrays as it is before its first shuffle; without a shuffle, the dataset itself.
+
+    Returns `None` if that would have another structure, or if the dataset is not made of arrays alone, by the
+    transformations in `_PASSED_ON`.
+    """
     structure = tf.nest.map_structure(lambda spec: 0, dataset.element_spec)
     before_shuffles = dataset
     if not isinstance(dataset.element_spec, tuple) or len(dataset.element_spec) < 2:
@@ -122,18 +136,19 @@ def _before_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
 
 
 def _sources(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields a dataset and all datasets that it is made of."""
+    """Yields a dataset and all datasets that it reads, directly or indirectly."""
     yield dataset
     for source in dataset._inputs():
         yield from _sources(source)
 
 
 def _kind_of(dataset: tf.data.Dataset) -> str:
+    """Returns the name of a dataset's class, such as "ShuffleDataset"."""
     return type(dataset).__name__.lstrip("_")
 
 
 def _components(spec: Any) -> list[Component]:
-    """Returns the type and shape of every tensor in an element; a dataset in an element is a variant."""
+    """Returns the components of elements with the `element_spec` `spec`. A dataset in an element is a variant."""
     return [
         (tf.variant, tf.TensorShape([])) if isinstance(part, tf.data.DatasetSpec) else (part.dtype, part.shape)
         for part in tf.nest.flatten(spec)
@@ -163,9 +178,9 @@ def _graphs_of(function: Any) -> Iterator[Any]:
 
 
 def _reordered_in(graph: Any, taken_apart: bool) -> Iterator[tuple[list[Component], bool]]:
-    """Yields, for every dataset in a GraphDef that changes the order: its components, and whether they are taken apart.
+    """Yields `(components, taken_apart)` at every shuffle in a GraphDef, as `_reordered` does for a dataset.
 
-    If any dataset in the graph takes elements apart, all of them count as taken apart. See `_reordered`.
+    If any dataset in the graph takes elements apart, the elements at all shuffles in it count as taken apart.
     """
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     kinds = {node.name: node.op.rstrip("V0123456789") for node in nodes}

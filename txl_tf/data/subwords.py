@@ -6,8 +6,8 @@ A `tokenizer.json` of Hugging Face can take the place of the SentencePiece model
     vocab.decode(vocab.encode(text)) == text            # for any text: nothing is normalised, nothing is unknown
 
 Characters without a piece are spelled as bytes. Two characters never reach SentencePiece, because it would not return
-them: a newline, which ends its lines, and U+2581, which is its own mark for a space. They are pieces or bytes of their
-own, so a text can be cut at them anywhere.
+them: a newline, which ends its lines, and U+2581, which is its own mark for a space. Each of them has ids of its own,
+so a text can be cut at any of them.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ SUBWORDS = 8000  # default size of a vocabulary
 _CHARACTERS_OF_PIECE = 50  # characters of a small text per piece, see `train_line_subwords`
 _PIECES = 1  # the field of a SentencePiece model that contains its pieces
 _LINE_CHARACTERS = 1000  # of a line in training; SentencePiece skips lines of more than 4,192 bytes
+# SentencePiece's errors for a size that the text does not allow.
 _TOO_HIGH = re.compile(r"Vocabulary size too high .*<= (\d+)")
 _TOO_LOW = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 
@@ -62,15 +63,15 @@ class SubwordVocab(Vocab):
         level: `"subword"`.
         document: token at the end of each document, the model's own `</s>`, or `None`.
         eos: token that replaces each newline, or `None`: a newline is bytes, or a piece.
-        unk: the model's unknown token. No text contains it, because bytes spell all characters. `None`: it has no name.
-            The other options of `Vocab` are for tokens that are counted.
+        unk: the model's unknown token; `None`: it has no name. A model that spells characters as bytes never uses it.
+        raw_text: as in `Vocab`. The other options of `Vocab` are for tokens that are counted, and must be left out.
 
     Attributes:
         model: bytes of the SentencePiece model, or of the tokenizer.json.
         processor: `sentencepiece.SentencePieceProcessor` or `TokenizerProcessor`; `None` before `set_data`.
         token_bytes: list of bytes, the text of each id.
-        separators: `{character: ids}` for the characters that never reach SentencePiece.
-        adds_space: whether the model puts a space before a text, as the models of other programs may do.
+        separators: `{character: its ids}` for the characters that never reach SentencePiece.
+        adds_space: whether the model puts a space before a text, as a model of another program may do.
     """
 
     level: str = "subword"
@@ -96,10 +97,15 @@ class SubwordVocab(Vocab):
     # ------------------------------------------------------------------------------------------------------ the model
 
     def set_data(self, data: bytes, path: str | os.PathLike[str]) -> None:
-        """Takes the pieces of a SentencePiece model, of `save` or another program. Errors name the file `path`.
+        """Takes the pieces of a SentencePiece model, or the tokens of a tokenizer.json.
+
+        Args:
+            data: content of the file.
+            path: the file, for messages.
 
         Raises:
-            ParameterError: `data` is not a SentencePiece model, or sentencepiece is not installed.
+            ParameterError: `data` is neither of these, it has no symbol `document` or `eos`, or the package that reads
+                it is not installed.
         """
         if is_tokenizer(data):
             self._set_tokenizer(data, path)
@@ -116,16 +122,19 @@ class SubwordVocab(Vocab):
         self.processor = processor
         self._set_symbols([processor.id_to_piece(i) for i in range(processor.get_piece_size())])
         self.token_bytes = [self._bytes_of(i) for i in range(len(self))]
-        spelt = {character: [f"<0x{byte:02X}>" for byte in character.encode()] for character in ("\n", SPACE)}
+        names_of = {character: [f"<0x{byte:02X}>" for byte in character.encode()] for character in ("\n", SPACE)}
         if "\n" in self.ids:
-            spelt["\n"] = ["\n"]
-        known = {character: names for character, names in spelt.items() if self.ids.keys() >= set(names)}
+            names_of["\n"] = ["\n"]
+        known = {character: names for character, names in names_of.items() if self.ids.keys() >= set(names)}
         self.separators = {character: [self.ids[name] for name in names] for character, names in known.items()}
         self.adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE)
         self._check_ends(path)
 
     def _set_tokenizer(self, data: bytes, path: str | os.PathLike[str]) -> None:
-        """`set_data` for a tokenizer.json. Documents end with its own token for this purpose."""
+        """Does the work of `set_data` for a tokenizer.json.
+
+        If it has no `</s>` for the end of documents, or no `unk`, its own tokens for these purposes replace them.
+        """
         processor = TokenizerProcessor(data, path)
         self.model = data
         self.processor = processor
@@ -140,7 +149,11 @@ class SubwordVocab(Vocab):
         self._check_ends(path)
 
     def _check_ends(self, path: str | os.PathLike[str]) -> None:
-        """Checks that the symbols for the ends of documents and lines exist, and uses the latter for newlines."""
+        """Checks that the vocabulary has `document` and `eos`. Makes `eos` the id of a newline.
+
+        Raises:
+            ParameterError: one of them is not `None` and not in the vocabulary.
+        """
         for symbol, what in ((self.document, "documents"), (self.eos, "lines")):
             if symbol is not None and symbol not in self.ids:
                 message = f"{path} has no symbol {symbol}, which must end {what}"
@@ -165,7 +178,7 @@ class SubwordVocab(Vocab):
         return self.symbols[i].replace(SPACE, " ").encode()
 
     def get_data(self) -> bytes:
-        """Returns the content of the file that `save` writes: the SentencePiece model."""
+        """Returns the content of the file that `save` writes: the SentencePiece model, or the tokenizer.json."""
         return self.model
 
     def fingerprint(self) -> str:
@@ -182,7 +195,7 @@ class SubwordVocab(Vocab):
     # ------------------------------------------------------------------------------------------------- text <-> ids
 
     def count(self, texts: str | bytes | Iterable[str | bytes]) -> int:
-        """Counts the pieces of one or more strings. Returns the number of ids of `encode`."""
+        """Counts the pieces of one or more strings in `counter`. Returns the number of ids that `encode` returns."""
         counts = np.zeros(len(self), np.int64)
         for ids in self.encode_stream(as_iterable(texts)):
             counts += np.bincount(ids, minlength=len(self))
@@ -190,23 +203,28 @@ class SubwordVocab(Vocab):
         return int(counts.sum())
 
     def split(self, text: str | bytes, ids: np.ndarray, k: int) -> tuple[bytes, bytes]:
+        """Cuts a text before token `k` of its `ids`. Both parts are bytes: a token may end within a character."""
         before = b"".join(self.token_bytes[i] for i in ids[:k])
         return before, self._as_string(text).encode()[len(before) :]
 
     def encode_stream(
         self, texts: Iterable[str | bytes], name: str = "text", first_line: int = 1
     ) -> Iterator[np.ndarray]:
-        """Yields the ids of each string. A string must not end within a word."""
-        cut = re.compile(f"([{''.join(self.separators)}])") if self.separators else re.compile("(?!)()")
+        """Yields the ids of each string, which must not end within a word. `name` and `first_line` have no effect."""
+        separator = re.compile(f"([{''.join(self.separators)}])") if self.separators else None
         for text in texts:
-            parts = cut.split(self._as_string(text))
-            pieces = self.processor.encode(parts[::2], out_type=int)
-            between = [self.separators[separator] for separator in parts[1::2]]
-            ids = itertools.chain.from_iterable(itertools.chain.from_iterable(zip(pieces, [*between, []], strict=True)))
-            yield np.fromiter(ids, np.int32)
+            string = self._as_string(text)
+            parts = separator.split(string) if separator else [string]  # text, separator, text, separator, ..., text
+            ids_of_texts = self.processor.encode(parts[::2], out_type=int)
+            ids_of_separators = [self.separators[character] for character in parts[1::2]]
+            ids = list(ids_of_texts[0])
+            for separator_ids, text_ids in zip(ids_of_separators, ids_of_texts[1:], strict=True):
+                ids += separator_ids
+                ids += text_ids
+            yield np.array(ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Converts ids to text. Bytes that are not UTF-8 become U+FFFD.
+        """Converts ids to text. Bytes that are not UTF-8 become U+FFFD. Removes a space that `encode` has added.
 
         Raises:
             ParameterError: an id is outside the vocabulary.
@@ -221,17 +239,28 @@ class SubwordVocab(Vocab):
 
 
 def empty_vocab(**config: Any) -> Vocab:
-    """Returns an empty `Vocab` or `SubwordVocab`, depending on the level; checks the options."""
+    """Returns an empty `Vocab` or, at level "subword", `SubwordVocab`.
+
+    Args:
+        **config: arguments of `Vocab`.
+
+    Raises:
+        ParameterError: an option is wrong, or is not for the level.
+    """
     return (SubwordVocab if config.get("level") == "subword" else Vocab)(**config)
 
 
 def load_vocab(path: str | os.PathLike[str], **config: Any) -> Vocab:
-    """Reads a `Vocab` or `SubwordVocab`, depending on the level in `config`, the arguments of `Vocab`."""
+    """Reads a `Vocab` or, at level "subword", a `SubwordVocab` from a file: see `Vocab.load`."""
     return type(empty_vocab(**config)).load(path, **config)
 
 
 def vocab_file(name: str, level: str | None) -> str:
-    """Returns the name of a vocabulary's file: a token per line, or a SentencePiece model or tokenizer.json."""
+    """Returns the name of a vocabulary's file.
+
+    It ends in .txt and has a token per line. At level "subword", it ends in .model and is a SentencePiece model or a
+    tokenizer.json.
+    """
     return f"{name}.model" if level == "subword" else f"{name}.txt"
 
 
@@ -242,7 +271,7 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
     """Makes a vocabulary of the pieces that occur in lines of text, by SentencePiece.
 
     Args:
-        lines: strings; newlines in them end lines too. If there are many, a `Sample` of them is used.
+        lines: strings; newlines in them end lines too. If they have more than `SAMPLE_BYTES`, a `Sample` is used.
         vocab_size: number of pieces, including 256 bytes, `<unk>` (never used) and `</s>`. Frequent pieces come first.
         subword_type: `"unigram"` or `"bpe"`.
         **config: arguments of `SubwordVocab`.
@@ -256,14 +285,14 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
 
 
 def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_type: str) -> SubwordVocab:
-    """Makes the subwords of an encoder-decoder. A newline becomes `</s>`.
+    """Makes the subwords of an encoder-decoder, in which a newline becomes `</s>`.
 
-    The first ids are those of `<pad>`, `<s>`, `</s>` and `<unk>`, which `txl_tf/data/pairs/parallel.py` expects.
+    `<pad>`, `<s>`, `</s>` and `<unk>` have the ids 0 to 3, as `txl_tf/data/pairs/parallel.py` expects.
 
     Args:
         lines: strings.
-        vocab_size: number of pieces, including the special ones and 256 bytes. `None`: `SUBWORDS`; for a small text,
-            its characters and one piece per `_CHARACTERS_OF_PIECE` characters of the text.
+        vocab_size: number of pieces, including the special ones and 256 bytes. `None`: `SUBWORDS`; but for a small
+            text, fewer: its different characters, and one piece for every `_CHARACTERS_OF_PIECE` characters of it.
         subword_type: `"unigram"` or `"bpe"`.
 
     Raises:
@@ -281,8 +310,8 @@ def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_ty
     }
     if vocab_size is None:
         counts = Counter(itertools.chain.from_iterable(sample))
-        own = 4 + 256 + len(counts)  # special pieces, bytes, characters
-        vocab_size = max(own, min(SUBWORDS, own + counts.total() // _CHARACTERS_OF_PIECE))
+        smallest = 4 + 256 + len(counts)  # special pieces, bytes, characters
+        vocab_size = max(smallest, min(SUBWORDS, smallest + counts.total() // _CHARACTERS_OF_PIECE))
         options["hard_vocab_limit"] = False
     return train_on_lines(sample, vocab_size, subword_type, options, eos=END, unk="<unk>")
 
@@ -290,9 +319,10 @@ def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_ty
 def train_on_lines(
     lines: list[str], vocab_size: int, subword_type: str, options: dict[str, Any] | None = None, **config: Any
 ) -> SubwordVocab:
-    """Makes subwords from all of the lines, which `training_lines` returned. Other arguments: see `train_subwords`.
+    """Makes subwords from all of the lines. Other arguments and errors: see `train_subwords`.
 
     Args:
+        lines: from `training_lines`.
         options: further options of SentencePiece's trainer, such as the ids of special pieces.
     """
     vocab = SubwordVocab(**config)
@@ -324,19 +354,20 @@ def train_on_lines(
         raise ParameterError("vocab_size", vocab_size, "a number that fits the text", message) from error
     vocab.set_data(written.getvalue(), "the trained model")
     vocab.count(lines)
-    vocab.counter[vocab.symbols[vocab.separators["\n"][0]]] = len(lines)
+    newline = vocab.symbols[vocab.separators["\n"][0]]
+    vocab.counter[newline] = len(lines)  # the lines come without their newlines
     vocab.set_data(_by_frequency(vocab), "the trained model")
     vocab.counter.clear()
     return vocab
 
 
 def _by_frequency(vocab: SubwordVocab) -> bytes:
-    """Returns the model with its pieces in the order of their counts, as the adaptive softmax needs them.
+    """Returns the model with its special pieces first, then the others by count, as the adaptive softmax needs them.
 
-    Special pieces come first. For SentencePiece, the order decides nothing but the ids: it cuts a text by the scores.
+    The order decides only the ids: SentencePiece cuts a text by the scores of the pieces.
 
-    The bytes of each piece are not changed. The package also has a class for the model, but this class needs a newer
-    protobuf than most versions of TensorFlow allow.
+    This function moves the serialized pieces without reading them. The package also has a class for the model, but this
+    class needs a newer protobuf than most versions of TensorFlow allow.
     """
     fields = list(_fields_of(vocab.model))
     pieces = [field for number, field in fields if number == _PIECES]
@@ -348,78 +379,88 @@ def _by_frequency(vocab: SubwordVocab) -> bytes:
 
 
 def _fields_of(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The number and the bytes of each field of a serialized protobuf message, all of whose fields have a length."""
+    """Yields the number and the bytes, with tag and length, of each field of a serialized protobuf message.
+
+    Every field of the message must store its length, as strings and messages do.
+    """
     start = 0
     while start < len(message):
-        tag, at = _varint(message, start)
-        length, at = _varint(message, at)
-        yield tag >> 3, message[start : at + length]
-        start = at + length
+        tag, position = _varint(message, start)
+        length, position = _varint(message, position)
+        yield tag >> 3, message[start : position + length]
+        start = position + length
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that protobuf wrote at a place, seven bits a byte, the lowest first; and the place after it."""
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Reads a number that protobuf wrote: seven bits a byte, the lowest first. Returns it and the position after it."""
     number = shift = 0
     while True:
-        number |= (data[at] & 0x7F) << shift
+        byte = data[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
         shift += 7
-        at += 1
-        if data[at - 1] < 0x80:
-            return number, at
+        if byte < 0x80:  # in all bytes but the last, the highest bit is set
+            return number, position
 
 
 class Sample:
     """A sample of the lines of a text, from all parts of it, of at most `SAMPLE_BYTES`.
 
-    A text always has the same sample: a line is in it if a hash of its number is below `share`, which is halved until
-    the sample is small enough. So the samples of the parts of a text join to the sample of the whole text.
+    A text always has the same sample. A line is in it if a 32-bit hash of the line's number is below `hash_limit`. The
+    sample halves this limit until it is small enough. So the samples of the parts of a text, joined, are the sample of
+    the whole text.
 
     Args:
-        share: upper bound of the 32-bit hashes of lines in the sample.
+        hash_limit: the limit at the start. By default it admits every line.
     """
 
-    def __init__(self, share: int = 1 << 32):
-        self.share = share
+    def __init__(self, hash_limit: int = 1 << 32):
+        self.hash_limit = hash_limit
         self._hashed: list[tuple[int, str]] = []  # hash and line
         self._n_bytes = 0
 
     @classmethod
-    def of(cls, lines: Iterable[str], first: int = 0, share: int = 1 << 32) -> Sample:
-        """Returns the sample of some lines; `first` is the number of the first one in the whole text."""
-        sample = cls(share)
+    def of(cls, lines: Iterable[str], first: int = 0, hash_limit: int = 1 << 32) -> Sample:
+        """Returns the sample of some lines; `first` is the number of the first one in the whole text, from 0."""
+        sample = cls(hash_limit)
         for number, line in enumerate(lines, first):
             sample._add(zlib.crc32(number.to_bytes(8, "little")), line)
         return sample
 
     @property
     def lines(self) -> list[str]:
+        """The lines of the sample, in the order of the text."""
         return [line for _, line in self._hashed]
 
     def join(self, other: Sample) -> None:
         """Adds the sample of the next part of the text."""
-        self._take_below(min(self.share, other.share))
+        self._lower_limit(min(self.hash_limit, other.hash_limit))
         for hashed, line in other._hashed:
             self._add(hashed, line)
 
     def _add(self, hashed: int, line: str) -> None:
-        """Adds a line if its hash is in the share. Halves the share while the sample is too large."""
-        if hashed >= self.share:
+        """Adds a line if its hash is below the limit. Halves the limit while the sample is too large."""
+        if hashed >= self.hash_limit:
             return
         self._hashed.append((hashed, line))
         self._n_bytes += len(line.encode())
         while self._n_bytes > SAMPLE_BYTES:
-            self._take_below(self.share // 2)
+            self._lower_limit(self.hash_limit // 2)
 
-    def _take_below(self, share: int) -> None:
-        """Drops the lines whose hash is not below a smaller share."""
-        if share < self.share:
-            self.share = share
-            self._hashed = [(hashed, line) for hashed, line in self._hashed if hashed < share]
+    def _lower_limit(self, hash_limit: int) -> None:
+        """Sets the limit, if it is lower than now, and drops the lines whose hash is not below it."""
+        if hash_limit < self.hash_limit:
+            self.hash_limit = hash_limit
+            self._hashed = [(hashed, line) for hashed, line in self._hashed if hashed < hash_limit]
             self._n_bytes = sum(len(line.encode()) for _, line in self._hashed)
 
 
 def training_lines(texts: Iterable[str | bytes]) -> Iterator[str]:
-    """Yields the lines of texts in a form of which SentencePiece skips none: not empty, not long."""
+    """Yields the lines of texts in a form that SentencePiece does not skip.
+
+    It cuts the texts at the characters of `_RESERVED`, drops them and empty lines, and cuts a line of more than
+    `_LINE_CHARACTERS` characters, at a space if possible.
+    """
     for text in texts:
         for line in _RESERVED.split(checked_string(text)):
             begin = 0

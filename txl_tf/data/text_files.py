@@ -14,9 +14,9 @@ from txl_tf.errors import ParameterError, named
 from txl_tf.files import reading
 
 BLOCK_BYTES = 1 << 20  # of a file that are read at once
-MOST_OF_A_WORD = 1 << 20  # characters of a word that continues from one piece of a text to the next
+MOST_OF_A_WORD = 1 << 20  # characters; a longer word cannot be cut off from the next piece of its text
 
-Progress = Callable[[int], object]  # is called with a number of bytes that have been read
+Progress = Callable[[int], object]  # called after each piece with the number of its bytes
 Text = TypeVar("Text", str, bytes)
 Piece = TypeVar("Piece", str, "bytes | None")
 
@@ -36,14 +36,15 @@ def read_files(
     Args:
         paths: local or remote files.
         level: `"byte"`: pieces are bytes, of any file. `"char"`: pieces are str. `"word"`: str, cut between words.
-            `"line"`: str, cut between lines. At these two levels, a missing newline at the end of a file is added.
-            `"subword"`: str, cut between words, and nothing is added.
+            `"line"`: str, cut between lines. At levels `"word"` and `"line"`, a missing newline at the end of a file is
+            added. `"subword"`: str, cut between words, and nothing is added.
         progress: called with the number of bytes of each piece.
         raw_text: whether `\r` and byte order marks are text; otherwise, see `plain_pieces`.
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ParameterError: a file is empty or is not UTF-8 text. Names the file, the byte and the probable encoding.
+        ParameterError: a file is empty or, except at level `"byte"`, is not UTF-8 text. Names the file, the byte and
+            the probable encoding. Or at level `"word"`, a word is too long: see `cut_between`.
     """
     for path in paths:
         yield from pieces_of(blocks_of(path, progress), path, level, raw_text=raw_text)
@@ -52,7 +53,7 @@ def read_files(
 def pieces_of(
     blocks: Iterator[bytes], name: str, level: str, begin: int = 0, raw_text: bool = True, advice: str = ""
 ) -> Iterator[str | bytes]:
-    """Yields the text of blocks in the pieces that `read_files` yields.
+    """Yields the text of blocks of bytes in pieces, as `read_files` does for a file. Errors: see there.
 
     Args:
         blocks: of a file.
@@ -64,7 +65,7 @@ def pieces_of(
     """
     if level == "byte":
         return blocks
-    pieces = decoded(blocks, name, begin, advice)
+    pieces = decoded_blocks(blocks, name, begin, advice)
     pieces = pieces if raw_text else plain_pieces(pieces)
     return pieces if level == "char" else cut_between(pieces, level, name)
 
@@ -75,12 +76,12 @@ def plain_text(text: str) -> str:
 
 
 def plain_pieces(pieces: Iterable[str | bytes]) -> Iterator[str]:
-    """Yields the pieces of a text, which are strings, as plain text; see `plain_text`."""
+    """Yields the pieces of a text, changed as `plain_text` changes a text. Raises ParameterError if one is bytes."""
     return (piece.replace("\ufeff", "") for piece in pieces_with_newlines(map(checked_string, pieces)))
 
 
 def checked_string(piece: str | bytes) -> str:
-    """Returns a piece of text. Raises ParameterError if it is bytes, which only level "byte" has."""
+    """Returns a piece of text unchanged. Raises ParameterError if it is bytes, which only level "byte" allows."""
     if isinstance(piece, bytes):
         raise ParameterError("texts", piece, "strings")
     return piece
@@ -122,7 +123,7 @@ def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
         FileNotFoundError: the file does not exist.
         ParameterError: the file is empty or is not UTF-8 text.
     """
-    pieces = pieces_with_newlines(decoded(blocks_of(path), path))
+    pieces = pieces_with_newlines(decoded_blocks(blocks_of(path), path))
     for number, line in enumerate(lines_of(cut_between(pieces, "line")), 1):
         yield number, line.removeprefix("\ufeff") if number == 1 else line
 
@@ -134,13 +135,19 @@ def lines_of(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def blocks_of(path: str, progress: Progress | None = None, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Yields a file, which must not be empty, in blocks of a megabyte.
+    """Yields the bytes of a file in blocks of a megabyte.
+
+    Blocks end at whole megabytes of the file. If `begin` is between two of them, the first block is larger.
 
     Args:
+        path: local or remote file.
         progress: called with the number of bytes of each block.
         begin: position of the first byte to yield.
-        end: position after the last byte to yield; `None`: the end of the file. Blocks end at whole megabytes of the
-            file; the first block is larger than a megabyte if it begins between two of them.
+        end: position after the last byte to yield; `None`: the end of the file.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ParameterError: the file is empty, or is a folder.
     """
     if not inputs.exists(path):
         raise FileNotFoundError(f"there is no file {named(path)}")
@@ -162,7 +169,11 @@ class Readable(Protocol):
 
 
 def blocks_in(file: Readable, name: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Yields the blocks of an open file, whose position is `begin`; see `blocks_of`. Errors call the file `name`."""
+    """Yields the blocks of an open file, whose position is `begin`; see `blocks_of`.
+
+    Raises:
+        ParameterError: the file is empty. The error calls it `name`.
+    """
     position = begin
     block_end = (math.ceil(begin / BLOCK_BYTES) + 1) * BLOCK_BYTES
     while end is None or position < end:
@@ -177,7 +188,10 @@ def blocks_in(file: Readable, name: str, begin: int = 0, end: int | None = None)
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the blocks, each cut after its last newline, if it has one: the rest becomes part of the next block."""
+    """Yields the blocks, each cut after its last newline: the rest becomes part of the next block.
+
+    A block without a newline is not cut.
+    """
     rest = b""
     for block in blocks:
         cut = block.rfind(b"\n") + 1 or len(block)
@@ -188,9 +202,14 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def line_start(path: str, position: int) -> int:
-    """Returns a position near `position`, the end of a block, at which `whole_lines` cuts the file: after a newline.
+    """Returns a position near `position` at which `whole_lines` cuts a file: after a newline.
 
-    It is the last newline of the block before `position`, or of the next block that has one, or the end of the file.
+    That is the last newline of the block before `position`, or else of the next block that has one. If none has one, it
+    is the end of the file.
+
+    Args:
+        path: of the file.
+        position: a multiple of `BLOCK_BYTES`; for 0, the result is 0.
     """
     if not position:
         return 0
@@ -217,18 +236,23 @@ def lines_before(path: str, position: int, raw_text: bool = True) -> int:
     return count
 
 
-def decoded(blocks: Iterable[bytes], path: str, begin: int = 0, advice: str = "") -> Iterator[str]:
-    """Yields the text of blocks of UTF-8; errors name the file `path`.
+def decoded_blocks(blocks: Iterable[bytes], path: str, begin: int = 0, advice: str = "") -> Iterator[str]:
+    """Yields the text of each block of UTF-8.
 
     Args:
+        blocks: of a file.
+        path: of the file, for errors.
         begin: position in the file of the first byte of `blocks`.
         advice: what to do with a text that is not UTF-8, for the error.
+
+    Raises:
+        ParameterError: the text is not UTF-8, or has a zero byte. Names the byte and the probable encoding.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = begin  # of the block in the file
-    is_utf8 = False  # whether the blocks before have a character of several bytes
+    is_utf8 = False  # whether an earlier block has a character that is not ASCII, and is UTF-8
     for block in itertools.chain(blocks, [b""]):
-        data = decoder.getstate()[0] + block  # a character may have begun in the block before
+        data = decoder.getstate()[0] + block  # a character may have begun in the previous block
         start = position + len(block) - len(data)
         text = ""
         try:
@@ -244,15 +268,20 @@ def decoded(blocks: Iterable[bytes], path: str, begin: int = 0, advice: str = ""
 
 
 def cut_between(pieces: Iterable[str], level: str, name: str = "the text") -> Iterator[str]:
-    """Cuts each piece after its last newline. Except at level "line", a piece without one is cut before its last word.
+    """Yields the text of `pieces` in pieces that no word or no line spans. The rest of a piece goes to the next one.
 
-    At levels "word" and "line", a missing newline at the end is added. At level "subword", a word begins with the
-    spaces before it.
+    A piece is cut after its last newline. A piece without a newline is cut before its last word, except at level
+    "line". A piece that cannot be cut stays in memory, joined to the next ones, until it can be cut. The time is linear
+    in the length of the text.
 
-    It takes linear time. A piece that cannot be cut stays in memory, joined to the next ones, until it can be cut.
+    Args:
+        pieces: of a text.
+        level: "word", "line" or "subword". At level "subword", a word begins with the spaces before it. At the other
+            levels, a missing newline at the end is added.
+        name: how errors call the text.
 
     Raises:
-        ParameterError: at level "word", a word has more characters than `MOST_OF_A_WORD`. Names the text as `name`.
+        ParameterError: at level "word", a word has more characters than `MOST_OF_A_WORD`.
     """
     if level != "subword":
         pieces = with_last_newline(pieces)
@@ -289,7 +318,7 @@ def _last_cut(text: str, level: str) -> int:
 
 
 def _long_word(text: str, name: str) -> ParameterError:
-    """Returns the error for a text that has no white space."""
+    """Returns the error for a text with a word of more than `MOST_OF_A_WORD` characters."""
     message = (
         f"{name} has a word of more than {MOST_OF_A_WORD:,} characters, which begins with {text[:20]!r}. Level 'word' "
         "splits a text at white space: for a text without any, choose level 'char', 'byte' or 'subword'"

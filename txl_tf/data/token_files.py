@@ -27,10 +27,13 @@ def token_type(n_symbols: int) -> np.dtype:
 
 
 class TokenWriter:
-    """Appends token ids to a new local .npy file. It keeps no tokens in memory and no file open.
+    """Appends token ids to a new local .npy file. Between calls, it keeps no tokens in memory and no file open.
 
-    For a reader, the file has no tokens until `close` writes their number into the header. The size of the vocabulary,
-    `n_symbols`, decides the type: see `token_type`.
+    For a reader, the file has no tokens until `close` writes their number into the header.
+
+    Args:
+        path: of the file, which is created or emptied.
+        n_symbols: size of the vocabulary. It decides the type of the ids: see `token_type`.
     """
 
     def __init__(self, path: str, n_symbols: int):
@@ -41,16 +44,19 @@ class TokenWriter:
             self.header_bytes = self._write_header(file)
 
     def add(self, ids: np.ndarray) -> None:
+        """Appends ids to the file."""
         with open(self.path, "ab") as file:
             file.write(np.asarray(ids, self.dtype).tobytes())
         self.n_tokens += len(ids)
 
     def close(self) -> None:
+        """Writes the number of tokens into the header."""
         with open(self.path, "r+b") as file:
             if self._write_header(file) != self.header_bytes:  # NumPy leaves space for any count
                 raise RuntimeError(f"the header of {self.path} has changed its length")
 
     def _write_header(self, file: BinaryIO) -> int:
+        """Writes the header at the start of the open file. Returns its length in bytes."""
         file.write(_header(self.dtype, self.n_tokens))
         return file.tell()
 
@@ -69,10 +75,10 @@ class TokenFiles:
     Args:
         paths: of the files, in order; only as many as necessary are used.
         n_symbols: size of the vocabulary.
-        max_tokens: most tokens of a file; `None`: the first file has all tokens.
+        max_tokens: largest number of tokens in a file; `None`: the first file has all tokens.
 
     Attributes:
-        files: `TokenWriter`s, the last one open.
+        files: the `TokenWriter` of each file; `add` appends to the last one.
     """
 
     def __init__(self, paths: Iterator[str], n_symbols: int, max_tokens: int | None = None):
@@ -112,7 +118,16 @@ def joined_sha256(paths: Iterable[str]) -> str:
 
 
 class StoredTokens:
-    """One array that consists of `parts` (arrays or files), read when it is sliced: `tokens[begin:end]`."""
+    """An array `[n]` that consists of several arrays or token files. A slice reads it: `tokens[begin:end]`.
+
+    Args:
+        parts: arrays `[any]`, or objects with a `dtype`, a length and slices, in order.
+
+    Attributes:
+        parts: as above, as a list.
+        begins: position of the first token of each part, and the number of all tokens.
+        dtype: a type for the tokens of all parts.
+    """
 
     def __init__(self, parts: Iterable):
         self.parts = list(parts)
@@ -123,6 +138,7 @@ class StoredTokens:
         return self.begins[-1]
 
     def __getitem__(self, index: slice) -> np.ndarray:
+        """Reads a slice. Raises ArgumentTypeError for another index, or for a slice with a step."""
         if not isinstance(index, slice) or index.step not in (None, 1):
             message = f"stored tokens are read as tokens[begin:end], got {brief(index)}"
             raise ArgumentTypeError("index", index, "a slice without a step", message)
@@ -139,7 +155,7 @@ class StoredTokens:
 
 
 def read_header(path: str) -> tuple[np.dtype, int, int]:
-    """Returns the type, the number of tokens and the bytes of the header of a token file.
+    """Returns the type, the number of tokens, and the length of the header in bytes of a token file.
 
     Raises:
         ParameterError: it is not a one-dimensional .npy file of integers, or its size differs from its header.
@@ -165,7 +181,7 @@ def read_header(path: str) -> tuple[np.dtype, int, int]:
 
 
 class _RemoteFile:
-    """A token file that `tf.io.gfile` reads, one range at a time."""
+    """A remote token file. A slice reads its range of the file, by `tf.io.gfile`."""
 
     def __init__(self, path: str):
         self.path = path
@@ -185,7 +201,8 @@ class _RemoteFile:
 def open_tokens(paths: Iterable[str]) -> np.memmap | StoredTokens:
     """Opens the token files of one split without reading tokens.
 
-    A single local file becomes an `np.memmap` `[n]`; several files, or a remote one (`gs://...`), `StoredTokens`.
+    Returns:
+        A memory map, `[n]`, of a single local file. For several files, or a remote one (`gs://...`), `StoredTokens`.
 
     Raises:
         FileNotFoundError: a file does not exist.

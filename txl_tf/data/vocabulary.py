@@ -1,4 +1,4 @@
-"""Vocabulary: the tokens of a text and their ids, at the level of words, characters or bytes; see also subwords.py.
+"""Vocabulary: the tokens of a text and their ids. Tokens are words, characters or bytes; for subwords, see subwords.py.
 
 A vocabulary is stored in two parts: a text file with one token per line in the order of the ids (`save`), and the
 settings that control how text becomes tokens (`get_config`, plain values for config.json):
@@ -36,17 +36,17 @@ _NO_UNKNOWN = (
     "Replace unknown symbols in the text; or train with min_freq=2, which makes rare symbols unknown ones, or train a "
     "language model with level=byte or level=subword, where no symbol is unknown."
 )
-# The tokens of the bytes; `symbol.encode("utf-8", "surrogateescape")` gives a token's bytes at every level.
+# The tokens of level "byte". At every level, `symbol.encode("utf-8", "surrogateescape")` returns the bytes of a token.
 BYTE_SYMBOLS = [bytes([value]).decode("utf-8", "surrogateescape") for value in range(256)]
 
-KNOWN_SYMBOLS = "the symbols are known"  # why options that choose symbols are refused if there is a vocabulary
+KNOWN_SYMBOLS = "the symbols are known"  # why an option that chooses symbols is refused if a vocabulary is given
 
 
 class UnknownSymbol(ParameterError):
     """A text has a symbol that the vocabulary does not have.
 
     Attributes:
-        name: the text and the line.
+        name: the text and the line, such as "in.txt, line 2".
         value: the symbol.
     """
 
@@ -64,7 +64,8 @@ class Vocab:
             (of the UTF-8 encoding; the vocabulary is always all 256 values in order).
         lower_case: whether text is converted to lower case first.
         special: tokens that get the first ids, even if they do not occur.
-        unk: token that replaces unknown tokens. If it is neither special nor in the text, an unknown token is an error.
+        unk: token that replaces unknown tokens. If it is not in the vocabulary, or `None`, an unknown token is an
+            error.
         bos: token at the beginning of each line, at level `"word"`. `None`: no token.
         eos: token that replaces each newline, at level `"word"`. `None`: no token.
         min_freq: tokens that occur less often are left out.
@@ -137,7 +138,7 @@ class Vocab:
 
     @property
     def has_plain_text(self) -> bool:
-        """Whether `encode` reads a text as `plain_text` returns it."""
+        """Whether `encode` replaces line ends and drops byte order marks, as `plain_text` does."""
         return not self.raw_text and self.level != "byte"
 
     def get_config(self) -> dict[str, Any]:
@@ -169,7 +170,14 @@ class Vocab:
 
     @checked_call
     def count(self, texts: str | bytes | Iterable[str | bytes]) -> int:
-        """Counts the tokens of one or more strings; no token may span two. Returns the number of ids of `encode`."""
+        """Counts the tokens of one or more strings in `counter`; no token may span two strings.
+
+        Returns:
+            The number of ids that `encode` returns for these strings.
+
+        Raises:
+            ParameterError: a text is bytes, and the level is not `"byte"`.
+        """
         n = 0
         for text in as_iterable(texts):
             if self.level == "byte":
@@ -188,7 +196,11 @@ class Vocab:
         return n
 
     def build(self) -> None:
-        """Gives ids to the special and the counted symbols."""
+        """Gives ids to the special tokens, `document` and the counted tokens, in this order.
+
+        Raises:
+            ParameterError: `bos` or `eos` is neither special nor counted.
+        """
         if self.level == "byte":
             self._set_symbols(self._byte_symbols())
             return
@@ -198,7 +210,7 @@ class Vocab:
         self._check_line_symbols("the vocabulary: add it to special")
 
     def check_extendable(self) -> None:
-        """Raises ParameterError if the number of tokens is fixed at this level. Call it before long work."""
+        """Raises ParameterError if `extended` is not possible at this level. Call it before long work."""
         if self.level not in ("word", "char"):
             message = f"a vocabulary of level {self.level} cannot be extended: leave extend_vocab out"
             raise ParameterError("extend_vocab", True, f"left out at level {self.level}", message)
@@ -207,8 +219,10 @@ class Vocab:
     def extended(self, symbols: Iterable[str]) -> Vocab:
         """Returns a vocabulary with these tokens, which keep their ids, followed by new tokens from `symbols`.
 
+        The result has the same `counter`.
+
         Raises:
-            ParameterError: the number of tokens is fixed at this level.
+            ParameterError: the level is `"byte"` or `"subword"`, where the number of tokens is fixed.
         """
         self.check_extendable()
         vocab = type(self)(**self.get_config())
@@ -217,6 +231,7 @@ class Vocab:
         return vocab
 
     def _set_symbols(self, symbols: Iterable[str]) -> None:
+        """Replaces the tokens; their ids are 0, 1, ..."""
         self.symbols: list[str] = list(symbols)
         self.ids: dict[str, int] = {symbol: i for i, symbol in enumerate(self.symbols)}
 
@@ -224,7 +239,10 @@ class Vocab:
         return BYTE_SYMBOLS if self.document is None else [*BYTE_SYMBOLS, self.document]
 
     def _check_line_symbols(self, where: str) -> None:
-        """Raises ParameterError unless the symbols of line ends and documents are in the vocabulary."""
+        """Raises ParameterError if `bos`, `eos` or `document` is given and not in the vocabulary.
+
+        `where` names the vocabulary for the message.
+        """
         for name in ("bos", "eos", "document"):
             symbol = getattr(self, name)
             if symbol is not None and symbol not in self.ids:
@@ -243,6 +261,7 @@ class Vocab:
 
         Raises:
             UnknownSymbol: a token is not in the vocabulary, and neither is `unk`. Names the token and its line.
+            ParameterError: a text contains the token `document`, or is bytes at another level than `"byte"`.
         """
         strings = as_iterable(texts)
         pieces = list(self.encode_stream(plain_pieces(strings) if self.has_plain_text else strings, name))
@@ -252,7 +271,17 @@ class Vocab:
     def encode_stream(
         self, texts: Iterable[str | bytes], name: str = "text", first_line: int = 1
     ) -> Iterator[np.ndarray]:
-        """Yields the ids of each string as an array, in bounded memory. Arguments and errors: see `encode`."""
+        """Yields the ids of each string, int32 `[n]`, in bounded memory.
+
+        It leaves line ends and byte order marks as they are, even without `raw_text`: see `plain_pieces`.
+
+        Args:
+            texts, name: see `encode`.
+            first_line: number of the first line, for errors.
+
+        Raises:
+            UnknownSymbol, ParameterError: as `encode`.
+        """
         unk_id = -1 if self.unk is None else self.ids.get(self.unk, -1)
         id_of: Callable[[str, int], int] = self.ids.get
         for text in texts:
@@ -286,6 +315,7 @@ class Vocab:
         return next((symbol, i) for i, line in lines for symbol in self._tokenize(line) if wanted(symbol))
 
     def _as_string(self, text: str | bytes) -> str:
+        """Returns the text unchanged. Raises ParameterError if it is bytes."""
         if isinstance(text, bytes):
             raise ParameterError("texts", text, f"strings at level {self.level}")
         return text
@@ -308,9 +338,12 @@ class Vocab:
 
     @checked_call
     def decode(self, ids: Iterable[int]) -> str:
-        """Converts ids to text. Words are joined by single spaces; `eos` becomes a newline.
+        """Converts ids to text. Words are joined by single spaces; `eos` becomes a newline, and `bos` is left out.
 
-        Bytes that are not UTF-8 become U+FFFD. Raises ParameterError for an id outside the vocabulary.
+        At level `"byte"`, bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            ParameterError: an id is outside the vocabulary.
         """
         symbols = [self.symbols[i] for i in self.checked_ids(ids)]
         if self.level == "char":
@@ -328,7 +361,10 @@ class Vocab:
         return "\n".join(" ".join(line) for line in lines)
 
     def split(self, text: str | bytes, ids: np.ndarray, k: int) -> tuple[str | bytes, str | bytes]:
-        """Cuts a text before token `k` of its `ids`. Not for vocabularies with `bos`."""
+        """Cuts a text before token `k` of its `ids`. Not for vocabularies with `bos`.
+
+        The two parts are bytes at level `"byte"`, otherwise strings; at level `"char"`, in lower case if `lower_case`.
+        """
         if self.level == "byte":
             data = _as_bytes(text)
             return data[:k], data[k:]
@@ -368,7 +404,7 @@ class Vocab:
     @classmethod
     @checked_call
     def load(cls, path: str | os.PathLike[str], **config: Any) -> Self:
-        """Reads a file that `save` wrote, or any word list (it uses the first word of each line).
+        """Reads a file that `save` wrote, or any word list. At level `"word"`, it uses the first word of each line.
 
         Args:
             path: of the file.
@@ -376,7 +412,7 @@ class Vocab:
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ParameterError: the file is not a vocabulary for these arguments. Names the line.
+            ParameterError: the file is not a vocabulary for these arguments. Names the file and, if known, the line.
         """
         vocab = cls(**config)
         if not tf.io.gfile.exists(path):
@@ -386,16 +422,21 @@ class Vocab:
         return vocab
 
     def set_data(self, data: bytes, path: str | os.PathLike[str]) -> None:
-        """Takes the tokens from `data`, the content of the file `path`."""
+        """Replaces the tokens by those in `data`, the content of the file `path`. Errors: see `load`."""
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            place = f"byte {error.start}"
-            raise not_utf8(f"vocabulary file {path}", data, error.start, place, path=os.fspath(path)) from error
+            where = f"byte {error.start}"
+            raise not_utf8(f"vocabulary file {path}", data, error.start, where, path=os.fspath(path)) from error
         self.set_lines(with_newlines(text).removesuffix("\n").split("\n"), path)
 
     def set_lines(self, lines: list[str], path: str | os.PathLike[str]) -> None:
-        """Takes the tokens from the lines of a vocabulary file; errors name the file `path`."""
+        """Replaces the tokens by those in the lines of the vocabulary file `path`.
+
+        Raises:
+            ParameterError: a line is empty, two lines have the same token, or `bos`, `eos` or `document` is missing;
+                or the tokens are not those of level `"byte"`.
+        """
         by_word = self.level == "word"
         symbols = ["".join(line.split()[:1]) if by_word else unescape(line) for line in lines]
         if self.level == "byte" and symbols != self._byte_symbols():
@@ -431,7 +472,7 @@ def unescape(line: str) -> str:
 
 
 def newline_ids(vocab: Vocab) -> list[int]:
-    """Returns the ids of a newline: one, or several of subwords, or none if the vocabulary has no token for it."""
+    """Returns the ids of a newline: one id; or several, of the subwords that spell it; or none if it has no token."""
     if vocab.level in ("word", "char"):
         symbol = vocab.eos or "\n"
         return [vocab.ids[symbol]] if symbol in vocab.ids else []
@@ -441,8 +482,8 @@ def newline_ids(vocab: Vocab) -> list[int]:
 def line_start_ids(vocab: Vocab) -> list[int]:
     """Returns the ids to put before a line that is scored alone: the document token or, without one, the newline.
 
-    Without a document token, the list is empty if lines begin with `bos`, or if there is no token for a newline. The
-    first token of the line then gets no score. With `bos`, this token is `bos` itself.
+    Without a document token, the list is empty if lines begin with `bos`, or if there is no token for a newline. If the
+    list is empty, the first token of the line gets no score. With `bos`, the first token is `bos` itself.
     """
     if vocab.document is not None:
         return [vocab.ids[vocab.document]]
@@ -450,9 +491,10 @@ def line_start_ids(vocab: Vocab) -> list[int]:
 
 
 def as_iterable(texts: str | bytes | Iterable[str | bytes]) -> Iterable[str | bytes]:
-    """Returns one text as a list, and several texts as they are."""
+    """Returns a list of the one text, or several texts unchanged."""
     return [texts] if isinstance(texts, (str, bytes)) else texts
 
 
 def _as_bytes(text: str | bytes) -> bytes:
+    """Returns bytes unchanged, and a string as UTF-8."""
     return text if isinstance(text, bytes) else text.encode("utf-8")

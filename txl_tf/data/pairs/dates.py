@@ -1,7 +1,7 @@
 """Dates as people write them, and in ISO 8601: made-up pairs for training without a file.
 
 Sat the 21st of Nov 2026    2026-11-21
-11/21/26                    2026-11-21
+11/21/'26                   2026-11-21
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMS = (
 
 
 def write_date(date: datetime.date, rng: random.Random) -> str:
-    """Writes a date in one of 15 forms, with long or short names, in any case, and 4 or 2 digits of the year.
+    """Writes a date in a random form: one of `_FORMS`, with long or short names, in any case, and 2026 or '26.
 
     With slashes, numbers are month/day/year; with dots, day.month.year.
     """
@@ -41,14 +41,15 @@ def write_date(date: datetime.date, rng: random.Random) -> str:
 def make_dates(n_pairs: int, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     """Makes pairs `(written, ISO)` by split: `n_pairs` for `"train"`, 1,000 each for `"valid"` and `"test"`.
 
-    No date is in two splits.
+    No date is in two splits. With many pairs, a date of the training split occurs several times.
     """
     rng = random.Random(seed)
     days = list(range((LAST - FIRST).days + 1))
     rng.shuffle(days)
-    shares = {"valid": days[:1000], "test": days[1000:2000], "train": days[2000:]}
+    days_of = {"valid": days[:1000], "test": days[1000:2000], "train": days[2000:]}
     pairs = {}
     for split, number in {"train": n_pairs, "valid": 1000, "test": 1000}.items():
-        dates = (FIRST + datetime.timedelta(shares[split][i % len(shares[split])]) for i in range(number))
+        days = days_of[split]
+        dates = (FIRST + datetime.timedelta(days[i % len(days)]) for i in range(number))
         pairs[split] = [(write_date(date, rng), date.isoformat()) for date in dates]
     return pairs

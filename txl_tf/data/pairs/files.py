@@ -1,4 +1,4 @@
-"""Reads files of pairs: columns of one file, or two files; optionally skips lines that cannot be used.
+"""Reads files of pairs: two columns of one file, or two files. Can leave out lines that cannot be used.
 
 reader = PairReader(PairFilesConfig(skip_bad_lines=True), levels=("char", "word"))
 source, target = reader.read("pairs.tsv")       # `SideText`s: lines, and their numbers in the file
@@ -20,7 +20,7 @@ from txl_tf.schema import check_left_out
 
 SIDES = ("source", "target")
 RESERVED = ("<pad>", "<s>", "</s>")  # special symbols, which a text must not contain at level "word"
-WAY_OUT = "skip_bad_lines leaves such lines out"
+WAY_OUT = "skip_bad_lines leaves such lines out"  # the advice of errors about a line
 _MOST_COLUMNS = 3  # without source_column and target_column: source, target and a comment
 
 
@@ -32,7 +32,7 @@ class SideText:
         lines: list of str, each with its newline.
         name: of the file, for messages.
         side: "source" or "target".
-        numbers: int `[lines]`, the number of each in its file, from 1.
+        numbers: int `[lines]`, the number of each line in its file, from 1.
     """
 
     lines: list[str]
@@ -49,7 +49,13 @@ class SideText:
 def sides_of(
     pairs: Sequence[Sequence[str]], names: Sequence[str], numbers: Iterable[int] | None = None
 ) -> tuple[SideText, SideText]:
-    """Returns both sides of pairs `(source, target)` from the files `names`."""
+    """Returns sources and targets of pairs `(source, target)`, lines without newlines.
+
+    Args:
+        pairs: the pairs.
+        names: of the file of the sources and of the file of the targets, for messages.
+        numbers: line numbers of the pairs; by default they are counted from 1.
+    """
     all_numbers = np.arange(1, len(pairs) + 1) if numbers is None else np.array([*numbers], int)
     sources, targets = ([f"{pair[i]}\n" for pair in pairs] for i in range(2))
     source_name, target_name = names
@@ -58,19 +64,25 @@ def sides_of(
 
 
 class Skipped:
-    """Counts the lines of a file that are left out, by the kind of mistake."""
+    """Counts the lines of a file that are left out, by the kind of mistake.
+
+    Attributes:
+        counts: kind of mistake -> number of lines.
+        first: number of the first line that is left out, and the reason; `(0, "")` if there is none.
+    """
 
     def __init__(self):
         self.counts: collections.Counter[str] = collections.Counter()
-        self.first = (0, "")  # the number of the first line that is left out, and the reason
+        self.first = (0, "")
 
     def add(self, kind: str, number: int, reason: str) -> None:
+        """Counts line `number`. Lines may come in any order."""
         if not self.counts or number < self.first[0]:
             self.first = (number, reason)
         self.counts[kind] += 1
 
     def describe(self, name: str) -> str:
-        """Returns a sentence about the lines of the file `name` that are left out."""
+        """Returns a sentence about the lines of the file `name` that are left out; there must be at least one."""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
         number, reason = self.first
         total = f"{self.counts.total():,}"
@@ -82,10 +94,10 @@ class PairReader:
 
     Args:
         config: the columns, and whether to skip lines that cannot be used.
-        levels: of tokens in sources and in targets.
+        levels: of tokens in sources and in targets. At level "word", a line must not contain `RESERVED` words.
 
     Attributes:
-        said: sentences about unused columns and skipped lines.
+        said: sentences about unused columns and skipped lines of the files that `read` has read.
     """
 
     def __init__(self, config: PairFilesConfig | None = None, levels: Sequence[str] = ("char", "char")):
@@ -100,7 +112,8 @@ class PairReader:
             path: of the file; or of two files, as a list or separated by a comma.
 
         Raises:
-            ParameterError: the files have different lengths, a line has other columns, ...: names file and line.
+            ParameterError: the files have different numbers of lines; a line has too few or too many columns, and there
+                is no `skip_bad_lines`; no pair is left; ...: names file and line.
             FileNotFoundError: a file does not exist.
         """
         paths = path.split(",") if isinstance(path, str) else list(map(str, path))
@@ -127,7 +140,16 @@ class PairReader:
         return sides_of(pairs, paths * 2 if len(paths) == 1 else paths, numbers)
 
     def _without_bad(self, name: str, numbers: Iterable[int], pairs: list, skipped: Skipped) -> tuple[list, list]:
-        """Returns the numbers and the pairs that can be used; `name` is the file or the files."""
+        """Returns `(numbers, pairs)` of the pairs that can be used. Counts the others in `skipped`.
+
+        Adds a sentence about all skipped lines to `said`. Raises ParameterError if no pair can be used.
+
+        Args:
+            name: of the file or the files, for messages.
+            numbers: line numbers of `pairs`.
+            pairs: the pairs.
+            skipped: has the lines that `_columns` left out.
+        """
         usable = []
         for number, pair in zip(numbers, pairs, strict=True):
             wrong = self._why_bad(pair)
@@ -143,7 +165,10 @@ class PairReader:
         return [number for number, _ in usable], [pair for _, pair in usable]
 
     def _columns(self, name: str, rows: list[list[str]], skipped: Skipped) -> tuple[list[int], list[tuple[str, str]]]:
-        """Returns the line numbers and the pairs of the rows of a file."""
+        """Returns `(numbers, pairs)` of the rows of a file: the numbers of their lines, and the pairs in them.
+
+        Counts rows of other widths in `skipped`. Without `skip_bad_lines`, such a row raises ParameterError.
+        """
         columns = self.config.columns
         source = columns["source_column"] or 1
         target = columns["target_column"] or 2
@@ -173,7 +198,7 @@ class PairReader:
         return numbers, pairs
 
     def _why_bad(self, pair: tuple[str, str]) -> tuple[str, str] | None:
-        """Returns the kind of mistake of a pair, and a sentence about it; `None` if the pair can be used."""
+        """Returns the kind of mistake of a pair, for `Skipped`, and the reason; `None` if the pair can be used."""
         for line, side, level in zip(pair, SIDES, self.levels, strict=True):
             if not line.strip():
                 return "empty", f"the {side} is empty"
@@ -184,7 +209,7 @@ class PairReader:
 
 
 def read_lines(path: str) -> list[str]:
-    """Reads the lines of a UTF-8 file, each with a newline; `\\r\\n` ends a line, too. Drops a byte order mark."""
+    r"""Reads the lines of a UTF-8 file as `numbered_lines` does. Returns each with `\n` at its end."""
     return [f"{line}\n" for _, line in numbered_lines(path)]
 
 

@@ -1,7 +1,7 @@
 """Limits of the lengths of targets: the lengths in the training pairs, by the lengths of the sources, and a margin.
 
-The training sources are in groups: the first group has sources of up to 16 symbols, each further group sources of up to
-twice as many. A run stores `longest_targets`; `target_limits` limits translations.
+Sources are in groups by length. The first group has sources of up to 16 symbols; the limit doubles from group to group.
+A run stores `longest_targets` of its training pairs; `target_limits` limits translations.
 
     longest_targets(pairs)            [40, 82]          sources of up to 16 symbols, and of up to 32
     target_limits([40, 82], 1000)     [144, 144, 272, ...]
@@ -15,7 +15,7 @@ import numpy as np
 
 from txl_tf.data.pairs.parallel import Pairs
 
-STEP = 16  # symbols. Lengths of sources, and limits, are rounded up to multiples of it
+STEP = 16  # symbols of a source in the first group. Limits are rounded up to multiples of it
 
 
 def rounded(length: Any) -> Any:
@@ -24,7 +24,7 @@ def rounded(length: Any) -> Any:
 
 
 def group_ends(longest_source: int) -> list[int]:
-    """Returns the most symbols of a source in each group, up to the group of `longest_source`."""
+    """Returns the largest number of symbols of a source in each group, up to the group of `longest_source`."""
     ends = [STEP]
     while ends[-1] < longest_source:
         ends.append(2 * ends[-1])
@@ -32,9 +32,10 @@ def group_ends(longest_source: int) -> list[int]:
 
 
 def longest_targets(pairs: Pairs) -> list[int]:
-    """Returns the symbols, with ends, of the longest target whose source is in each group or in an earlier one.
+    """Returns a length for each group: of the longest target whose source is in this group or in an earlier one.
 
-    The first groups may have no source. They get the number of the first group that has one.
+    Lengths are in symbols, with the end symbol. The first groups may have no source. They get the length of the first
+    group that has one.
     """
     sources, targets = pairs.sources.lengths, pairs.targets.lengths
     longest = [int(targets[sources <= end].max(initial=0)) for end in group_ends(int(sources.max()))]
@@ -42,7 +43,12 @@ def longest_targets(pairs: Pairs) -> list[int]:
 
 
 def merged_lengths(one: list[int] | None, other: list[int]) -> list[int]:
-    """Merges the `longest_targets` of two training runs, as if one run had both texts. `None`: `one` is unknown."""
+    """Merges the `longest_targets` of two training texts, as if they were one text.
+
+    Args:
+        one: of the one text; `None` if it is unknown, then the result is `other`.
+        other: of the other text.
+    """
     if one is None:
         return other
     n = max(len(one), len(other))
@@ -51,10 +57,15 @@ def merged_lengths(one: list[int] | None, other: list[int]) -> list[int]:
 
 
 def target_limits(longest: list[int], max_len: int) -> list[int]:
-    """Returns the most symbols, with ends, of a target for the sources of each group, for a model with `max_len`.
+    """Returns the largest length of a translation for each group of sources, in symbols with the end symbol.
 
-    A target may have 1.5 times the symbols of the longest training target, plus 10. Training sources that are up to
-    twice as long count, too. For sources longer than all training sources, the limit grows with the source.
+    It is 1.5 times the length of the longest training target, plus 10, rounded up, and at most `max_len`. The training
+    targets of a group are those with sources of this group, of earlier groups and of the next group. For a group beyond
+    all training sources, the length of the last group doubles from group to group.
+
+    Args:
+        longest: from `longest_targets`.
+        max_len: the model's limit of both sides. There is a group for every length of a source up to this limit.
     """
     last = len(longest) - 1
     expected = [longest[min(k + 1, last)] << max(0, k - last) for k in range(len(group_ends(max_len)))]

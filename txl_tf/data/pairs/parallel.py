@@ -1,10 +1,10 @@
 """Pairs of lines, sources and targets: from files to ids, and to the batches of an encoder-decoder.
 
-Every line ends with the end symbol. In a batch, a target begins with the start symbol. Ids 0, 1 and 2 are padding,
-start and end on both sides. At level "char" the end symbol is the newline, so the text of a file is encoded as it is.
+Every line ends with the end symbol. In a batch, a target also begins with the start symbol. On both sides, ids 0, 1 and
+2 are padding, start and end. At level "char" the end symbol is the newline, so the text of a file needs no change.
 
 Shapes:
-    B: batch      S: source      T: target, its start symbol included
+    B: batch      S: symbols of a source      T: symbols of a target, with its start symbol
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from txl_tf.errors import ParameterError, brief
 from txl_tf.schema import check_left_out
 
 PADDING, START_ID, END_ID = 0, 1, 2
-_NAMES = {"word": [*RESERVED], "char": [*RESERVED[:2], "\n"]}
+_NAMES = {"word": [*RESERVED], "char": [*RESERVED[:2], "\n"]}  # level -> the symbols with ids 0, 1 and 2
 UNKNOWN = "<unk>"
+# The note of an `UnknownSymbol`: a vocabulary of this version has `UNKNOWN` and does not raise this error.
 _NO_UNKNOWN = (
     "The vocabulary of an earlier version has no unknown symbol. Leave such symbols out; or train again: new runs read "
     "them as <unk>"
@@ -42,6 +43,7 @@ class Lines(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
+        """The number of ids of each line, with its end: int64 `[lines]`."""
         return np.diff(self.ends, prepend=0)
 
     def __getitem__(self, i: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride] a line, not a field
@@ -70,7 +72,8 @@ class ParallelCorpus:
         splits: `"train"`, `"valid"` and perhaps `"test"` -> `Pairs`.
         names: split -> its files, for messages.
         numbers: split -> the line number of every pair in its files, from 1.
-        texts: held-out split -> sources and targets as text, with symbols that no vocabulary has.
+        texts: `"valid"` and perhaps `"test"` -> lists of the lines of sources and of targets. Symbols that `<unk>`
+            replaces in `splits` are unchanged here.
         said: sentences about unused columns and skipped lines.
         is_held_out: whether `"valid"` is a part of the file of `"train"`.
     """
@@ -86,6 +89,7 @@ class ParallelCorpus:
 
     @property
     def vocabs(self) -> list[Vocab]:
+        """The vocabulary of sources and the vocabulary of targets."""
         return [self.source_vocab, self.target_vocab]
 
     def file_of(self, split: str) -> str:
@@ -93,7 +97,7 @@ class ParallelCorpus:
         return self.names["train" if split == "valid" and self.is_held_out else split]
 
     def unknown(self, split: str) -> list[int]:
-        """Returns how many symbols in the sources of a split, and in its targets, are not in the vocabularies."""
+        """Returns two numbers: how many symbols in the sources of a split are unknown, and how many in its targets."""
         unknown_ids = [-1 if vocab.unk is None else vocab.ids.get(vocab.unk, -1) for vocab in self.vocabs]
         sides = zip(unknown_ids, self.splits[split], strict=True)
         return [int(np.count_nonzero(lines.ids == unknown)) for unknown, lines in sides]
@@ -116,19 +120,24 @@ def read_pairs(
     has_unknown: bool = True,
     extend_vocab: bool = False,
 ) -> ParallelCorpus:
-    """Reads and encodes pairs of lines. The vocabularies come from `train_path`, unless files give symbols.
+    """Reads and encodes pairs of lines.
+
+    New vocabularies have the symbols of `train_path`, unless `source_symbols` or `target_symbols` names a file of
+    symbols.
 
     Args:
         config: what to read.
         vocabs: of sources and of targets, instead of new ones.
-        max_len: most symbols of a line, with its end; `skip_bad_lines` skips longer lines.
+        max_len: largest number of symbols of a line, with its end. `skip_bad_lines` skips longer lines; without it,
+            `max_len` has no effect: see `check_lengths`.
         has_unknown: whether new vocabularies have `<unk>` for unknown symbols; in earlier versions they had not. With
-            `min_freq` and `max_size` they always have it.
-        extend_vocab: whether symbols that `vocabs` lack get ids after theirs; `config` chooses these symbols.
+            `min_freq` or `max_size`, and at level "subword", they always have it.
+        extend_vocab: whether symbols that `vocabs` lack get ids after theirs. The options of `config` choose these
+            symbols, as they choose the symbols of new vocabularies.
 
     Raises:
-        ParameterError: the files have different lengths, a line is empty, a symbol is not in the vocabulary, ...: names
-            file and line, what was found and what is allowed.
+        ParameterError: the files have different numbers of lines, a line is empty, a symbol is not in the vocabulary,
+            ...: names file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
     for vocab in vocabs if vocabs and extend_vocab else ():
@@ -136,7 +145,7 @@ def read_pairs(
     sides, names, sentences = _read_splits(config)
     held_out = None if "valid" in sides else hold_out(sides["train"][0].lines, config.valid_fraction, "pairs")
     if vocabs:
-        _check_vocabs(config, vocabs, extend_vocab)
+        _check_options(config, vocabs, extend_vocab)
     if not vocabs or extend_vocab:
         new = _new_vocabs(config, sides["train"], held_out, has_unknown)
         vocabs = list(map(_extended, vocabs, new)) if vocabs else new
@@ -144,24 +153,28 @@ def read_pairs(
     for split, texts in sides.items():
         pairs = Pairs(*(encode_side(vocab, text) for vocab, text in zip(vocabs, texts, strict=True)))
         if config.skip_bad_lines and max_len is not None:
-            fits, reason = fitting(np.maximum(pairs.sources.lengths, pairs.targets.lengths), texts, max_len)
+            fits, sentence = fitting(np.maximum(pairs.sources.lengths, pairs.targets.lengths), texts, max_len)
             pairs = Pairs(*(lines.take(fits) for lines in pairs))
             sides[split] = [text.take(fits) for text in texts]
-            if reason:
-                sentences.append(reason)
+            if sentence:
+                sentences.append(sentence)
             held_out = held_out[fits] if held_out is not None and split == "train" else held_out
         splits[split] = pairs
-    if held_out is not None:  # after encoding, so that messages have the numbers of lines in the file
+    if held_out is not None:  # only now, so that errors of the encoding name the whole file
         names["valid"] = f"{config.valid_fraction:.0%} of {names['train']}"
         all_pairs = splits["train"]
         all_texts = sides["train"]
         for split, in_split in (("train", ~held_out), ("valid", held_out)):
             splits[split] = Pairs(*(lines.take(in_split) for lines in all_pairs))
             sides[split] = [text.take(in_split) for text in all_texts]
-    read = {split: [without_ends(text.lines) for text in texts] for split, texts in sides.items() if split != "train"}
+    plain_texts = {
+        split: [without_ends(text.lines) for text in texts] for split, texts in sides.items() if split != "train"
+    }
     numbers = {split: texts[0].numbers for split, texts in sides.items()}
     source_vocab, target_vocab = vocabs
-    return ParallelCorpus(source_vocab, target_vocab, splits, names, numbers, read, sentences, held_out is not None)
+    return ParallelCorpus(
+        source_vocab, target_vocab, splits, names, numbers, plain_texts, sentences, held_out is not None
+    )
 
 
 def _new_vocabs(
@@ -170,12 +183,16 @@ def _new_vocabs(
     """Makes the vocabularies of sources and of targets from the training file.
 
     Args:
-        train: its sources and its targets.
-        held_out: bool, the pairs that `valid_fraction` keeps for validation; `None` without it. See `_make_vocab`.
+        config: the options.
+        train: sources and targets of the training file.
+        held_out: bool `[pairs]`, true for the pairs that `valid_fraction` holds out for validation; `None` if another
+            file has the pairs for validation. See `_make_vocab`.
+        has_unknown: see `read_pairs`.
     """
     if held_out is None:
         sources, targets = (text.lines for text in train)
-        held_sources, held_targets = [], []
+        held_sources = []
+        held_targets = []
     else:
         sources, targets = (text.take(~held_out).lines for text in train)
         held_sources, held_targets = (text.take(held_out).lines for text in train)
@@ -208,16 +225,19 @@ def _read_splits(config: PairsConfig) -> tuple[dict[str, Any], dict[str, str], l
 
 
 def read_sides(path: str | Iterable[str]) -> tuple[SideText, SideText]:
-    """Reads sources and targets from one file of `source<TAB>target` lines, or two files: see `PairReader.read`."""
+    """Reads sources and targets from one file of pairs, or two files, with the default options of `PairReader.read`."""
     return PairReader().read(path)
 
 
 def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tuple[np.ndarray, str | None]:
-    """Returns which pairs have at most `max_len` symbols on both sides, and a sentence about those that are longer.
+    """Returns which pairs have at most `max_len` symbols on both sides, bool `[pairs]`; and a text about the others.
+
+    If there are no others, the text is `None`.
 
     Args:
         lengths: int `[pairs]`, symbols of the longer side, with its end.
         texts: both sides.
+        max_len: the limit.
 
     Raises:
         ParameterError: no pair is short enough.
@@ -238,24 +258,28 @@ def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tup
 
 
 def _extended(vocab: Vocab, new: Vocab) -> Vocab:
-    """Returns a vocabulary extended by the symbols of a new one, and by its unknown symbol if it has none."""
+    """Returns `vocab` extended by the symbols of `new`. If `vocab` has no unknown symbol, it gets the one of `new`."""
     vocab = vocab.extended(new.symbols)
     vocab.unk = vocab.unk or new.unk
     return vocab
 
 
-def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = False) -> None:
-    """Raises ParameterError if options choose symbols, or differ from those of the vocabularies."""
-    if not extends:
+def _check_options(config: PairsConfig, vocabs: list[Vocab], extend_vocab: bool) -> None:
+    """Raises ParameterError if an option of `config` does not go with the given vocabularies.
+
+    Levels and lower case must be those of the vocabularies. Options that choose symbols must be left out, except with
+    `extend_vocab`: there they choose the new symbols.
+    """
+    if not extend_vocab:
         options = ("min_freq", "max_size", "source_symbols", "target_symbols", "vocab_size")
         check_left_out({name: getattr(config, name) for name in options}, KNOWN_SYMBOLS)
     source, target = vocabs
     known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
     for name, value in known.items():
-        if getattr(config, name) != value:
-            value_given = getattr(config, name)
-            message = f"{name} must be {brief(value)}, as the vocabularies to use, got {brief(value_given)}"
-            raise ParameterError(name, value_given, [value], message)
+        given = getattr(config, name)
+        if given != value:
+            message = f"{name} must be {brief(value)}, as in the given vocabularies, got {brief(given)}"
+            raise ParameterError(name, given, [value], message)
 
 
 def _make_vocab(
@@ -263,9 +287,15 @@ def _make_vocab(
 ) -> Vocab:
     """Makes the vocabulary of a side: subwords, the symbols of a file, or the symbols of `lines` by frequency.
 
-    `held_out_lines` are from the same file, but `valid_fraction` keeps their pairs for validation. The symbols that
-    only they have come last. They add nothing to subwords or to the symbols of a file, and nothing if `min_freq` or
-    `max_size` leaves out rare symbols.
+    Args:
+        config: the options. At level "subword", `lower_case` and `has_unknown` have no effect.
+        side: "source" or "target".
+        lower_case: whether the vocabulary converts text to lower case.
+        lines: the lines of the side, each with a newline.
+        held_out_lines: further lines of the training file, which `valid_fraction` holds out for validation. The symbols
+            that only they have come last. They have no effect on subwords, on the symbols of a file, or if `min_freq`
+            or `max_size` leaves out rare symbols.
+        has_unknown: see `read_pairs`.
     """
     level = getattr(config, f"{side}_level")
     path = getattr(config, f"{side}_symbols")
@@ -285,7 +315,7 @@ def _make_vocab(
     )
     if path:
         symbols = without_ends(read_lines(path))
-        names = map(escape, special) if level == "char" else special  # as a saved vocabulary has them
+        names = map(escape, special) if level == "char" else special  # in the form of the lines of the file
         vocab.set_lines(list(dict.fromkeys([*names, *symbols])), path)
     else:
         vocab.count(lines)
@@ -294,14 +324,18 @@ def _make_vocab(
             vocab.count(held_out_lines)
             for symbol in vocab.counter:  # symbols that only held-out lines have count 0, so they come last
                 vocab.counter[symbol] = counts[symbol]
-        for symbol in _NAMES[level]:  # no part of `max_size`
+        for symbol in _NAMES[level]:  # they have ids already, and `max_size` does not count them
             vocab.counter.pop(symbol, None)
         vocab.build()
     return vocab
 
 
 def _make_subwords(config: PairsConfig, path: str | None, lines: list[str]) -> SubwordVocab:
-    """Makes subwords from lines, or reads the SentencePiece model at `path`, such as the model of another run."""
+    """Makes subwords from lines; or with `path`, reads this SentencePiece model, such as the model of another run.
+
+    Raises:
+        ParameterError: as `train_line_subwords`; or the model does not begin with the special pieces of this file.
+    """
     if not path:
         return train_line_subwords(lines, config.vocab_size, config.subword_type)
     check_left_out({"vocab_size": config.vocab_size}, KNOWN_SYMBOLS)
@@ -314,7 +348,7 @@ def _make_subwords(config: PairsConfig, path: str | None, lines: list[str]) -> S
 
 
 def encode_side(vocab: Vocab, text: SideText) -> Lines:
-    """Returns the ids of the lines of a side of a file. Messages have the line numbers of the file."""
+    """Returns the ids of the lines of a side. Errors name the file and the number of the line in it."""
     return encode_lines(vocab, text.lines, text.name, text.side, text.numbers)
 
 
@@ -325,9 +359,11 @@ def encode_lines(
     side: str | None = None,
     numbers: Sequence[int] | np.ndarray | None = None,
 ) -> Lines:
-    """Returns the ids of lines that end with a newline.
+    """Returns the ids of lines, each of which ends with a newline.
 
     Args:
+        vocab: of one side.
+        lines: the lines.
         name: how messages call the lines.
         side: "source" or "target", for messages.
         numbers: of the lines, for messages; by default they are counted from 1.
@@ -338,7 +374,7 @@ def encode_lines(
     numbers = list(range(1, len(lines) + 1)) if numbers is None else numbers
     try:
         ids = vocab.encode(lines, name=name)
-    except UnknownSymbol as error:  # encodes line by line, because the numbers may have gaps
+    except UnknownSymbol as error:  # finds the line again by its number: the numbers may have gaps
         for number, line in zip(numbers, lines, strict=True):
             try:
                 list(vocab.encode_stream([line], name, int(number)))
@@ -347,7 +383,7 @@ def encode_lines(
                 raise numbered from error
         raise
     ends = np.flatnonzero(ids == END_ID) + 1
-    if len(ends) != len(lines) or np.any(ids < END_ID):
+    if len(ends) != len(lines) or np.any(ids < END_ID):  # at level "word", a line contains a reserved symbol
         plain = [line.lower() if vocab.lower_case else line for line in lines]
         number, line = next(
             (i, line) for i, line in zip(numbers, plain, strict=True) if not set(line.split()).isdisjoint(RESERVED)
@@ -366,7 +402,7 @@ def encode_lines(
 
 
 def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
-    """Raises ParameterError if a line has more symbols than `max_len`."""
+    """Raises ParameterError, which names the longest line of a side, if it has more than `max_len` symbols."""
     for split, pairs in corpus.splits.items():
         for side, lines in zip(SIDES, pairs, strict=True):
             longest = int(np.argmax(lines.lengths))
@@ -393,27 +429,34 @@ def pair_batches(
     batches, and of pairs of the same lengths.
 
     Args:
-        pairs: `Pairs`.
-        batch_size: most pairs of a batch.
-        batch_tokens: most tokens of a batch, `B * (S + T)`; `None` for no limit. A longer pair gets its own batch.
-        seed: of the orders; `None` keeps the order by length.
-        multiple: rows of padding are added to every batch until it has a multiple of this: the number of replicas.
+        pairs: the pairs.
+        batch_size: largest number of pairs in a batch.
+        batch_tokens: largest number of tokens in a batch, `B * (S + T)` with padding but without the rows that
+            `multiple` adds; `None` for no limit. A longer pair gets its own batch.
+        seed: of the orders; `None`: every epoch is in the order by length.
+        multiple: rows of padding are added to every batch until their number is a multiple of this number: of the
+            replicas.
     """
-    sources, targets = pairs.sources.lengths, pairs.targets.lengths + 1
+    sources = pairs.sources.lengths
+    targets = pairs.targets.lengths + 1  # with the start symbol
 
-    def fitting(left):
-        """How many of the remaining pairs form a batch, by number or by tokens with padding."""
-        left = left[:batch_size]
+    def count_rows(remaining):
+        """Returns how many of the remaining pairs, the shortest first, form the next batch."""
+        candidates = remaining[:batch_size]
         if batch_tokens is None:
-            return len(left)
-        tokens = (sources[left] + np.maximum.accumulate(targets[left])) * np.arange(1, len(left) + 1)
+            return len(candidates)
+        # Tokens of a batch of the first 1, 2, ... candidates. The sources are sorted, so the last one is the longest.
+        padded_lengths = sources[candidates] + np.maximum.accumulate(targets[candidates])
+        tokens = padded_lengths * np.arange(1, len(candidates) + 1)
         return np.searchsorted(tokens, batch_tokens, side="right")
 
     def cut(rng):
+        """Returns the batches of an epoch, see `EpochBatches`. Pairs of the same lengths are in random order."""
         ties = np.arange(len(pairs)) if rng is None else rng.permutation(len(pairs))
-        return shuffled(list(by_length([sources, targets, ties], fitting)), rng)
+        return shuffled(list(by_length([sources, targets, ties], count_rows)), rng)
 
     def collate(rows):
+        """Returns the batch of some pairs, `(source, target)`."""
         target = padded([np.append(START_ID, pairs.targets[i]) for i in rows], multiple)
         return padded([pairs.sources[i] for i in rows], multiple), target
 

@@ -1,16 +1,16 @@
 """Batches of tagged sentences: the ids of a sentence, and the batches of an epoch.
 
-The items of a sentence are its characters and then, with a lexicon, the words in it. Ids 0 and 1 are padding and
-unknown, both in the vocabulary of characters and words and in the vocabulary of bigrams.
+The items of a sentence are its characters and then, with a lexicon, the words of the lexicon in it. Ids 0 and 1 are
+padding and unknown, both in the vocabulary of characters and words and in the vocabulary of bigrams.
 
 If the tokens are words, they replace the characters, and their forms replace the bigrams: see `form_of`. Then there is
 no lexicon.
 
-A space and a tab become the symbol "␣", as in tagged files. Other white space, such as U+3000, can be in these files;
-no vocabulary has it, so it is unknown in files and in text.
+A space and a tab become the symbol "␣", as in tagged files. Other white space, such as U+3000, can be a token in these
+files; no vocabulary has it, so its id is that of unknown symbols.
 
 Shapes:
-    B: batch      n: characters of a sentence, w: its words      L: max n      T: max n + w
+    B: batch      n: characters of a sentence      w: words of the lexicon in it      L: max n      T: max n + w
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ class Encoded(NamedTuple):
     bigrams: np.ndarray  # [n]
     starts: np.ndarray  # [n + w], first character of each item
     ends: np.ndarray  # [n + w], last character of each item, inclusive
-    n: int
+    n: int  # number of characters
 
     def window(self, begin: int, end: int) -> Encoded:
-        """Returns the characters from `begin` to `end`, exclusive, and the words among them. Bigrams do not change."""
+        """Returns the characters from `begin` to `end`, exclusive, and the words within them.
+
+        The last bigram still contains the character after the window.
+        """
         inside = (self.starts >= begin) & (self.ends < end)
         starts, ends = self.starts[inside] - begin, self.ends[inside] - begin
         return Encoded(self.ids[inside], self.bigrams[begin:end], starts, ends, end - begin)
@@ -75,17 +78,20 @@ class SentenceEncoder:
     def encode(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> Encoded:
         """Returns the ids of a sentence of any length, even 0. Symbols that are not in a vocabulary are unknown.
 
-        Words in `left_out` are ignored when matching.
+        Words of the lexicon that are in `left_out` are no items.
         """
         tokens = with_blanks(tokens)
         matches = self.matches(tokens, left_out)
         n = len(tokens)
-        places = range(len(tokens))
+        positions = range(n)
+        bigrams = np.zeros([n], np.int32)
+        if self.bigram_vocab:
+            bigrams = _look_up(self.bigram_vocab, SECOND_SYMBOLS_OF[self.level](tokens))
         return Encoded(
             _look_up(self.vocab, [*tokens, *(match.word for match in matches)]),
-            _look_up(self.bigram_vocab, BESIDES[self.level](tokens)) if self.bigram_vocab else np.zeros([n], np.int32),
-            np.array([*places, *(match.start for match in matches)], np.int32),
-            np.array([*places, *(match.end for match in matches)], np.int32),
+            bigrams,
+            np.array([*positions, *(match.start for match in matches)], np.int32),
+            np.array([*positions, *(match.end for match in matches)], np.int32),
             n,
         )
 
@@ -96,22 +102,25 @@ def bigrams_of(tokens: Sequence[str]) -> list[str]:
 
 
 def form_of(word: str) -> str:
-    """Returns a form for unknown words: "^" if the word begins with a capital, and its last three characters.
+    """Returns the form of a word: "^" if it begins with a capital, and its last three characters.
 
-    Digits become 0. So "Blackburn" is "^urn", "rejects" is "cts" and "1996-08-22" is "-00".
+    An unknown word can still have a known form. Digits become 0. So "Blackburn" is "^urn", "rejects" is "cts" and
+    "1996-08-22" is "-00".
     """
     capital = "^" if word[:1].lower() != word[:1] else ""
     return capital + re.sub("[0-9]", "0", word[-3:])
 
 
 def forms_of(tokens: Sequence[str]) -> list[str]:
+    """Returns the form of each word."""
     return list(map(form_of, tokens))
 
 
-BESIDES = {"char": bigrams_of, "word": forms_of}  # level of the tokens -> function that returns their second symbols
+SECOND_SYMBOLS_OF = {"char": bigrams_of, "word": forms_of}  # level of tokens -> function that returns a symbol for each
 
 
 def _look_up(vocab: Vocab, symbols: Sequence[str]) -> np.ndarray:
+    """Returns the ids of symbols, int32 `[n]`; never `PADDING`."""
     ids = np.fromiter(map(vocab.ids.get, symbols, itertools.repeat(UNKNOWN_ID)), np.int32, len(symbols))
     return np.maximum(ids, UNKNOWN_ID)  # "<pad>" in a text is not padding
 
@@ -121,8 +130,8 @@ def features(encoded: Sequence[Encoded], lattice: bool, multiple: int = 1) -> di
 
     Args:
         encoded: the sentences.
-        lattice: whether to include the words.
-        multiple: rows of padding are added until B is a multiple of it: the number of replicas.
+        lattice: whether to include the words of the lexicon, as Flat needs them.
+        multiple: rows of padding are added until B is a multiple of this number: of the replicas.
 
     Returns:
         Without `lattice`: `chars` and `bigrams` [B, L]. With it: `lattice` [B, T], the characters of each sentence,
@@ -160,24 +169,29 @@ def tagged_batches(
     """Makes batches of sentences of similar length, `(features, tags)`; the tags are int32 `[B, L]`, 0 at padding.
 
     With a seed, the sentences of an epoch are shuffled and cut into pools of 50 batches. Each pool is sorted by length
-    and cut into batches, and then the batches of all pools are shuffled. Without a seed, all are sorted by length.
+    and cut into batches, and then the batches of all pools are shuffled. Without a seed, all sentences are sorted by
+    length.
 
     Args:
-        split: `TaggedSplit`.
-        lattice: whether to include the words, see `features`.
-        batch_size: sentences of a batch; the last batch of an epoch may be smaller.
-        seed: of the orders; `None` keeps the order by length.
-        multiple: rows of padding are added to every batch until it has a multiple of this: the number of replicas.
+        split: the sentences and their tags.
+        lattice: whether to include the words of the lexicon, see `features`.
+        batch_size: sentences of a batch; the last batch of a pool may be smaller.
+        seed: of the orders; `None`: every epoch is in the order by length.
+        multiple: rows of padding are added to every batch until their number is a multiple of this number: of the
+            replicas.
     """
     lengths = np.array([len(s.ids) if lattice else s.n for s in split.sentences])
 
     def cut(rng):
+        """Returns the batches of an epoch, see `EpochBatches`."""
         n = len(split)
-        order, pool = (np.arange(n), n) if rng is None else (rng.permutation(n), _POOL * batch_size)
-        pools = [order[begin : begin + pool] for begin in range(0, n, pool)]
+        order = np.arange(n) if rng is None else rng.permutation(n)
+        pool_size = n if rng is None else _POOL * batch_size
+        pools = [order[begin : begin + pool_size] for begin in range(0, n, pool_size)]
         return shuffled([rows[i] for rows in pools for i in by_length(lengths[rows], batch_size)], rng)
 
     def collate(rows):
+        """Returns the batch of some sentences, `(features, tags)`."""
         tags = padded([split.tags[i] for i in rows], multiple)
         return features([split.sentences[i] for i in rows], lattice, multiple), tags
 

@@ -6,10 +6,10 @@ A line that begins with "#" may be a token or a comment. Each of these lines is 
     # text = The cat sat      a comment, as in CoNLL-U
     # id 5239d808	domain=en   a comment, as in MultiCoNER
 
-A line is a comment if it begins with "#", is before the first token of a sentence, and does not look like the lines of
-tokens: it has another number of columns, or no tag in the column of the tags; or it begins with "# name =". In files
-whose first column numbers the tokens, every such line is a comment. `ColumnsConfig.comments` overrides this. Inside a
-sentence, "#" begins a token, and "# name =" is an error.
+A line that begins with "#", before the first token of a sentence, is a comment if it begins with "# name =", or if it
+does not look like the lines of tokens: it has another number of columns, or no tag in the column of the tags. In files
+whose first column numbers the tokens, all these lines are comments. `ColumnsConfig.comments` overrides these rules.
+After the first token of a sentence, a line that begins with "#" is a token; with "# name =", it is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from txl_tf.config import ColumnsConfig
@@ -27,14 +27,14 @@ from txl_tf.errors import ParameterError, brief
 
 BLANK = "␣"  # replaces a space or a tab in a token, which would end its column
 BLANKS = str.maketrans(" \t", 2 * BLANK)
-OTHER_COLUMNS = "--token_column and --tag_column name other columns"
+OTHER_COLUMNS = "--token_column and --tag_column name other columns"  # advice of an error
 _ADVICE = "put an empty line before it, or --nocomments makes it a token"
 
 _NAMED = re.compile(r"#[ \t]+\S+[ \t]+=([ \t]|$)")  # "# text = ...", "# sent_id = ..."
 _MULTICONER_COMMENT = re.compile(r"#[ \t]+id[ \t]+\S")
 _GAP = re.compile("[ \t]+")
-_NUMBER = re.compile(r"\d+([-.]\d+)?")
-_WORD_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d+([-.]\d+)?")  # in the first column of CoNLL-U: 3, or 3-4 or 5.1, which are no tokens
+_TOKEN_NUMBER = re.compile(r"\d+")
 
 logger = logging.getLogger("txl_tf")
 
@@ -46,31 +46,37 @@ class TaggedSentence(NamedTuple):
 
     tokens: list[str]
     tags: list[str]
-    line: int  # line number of the first token; `TokenLines` if lines between the tokens are left out
+    line: int  # line number of the first token; a `TokenLines` if the tokens are not in consecutive lines
 
 
 class TokenLines(int):
-    """The line number of the first token of a sentence. `each` has the line numbers of all its tokens."""
+    """The line number of the first token of a sentence.
+
+    Attributes:
+        each: the line number of every token.
+    """
 
     each: list[int]
 
     @classmethod
     def of(cls, lines: list[int]) -> int:
+        """Returns a `TokenLines` of the line numbers of the tokens; if they are consecutive, the first as plain int."""
         first = cls(lines[0])
         first.each = lines
         return first if lines[-1] - lines[0] >= len(lines) else lines[0]
 
 
 def line_of(sentence: TaggedSentence, i: int) -> int:
-    """Returns the line number of token `i`."""
+    """Returns the line number of token `i`, counted from 0."""
     return sentence.line.each[i] if isinstance(sentence.line, TokenLines) else sentence.line + i
 
 
 def tags_of(*texts: list[TaggedSentence]) -> set[str]:
+    """Returns the different tags in the sentences of several files."""
     return {tag for text in texts for sentence in text for tag in sentence.tags}
 
 
-def numbered_tags(text: list[TaggedSentence]) -> Iterable[tuple[int, str]]:
+def numbered_tags(text: list[TaggedSentence]) -> Iterator[tuple[int, str]]:
     """Yields the line number of every tag, and the tag."""
     for sentence in text:
         first = sentence.line
@@ -91,15 +97,16 @@ def read_sentences(
 
     Args:
         path: of a UTF-8 file. An empty line ends a sentence.
-        columns: the columns of the tokens and of the tags.
-        scheme: with "none", any text is a tag.
-        labels: tags that are known to be tags, for the scheme "none".
+        columns: the columns of the tokens and of the tags, and whether there are comments.
+        scheme: with "none", any text is a tag. Otherwise it has no effect.
+        labels: texts that are known to be tags. With the scheme "none", a line with such a tag is not a comment.
 
     Raises:
         FileNotFoundError: the file does not exist.
         ParameterError: a line has no token or no tag, the columns are ambiguous, ...: names file and line.
     """
     blocks = _blocks(path)
+    # The first lines of each block, as many as `heads` says, may be comments. The others are certainly tokens.
     heads = [_head_of(block) if columns.comments is not False else 0 for block in blocks]
     lines = [line for block, head in zip(blocks, heads, strict=True) for line in block[head:]]
     if not lines and not columns.comments:  # for example, all tokens are "#"
@@ -120,7 +127,7 @@ def read_sentences(
     for block, head in zip(blocks, heads, strict=True):
         new_comments = [line for line in block[:head] if columns.comments or table.is_comment(line)]
         tokens = [line for line in block[:head] if line not in new_comments] + block[head:]
-        if new_comments and tokens and tokens[0] < new_comments[-1]:  # lines begin with their numbers
+        if new_comments and tokens and tokens[0] < new_comments[-1]:  # compares the line numbers
             raise table.error(new_comments[-1], f"is a comment within a sentence: {_ADVICE}")
         comments += new_comments
         sentences.append(table.sentence(tokens))
@@ -132,9 +139,9 @@ def read_sentences(
 
 
 def columns_in(path: str, columns: ColumnsConfig) -> ColumnsConfig:
-    """Returns `columns`; or the defaults if all lines of a file have two columns, and `columns` needs others.
+    """Returns `columns`; or the default columns if all lines of a file have two columns, and `columns` needs others.
 
-    So the files of tools/tag.py can be read, whatever columns the training files of the model have.
+    So a model can read the output of tools/tag.py, which has two columns, even if its training files have more.
     """
     token, tag = places_in(2, columns)
     if None not in (token, tag) and token != tag:
@@ -149,7 +156,7 @@ def places_in(width: int, columns: ColumnsConfig) -> tuple[int | None, int | Non
 
 
 def _blocks(path: str) -> list[list[Line]]:
-    """Returns the groups of lines that are separated by empty lines and lines of -DOCSTART-."""
+    """Returns the groups of lines between empty lines. A line of -DOCSTART- before a group is left out."""
     blocks: list[list[Line]] = [[]]
     for number, line in numbered_lines(path):
         is_empty = not line.strip(" \t")
@@ -180,24 +187,26 @@ def _check_first_line(path: str, line: Line) -> None:
 
 
 def _by_spaces(line: str) -> list[str]:
+    """Returns the columns of a line that are separated by spaces and tabs, any number of them."""
     return _GAP.split(line.strip(" \t"))
 
 
 def _by_tabs(line: str) -> list[str]:
+    """Returns the columns of a line that are separated by single tabs. A column of spaces alone keeps them."""
     return [field.strip(" ") or field for field in line.rstrip(" \t").split("\t")]
 
 
 def _splitter(lines: list[Line]) -> tuple[Callable[[str], list[str]], list[list[str]]]:
-    """Returns the function that splits all lines into equally many columns, and the columns.
+    """Returns the function that splits the lines of a file into columns, and the columns of `lines`.
 
-    It splits at spaces and tabs, or else at each tab.
+    It is `_by_spaces`; but `_by_tabs` if only that gives all lines equally many columns, none of them empty.
     """
     by_spaces = [_by_spaces(line) for _, line in lines]
     if len({len(row) for row in by_spaces}) == 1:
         return _by_spaces, by_spaces
     by_tabs = [_by_tabs(line) for _, line in lines]
-    same = len({len(row) for row in by_tabs}) == 1 and len(by_tabs[0]) > 1
-    return (_by_tabs, by_tabs) if same and all(map(all, by_tabs)) else (_by_spaces, by_spaces)
+    has_one_width = len({len(row) for row in by_tabs}) == 1 and len(by_tabs[0]) > 1
+    return (_by_tabs, by_tabs) if has_one_width and all(map(all, by_tabs)) else (_by_spaces, by_spaces)
 
 
 class _Table:
@@ -205,8 +214,19 @@ class _Table:
 
     Args:
         path: of the file, for messages.
-        lines: the lines that are certainly tokens.
+        lines: the lines that are certainly tokens; at least one.
         columns, scheme: see `read_sentences`.
+
+    Attributes:
+        split: function of a line that returns its columns.
+        rows: line number -> columns, for `lines`.
+        widths: number of columns -> the first line that has so many.
+        numbered: whether the first column numbers the tokens, as in CoNLL-U.
+        token_column, tag_column: numbers of columns, from 1, or negative from the end.
+        tags: the different tags in `lines`, and `labels` of `read_sentences`.
+
+    Raises:
+        ParameterError: the columns are ambiguous.
     """
 
     def __init__(self, path: str, lines: list[Line], columns: ColumnsConfig, scheme: str | None):
@@ -219,8 +239,8 @@ class _Table:
         for row, line in zip(rows, lines, strict=True):
             self.rows[line[0]] = row
             self.widths.setdefault(len(row), line)
-        numbers = sum(_NUMBER.fullmatch(row[0]) is not None for row in rows) if min(self.widths) > 2 else 0
-        self.numbered = columns.token_column != 1 and numbers > 0.9 * len(rows)  # as in CoNLL-U
+        n_numbered = sum(_NUMBER.fullmatch(row[0]) is not None for row in rows) if min(self.widths) > 2 else 0
+        self.numbered = columns.token_column != 1 and n_numbered > 0.9 * len(rows)
         self.token_column = columns.token_column or (2 if self.numbered else 1)
         self.tag_column = columns.tag_column or -1
         if self.numbered and not columns.tag_column:
@@ -232,49 +252,59 @@ class _Table:
         if scheme == NONE and not columns.tag_column and len(self.widths) > 1:
             (width, (first, _)), (other, line), *_ = self.widths.items()
             raise self.error(line, f"has {other} columns, and line {first} has {width}: {OTHER_COLUMNS}")
-        places = {width: place_of(range(width), self.tag_column) for width in self.widths}
-        tag_places = ((row, places[len(row)]) for row in rows)
-        self.tags = {row[place] for row, place in tag_places if place is not None}
-        self.known: set[str] = set()  # tags that have been checked
-        self.places: dict[int, tuple[int, int]] = {}  # number of columns -> indices of token and tag
+        tag_index = {width: place_of(range(width), self.tag_column) for width in self.widths}
+        rows_and_indices = ((row, tag_index[len(row)]) for row in rows)
+        self.tags = {row[i] for row, i in rows_and_indices if i is not None}
+        self._checked_tags: set[str] = set()
+        self._indices: dict[int, tuple[int, int]] = {}  # number of columns -> indices of token and tag
 
     def error(self, line: Line, what: str) -> ParameterError:
+        """Returns the error for a line; `what` is wrong with it, such as "has 3 columns"."""
         where = f"{self.path}, line {line[0]}"
         return ParameterError(where, line[1], "a token and a tag", f"{where} {what}, got {brief(line[1])}")
 
     def is_comment(self, line: Line) -> bool:
-        """Whether a line that begins with "#" and is before the first token of a sentence is a comment."""
+        """Whether a line that begins with "#", before the first token of a sentence, is a comment.
+
+        Raises:
+            ParameterError: in the scheme "none", this cannot be decided.
+        """
         row = self.split(line[1])
-        place = place_of(row, self.tag_column)
-        if _NAMED.match(line[1]) or self.numbered or len(row) not in self.widths or place is None:
+        i = place_of(row, self.tag_column)
+        if _NAMED.match(line[1]) or self.numbered or len(row) not in self.widths or i is None:
             return True
         if self.scheme == NONE:
-            if row[place] in self.tags:
+            if row[i] in self.tags:
                 return False
             if _MULTICONER_COMMENT.match(line[1]):
                 return True
             raise self.error(line, "may be a comment, or a token and its tag: --comments or --nocomments decides")
         try:
-            kind_of(row[place])
+            kind_of(row[i])
         except ValueError:
             return True
         return False
 
     def sentence(self, lines: list[Line]) -> TaggedSentence:
-        """Returns the tokens of lines, without the lines 3-4 (token of two words) and 5.1 (empty node) of CoNLL-U."""
+        """Returns the sentence of some lines, without lines 3-4 (token of two words) and 5.1 (empty node) of CoNLL-U.
+
+        Raises:
+            ParameterError: a line has no token or no tag, or a tag that is not of the scheme. Names the line.
+        """
         tokens = []
         tags = []
         numbers = []
         for line in lines:
             number, text = line
             row = self.rows.get(number) or self.split(text)
-            if self.numbered and not _WORD_NUMBER.fullmatch(row[0]):
+            if self.numbered and not _TOKEN_NUMBER.fullmatch(row[0]):
                 if not _NUMBER.fullmatch(row[0]):
                     raise self.error(line, "must begin with the number of its token, as the other lines")
                 continue
-            places = self.places.get(len(row)) or self._places_in(row, line)
-            token, tag = row[places[0]], row[places[1]]
-            if tag not in self.known:
+            token_index, tag_index = self._indices.get(len(row)) or self._indices_in(row, line)
+            token = row[token_index]
+            tag = row[tag_index]
+            if tag not in self._checked_tags:
                 self._check_tag(tag, row, number)
             tokens.append(token.translate(BLANKS) if self.split is _by_tabs else token)
             tags.append(tag)
@@ -289,9 +319,9 @@ class _Table:
             hint = f"; {OTHER_COLUMNS}" if len(row) > 2 else ""
             message = f"{self.path}, line {number}: {error}{hint}"
             raise ParameterError("tag", tag, error.allowed, message) from error
-        self.known.add(tag)
+        self._checked_tags.add(tag)
 
-    def _places_in(self, row: list[str], line: Line) -> tuple[int, int]:
+    def _indices_in(self, row: list[str], line: Line) -> tuple[int, int]:
         """Returns the indices of token and tag in a row. Raises ParameterError if one is missing, or both are equal."""
         if len(row) < 2:
             must = "a token and a tag, separated by a space or a tab"
@@ -309,11 +339,14 @@ class _Table:
         if token == tag:
             message = f"tag_column must be another column than token_column={self.token_column} in {where}, got "
             raise ParameterError("tag_column", self.tag_column, "another column", f"{message}{self.tag_column}")
-        self.places[len(row)] = (token, tag)
+        self._indices[len(row)] = (token, tag)
         return token, tag
 
     def check_first_column(self, sentences: Iterable[TaggedSentence]) -> None:
-        """Raises ParameterError if the default token column, the first one, seems to have names of documents."""
+        """Raises ParameterError if the first column, the default for tokens, seems to have names of documents.
+
+        That is: lines have at least three columns, and in every sentence all lines have the same first column.
+        """
         if self.columns.token_column or self.numbered or min(self.widths) < 3:
             return
         several = [{*sentence.tokens} for sentence in sentences if len(sentence.tokens) > 1]
@@ -324,5 +357,5 @@ class _Table:
 
 def place_of(row: Sequence, column: int) -> int | None:
     """Returns the index of a column that is counted from 1, or from the end if negative; `None` if it is missing."""
-    place = column - 1 if column > 0 else len(row) + column
-    return place if 0 <= place < len(row) else None
+    i = column - 1 if column > 0 else len(row) + column
+    return i if 0 <= i < len(row) else None

@@ -30,14 +30,14 @@ class Match(NamedTuple):
 
 
 class Lexicon:
-    """Words of two characters or more.
+    """Finds its words, of two characters or more, in sentences.
 
     Args:
         words: the words; duplicates are left out. White space in a word becomes `BLANK`, ␣, and so do spaces and tabs
             in sentences.
 
     Attributes:
-        words: list of str, in order, with `BLANK` for white space.
+        words: list of str, in the given order, with `BLANK` for white space.
 
     Raises:
         ParameterError: a word has fewer than two characters.
@@ -50,7 +50,7 @@ class Lexicon:
         if short is not None:
             message = f"words of a lexicon must have two characters or more, got {brief(short)}"
             raise ParameterError("words", short, "words of two characters or more", message)
-        self._is_word: dict[str, bool] = {}  # has the words and all their beginnings
+        self._is_word: dict[str, bool] = {}  # word -> True; beginning of a word that is no word itself -> False
         for word in self.words:
             for end in range(2, len(word)):
                 self._is_word[word[:end]] = False
@@ -64,11 +64,10 @@ class Lexicon:
         """Returns all words in a sentence, ordered by start, then by end.
 
         Args:
-            tokens: characters, or tokens of several characters. A word begins and ends between tokens, and has at least
-                two tokens.
+            tokens: characters, or tokens of several characters. A word must consist of whole tokens, at least two.
         """
         text = "".join(tokens).translate(BLANKS)
-        cuts = [0, *itertools.accumulate(map(len, tokens))]
+        cuts = [0, *itertools.accumulate(map(len, tokens))]  # positions in `text` between tokens
         matches = []
         is_word = self._is_word
         for start in range(len(tokens)):
@@ -92,12 +91,12 @@ class Lexicon:
         Args:
             path: of a UTF-8 file; or "jieba", for the words of the installed package jieba that have two characters or
                 more; or "towns", for the words of the made-up sentences.
-            skip_short: skip words of one character.
+            skip_short: whether to skip words of one character.
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ParameterError: the file has a word of one character, no words, lines of CSV, or is not UTF-8 text; or jieba
-                is not installed. Names the file.
+            ParameterError: the file has a word of one character, without `skip_short`; it has no longer words; it has
+                lines of CSV, or is not UTF-8 text; or jieba is not installed. Names the file.
         """
         path = os.fspath(path)
         if path == JIEBA:
@@ -122,7 +121,11 @@ class Lexicon:
 
 
 def _jieba_words() -> str:
-    """Returns the file of the words of the package jieba, without importing it."""
+    """Returns the path of the word list of the package jieba, without importing the package.
+
+    Raises:
+        ParameterError: jieba is not installed.
+    """
     spec = importlib.util.find_spec(JIEBA) if is_installed(JIEBA) else None
     if spec is None or spec.origin is None:
         message = "lexicon=jieba needs the package jieba: pip install jieba"

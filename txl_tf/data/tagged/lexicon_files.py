@@ -28,19 +28,21 @@ from txl_tf.data.tagged.vector_files import is_header, is_number
 from txl_tf.data.text_files import numbered_lines
 from txl_tf.errors import ParameterError, brief
 
-_SAMPLE = 10_000  # lines that decide the format of a file
+_SAMPLE = 10_000  # first lines, which decide the format of a file
 _WHITE_WORD = re.compile(r"[ \t]*([^\S \t])[ \t]")  # white space that is a word, in vectors of characters
 _TAG = re.compile(r"[a-z]{1,4}[0-9]?")  # a part of speech, as in jieba
 # A separator that is neither between digits nor before text of another script than that of tags and numbers.
 _CSV = re.compile(r"[^\s,;|，；]+(?: [^\s,;|，；]+)*\s*(?:(?<![0-9])[,;|，；]|[,;|，；](?![0-9]))\s*[\"!-~]")
+# A word, a slash and a part of speech.
 _SLASH = re.compile(r"[^\s!-~]\S*/[a-z]{1,4}")
 
 
 def words_of(path: str) -> Iterator[tuple[int, str]]:
     """Yields the line number and the word of each line of a file. A space in a word becomes `BLANK`.
 
-    White space around columns, even full-width spaces, is not part of them. Empty lines and word2vec's header are
-    skipped. White space before a column, such as U+3000 in vectors of characters, is a word of one character.
+    White space around a column, even U+3000, is not part of it. But a line that begins with one such character and a
+    space or tab, as in vectors of characters, has this character as its word. Empty lines and word2vec's header are
+    skipped.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -52,14 +54,14 @@ def words_of(path: str) -> Iterator[tuple[int, str]]:
     _check_no_csv(path, first)
     cut = _choose_cut([line for _, line in first])
     for number, line in itertools.chain(first, lines):
-        white = _WHITE_WORD.match(line)
-        word = white[1] if white else BLANK.join(cut(line).split())
+        white_word = _WHITE_WORD.match(line)
+        word = white_word[1] if white_word else BLANK.join(cut(line).split())
         if word:
             yield number, word
 
 
 def _check_no_csv(path: str, lines: list[tuple[int, str]]) -> None:
-    """Raises ParameterError if most lines have a separator that is not white space."""
+    """Raises ParameterError if most of some numbered lines have a comma, a slash or the like after the word."""
     separated = [(number, line) for number, line in lines if _CSV.match(line[:200]) or _SLASH.fullmatch(line.strip())]
     if 2 * len(separated) <= len(lines):
         return
@@ -73,7 +75,11 @@ def _check_no_csv(path: str, lines: list[tuple[int, str]]) -> None:
 
 
 def _choose_cut(lines: list[str]) -> Callable[[str], str]:
-    """Returns the function that cuts a line after its word."""
+    """Returns a function of a line that returns the part with its word, by the rules at the top of this file.
+
+    Args:
+        lines: the first lines of the file, which decide the rule.
+    """
     rows = [row for row in map(str.split, lines) if len(row) > 1]
     if 2 * sum("\t" in line.strip() for line in lines) > len(rows):
         return lambda line: line.strip(" \t").partition("\t")[0]
@@ -88,13 +94,13 @@ def _choose_cut(lines: list[str]) -> Callable[[str], str]:
 
 
 def _count_numbers(row: list[str]) -> int:
-    """Returns how many numbers a row has before a tag at its end; the first field does not count."""
+    """Returns how many numbers are at the end of a row, or before a tag at its end; the first field does not count."""
     row = row[:-1] if len(row) > 2 and not is_number(row[-1]) else row
     return sum(1 for _ in itertools.takewhile(is_number, reversed(row[1:])))
 
 
 def _before_numbers(row: list[str], max_numbers: int) -> list[str]:
-    """Returns a row without the numbers at its end, at most `max_numbers` of them, and without a tag after these."""
+    """Returns a row without a tag at its end, and without the last numbers before this tag, at most `max_numbers`."""
     end = len(row)
     if end > 2 and not is_number(row[-1]) and is_number(row[-2]):
         end -= 1
@@ -107,8 +113,10 @@ def _before_numbers(row: list[str], max_numbers: int) -> list[str]:
 
 
 def _ends_with_tag(row: list[str]) -> bool:
+    """Whether a row begins with a word that is not ASCII and ends with what may be a part of speech."""
     return not row[0].isascii() and bool(_TAG.fullmatch(row[-1]))
 
 
 def _before_tag(row: list[str]) -> list[str]:
+    """Returns a row without a tag at its end, if it has one."""
     return row[:-1] if len(row) > 1 and _ends_with_tag(row) else row

@@ -3,14 +3,14 @@
     scheme                an entity of one token    of several    directly after one of the same kind
     BIO                   B                         B I I         the same
     IOB1 (CoNLL-2003)     I                         I I I         B, B I I
-    IO                    I                         I I I         joined with it
+    IO                    I                         I I I         no mark: the two are read as one entity
     BIOES (BMES, BILOU)   S (S, U)                  B I E         the same
     BIE without S         B, or E                   B I E         the same
     IOE2                  E                         I I E         the same
-    IOE1                  I                         I I I         of the two, the first one ends with E
+    IOE1                  I                         I I I         the first one of the two ends with E
 
-`spans_of` reads all of them. But a decoder of BIO or BIOES cannot find tags that break its scheme. So a file in which
-most entities break it is converted, and a file with a few mistakes is not.
+`spans_of` reads all of them. But a model of BIO or BIOES cannot predict tags that break its scheme. So a file in
+another scheme is converted, and a file with a few mistakes is not.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from txl_tf.errors import ParameterError, brief
 
 MIXED = "mixed"  # in place of a scheme: too many entities break each scheme
 SEVERAL = "several schemes"  # in place of a scheme: a file with both I and M
-FEW = 0.05  # fraction of the entities that may break a scheme by mistake
-CERTAIN = 10  # fewer entities that break a scheme are always taken for mistakes
+FEW = 0.05  # largest fraction of the entities of a file that may break its scheme by mistake
+CERTAIN = 10  # fewer entities that break a scheme are always mistakes
 
 logger = logging.getLogger("txl_tf")
 
 
 class _Entity(NamedTuple):
+    """An entity in a file."""
+
     kind: str
-    prefixes: str  # of its tags; M is I, L is E, U is S
+    prefixes: str  # one character for each of its tags; I for M, E for L, S for U
     follows: bool  # whether an entity of the same kind ends directly before it
-    followed: bool
+    followed: bool  # whether an entity of the same kind begins directly after it
 
 
 def _entities_of(tags: Sequence[str]) -> list[_Entity]:
@@ -50,7 +52,11 @@ def _entities_of(tags: Sequence[str]) -> list[_Entity]:
     ]
 
 
+# Each of these functions says whether an entity follows a scheme.
+
+
 def _bio(entity: _Entity) -> bool:
+    """Whether the first prefix is B."""
     return entity.prefixes[0] == "B"
 
 
@@ -61,7 +67,7 @@ def _bioes(entity: _Entity) -> bool:
 
 
 def _iob1(entity: _Entity) -> bool:
-    """Whether the first prefix is B after an entity of the same type, and otherwise I."""
+    """Whether the first prefix is B after an entity of the same kind, and otherwise I."""
     return entity.prefixes[0] == ("B" if entity.follows else "I")
 
 
@@ -81,7 +87,7 @@ def _ioe2(entity: _Entity) -> bool:
 
 
 def _ioe1(entity: _Entity) -> bool:
-    """Whether the last prefix is E before an entity of the same type, and all other prefixes are I."""
+    """Whether the last prefix is E before an entity of the same kind, and all other prefixes are I."""
     return entity.prefixes == "I" * (len(entity.prefixes) - 1) + ("E" if entity.followed else "I")
 
 
@@ -97,8 +103,9 @@ def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bo
         has_single: whether this file or another file of the corpus has an S or a U.
 
     Returns:
-        A name such as "IOB1": at most 5% of the entities break this scheme, and more of them break `scheme`. `MIXED`:
-        no scheme fits, but at least 10 entities, and more than 5% of them or of those of one kind, break `scheme`.
+        A name such as "IOB1" if at most 5% of the entities break that scheme, and fewer than break `scheme`. Otherwise
+        `MIXED` if at least 10 entities break `scheme`, and these are more than 5% of all; or if that is so among the
+        entities of one kind. Otherwise `None`.
     """
     entities = [entity for tags in sentences for entity in _entities_of(tags)]
     total = Counter(entity.kind for entity in entities)
@@ -123,15 +130,17 @@ def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bo
 def in_one_scheme(
     texts: dict[str, list[TaggedSentence]], names: dict[str, str], wanted: str | None, as_before: bool = False
 ) -> tuple[dict, str]:
-    """Returns `texts` in the scheme `wanted`, or in the scheme of the training sentences; and the scheme.
+    """Returns `texts` in one scheme, and this scheme: "bio", "bioes", "bmes" or "none".
 
-    Files that break their scheme too often, such as files in IOB1, are converted. Mistakes are logged as a warning.
+    With `wanted`, all files are converted to this scheme. Otherwise the scheme is that of the training sentences, and
+    only files in BILOU or in a scheme of `other_scheme` are converted to it. Logs what was converted, and a warning
+    about mistakes. The scheme "none" changes nothing.
 
     Args:
-        texts: `{split: sentences}`, "train" first.
+        texts: `{split: sentences}`, "train" first if there are several.
         names: `{split: name}` for messages.
-        wanted: the scheme to convert to; `None`: that of the training sentences.
-        as_before: whether tags that often break their scheme are kept, as earlier versions did: for runs of these.
+        wanted: the scheme to convert to; `None`: the scheme of the training sentences.
+        as_before: whether `other_scheme` is not used, as in earlier versions: to resume their runs.
 
     Raises:
         ParameterError: without `wanted`, a file mixes schemes or has another scheme than the training sentences.
@@ -144,7 +153,7 @@ def in_one_scheme(
         target = "bioes"  # only another file has an entity of three tokens
     has_single = any("S" in _prefixes(text) for text in texts.values())
     converted = {}
-    habits = {}
+    actual_schemes = {}  # split -> the scheme that its file really has, if it is not one of `SCHEMES`
     if target is None:  # for the type checker: `_scheme_of` returns None only with `wanted`
         raise ParameterError("tag_scheme", wanted, list(SCHEMES))
     for split, text in texts.items():
@@ -152,25 +161,26 @@ def in_one_scheme(
             _check_prefixes(text, names, split, target)
         own = schemes[split] if wanted else target
         broken = [(sentence, i) for sentence in text for i in broken_at(sentence.tags, own)] if own else []
-        habit = None
+        actual = None
         if not own:
-            habit = SEVERAL
+            actual = SEVERAL
         elif any(map(is_bilou, tags_of(text))):
-            habit = "BILOU"
+            actual = "BILOU"
         elif broken and not as_before:
-            habit = other_scheme((sentence.tags for sentence in text), own, has_single)
-        if habit == "IO" and habits.get("train") == "IOB1":
-            habit = "IOB1"  # IOB1 is IO where no entity directly follows one of its kind
-        habits[split] = habit
-        rewritten = wanted or habit or habits.get("train")
-        _say_what_is_broken(text, names[split], broken, own, habit, target if rewritten else None)
-        if rewritten:
+            actual = other_scheme((sentence.tags for sentence in text), own, has_single)
+        if actual == "IO" and actual_schemes.get("train") == "IOB1":
+            actual = "IOB1"  # IOB1 is IO where no entity directly follows one of its kind
+        actual_schemes[split] = actual
+        is_converted = bool(wanted or actual or actual_schemes.get("train"))
+        _log_broken_tags(text, names[split], broken, own, actual, target if is_converted else None)
+        if is_converted:
             text = [sentence._replace(tags=convert_tags(sentence.tags, target)) for sentence in text]
         converted[split] = text
     return converted, target
 
 
 def _prefixes(text: list[TaggedSentence]) -> set[str]:
+    """Returns the different prefixes of the tags in a file."""
     return {split_tag(tag)[0] for tag in tags_of(text)}
 
 
@@ -195,7 +205,7 @@ def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | No
 
 
 def _check_prefixes(text: list[TaggedSentence], names: dict[str, str], split: str, scheme: str) -> None:
-    """Raises ParameterError if a tag of a split has a prefix that the scheme of the training file does not have."""
+    """Raises ParameterError if a tag of a split has a prefix that `scheme`, of the training file, does not have."""
     for number, tag in numbered_tags(text):
         if split_tag(tag)[0] not in f"O{SCHEMES[scheme]}":
             where = f"{names[split]}, line {number}"
@@ -206,24 +216,27 @@ def _check_prefixes(text: list[TaggedSentence], names: dict[str, str], split: st
             raise ParameterError(where, tag, f"a tag of the scheme {scheme}", message)
 
 
-def _say_what_is_broken(
-    text: list[TaggedSentence], name: str, broken: list, scheme: str | None, habit: str | None, target: str | None
+def _log_broken_tags(
+    text: list[TaggedSentence], name: str, broken: list, scheme: str | None, actual: str | None, target: str | None
 ) -> None:
-    """Logs how tags of another scheme than BIO, BIOES or BMES are read, or a warning about tags that break these.
+    """Logs how the tags of a file in another scheme than BIO, BIOES or BMES are read, or a warning about mistakes.
 
     Args:
+        text: the sentences of the file.
+        name: of the file.
         broken: `(sentence, position)` of the tags that break `scheme`.
-        habit: the other scheme, or `None`.
-        target: the scheme that the tags are converted to, or `None`.
+        scheme: of the tags by their prefixes; `None` if they mix schemes.
+        actual: the scheme that the file really has, `MIXED` or `SEVERAL`; `None` if that is `scheme`.
+        target: the scheme that the tags are converted to; `None` if they are kept.
     """
-    if habit and habit != MIXED:
+    if actual and actual != MIXED:
         tags = [tag for sentence in text for tag in sentence.tags]
         numbers = {SEVERAL: sum(tag != "O" for tag in tags), "BILOU": sum(map(is_bilou, tags))}
-        logger.info(f"{name}: {habit}: {numbers.get(habit, len(broken)):,} tags read as {str(target).upper()}")
+        logger.info(f"{name}: {actual}: {numbers.get(actual, len(broken)):,} tags read as {str(target).upper()}")
     elif broken:
         sentence, i = broken[0]
         done = "all tags are rewritten" if target else "they are kept, and one that continues no entity begins one"
-        if habit == MIXED:
+        if actual == MIXED:
             done = f"too many for mistakes: all tags are read as {str(target).upper()}"
         logger.warning(
             f"{name}: {len(broken):,} tags break the scheme {scheme}, the first on line {line_of(sentence, i)} "

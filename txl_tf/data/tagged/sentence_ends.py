@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 _ENDS = frozenset("。！？；…!?;｡．‼⁇⁈⁉")  # always end a sentence
 _CLOSING = frozenset(["''", *"”’」』）】》〉〗〕］｝)]}"])  # are part of the sentence before them
-_QUOTES = frozenset("\"'")  # open and close in turn
+_QUOTES = frozenset("\"'")  # the same character opens and closes a quotation
 _ABBREVIATIONS = frozenset((
     "Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Mt", "No", "vs", "Inc", "Ltd", "Co", "Corp", "Jr", "Sr", "Gen", "Col", "Lt",
     "Sgt", "Rep", "Sen", "Gov",
@@ -34,7 +34,7 @@ class LineSizes(NamedTuple):
 
     @classmethod
     def of(cls, lines: Iterable[Sequence[str]], by_words: bool = False) -> LineSizes:
-        """Measures at least one line of tokens."""
+        """Measures lines of tokens; there must be at least one. `by_words`: see `split_at_ends`."""
         sizes = [(len(tokens), len(split_at_ends(tokens, by_words))) for tokens in lines]
         counts = sorted(count for _, count in sizes)
         usual = round(sum(counts) / len(counts))
@@ -43,12 +43,12 @@ class LineSizes(NamedTuple):
 
 
 def split_at_ends(tokens: Sequence[str], by_words: bool = False) -> list[Sequence[str]]:
-    """Cuts tokens into sentences, which have all tokens in their order.
+    """Cuts tokens into sentences. Together, the sentences have all tokens in their order.
 
-    A sentence ends with 。！？；… or ! ? ; and with closing quotes and brackets directly after them. White space after
-    it is part of it. Among characters, a full stop `.` ends a sentence, unless an ASCII letter or digit follows
-    directly, or an initial or a common abbreviation is before it. A word ends a sentence if it consists of such ends:
-    in "the offer ." the last word, in "U.S. troops" none.
+    A sentence ends with 。！？；… or ! ? ; and includes closing quotes, brackets and white space directly after these
+    marks. Among characters, a full stop `.` ends a sentence, unless an ASCII letter or digit follows directly, or an
+    initial or a common abbreviation is before it. Among words, a word that consists of such marks and full stops ends a
+    sentence: in "the offer ." the last word, in "U.S. troops" none.
 
     Args:
         tokens: characters, as a string or a list; or words.
@@ -71,11 +71,12 @@ def split_at_ends(tokens: Sequence[str], by_words: bool = False) -> list[Sequenc
 
 
 def _is_last_word(word: str) -> bool:
+    """Whether a word consists of marks that end a sentence."""
     return bool(word) and set(word) <= _ENDS | {"."}
 
 
 def _is_end(characters: Sequence[str], i: int) -> bool:
-    """Whether character i ends a sentence. The point of an abbreviation, an initial or a number does not."""
+    """Whether character i ends a sentence. The full stop of an abbreviation, an initial or a number does not."""
     if characters[i] != ".":
         return characters[i] in _ENDS
     following = characters[i + 1] if i + 1 < len(characters) else " "
@@ -88,9 +89,12 @@ def _is_end(characters: Sequence[str], i: int) -> bool:
     return not (len(word) == 1 and word.isupper()) and word not in _ABBREVIATIONS
 
 
-def _goes_with_end(tokens: Sequence[str], begin: int, place: int) -> bool:
-    """Whether a token after the end of the sentence that starts at `begin` is a further end, or closes a quote."""
-    token = tokens[place]
+def _goes_with_end(tokens: Sequence[str], begin: int, i: int) -> bool:
+    """Whether token `i`, after the end of the sentence that starts at `begin`, still belongs to this sentence.
+
+    It does if it is a further mark of an end, a closing bracket, or a quote that closes a quotation.
+    """
+    token = tokens[i]
     if token in _QUOTES:
-        return sum(quote == token for quote in tokens[begin:place]) % 2 == 1
+        return sum(quote == token for quote in tokens[begin:i]) % 2 == 1
     return token in _CLOSING or _is_last_word(token)

@@ -48,18 +48,18 @@ def read_tagged(
     columns: ColumnsConfig | None = None,
     labels: Iterable[str] = (),
 ) -> list[TaggedSentence]:
-    """Reads a file that has a token and a tag per line, in two of its columns, and blank lines between sentences.
+    """Reads a file that has a token and a tag per line, in two of its columns, and empty lines between sentences.
 
-    Columns are separated by spaces or tabs; other white space can be a token. A line with -DOCSTART- in the first
-    column is skipped at the beginning of a sentence, and so are comments, see columns.py. A space or a tab in a token
+    Columns are separated by spaces or tabs; other white space can be a token. At the beginning of a sentence, a line
+    with -DOCSTART- in the first column is skipped, and so are comments, see columns.py. A space or a tab in a token
     becomes "␣".
 
     Args:
         path: of a UTF-8 file.
         segment_digits: whether each token ends with a digit that is not part of it, as in Weibo's "科0".
         scheme: with "none", any text is a tag.
-        columns: of tokens and tags. By default the first and the last one; in CoNLL-U, the second one has the tokens,
-            and the column of the tags must be given.
+        columns: of tokens and tags. By default, tokens are in the first column and tags in the last. In CoNLL-U, tokens
+            are in the second column, and the column of the tags must be given.
         labels: see `read_sentences`.
 
     Raises:
@@ -82,8 +82,13 @@ def read_tagged_as(
 ) -> list[TaggedSentence]:
     """Reads a file of tagged sentences, and converts the tags to the scheme of a model's labels; see `read_tagged`.
 
-    It reads the output of tools/tag.py, too: a file of single characters has no digits of segmentation; if all lines
-    have two columns, and `columns` needs others, the two are token and tag.
+    It reads the output of tools/tag.py, too. Such a file has no digits of segmentation: if all tokens are single
+    characters, `segment_digits` has no effect. It has two columns, token and tag: see `columns_in`.
+
+    Args:
+        path, segment_digits, columns: as in `read_tagged`.
+        labels: of the model.
+        scheme: "none", or the scheme to convert the tags to; `None`: the scheme of the labels.
 
     Raises:
         ParameterError: as `read_tagged`; or an entity type is not among the labels. Names file and line.
@@ -105,7 +110,10 @@ def read_tagged_as(
 
 
 def _warn_of_unseen(text: list[TaggedSentence], name: str, level: str) -> None:
-    """Logs a warning about tokens that never occur in text, which is split into characters or at white space."""
+    """Logs a warning if a file has tokens that a model will never see in plain text.
+
+    Plain text is split into characters or, with `level` "word", at white space.
+    """
     n = sum(len(sentence.tokens) for sentence in text)
     unseen = []
     for sentence in text:
@@ -129,7 +137,11 @@ def _warn_of_unseen(text: list[TaggedSentence], name: str, level: str) -> None:
 
 
 def _without_digits(text: list[TaggedSentence], path: str) -> list[TaggedSentence]:
-    """Removes the digit at the end of every token, the position of the character in its word (`segment_digits`)."""
+    """Removes the digit at the end of every token, the position of the character in its word (`segment_digits`).
+
+    Raises:
+        ParameterError: a token has no such digit, or is only a digit. Names file and line.
+    """
     for sentence in text:
         for i, token in enumerate(sentence.tokens):
             if len(token) < 2 or token[-1] not in "0123456789":
@@ -153,13 +165,13 @@ class TaggedCorpus:
         labels: the tags in the order of their ids.
         lexicon: the lexicon, or `None`.
         splits: `"train"`, `"valid"` and perhaps `"test"` -> `TaggedSplit`.
-        names: split -> its file.
+        names: split -> its file, for messages.
         scheme: of the labels: "bio", "bioes", "bmes" or "none".
         level: of the tokens: "char" or "word".
-        lines: split -> line of the first token of each sentence.
+        lines: split -> line number of the first token of each sentence.
         sizes: lengths of the training sentences.
         embeddings: `"vocab"` and `"bigram_vocab"` -> initial embeddings, float32 `[symbols, dim]`, if there are
-            vectors. If the vocabularies are extended, only the rows of new symbols are used.
+            vectors. If the vocabularies were extended, only the rows of new symbols are used.
     """
 
     vocab: Vocab
@@ -176,7 +188,7 @@ class TaggedCorpus:
 
     @property
     def vocabs(self) -> list[Vocab]:
-        """The vocabularies of items and of bigrams and, with a lexicon, the vocabulary of its words."""
+        """`vocab`, `bigram_vocab` and, with a lexicon, the vocabulary of its words: see `lexicon_vocab`."""
         return [self.vocab, self.bigram_vocab, *([lexicon_vocab(self.lexicon)] if self.lexicon else [])]
 
     @property
@@ -200,7 +212,13 @@ def lexicon_vocab(lexicon: Lexicon) -> Vocab:
 
 
 def encoder_of(vocab: Vocab, bigram_vocab: Vocab, lexicon: Vocab | None = None, level: str = "char") -> SentenceEncoder:
-    """Returns the encoder for the vocabularies of a run; `level` is the tagger's `token_level`."""
+    """Returns the encoder for the vocabularies of a run.
+
+    Args:
+        vocab, bigram_vocab: of the run.
+        lexicon: the words of its lexicon, or `None`.
+        level: of the tokens, "char" or "word".
+    """
     return SentenceEncoder(vocab, bigram_vocab, Lexicon(lexicon.symbols) if lexicon else None, level)
 
 
@@ -211,21 +229,25 @@ def read_corpus(
     extend_vocab: bool = False,
     as_before: bool = False,
 ) -> TaggedCorpus:
-    """Reads and encodes tagged sentences. Symbols and entity types come from the training sentences.
+    """Reads and encodes tagged sentences.
 
-    A symbol that only the other files have gets an id if it has a vector; otherwise it is unknown.
+    New vocabularies have the symbols of the training sentences, and those symbols of the other files that have a
+    vector. Other symbols are unknown. The kinds of entities come from the training sentences.
 
     Args:
         config: what to read.
-        vocabs: see `TaggedCorpus.vocabs`, instead of new ones. Words of `config.lexicon`, if given, replace those of
-            the vocabulary. Symbols that are in no vocabulary are unknown.
-        labels: of a model. If they have all types of entities, they are kept, together with their scheme.
-        extend_vocab: whether symbols of the training sentences that `vocabs` lack get ids after theirs.
-        as_before: whether tags that often break their scheme are kept, as in earlier versions, to resume their runs.
+        vocabs: the vocabularies to use instead of new ones, as in `TaggedCorpus.vocabs`. If they have a lexicon and
+            `config.lexicon` is given, its words are found instead; words that `vocabs` lack are unknown.
+        labels: with `vocabs`, the labels of an existing model. If `config.tag_scheme` is not set and the labels have
+            all kinds of entities of the files, the tags are converted to the scheme of the labels. Labels that contain
+            every tag are kept; otherwise new ones are made.
+        extend_vocab: whether symbols that `vocabs` lack get ids after theirs. These are the symbols that a new
+            vocabulary would have.
+        as_before: see `in_one_scheme`.
 
     Raises:
-        ParameterError: an entity type is not in the training sentences, vectors have different widths, ...: names file
-            and line, what was found and what is allowed.
+        ParameterError: a kind of entity is not in the training sentences, vectors have different widths, ...: names
+            file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
     texts, names = _read_splits(config)
@@ -239,14 +261,14 @@ def read_corpus(
     labels = _make_labels(texts, names, scheme)
     texts = _with_validation(config, texts)
     if lexicon:
-        _say_lexicon(config.lexicon, lexicon, texts["train"])
+        _log_lexicon(config.lexicon, lexicon, texts["train"])
     vocab, bigram_vocab, embeddings = make_vocabs(config, texts, lexicon)
     corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, embeddings, config.token_level)
     return _encoded(corpus, texts)
 
 
 def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
-    """Returns `{split: sentences}` and `{split: name}`."""
+    """Reads the files of the configuration. Returns `{split: sentences}` and `{split: name of its file}`."""
     paths = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
     if config.dataset == TOWNS:
         splits = make_sentences(config.n_sentences)
@@ -269,14 +291,17 @@ def line_sizes_in(config: TaggedConfig) -> LineSizes:
 
 
 def _with_validation(config: TaggedConfig, texts: dict[str, list[TaggedSentence]]) -> dict[str, Any]:
-    """Returns `texts` with sentences for validation; without any, a fraction of the training sentences."""
+    """Returns `texts` with a split "valid"; if they have none, it is a fraction of the training sentences."""
     if "valid" in texts:
         return texts
     train = texts["train"]
     other_splits = {split: text for split, text in texts.items() if split != "train"}
     held_out = hold_out(["\n".join(sentence.tokens) for sentence in train], config.valid_fraction, "sentences")
-    parts = {"train": itertools.compress(train, ~held_out), "valid": itertools.compress(train, held_out)}
-    return {split: list(part) for split, part in parts.items()} | other_splits
+    return {
+        "train": list(itertools.compress(train, ~held_out)),
+        "valid": list(itertools.compress(train, held_out)),
+        **other_splits,
+    }
 
 
 def _read_with(
@@ -284,43 +309,52 @@ def _read_with(
     texts: dict[str, list[TaggedSentence]],
     names: dict[str, str],
     vocabs: list[Vocab],
-    known: list[str],
-    extends: bool,
+    model_labels: list[str],
+    extend_vocab: bool,
     as_before: bool,
 ) -> TaggedCorpus:
-    """Returns the corpus in the existing vocabularies `vocabs`."""
-    if not extends:
+    """Does the work of `read_corpus` with existing vocabularies.
+
+    Args:
+        config, vocabs, extend_vocab, as_before: as in `read_corpus`.
+        texts, names: from `_read_splits`.
+        model_labels: `labels` of `read_corpus`.
+    """
+    if not extend_vocab:
         vectors = {name: getattr(config, name) for name in VECTORS}
         check_left_out(vectors, f"{KNOWN_SYMBOLS}; with extend_vocab, new symbols start from vectors")
-    if config.min_freq != MIN_FREQ[config.token_level] and not extends:
+    if config.min_freq != MIN_FREQ[config.token_level] and not extend_vocab:
         check_left_out({"min_freq": config.min_freq}, KNOWN_SYMBOLS)
     tag_scheme = config.tag_scheme
-    if not tag_scheme and _kinds(tags_of(*texts.values())) <= _kinds(known):
-        tag_scheme = detect_scheme(known)
+    if not tag_scheme and _kinds(tags_of(*texts.values())) <= _kinds(model_labels):
+        tag_scheme = detect_scheme(model_labels)
     texts, scheme = in_one_scheme(texts, names, tag_scheme, as_before)
-    labels = known if tags_of(*texts.values()) <= set(known) else _make_labels(texts, names, scheme)
+    labels = model_labels if tags_of(*texts.values()) <= set(model_labels) else _make_labels(texts, names, scheme)
     texts = _with_validation(config, texts)
     vocab, bigram_vocab, *words = vocabs
     lexicon = Lexicon(words[0].symbols) if words else None
     if words and config.lexicon:
         lexicon = Lexicon.load(config.lexicon, config.skip_short_words)
     embeddings = {}
-    if extends:
+    if extend_vocab:
         vocab, bigram_vocab, embeddings = extend_vocabs(config, texts, lexicon, vocab, bigram_vocab)
     if lexicon:
-        _say_lexicon(config.lexicon, lexicon, texts["train"], vocab)
+        _log_lexicon(config.lexicon, lexicon, texts["train"], vocab)
     corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, embeddings, config.token_level)
     return _encoded(corpus, texts)
 
 
-def _say_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence], vocab: Vocab | None = None) -> None:
+def _log_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence], vocab: Vocab | None = None) -> None:
     """Logs how many words of a lexicon are in the training sentences and how many of these are not in `vocab`.
 
     Args:
         path: of the lexicon; `None` for the lexicon of the run.
+        lexicon: the words.
+        text: the training sentences.
+        vocab: an existing vocabulary; `None` if it will be made from these words.
 
     Raises:
-        ParameterError: no sentence has a word of the file `path`.
+        ParameterError: no sentence has a word of the file `path`. For the lexicon of the run, this is only a warning.
     """
     name = path or "of the run"
     words = {match.word for sentence in text for match in lexicon.matches(sentence.tokens)}
@@ -340,11 +374,12 @@ def _say_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence],
 
 
 def _kinds(tags: Iterable[str]) -> set[str]:
+    """Returns the different kinds of tags; the kind of "O" is ""."""
     return {split_tag(tag)[1] for tag in tags}
 
 
 def _encoded(corpus: TaggedCorpus, texts: dict[str, list[TaggedSentence]]) -> TaggedCorpus:
-    """A corpus with its sentences."""
+    """Encodes the sentences of `texts`. Adds them, their lines and their sizes to `corpus`, and returns it."""
     encoder = corpus.encoder
     ids = {label: i for i, label in enumerate(corpus.labels)}
     corpus.sizes = LineSizes.of((sentence.tokens for sentence in texts["train"]), corpus.level == "word")
@@ -357,10 +392,12 @@ def _encoded(corpus: TaggedCorpus, texts: dict[str, list[TaggedSentence]]) -> Ta
 
 
 def _make_labels(texts: dict[str, list[TaggedSentence]], names: dict[str, str], scheme: str) -> list[str]:
-    """Returns the labels of the training sentences, ordered by entity type.
+    """Returns the labels for the kinds of entities in the training sentences, ordered by kind.
+
+    In the scheme "none", these are the tags of the training sentences.
 
     Raises:
-        ParameterError: another file has another entity type. Names file and line.
+        ParameterError: another file has another kind of entity. Names file and line.
     """
     tags = {split: tags_of(text) for split, text in texts.items()}
     kinds = sorted(tags["train"]) if scheme == NONE else sorted({split_tag(tag)[1] for tag in tags["train"] - {"O"}})

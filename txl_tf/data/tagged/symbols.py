@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from txl_tf.config import TaggedConfig
-from txl_tf.data.tagged.batches import BESIDES, SPECIAL
+from txl_tf.data.tagged.batches import SECOND_SYMBOLS_OF, SPECIAL
 from txl_tf.data.tagged.columns import BLANK, TaggedSentence
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.word_vectors import embedding_matrix, read_vectors
@@ -25,23 +25,27 @@ _CALLED = {"char_vectors": "characters", "bigram_vectors": "bigrams", "word_vect
 
 
 class _Symbols(NamedTuple):
-    """Symbols that get an id, the vectors of some of them, and the width of the vectors; `None` without vectors."""
+    """Symbols that get an id, and their vectors."""
 
     symbols: list[str]
-    vectors: dict[str, np.ndarray]
-    dim: int | None
+    vectors: dict[str, np.ndarray]  # symbol -> its vector, for those that have one, and perhaps for other symbols
+    dim: int | None  # width of the vectors; `None` if no file of vectors is given
 
 
 def make_vocabs(config: TaggedConfig, texts: Texts, lexicon: Lexicon | None) -> tuple[Vocab, Vocab, dict]:
-    """Returns `(vocab, bigram_vocab, embeddings)`, see `TaggedCorpus`, for the sentences of each split.
+    """Makes the vocabularies for the sentences of all splits. Returns `(vocab, bigram_vocab, embeddings)`.
+
+    They are as in `TaggedCorpus`. The vocabularies have the symbols of the training sentences, and those symbols of the
+    other splits that have a vector.
 
     Raises:
-        ParameterError: vectors of characters and of a lexicon's words have different widths.
+        ParameterError: vectors of characters and of a lexicon's words have different widths; a file of vectors is
+            wrong, or has a vector of no symbol.
     """
-    own = "word_vectors" if config.token_level == "word" else "char_vectors"
+    token_vectors = "word_vectors" if config.token_level == "word" else "char_vectors"
     min_freq = config.min_freq or 0
-    chars = _choose(config, texts, list, min_freq, own)
-    bigrams = _choose(config, texts, BESIDES[config.token_level], min_freq, "bigram_vectors")
+    chars = _choose(config, texts, list, min_freq, token_vectors)
+    bigrams = _choose(config, texts, SECOND_SYMBOLS_OF[config.token_level], min_freq, "bigram_vectors")
     words = _Symbols([], {}, None)
     if lexicon:
         words = _choose(config, texts, lambda tokens: [m.word for m in lexicon.matches(tokens)], 0, "word_vectors")
@@ -72,7 +76,7 @@ def extend_vocabs(
     vocab: Vocab,
     bigram_vocab: Vocab,
 ) -> tuple[Vocab, Vocab, dict]:
-    """Extends `vocab` and `bigram_vocab` by further symbols of the training sentences, characters before words.
+    """Extends `vocab` and `bigram_vocab` by the symbols that `make_vocabs` chooses and that they lack, in its order.
 
     Returns:
         `(vocab, bigram_vocab, embeddings)`, as `make_vocabs`. Only the rows of new symbols in `embeddings` are used.
@@ -92,12 +96,14 @@ def _choose(
     min_freq: int,
     option: str,
 ) -> _Symbols:
-    """Chooses the symbols of the training sentences, by frequency, then those of the other files that have a vector.
+    """Chooses the symbols of the training sentences, by frequency, then those of the other splits that have a vector.
 
     Args:
+        config: the options; `config.lowercase_vectors` gives a symbol without a vector that of its lower-case form.
         texts: split -> sentences.
-        symbols_of: tokens of a sentence -> symbols.
-        min_freq: symbols of the training sentences that occur less often are left out, except words with a vector.
+        symbols_of: function of the tokens of a sentence that returns its symbols.
+        min_freq: symbols of the training sentences that occur less often are left out, except words with a vector from
+            `word_vectors`.
         option: name of the option for the file of vectors.
     """
     counts = {}
@@ -122,11 +128,11 @@ def _choose(
     always_chosen = vectors if option == "word_vectors" else ()
     symbols = [symbol for symbol, n in train.items() if n >= min_freq or symbol in always_chosen]
     symbols += [symbol for symbol in other_symbols if symbol in vectors]
-    _say_found(option, path, [*train, *other_symbols], symbols, exact, lower, config.lowercase_vectors)
+    _log_found(option, path, [*train, *other_symbols], symbols, exact, lower, config.lowercase_vectors)
     return _Symbols(symbols, vectors, dim)
 
 
-def _say_found(
+def _log_found(
     option: str,
     path: str,
     wanted: list[str],
@@ -138,7 +144,10 @@ def _say_found(
     """Logs how many of the `symbols` that get an id have a vector. Raises ParameterError if none has one.
 
     Args:
-        wanted: all symbols of the files.
+        option: name of the option for the file of vectors.
+        path: of this file.
+        wanted: all symbols of the sentences.
+        symbols: the chosen ones, which get an id.
         exact: the vectors of symbols.
         lower: the vectors of lower-case forms, for symbols that have no vector themselves.
         takes_lower: whether the vectors of lower-case forms are used.

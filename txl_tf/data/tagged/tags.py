@@ -1,11 +1,11 @@
 """Tags of tokens and the entities that they mark: the schemes BIO, BIOES, BMES and BILOU, or none.
 
-A tag is "O", outside of all entities, or a prefix and a kind, such as "B-PER"; tags of segmentation have no kind, such
-as "B". A tag continues the entity of the tag before it if both have the same kind, the earlier prefix is B, I or M and
-the later one is I, M or E. Every other tag except "O" begins an entity. So every sequence marks entities, even a
-malformed one. They are the entities of fastNLP's `SpanFPreRecMetric` (which converts kinds to lower case; here "per"
-and "PER" differ). L and U, the prefixes of BILOU, are other names of E and S. For IOB1, IO and other schemes, in which
-I may begin an entity, see schemes.py.
+A tag is "O", outside of all entities, or a prefix and the kind of an entity, such as "B-PER". Tags of word segmentation
+have no kind, such as "B". A tag continues the entity of the tag before it if both have the same kind, the earlier
+prefix is B, I or M, and the later one is I, M or E. Every other tag except "O" begins an entity. So every sequence
+marks entities, even a malformed one. The entities are the same as in fastNLP's `SpanFPreRecMetric` (which converts
+kinds to lower case; here "per" and "PER" differ). L and U, the prefixes of BILOU, are other names of E and S. For IOB1,
+IO and other schemes, in which I may begin an entity, see schemes.py.
 
 In the scheme "none", any text is a tag, such as NOUN. Each token counts as an entity whose kind is the tag. Then
 precision, recall and F1 are all the accuracy of the tags.
@@ -27,16 +27,18 @@ from txl_tf.errors import ParameterError, brief
 
 SCHEMES = {"bio": "BI", "bioes": "BIES", "bmes": "BMES"}  # scheme -> its prefixes, without O
 NONE = "none"
-_INSIDE = {"bio": "I", "bioes": "I", "bmes": "M"}
+_INSIDE = {"bio": "I", "bioes": "I", "bmes": "M"}  # scheme -> prefix of a tag that neither begins nor ends an entity
 _PREFIXES = frozenset("OBIMES")
 _BIOES_PREFIX = {"L": "E", "U": "S"}  # last and unit -> end and single
-_CONTINUED, _CONTINUING = frozenset("BIM"), frozenset("IME")
-_BEGINNING, _ENDING = frozenset("BSO"), frozenset("ESO")
-_OUTSIDE = ("O", "")
+_CONTINUED = frozenset("BIM")  # prefixes after which an entity may continue
+_CONTINUING = frozenset("IME")  # prefixes that may continue an entity
+_BEGINNING = frozenset("BSO")  # prefixes that continue no entity
+_ENDING = frozenset("ESO")  # prefixes after which no entity may continue
+_OUTSIDE = ("O", "")  # prefix and kind of "O"
 
 
 class Span(NamedTuple):
-    """An entity."""
+    """An entity of the tokens from `start` to `end`."""
 
     kind: str
     start: int
@@ -45,7 +47,7 @@ class Span(NamedTuple):
 
 @functools.lru_cache(4096)
 def split_tag(tag: str) -> tuple[str, str]:
-    """Returns `(prefix, kind)`. The kind of "O", and of a tag without a kind, is "". L becomes E, and U becomes S.
+    """Returns `(prefix, kind)`. Prefix L becomes E, and U becomes S. The kind of "O" and of a tag without one is "".
 
     Raises:
         ParameterError: the text is not a tag.
@@ -72,30 +74,33 @@ def is_bilou(tag: str) -> bool:
 def detect_scheme(tags: Iterable[str]) -> str:
     """Returns the scheme of a collection of tags: "bio", "bioes" or "bmes". BILOU is "bioes".
 
+    With E or S, but neither M nor I, a collection can be of BIOES or BMES: then it is "bmes".
+
     Raises:
         ParameterError: names a tag that no scheme has, or two tags that no scheme has together.
     """
     tags = list(tags)
     by_prefix = {split_tag(tag)[0]: tag for tag in tags}
-    inside = by_prefix.get("I") or next(filter(is_bilou, tags), None)
-    if "M" in by_prefix and inside:
-        both = [inside, by_prefix["M"]]
-        message = f"no scheme has both {brief(inside)} and {brief(by_prefix['M'])}"
+    not_bmes = by_prefix.get("I") or next(filter(is_bilou, tags), None)  # a tag that BMES does not have, or `None`
+    if "M" in by_prefix and not_bmes:
+        both = [not_bmes, by_prefix["M"]]
+        message = f"no scheme has both {brief(not_bmes)} and {brief(by_prefix['M'])}"
         raise ParameterError("tags", both, "tags of one scheme", message)
     if "M" in by_prefix:
         return "bmes"
     if "E" in by_prefix or "S" in by_prefix:
-        return "bioes" if inside else "bmes"
+        return "bioes" if not_bmes else "bmes"
     return "bio"
 
 
 def all_labels(kinds: Iterable[str], scheme: str, outside: bool = True) -> list[str]:
-    """Returns "O" if `outside`, then the tags of each kind, in the order of the scheme's prefixes."""
+    """Returns all tags of a scheme: "O" if `outside`, then the tags of each kind, in the order of `SCHEMES`."""
     labels = [_join(prefix, kind) for kind in kinds for prefix in SCHEMES[scheme]]
     return ["O", *labels] if outside else labels
 
 
 def _join(prefix: str, kind: str) -> str:
+    """Returns the tag of a prefix and a kind, which may be ""."""
     return f"{prefix}-{kind}" if kind else prefix
 
 
@@ -103,13 +108,14 @@ def _join(prefix: str, kind: str) -> str:
 
 
 def _continues(previous: tuple[str, str], current: tuple[str, str]) -> bool:
+    """Whether a tag continues the entity of the previous tag; both are `(prefix, kind)`."""
     return previous[0] in _CONTINUED and current[0] in _CONTINUING and previous[1] == current[1]
 
 
 def continues_table(labels: Sequence[str], scheme: str | None = None) -> np.ndarray:
-    """Returns bool `[K, K]`: true in row `previous`, column `current` if `current` continues its entity."""
+    """Returns bool `[K, K]`: true in row i, column j if label j after label i continues the entity of label i."""
     if scheme == NONE:
-        return np.zeros([len(labels)] * 2, bool)
+        return np.zeros([len(labels), len(labels)], bool)
     parts = [split_tag(label) for label in labels]
     return np.array([[_continues(previous, current) for current in parts] for previous in parts], bool)
 
@@ -120,10 +126,11 @@ def entity_table(labels: Sequence[str], scheme: str | None = None) -> np.ndarray
 
 
 def spans_of(tags: Iterable[str], scheme: str | None = None) -> list[Span]:
-    """Returns the entities that tags of any scheme mark, in order.
+    """Returns the entities that the tags of a sentence mark, in order, whatever their scheme.
 
     Args:
-        scheme: "none" makes each token an entity; this scheme is never detected. Otherwise it has no effect.
+        tags: of the tokens of a sentence.
+        scheme: with "none", each token is an entity. Any other value has no effect.
     """
     if scheme == NONE:
         return [Span(tag, i, i + 1) for i, tag in enumerate(tags)]
@@ -140,7 +147,7 @@ def spans_of(tags: Iterable[str], scheme: str | None = None) -> list[Span]:
 
 
 def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
-    """Returns the tags of `scheme` that mark the same entities."""
+    """Returns the tags of `scheme`, one of `SCHEMES`, that mark the same entities as `tags`."""
     converted = ["O"] * len(tags)
     for kind, start, end in spans_of(tags):
         prefixes = ["B", *_INSIDE[scheme] * (end - start - 1)]
@@ -151,7 +158,7 @@ def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
 
 
 def prf(right: int, predicted: int, expected: int) -> tuple[float, float, float]:
-    """Returns precision, recall and F1 of `right` entities among the `predicted` and `expected` ones; 0 without any."""
+    """Returns precision, recall and F1, from 0 to 1, of three numbers of entities. A ratio without entities is 0."""
     precision = right / predicted if predicted else 0.0
     recall = right / expected if expected else 0.0
     return precision, recall, 2 * right / (predicted + expected) if right else 0.0
@@ -161,18 +168,24 @@ def prf(right: int, predicted: int, expected: int) -> tuple[float, float, float]
 
 
 def _may_follow(previous: tuple[str, str], current: tuple[str, str], scheme: str) -> bool:
-    """Whether the scheme allows `current` after `previous`. The start and the end of a sentence are like "O"."""
-    ends = scheme == "bio" or previous[0] in _ENDING
-    return _continues(previous, current) or (ends and current[0] in _BEGINNING)
+    """Whether the scheme allows tag `current` after `previous`, each as `(prefix, kind)`.
+
+    The start and the end of a sentence count as "O".
+    """
+    may_end = scheme == "bio" or previous[0] in _ENDING
+    return _continues(previous, current) or (may_end and current[0] in _BEGINNING)
 
 
 @checked_call
 def allowed_transitions(labels: Sequence[str], scheme: str | None = None) -> np.ndarray | None:
-    """Returns bool `[K + 2, K + 2]`: true if the label of the column may follow that of the row.
+    """Returns bool `[K + 2, K + 2]`: true if the label of the column may follow the label of the row.
 
-    Row K is the start of a sentence, column K + 1 its end.
+    Row K is the start of a sentence, column K + 1 its end. The table is the same as that of fastNLP's
+    `allowed_transitions(..., include_start_end=True)`.
 
-    The same as fastNLP's `allowed_transitions(..., include_start_end=True)`. `None` for the scheme "none".
+    Args:
+        labels: of one scheme, which they show: see `detect_scheme`.
+        scheme: with "none", the result is `None`: every transition is allowed. Any other value has no effect.
     """
     if scheme == NONE:
         return None
@@ -187,19 +200,25 @@ def allowed_transitions(labels: Sequence[str], scheme: str | None = None) -> np.
 
 
 def broken_at(tags: Sequence[str], scheme: str | None = None) -> list[int]:
-    """Returns the positions of tags that break their scheme: they continue no entity, or do not finish theirs.
+    """Returns the positions of the tags in a sentence that break their scheme.
+
+    Such a tag should continue an entity, but there is none; or it is the last tag of an entity that it does not end.
 
     Args:
-        scheme: what the tags should follow; `None` for `detect_scheme(tags)`.
+        tags: of a sentence.
+        scheme: the scheme of the tags; `None`: the result of `detect_scheme(tags)`.
     """
     scheme = scheme or detect_scheme(tags)
-    parts = [_OUTSIDE, *map(split_tag, tags), _OUTSIDE]
+    parts = [_OUTSIDE, *map(split_tag, tags), _OUTSIDE]  # tag i is parts[i + 1]
     breaks = [i for i in range(len(parts) - 1) if not _may_follow(parts[i], parts[i + 1], scheme)]
-    return sorted({i - 1 if parts[i + 1][0] in _BEGINNING else i for i in breaks})  # `parts` has one before the first
+    return sorted({i - 1 if parts[i + 1][0] in _BEGINNING else i for i in breaks})
 
 
 def unused_labels(labels: Sequence[str], scheme: str | None = None) -> list[str]:
-    """Returns the labels that no allowed path contains: without B-A, as in ["O", "I-A"], no path reaches I-A."""
+    """Returns the labels that no allowed sequence of labels contains, such as I-A of the labels ["O", "I-A"].
+
+    In the scheme "none", there are no such labels. `scheme`: see `allowed_transitions`.
+    """
     allowed = allowed_transitions(labels, scheme)
     n = len(labels)
     if allowed is None:

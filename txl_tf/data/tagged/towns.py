@@ -1,12 +1,12 @@
-"""Made-up sentences about people and places, for training without a file. Direction and words decide the tags.
+"""Made-up sentences about people and places, for training without a file. Order and a list of words decide the tags.
 
     高山昨天在听说白石住。       高山 is a person and 白石 a place: the name after 在 is the place
     在银星高山散步的其实是明月。 银星, next to 在, is a place, 高山 is not a name; 明月, after 是, is a person
     金龙市长江大桥通车了。       a town, 金龙市, and a bridge, 长江大桥
     金龙市长江大桥生病了。       a town, 金龙, its mayor (市长), and a person, 江大桥
 
-Any word may be a person, a place or no name, and words consist of few characters. So only the side of 在 and 是 on
-which a word is decides its kind, even across other text; and only a list of words shows where it ends.
+Any word may be a person, a place or no name, and all words consist of the same few characters. So only the side of 在
+or 是 on which a word is decides its kind, even across other text; and only a list of words shows where a word ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OF_PEOPLE = ("说话了", "很忙", "生病了", "没有钱")
 N_WORDS = 600
 N_SEEN = 400  # words in the training sentences
 
-Piece = tuple[str, str]  # a text and the kind of its entity, "" for none
+Piece = tuple[str, str]  # a text, perhaps empty, and the kind of its entity; "" if it is no entity
 
 
 def words() -> list[str]:
@@ -47,21 +47,23 @@ def lexicon() -> list[str]:
 
 
 def _name(known: Sequence[str], kind: str, rng: random.Random) -> list[Piece]:
-    """Returns the pieces to the left of a cue: perhaps another word, then a name, then text between name and cue.
+    """Returns the pieces to the left of 在 or 是: perhaps another word, then a name, then perhaps text of `BETWEEN`.
 
-    In reverse order, they are the pieces to the right of a cue.
+    In reverse order, they are the pieces to the right of 在 or 是.
     """
     other = rng.choice(known) if rng.random() < 0.5 else ""
     return [(other, ""), (rng.choice(known), kind), (rng.choice(BETWEEN), "")]
 
 
 def _clause(known: Sequence[str], rng: random.Random) -> list[Piece]:
-    """Draws one of the forms of clauses: about persons and places, or about a town and a bridge or its mayor."""
+    """Draws the pieces of a clause: about persons and places, or about a town and a bridge or its mayor."""
 
     def name(kind: str) -> list[Piece]:
+        """Returns the pieces around a name, see `_name`."""
         return _name(known, kind, rng)
 
-    def said(texts: Sequence[str]) -> list[Piece]:
+    def predicate(texts: Sequence[str]) -> list[Piece]:
+        """Returns the piece at the end of a clause: one of `texts`, perhaps after text of `BETWEEN`."""
         return [(rng.choice(BETWEEN) + rng.choice(texts), "")]
 
     form = rng.randrange(4)
@@ -74,11 +76,12 @@ def _clause(known: Sequence[str], rng: random.Random) -> list[Piece]:
         return [*name(""), ("是", ""), *reversed(name("PER")), (rng.choice(("画的", "送的")), "")]
     town = rng.choice(known)
     if rng.random() < 0.5:
-        return [(f"{town}市", "LOC"), (f"长{bridge}", "LOC"), *said(OF_THINGS)]
-    return [(town, "LOC"), ("市长", ""), (bridge, "PER"), *said(OF_PEOPLE)]
+        return [(f"{town}市", "LOC"), (f"长{bridge}", "LOC"), *predicate(OF_THINGS)]
+    return [(town, "LOC"), ("市长", ""), (bridge, "PER"), *predicate(OF_PEOPLE)]
 
 
 def _tags(text: str, kind: str) -> list[str]:
+    """Returns the BMES tags of the characters of a piece. An entity has at least two characters."""
     if not kind:
         return ["O"] * len(text)
     return [f"{prefix}-{kind}" for prefix in ("B" + "M" * (len(text) - 2) + "E")]

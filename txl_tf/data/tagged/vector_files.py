@@ -1,7 +1,7 @@
 """Files of word vectors: text or word2vec's binary format, plain or packed by gzip, zip, bzip2 or xz.
 
-A text file has a word and its numbers on each line, perhaps after a header "words dim". A binary file has the header,
-then of each vector the word, a space and the numbers as float32.
+A text file has a word and its numbers on each line, perhaps after a header: the number of vectors and their width. A
+binary file has the header, and then for each vector its word, a space and its numbers as float32.
 
 ```python
 dim, vectors = open_vectors("vectors.bin.gz", {"Berlin", "Paris"})
@@ -26,14 +26,15 @@ from typing import IO, Any
 import numpy as np
 
 from txl_tf.data import inputs
-from txl_tf.data.text_files import blocks_in, cut_between, decoded, lines_of, pieces_with_newlines
+from txl_tf.data.text_files import blocks_in, cut_between, decoded_blocks, lines_of, pieces_with_newlines
 from txl_tf.errors import ParameterError, brief, named
 from txl_tf.files import reading
 
 _HEADER = re.compile(r"[0-9]+[ \t]+[0-9]+[ \t]*")
 _BINARY_HEADER = re.compile(rb"([0-9]+)[ \t]+([0-9]+)[ \t]*\r?\n")
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that a text does not contain
-_SAMPLE = 100  # lines that decide how many numbers a vector has
+_SAMPLE = 100  # first lines, which decide how many numbers a vector has
+# First bytes of a packed file -> function that opens it.
 _UNPACKERS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"BZh": bz2.BZ2File,
@@ -64,8 +65,8 @@ def open_vectors(
     """Returns the width of the vectors of a file, and an iterator of `(word, float32 [dim])` for the `wanted` words.
 
     In a text file, the last `dim` fields of a line are the numbers, and the text before them is the word, which may
-    contain spaces. Spaces and tabs separate fields; other white space, such as U+3000, can be a word. The header has
-    `dim`; without a header, it is how many numbers most of the first lines have.
+    contain spaces. Spaces and tabs separate fields; other white space, such as U+3000, can be a word. `dim` comes from
+    the header; without a header, it is the number of numbers that most of the first lines have.
 
     Args:
         path: of the file.
@@ -86,12 +87,17 @@ def open_vectors(
         raise ParameterError(option, path, "a file of vectors", f"{path} is {other}")
     if _is_binary(first):
         return _open_binary(path, blocks, wanted)
-    pieces = pieces_with_newlines(decoded(blocks, path, advice=_ADVICE))
+    pieces = pieces_with_newlines(decoded_blocks(blocks, path, advice=_ADVICE))
     return _open_text(path, enumerate(lines_of(cut_between(pieces, "line")), 1), wanted, option)
 
 
 def _blocks(path: str, option: str) -> Iterator[bytes]:
-    """Yields the bytes of a file, unpacked if its first bytes show that it is packed."""
+    """Yields the bytes of a file in blocks, unpacked if its first bytes show that it is packed.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ParameterError: the file is empty, a folder, or an archive that is damaged or does not have exactly one file.
+    """
     if not inputs.exists(path):
         raise FileNotFoundError(f"there is no file {named(path)}")
     if inputs.is_folder(path):
@@ -130,15 +136,17 @@ def _in_zip(packed: IO[bytes], path: str, option: str) -> IO[bytes]:
 def _open_text(
     path: str, numbered: Iterator[tuple[int, str]], wanted: Collection[str], option: str
 ) -> tuple[int, Iterator]:
-    """Opens a text file of vectors, with or without a header. Returns their width and an iterator of the wanted ones.
+    """Does the work of `open_vectors` for a text file.
 
     Args:
+        path, wanted, option: as in `open_vectors`.
         numbered: the lines with their numbers.
     """
     lines = ((number, line.removeprefix("\ufeff") if number == 1 else line) for number, line in numbered)
     lines = ((number, line.rstrip(" \t")) for number, line in lines)
     lines = ((number, line) for number, line in lines if line)
     first = list(itertools.islice(lines, _SAMPLE))
+    # The width in the header, or `None` without a header.
     declared = int(first.pop(0)[1].split()[1]) if first and first[0][0] == 1 and is_header(first[0][1]) else None
     if not first:
         raise ParameterError(option, path, "a file of vectors", f"{path} has no vectors")
@@ -154,7 +162,7 @@ def _open_text(
 def _text_vectors(path: str, lines: Iterable, dim: int, wanted: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Yields `(word, vector)` for the wanted words. The last `dim` fields of a line are the vector."""
     for number, line in lines:
-        if line.count(" ") == dim > 0 and "\t" not in line:  # most lines
+        if line.count(" ") == dim > 0 and "\t" not in line:  # most lines; this way is faster
             word, _, numbers = line.partition(" ")
             fields = None
         else:
@@ -216,7 +224,7 @@ def _is_binary(block: bytes) -> bool:
 
 
 def _open_binary(path: str, blocks: Iterator[bytes], wanted: Collection[str]) -> tuple[int, Iterator]:
-    """Opens a file in word2vec's binary format. Returns the width of its vectors and an iterator of the wanted ones."""
+    """Does the work of `open_vectors` for a file in word2vec's binary format, given in blocks."""
     block = next(blocks)
     line, _, rest = block.partition(b"\n")
     n_vectors, dim = map(int, line.split())
@@ -226,19 +234,26 @@ def _open_binary(path: str, blocks: Iterator[bytes], wanted: Collection[str]) ->
 def _binary_vectors(
     path: str, blocks: Iterator[bytes], n_vectors: int, dim: int, wanted: Collection[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields `(word, vector)` for the wanted words of a file in word2vec's binary format, without its header."""
+    """Yields `(word, vector)` for the wanted words of a file in word2vec's binary format.
+
+    Args:
+        path: of the file, for errors.
+        blocks: the bytes after the header.
+        n_vectors, dim: from the header.
+        wanted: as in `open_vectors`.
+    """
     data = b""
-    place = 0
+    position = 0  # of the next vector in `data`
     for number in range(1, n_vectors + 1):
-        while (space := data.find(b" ", place)) < 0 or len(data) < space + 1 + 4 * dim:
+        while (space := data.find(b" ", position)) < 0 or len(data) < space + 1 + 4 * dim:
             block = next(blocks, None)
             if block is None:
                 message = f"{path} is not whole: it ends in vector {number:,} of {n_vectors:,}"
                 raise ParameterError(path, number - 1, f"{n_vectors} vectors", message)
-            data = data[place:] + block
-            place = 0
-        word = data[place:space].lstrip(b"\n").decode("utf-8", "surrogateescape")
-        place = space + 1 + 4 * dim
+            data = data[position:] + block
+            position = 0
+        word = data[position:space].lstrip(b"\n").decode("utf-8", "surrogateescape")
+        position = space + 1 + 4 * dim
         if word in wanted:
             vector = np.frombuffer(data, "<f4", dim, space + 1).astype(np.float32)
             if not np.all(np.isfinite(vector)):

@@ -18,7 +18,7 @@ def read_vectors(path: str, wanted: Collection[str], option: str = "path") -> tu
         option: name of the argument for the file, for errors.
 
     Returns:
-        `(vectors, dim)`: `{word: float32 [dim]}` of the words found, and the width of the file.
+        `(vectors, dim)`: `{word: float32 [dim]}` of the words found, and the width of the vectors.
 
     Raises:
         ParameterError, FileNotFoundError: as `open_vectors`.
@@ -35,8 +35,8 @@ def embedding_matrix(
 ) -> np.ndarray:
     """Returns initial embeddings, float32 `[len(symbols), dim]`.
 
-    Words with a vector have it as their row; other rows are uniform in +-sqrt(3 / dim). Row 0, padding, is zero. A row
-    without a vector does not depend on which other words have one.
+    The row of a symbol with a vector is this vector; other rows are uniform in +-sqrt(3 / dim). Row 0, padding, is
+    zero. A random row does not depend on which other symbols have a vector.
     """
     bound = np.sqrt(3 / dim)
     matrix = rng.uniform(-bound, bound, [len(symbols), dim]).astype(np.float32)

@@ -63,11 +63,11 @@ def segments(
 @checked_init
 @dataclasses.dataclass(eq=False)
 class Segments:
-    """A lazy description of batches. It reads nothing, so that each of several workers can read only its own rows.
+    """A lazy description of batches. `dataset` reads them; each of several workers reads only its own rows.
 
     Args:
         tokens, batch_size, tgt_len, start, repeat, drop_remainder: as in `segments`.
-        most: the largest number of batches, or `None`.
+        most: the largest number of batches; `None` for no limit.
         documents: `Documents` of `tokens`, for a new order of documents every epoch; `None`: the order of the text.
 
     Raises:
@@ -90,11 +90,11 @@ class Segments:
         if not is_integer(self.start) or self.start < 0 or beyond:
             allowed = f"in [0, {self._n_batch}], the number of batches"
             raise ParameterError("start", self.start, allowed)
-        # By rows. Each dataset is created once: TensorFlow never frees the Python functions that a dataset calls.
+        # The dataset of each range of rows. Each is made once: TensorFlow never frees the functions that it calls.
         self._datasets: dict[range, tf.data.Dataset] = {}
 
     def dataset(self, rows: range | None = None) -> tf.data.Dataset:
-        """Returns the batches, or only some consecutive `rows` of each. It does not read the tokens of other rows."""
+        """Returns a dataset of the batches, or of only some consecutive `rows` of each. It reads only these rows."""
         rows = range(self.batch_size) if rows is None else rows
         if rows not in self._datasets:
             self._datasets[rows] = self._make_dataset(rows)
@@ -105,14 +105,14 @@ class Segments:
         tgt_len = self.tgt_len  # T
         n_column = len(self.tokens) // self.batch_size  # S
         read_columns = self._column_reader(rows, n_column)
-        one_length = self.drop_remainder or (n_column - 1) % tgt_len == 0
+        is_one_length = self.drop_remainder or (n_column - 1) % tgt_len == 0  # whether all segments have T tokens
 
         def segment(i):
             """Segment i of all rows: `(tokens, labels)`, int32 `[rows, T]` each, or shorter at the end of the rows."""
             begin = i % self._n_batch * tgt_len
             epoch = 0 if self.documents is None else i // self._n_batch  # decides the order of documents
             columns = read_columns(epoch, begin, begin + tgt_len + 1)  # [rows, T + 1]; shorter where the rows end
-            columns = tf.ensure_shape(columns, [len(rows), tgt_len + 1 if one_length else None])
+            columns = tf.ensure_shape(columns, [len(rows), tgt_len + 1 if is_one_length else None])
             return columns[:, :-1], columns[:, 1:]
 
         order = tf.data.Dataset.range(self.start, self._n_batch)
@@ -123,7 +123,10 @@ class Segments:
         return dataset
 
     def _column_reader(self, rows: range, n_column: int) -> Callable[..., Any]:
-        """Returns a function of tensors: `(epoch, begin, end) -> columns [rows, end - begin]`, int32."""
+        """Returns a function of tensors: `(epoch, begin, end) -> columns [rows, end - begin]`, int32.
+
+        If `end` is beyond the last of the `n_column` columns, there are fewer columns.
+        """
         tokens = self.tokens
         documents = self.documents
         if documents is not None:
@@ -144,7 +147,13 @@ class Segments:
 
 
 def _read_ahead(tokens_of: Callable[..., Any], rows: range, n_column: int) -> Callable[..., Any]:
-    """Returns a function that reads `_READ_AHEAD` columns at a time, and returns the requested columns from them."""
+    """Returns a function that reads `_READ_AHEAD` columns at a time, and returns the requested columns from them.
+
+    Args:
+        tokens_of: function of the number of the epoch that returns its tokens.
+        rows: the rows to read.
+        n_column: columns of the text, S.
+    """
     nothing = np.zeros([len(rows), 0], np.int32)
     held: tuple[Any, Any, int, np.ndarray] = (None, None, 0, nothing)  # epoch, its tokens, first column, columns
 
@@ -170,7 +179,7 @@ def _read_ahead(tokens_of: Callable[..., Any], rows: range, n_column: int) -> Ca
 
 
 def _as_int32(ids: np.ndarray) -> np.ndarray:
-    """Converts ids to int32. An id outside int32 becomes the nearest int32, which is not in any table either."""
+    """Converts ids to int32. An id outside int32 becomes the nearest int32, which no vocabulary has either."""
     held = np.iinfo(np.int32)
     given = np.iinfo(ids.dtype)
     return ids.clip(max(held.min, given.min), min(held.max, given.max)).astype(np.int32)
@@ -190,6 +199,9 @@ def num_batches(
         n_tokens, batch_size, tgt_len, drop_remainder: of `segments`.
         name: how errors call the text.
         rows: how errors call the argument `batch_size`.
+
+    Raises:
+        ParameterError: there is not even one batch, or a number is not positive.
     """
     _check_enough(n_tokens, batch_size, tgt_len, tgt_len + 1 if drop_remainder else 2, name, rows)
     n_label = n_tokens // batch_size - 1  # of a row
@@ -198,11 +210,19 @@ def num_batches(
 
 @checked_call
 def choose_bin_capacities(tokens: Tokens, batch_size: int, tgt_len: int, cutoffs: Sequence[int]) -> list[int]:
-    """Returns the capacities of all clusters of the adaptive softmax except the first, for static shapes.
+    """Returns the capacity of each cluster of the adaptive softmax, except the first cluster, for static shapes.
 
     This is the original's rule (`get_bin_sizes`): count a cluster's tokens in each batch of the training text `tokens`.
-    The capacity is their mean plus 2.5 standard deviations, rounded to a multiple of 8. `batch_size` is the batch size
-    of one replica.
+    The capacity is the mean of these counts plus 2.5 standard deviations, rounded to a multiple of 8, at least 8.
+
+    Args:
+        tokens: integer array `[n]`.
+        batch_size: rows of a batch of one replica.
+        tgt_len: tokens of a segment.
+        cutoffs: first ids of the clusters, except the first cluster.
+
+    Raises:
+        ParameterError: `tokens` is not an integer array `[n]` or is too short, or a number is not positive.
     """
     tokens = _check_tokens(tokens)
     _check_enough(len(tokens), batch_size, tgt_len, tgt_len)
@@ -235,9 +255,9 @@ def _check_tokens(tokens: Any) -> Tokens:
 def _check_enough(
     n_tokens: int, batch_size: int, tgt_len: int, row_tokens: int, name: str = "the text", rows: str = "batch_size"
 ) -> None:
-    """Raises ParameterError if a text has fewer than `row_tokens` tokens for each row of a batch.
+    """Raises ParameterError if a text has fewer than `row_tokens` tokens for each row, or if a number is not positive.
 
-    Messages call the text `name` and the argument `batch_size` `rows`.
+    Errors call the text `name`, and the argument `batch_size` by the name in `rows`.
     """
     POSITIVE(rows, batch_size)
     POSITIVE("tgt_len", tgt_len)

@@ -4,8 +4,8 @@ A batch is `(tokens, labels)` or `(tokens, labels, weights)`. In place of tokens
 and `done`, which is true at the last token of a document. A label of `IGNORED` does not count: it always has the weight
 0. The checks return batches in one of these forms, so that batches in which every label counts need no weights:
 
-    (tokens, labels)                        every label counts; with static shapes, those that are not below 0
-    (tokens, labels, weights [B, T])        float32; an ignored label is 0, which has the weight 0
+    (tokens, labels)                        every label counts; with static shapes, every label but -1
+    (tokens, labels, weights [B, T])        float32; an ignored label is 0 or -1, and has the weight 0
     (tokens, labels, weights [B, 0])        in a dataset without weights: every label of this batch counts
     (tokens, labels, weights, done)         float32 and bool [B, T]; in a dataset with `done`
 
@@ -33,8 +33,8 @@ from txl_tf.errors import ParameterError
 from txl_tf.nn.embedding import check_ids, id_error
 
 IGNORED = -100  # a label that does not count, as in PyTorch
-_LEFT_OUT = -1  # the same with static shapes, see `static_adaptive_logsoftmax`
-_WEIGHTS = "finite and not negative"
+_LEFT_OUT = -1  # a label that does not count with static shapes, see `static_adaptive_logsoftmax`
+_WEIGHTS = "finite and not negative"  # what weights must be, for errors
 
 
 @dataclasses.dataclass
@@ -42,10 +42,10 @@ class Batches:
     """The batches that `fit` and `evaluate` read.
 
     Attributes:
-        dataset: `tf.data.Dataset` of batches in a form of this module, or a distributed one.
-        rows: rows of a batch, over all replicas; if they differ, those of the first batch.
-        tgt_len: tokens of a segment; if lengths differ, of the first one, or of all except the last one of an epoch;
-            `None` in training if that is unknown.
+        dataset: `tf.data.Dataset` of batches in a form of this module, or a distributed dataset.
+        rows: number of rows of a batch, over all replicas; if batches differ, of the first one.
+        tgt_len: tokens of a segment. If segments differ in length: in an evaluation, of the first one; in training, of
+            all but the last one of an epoch if `Segments` made the dataset, otherwise `None`.
         count: number of batches, or TensorFlow's negative number for infinite or unknown.
         repeated: whether the dataset repeats these batches forever. Otherwise workers have to agree at every step on
             whether the dataset has ended.
@@ -64,7 +64,14 @@ class Batches:
         self._left = 0
 
     def calls(self, iterator: Any, k: int) -> list[int]:
-        """Returns the steps of each of the next calls: one call of at most `k` steps, or `k` calls of one step."""
+        """Returns the numbers of steps of the next calls of the graph, together `k`, or as many as there are batches.
+
+        That is one call of all these steps. It is a call for each step if `any_rows`, or if `count` is unknown.
+
+        Args:
+            iterator: of the batches. A new iterator starts at the first batch.
+            k: number of steps.
+        """
         if self.count == tf.data.INFINITE_CARDINALITY:
             return [1] * k if self.any_rows else [k]
         if self.count < 0:
@@ -89,18 +96,21 @@ def check_batches(
 ) -> Batches:
     """Checks the dataset for `fit` or `evaluate`, and adds checks of every batch to it.
 
-    Ids must be below `n_token`. With `static_shapes`, all training segments must have one length, and shorter
-    evaluation segments are padded. No evaluation segment may be longer than the first. Errors call the dataset `name`.
-
     Args:
+        dataset: batches `(tokens, labels)` or `(tokens, labels, weights)`, see the top of this file.
+        n_token: size of the vocabulary; all ids must be below this number.
+        static_shapes: whether the model has static shapes. Then all training segments must have one length, and shorter
+            evaluation segments are padded.
+        evaluation: whether the dataset is for an evaluation. Then no segment may be longer than the first.
+        name: how errors call the dataset.
         rows_divide_by: for a model without memory, a number that must divide the rows of every batch; `None`: all
             batches must have the rows of the first.
-        weighs: which batches of a dataset without weights get weights: "where needed", batches with ignored labels;
-            "always"; or "never", then an ignored label is an error.
+        weighs: which batches of a dataset without weights get weights. "where needed": batches with ignored labels.
+            "always": all. "never": none, and an ignored label is an error.
 
     Raises:
-        ParameterError: `dataset` does not hold `(tokens, labels)`, int `[batch, tgt_len]` each, or `(tokens, labels,
-            weights)`, or it is empty.
+        ParameterError: `dataset` is not a dataset of such batches, or is empty; or its segments may differ in length,
+            and static shapes do not allow that.
     """
     spec: Any = getattr(dataset, "element_spec", None)
     if not _are_batches(spec):
@@ -135,6 +145,7 @@ def check_batches(
         form = functools.partial(_with_weights, always=weighs == "always")
 
     def checked(tokens: Any, *others: Any) -> Any:
+        """Adds the checks to the graph of a batch. Returns the batch in a form of this module."""
         if not isinstance(tokens, dict):
             found: Any = check(tokens, *others, ignoring=weighs != "never")
             return form(*found)
@@ -167,7 +178,7 @@ def _are_batches(spec: Any) -> bool:
 
 
 def _weights_fit(weights: Any, shape: tf.TensorShape) -> bool:
-    """Whether a tensor, an array or its spec can be weights for labels of a shape, or for their rows."""
+    """Whether a tensor, array or spec can be the weights of labels of this shape, `[B, T]`, or of their rows."""
     dtype = tf.as_dtype(weights.dtype)
     weights_shape = tf.TensorShape(weights.shape)
     rows, length = shape if shape.rank else (None, None)
@@ -177,7 +188,7 @@ def _weights_fit(weights: Any, shape: tf.TensorShape) -> bool:
 
 
 def _remedy(data: Any) -> str:
-    """Returns advice on how to make a dataset from the array or generator that `fit` was called with."""
+    """Returns advice on how to make a dataset from what `fit` was called with, such as an array or a generator."""
     can_be_iterated = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
     array_or_dataset = hasattr(data, "shape") or hasattr(data, "element_spec")
     if not can_be_iterated or array_or_dataset or isinstance(data, list | tuple | dict | str):
@@ -192,10 +203,16 @@ def _remedy(data: Any) -> str:
 
 
 def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: int | None) -> Callable[..., Any]:
-    """Returns a function that checks the rows of a batch, its length against `longest`, its ids and its weights.
+    """Returns a function that checks the rows, the length, the ids and the weights of a batch.
 
     The input pipeline does this on the host: a GPU reads zeros for an id outside the vocabulary, and XLA drops
     assertions.
+
+    Args:
+        n_token: size of the vocabulary.
+        rows: number of rows of every batch; `None`: any number.
+        rows_divide_by: without `rows`, a number that must divide the number of rows, or `None`.
+        longest: largest length of a segment; `None` for no limit.
 
     Returns:
         Function of `(tokens, labels, weights, ignoring)` that gives `(tokens, labels, ignored, weights)`: the labels
@@ -267,18 +284,20 @@ def _weights_for(labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, list
         return tf.broadcast_to(tf.reshape(weights, [rows, columns]), shape), checks
 
 
-# -------------------------------------------------------------------------------- the forms that a batch comes out in
+# ------------------------------------------------------------------------------- the forms in which a batch is returned
+# The arguments of these functions are the results of the function that `_make_check` returns.
 
 
 def _plain(tokens, labels, ignored, weights):
+    """Returns `(tokens, labels)`."""
     return tokens, labels
 
 
 def _with_weights(tokens, labels, ignored, weights, always):
     """Returns `(tokens, labels, weights)`, where the weights of ignored labels are 0.
 
-    If `weights` is `None`, the other labels have the weight 1. If also no label is ignored, the weights are `[B, 0]`,
-    which stands for 1 everywhere, see the top of this file; or `[B, T]` with `always`.
+    If `weights` is `None`, the other labels have the weight 1. If also no label of the batch is ignored, and `always`
+    is false, the weights are `[B, 0]`, which stands for 1 everywhere: see the top of this file.
     """
     not_ignored = tf.cast(~ignored, tf.float32)
     if weights is not None:
@@ -290,21 +309,26 @@ def _with_weights(tokens, labels, ignored, weights, always):
 
 
 def _padded(tokens, labels, ignored, weights, tgt_len):
-    """Returns the batch with its segments padded to `tgt_len`, for static shapes. Labels of -1 do not count."""
+    """Returns the batch with its segments padded to `tgt_len`, for static shapes. Labels of -1 do not count.
 
+    It is `(tokens, labels)`, or `(tokens, labels, weights)` if there are weights.
+    """
     labels = tf.where(ignored, _LEFT_OUT, tf.cast(labels, tf.int32))
     batch = _pad(tokens, 0, tgt_len), _pad(labels, _LEFT_OUT, tgt_len)
     return batch if weights is None else (*batch, _pad(weights * tf.cast(~ignored, tf.float32), 0.0, tgt_len))
 
 
 def _pad(x, value, tgt_len):
-    """Returns `x` `[B, T]`, padded to `tgt_len`."""
+    """Returns `x`, `[B, T]`, padded on the right with `value` to `[B, tgt_len]`."""
     x = tf.pad(x, [[0, 0], [0, tgt_len - tf.shape(x)[1]]], constant_values=value)
     return tf.ensure_shape(x, [x.shape[0], tgt_len])
 
 
 def _bool(name: str, flags: Any, tokens: Any) -> Any:
-    """Flags of bool or of the integers 0 and 1, in the shape of `tokens`, as bool."""
+    """Returns flags as bool, with checks: they are bool, or the integers 0 and 1, in the shape of `tokens`.
+
+    Errors call the flags `name`.
+    """
     is_same = tf.reduce_all(tf.shape(flags) == tf.shape(tokens))
     shapes = [f"{name} must have the shape of tokens,", tf.shape(tokens), "but is", tf.shape(flags)]
     checks = [tf.debugging.Assert(is_same, shapes)]
@@ -326,15 +350,17 @@ def check_batch(
     Args:
         tokens, labels: the arguments `x` and `y`, each int `[batch, tgt_len]`; or `x` is a dictionary with `tokens` and
             `done`.
-        sample_weight: weights of the labels, or of the rows; `None` for 1 everywhere.
+        n_token: size of the vocabulary.
+        sample_weight: weights of the labels, or of the rows; `None` for 1 everywhere except at ignored labels.
+        static_shapes: whether the model has static shapes.
 
     Returns:
-        `[tokens, labels]`, int32; and float32 weights, unless every label counts the same; and bool `done`, if it is
-        given.
+        `[tokens, labels]`, int32. Then float32 weights, unless `sample_weight` is `None` and either no label is ignored
+        or shapes are static. Then bool `done`, if it is given; with `done`, there are always weights.
 
     Raises:
-        ParameterError: an argument has another type, an id is outside the vocabulary, or a weight is negative or not
-            finite.
+        ParameterError: an argument has another type or shape, an id is outside the vocabulary, or a weight is negative
+            or not finite.
     """
     if isinstance(tokens, dict):
         return _check_batch_of_documents(tokens, labels, n_token, sample_weight, static_shapes)
@@ -362,7 +388,7 @@ def check_batch(
 def _check_batch_of_documents(
     x: dict[str, Any], labels: Any, n_token: int, sample_weight: Any, static_shapes: bool
 ) -> list[np.ndarray]:
-    """`check_batch` with a dictionary of `tokens` and `done`."""
+    """Does the work of `check_batch` if `x` is a dictionary of `tokens` and `done`."""
     if x.keys() != {"tokens", "done"}:
         message = f"x must have the keys tokens and done if it is a dictionary, got {', '.join(map(str, x))}"
         raise ParameterError("x", x, "tokens, or a dictionary of tokens and done", message)
@@ -377,7 +403,9 @@ def _check_batch_of_documents(
 
 
 def check_weights(sample_weight: Any, labels: np.ndarray) -> np.ndarray | None:
-    """Returns the weights of labels, float32 `[batch, tgt_len]`, 0 for ignored labels; `None` if all count equally.
+    """Returns the weights of labels, float32 `[batch, tgt_len]`, 0 for ignored labels.
+
+    Returns `None` if `sample_weight` is `None` and no label is ignored.
 
     Args:
         sample_weight: `[batch, tgt_len]`, `[batch]` of the rows, or `None`.
@@ -410,7 +438,7 @@ def check_weights_fit(sample_weight: Any, labels: Any) -> None:
 
 
 def weights_of_labels(sample_weight: Any, labels: tf.Tensor) -> tf.Tensor:
-    """Returns the weights of labels, float32 `[batch, tgt_len]`, 0 for ignored labels, without checks, for graphs."""
+    """Returns weights as `check_weights` does, but without checks, for graphs; never `None`."""
     counts = tf.cast(~_is_ignored(labels), tf.float32)
     if sample_weight is None:
         return counts
@@ -420,7 +448,11 @@ def weights_of_labels(sample_weight: Any, labels: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def plain_messages() -> Iterator[None]:
-    """Shortens the message of a failed check of a batch to one sentence, without the nodes of TensorFlow's graph."""
+    """In this block, an error of a failed check of a batch has only the message of the check, without graph nodes.
+
+    Raises:
+        tf.errors.InvalidArgumentError: as the block, with the shorter message.
+    """
     try:
         yield
     except tf.errors.InvalidArgumentError as error:

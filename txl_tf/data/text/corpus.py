@@ -10,7 +10,6 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import logging
 import os
@@ -39,7 +38,7 @@ from txl_tf.data.text.prepared_folder import (
     write_files,
 )
 from txl_tf.data.text.sizes import Extent, TextSize
-from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of
+from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of_row
 from txl_tf.data.text_files import Progress
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
@@ -47,7 +46,7 @@ from txl_tf.errors import ParameterError, brief, named, shortened
 from txl_tf.files import is_remote, remove
 
 _SPOOL = "texts.jsonl"  # temporary file of `prepare_texts`
-_QUICK_BYTES = 1 << 30  # of token files; to compute their checksums takes half a second
+_QUICK_BYTES = 1 << 30  # of token files, whose checksums take half a second: `load_corpus` checks them by default
 
 logger = logging.getLogger("txl_tf")
 
@@ -59,10 +58,10 @@ class Corpus:
     Attributes:
         cutoffs: first ids of the adaptive softmax's clusters, without 0 and `len(vocab)`.
         splits: `"train"`, `"valid"` and perhaps `"test"` -> integer array `[n]`, in memory or on disk.
-        by_character: whether tokens are characters or bytes, not words.
-        checksums: `{split: list of the SHA-256 of its token files}`, if they are known. For shards, it is the SHA-256
-            of the one file that they would make.
-        sizes: `{split: size of its text}`, if it is known.
+        by_character: whether tokens are characters or bytes.
+        checksums: split -> SHA-256 of each of its token files, if they are known. With `shard_tokens`, split -> the one
+            SHA-256 of the file that the shards together would make.
+        sizes: split -> size of its text, if it is known.
     """
 
     vocab: Vocab
@@ -74,12 +73,14 @@ class Corpus:
 
     @property
     def vocabs(self) -> list[Vocab]:
+        """A list of the one vocabulary, as other corpora have several."""
         return [self.vocab]
 
     def fingerprint(self, split: str) -> str:
-        """Returns a SHA-256 that changes if the split changes. It differs between a prepared folder and its text.
+        """Returns a SHA-256 that changes if the split changes.
 
-        If checksums are known, this takes no time. Otherwise it reads all tokens.
+        With checksums, it comes from these. Otherwise it comes from the tokens, and all of them are read. So the same
+        text has one fingerprint in a prepared folder and another one in memory.
         """
         digest = hashlib.sha256()
         if split in self.checksums:
@@ -104,12 +105,12 @@ def build_corpus(
     - `"lm1b"`: 1b_word_vocab.txt, valid.txt (also the test text) and the shards `LM1B_SHARDS` in the folder
       `data_path`. The sentences of each shard are shuffled.
 
-    The first two take their vocabulary from the whole text and use `level`, `valid_fraction`, `min_freq`, `max_size`
-    and `lower_case`. Lines end with `\n`, `\r\n` or `\r`, which become `\n`, and byte order marks are left out, except
-    with `raw_text` or at level `"byte"`. Level `"word"` splits text at white space and ends every line, even an empty
-    one, with `<eos>`. Levels `"char"` and `"byte"` keep every other character. Tokens that `min_freq` and `max_size`
-    leave out become `<unk>`. Level `"subword"` makes `vocab_size` pieces from the text with SentencePiece; it keeps
-    every other character. With `documents`, every file or JSON line ends with `</s>`.
+    `"pydoc"` and `"text"` take their vocabulary from the whole text, and use `level`, `valid_fraction`, `min_freq`,
+    `max_size` and `lower_case`. Lines end with `\n`, `\r\n` or `\r`, which become `\n`, and byte order marks are left
+    out, except with `raw_text` or at level `"byte"`. Level `"word"` splits text at white space and ends every line,
+    even an empty one, with `<eos>`. The other levels keep all characters. Level `"subword"` makes `vocab_size` pieces
+    from the text with SentencePiece. Tokens that `min_freq` and `max_size` leave out become `<unk>`. With `documents`,
+    every file, JSON line or row ends with `</s>`.
 
     Args:
         dataset: one of `DATASETS`.
@@ -129,19 +130,20 @@ def build_corpus(
     datasets.check_files(recipe)
     vocab, counts = encoding.make_vocab(recipe)
     if extend_vocab:
-        new = ((symbol, n) for symbol, n in vocab.counter.most_common() if symbol not in vocab.ids)
-        new = (symbol for symbol, n in new if n >= (options.get("min_freq") or 0))
-        vocab = vocab.extended(itertools.islice(new, options.get("max_size")))
+        min_freq = options.get("min_freq") or 0
+        known = vocab.ids
+        new = [symbol for symbol, n in vocab.counter.most_common() if symbol not in known and n >= min_freq]
+        vocab = vocab.extended(new[: options.get("max_size")])
     cutoffs = datasets.make_cutoffs(recipe, vocab)
-    pieces = collections.defaultdict(list)
+    ids_of = collections.defaultdict(list)  # (split, shard) -> arrays of ids
     extents = {}
     for split, shard, ids, extent in encoding.encode(recipe, vocab, counts):
-        pieces[split, shard].append(ids)
+        ids_of[split, shard].append(ids)
         extents[split] = extents.get(split, Extent()) + extent
     splits = {}
-    for split in dict.fromkeys(split for split, _ in pieces):
-        parts = [ids for part in sorted(pieces) if part[0] == split for ids in pieces[part]]
-        splits[split] = np.concatenate(parts, dtype=np.int32)
+    for split in dict.fromkeys(split for split, _ in ids_of):
+        arrays = [ids for key in sorted(ids_of) if key[0] == split for ids in ids_of[key]]
+        splits[split] = np.concatenate(arrays, dtype=np.int32)
     sizes = datasets.measured(dataset, {split: extent.size for split, extent in extents.items()})
     return Corpus(vocab, cutoffs, splits, datasets.is_by_character(dataset, vocab), sizes=sizes)
 
@@ -167,11 +169,11 @@ def prepare(
 
     Args:
         data_dir: the folder, local or remote; created if it does not exist.
-        dataset, data_path: as in `build_corpus`; by default, the paper's datasets are read from `data_dir` itself.
+        dataset, data_path: as in `build_corpus`. Without `data_path`, the paper's datasets are read from `data_dir`.
         download: whether to download the public archive of a paper's dataset if its files do not exist.
         download_url: address of another folder that has the archive.
         verbose: 1 for a progress bar, 0 for none.
-        shard_tokens: most tokens of a file; `None`: each split is one file. This does not change the fingerprints.
+        shard_tokens: largest number of tokens in a file; `None`: each split is one file. The fingerprints are the same.
         workers: object that does the work, see `portions.py`; by default this process.
         **options: the other hyper-parameters of `TextConfig`.
 
@@ -179,12 +181,12 @@ def prepare(
         ParameterError: as `build_corpus`; or the folder was prepared with other arguments or from other files; or it is
             the folder of a run, or has a vocabulary or token files that no preparation has written.
         FileNotFoundError: a file does not exist.
-        OSError: the folder cannot be written to, or another process is preparing it.
+        OSError: the folder cannot be written to, another process is preparing it, or the download fails.
     """
     data_dir = os.fspath(data_dir).rstrip("/")
     if dataset in datasets.PAPER_DATASETS and not data_path:
         data_path = data_dir
-    config = _reading_of(data_dir, TextConfig(dataset=dataset, data_path=data_path, **options))
+    config = _with_raw_text_of(data_dir, TextConfig(dataset=dataset, data_path=data_path, **options))
     if dataset == "text":
         _check_outside(data_dir, data_path)
     recipe = datasets.make_recipe(config)
@@ -202,14 +204,21 @@ def prepare(
     return load_corpus(data_dir)
 
 
-def _reading_of(data_dir: str, config: TextConfig) -> TextConfig:
-    """Returns the configuration; if it has no `raw_text` and the folder is prepared, with the folder's `raw_text`."""
+def _with_raw_text_of(data_dir: str, config: TextConfig) -> TextConfig:
+    """Returns `config` with the `raw_text` of the prepared folder, unless `config` has a `raw_text` of its own.
+
+    If the folder is not prepared, returns `config` unchanged.
+    """
     info = read_prepared_info(data_dir) if config.raw_text is None else None
     return dataclasses.replace(config, raw_text=info["vocab"].get("raw_text", True)) if info else config
 
 
 def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
-    """Whether the folder is prepared. Raises ParameterError if it was prepared differently, or has other files."""
+    """Whether the folder is prepared as the recipe says.
+
+    Raises:
+        ParameterError: it was prepared in another way, see `check_same`; or it must not be prepared, see `check_free`.
+    """
     info = read_prepared_info(data_dir)
     if info is None:
         check_free(data_dir, recipe.vocab_options["level"])
@@ -220,7 +229,7 @@ def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
 
 
 def _check_outside(data_dir: str, data_path: Any) -> None:
-    """Raises ParameterError if a folder or a pattern of `data_path` would contain the prepared files."""
+    """Raises ParameterError if the prepared files in `data_dir` would be among the files of `data_path`."""
     files = [f"{data_dir}/{name}" for name in (INFO_FILE, VOCAB_FILE, "train.npy")]
     folder = data_path and folder_around(files, data_path)
     if folder:
@@ -250,8 +259,15 @@ def _write_corpus(
 ) -> None:
     """Makes vocabulary and clusters, and writes the files of a prepared corpus to an empty folder.
 
+    Args:
+        folder: the empty folder.
+        recipe: files and rules of the text.
+        inputs: the inputs in corpus-info.json, see `inputs_of`.
+        shard_tokens, workers: as in `prepare`.
+        progress: called with the number of bytes of each piece of the text, in each of the two passes over it.
+
     Raises:
-        ParameterError: a split has no token.
+        ParameterError: the text is wrong, or a split has no token.
     """
     vocab, counts = encoding.make_vocab(recipe, workers, progress)
     cutoffs = datasets.make_cutoffs(recipe, vocab)
@@ -279,11 +295,12 @@ def prepare_texts(
         corpus = txl_tf.prepare(dataset, "data/stories", level="subword", vocab_size=8000)
         corpus = txl_tf.prepare(tf.data.TextLineDataset("my.txt").as_numpy_iterator(), "data/mine")
 
-    The texts are read once, and stored in `data_dir` until the end. A folder that was prepared with the same options is
-    not changed, and then no text is read: a program that is started again trains on the prepared folder.
+    The texts are read once, and stored in `data_dir` until the end. If the folder was prepared before with the same
+    options, no text is read and the folder is not changed: a program that is started again uses the prepared folder.
 
     Args:
-        texts: strings, UTF-8 bytes, or dictionaries that have the text at `text_field`. `None`: the workers have them.
+        texts: strings, UTF-8 bytes, or dictionaries that have the text at `text_field`. `None`: `workers` has the
+            texts.
         data_dir: as in `prepare`.
         text_field: key of the text in dictionaries.
         documents: whether each text is a document, which ends with `</s>`.
@@ -291,8 +308,8 @@ def prepare_texts(
         **options: the other hyper-parameters of `TextConfig`, such as `level` and `valid_fraction`.
 
     Raises:
-        ParameterError: a row has no text or an empty one, unless `skip_bad_lines` skips and counts such rows; or as
-            `prepare`. Names the number of the row, from 1.
+        ParameterError: an element of `texts` has no text or an empty one, unless `skip_bad_lines` skips and counts such
+            elements; names its number, from 1. Or as `prepare`.
         OSError: the folder cannot be written to, or another process is preparing it.
     """
     if not isinstance(data_dir, (str, os.PathLike)):
@@ -304,7 +321,7 @@ def prepare_texts(
         raise ParameterError("texts", texts, "an iterable of texts", message)
     data_dir = os.fspath(data_dir).rstrip("/")
     config = TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options)
-    recipe = datasets.make_recipe(_reading_of(data_dir, config))
+    recipe = datasets.make_recipe(_with_raw_text_of(data_dir, config))
     recipe.spooled = True
     _check_shards(recipe, shard_tokens)
     if _is_prepared(data_dir, recipe):
@@ -334,15 +351,16 @@ def prepare_ids(
         # python train.py --data_dir=data/mine --model_dir=runs/mine
 
     Args:
-        ids: `{split: ids}` for the splits train, valid and perhaps test; integers `[n]`, or an iterable of such arrays.
-        data_dir: new or empty folder, local or remote.
+        ids: `{split: ids}` for the splits train and perhaps valid and test. The ids are an array of integers `[n]`, or
+            an iterable of such arrays.
+        data_dir: a folder without a corpus, local or remote; created if it does not exist.
         vocab: vocabulary of the ids. By default, the symbols of the ids are their numbers, so that a text is a list
             of numbers: "12 7 300".
-        n_token: number of different ids, without `vocab`. By default 1 more than the largest id.
+        n_token: size of the vocabulary, without `vocab`. By default 1 more than the largest id.
         shard_tokens: as in `prepare`.
 
     Raises:
-        ParameterError: a split or an id is wrong, or `data_dir` is not empty.
+        ParameterError: a split or an id is wrong; or `data_dir` has a corpus, or is the folder of a run.
         OSError: the folder cannot be written to.
     """
     data_dir = os.fspath(data_dir).rstrip("/")
@@ -354,16 +372,16 @@ def prepare_ids(
     if read_prepared_info(data_dir) is not None:
         raise ParameterError("data_dir", data_dir, "a folder that is not prepared yet")
     check_free(data_dir, vocab.level if vocab else "word")
-    arrays = {split: [ids[split]] if hasattr(ids[split], "dtype") else ids[split] for split in ids}
-    arrays = {split: [_checked_ids(split, array) for array in parts] for split, parts in arrays.items()}
-    largest = max((int(array.max()) for parts in arrays.values() for array in parts if array.size), default=-1)
-    size = len(vocab) if vocab else n_token or largest + 1
-    if largest >= size or size < 1:
-        name = "vocab" if vocab else "n_token"
-        raise ParameterError(name, size, f"more than {largest}, the largest id")
+    given = {split: [ids[split]] if hasattr(ids[split], "dtype") else ids[split] for split in ids}
+    arrays = {split: [_checked_ids(split, array) for array in parts] for split, parts in given.items()}
     for split, parts in arrays.items():
         if sum(map(len, parts)) < 2:
             raise ParameterError("ids", split, "at least two ids in each split", f"ids has too few ids in {split}")
+    largest = max(int(array.max()) for parts in arrays.values() for array in parts if array.size)
+    size = len(vocab) if vocab else n_token or largest + 1
+    if largest >= size:
+        name = "vocab" if vocab else "n_token"
+        raise ParameterError(name, size, f"more than {largest}, the largest id")
     if vocab is None:
         vocab = Vocab(level="word", special=[str(i) for i in range(size)], raw_text=False)
         vocab.build()
@@ -375,29 +393,35 @@ def prepare_ids(
 
 
 def _checked_ids(split: str, array: Any) -> np.ndarray:
-    """An array of ids as int32. Raises ParameterError where it is none."""
+    """Returns an array of ids as int32. Raises ParameterError unless it has integers `[n]` from 0 to 2**31 - 1."""
     array = np.asarray(array)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.size and (array.min() < 0 or array.max() >= 2**31)):
-        allowed = "integers [n] from 0 on"
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        allowed = "integers [n]"
         message = f"ids[{split!r}] must be {allowed}, got {array.dtype.name} {list(array.shape)}"
         raise ParameterError("ids", array, allowed, message)
+    outside = array[(array < 0) | (array >= 2**31)]
+    if outside.size:
+        allowed = f"from 0 to {2**31 - 1}"
+        raise ParameterError("ids", array, allowed, f"ids[{split!r}] must be {allowed}, got {outside[0]}")
     return array.astype(np.int32)
 
 
 def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bool) -> None:
-    """Writes texts as JSON lines.
+    """Writes texts to a new local file, as JSON lines with the field `TEXT_FIELD`.
 
     Args:
-        skip_bad_lines: whether to leave out, and count, elements of `texts` that are not texts; else they are errors.
+        path: of the file.
+        texts, text_field: as in `prepare_texts`.
+        skip_bad_lines: whether to leave out elements of `texts` without a text, and log their number.
 
     Raises:
-        ParameterError: no text was written.
+        ParameterError: an element has no text, without `skip_bad_lines`; or no text was written.
     """
     skipped = []
     with open(path, "w", encoding="utf-8") as file:
         for number, value in enumerate(texts, 1):
             try:
-                text = text_of(value, text_field, f"text {number}")
+                text = text_of_row(value, text_field, f"text {number}")
             except ValueError as error:
                 if not skip_bad_lines:
                     raise
@@ -405,7 +429,7 @@ def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bo
                 continue
             json.dump({TEXT_FIELD: text}, file, ensure_ascii=False)
             file.write("\n")
-    encoding.say_skipped(len(skipped), skipped[0] if skipped else None)
+    encoding.log_skipped(len(skipped), skipped[0] if skipped else None)
     if not os.path.getsize(path):
         got = f"only {len(skipped):,} element(s) without one" if skipped else "none"
         raise ParameterError("texts", 0, "at least one text", f"texts must contain at least one text, got {got}")
@@ -415,12 +439,15 @@ def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
     """Opens a folder that `prepare` made. Tokens stay on disk until they are read.
 
     Args:
-        verify: whether to check the checksums of the token files, for which all of them are read. `None`: only if they
-            are local and have at most a gigabyte. The checksum of the vocabulary is always checked.
+        data_dir: the folder, local or remote.
+        verify: whether to check the checksums of the token files, which reads all of them. `None`: only if the files
+            are local and have at most a gigabyte together. The checksum of the vocabulary is always checked. Folders of
+            the earliest versions have no checksums.
 
     Raises:
         FileNotFoundError: the folder is not prepared, or a file is missing.
-        ParameterError: a file is damaged, or files of the folder do not belong together.
+        ParameterError: a file is damaged, or files of the folder do not belong together; or `verify` is true, and the
+            folder has no checksums.
     """
     data_dir = os.fspath(data_dir).rstrip("/")
     info = read_prepared_info(data_dir)

@@ -1,4 +1,4 @@
-"""Datasets: the files of each, and how their text becomes tokens. `make_recipe` decides it; `encoding.py` does it."""
+"""Datasets: a `Recipe` has the files of a dataset, and how their text becomes tokens. `encoding.py` carries it out."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ WHOLE = 1000  # default cutoffs are multiples of it
 UNK = "<unk>"
 _WORDS = {"level": "word", "special": ["<eos>"], "eos": "<eos>", "unk": UNK}
 
-# The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. enwik8 consists of byte values, text8
-# of letters and _ for space. White space separates them, so they are words for `Vocab`. lm1b has a vocabulary file, its
-# training text is in shards, and valid.txt is also its test text.
+# The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. The files of enwik8 have the values of
+# bytes as numbers, those of text8 have letters, and _ for a space. White space separates these, so they are words for
+# `Vocab`. lm1b has a vocabulary file, its training text is in shards, and valid.txt is also its test text.
 # name: (options of Vocab, splits whose words are counted, cutoffs)
 PAPER_DATASETS: dict[str, tuple[dict[str, Any], tuple[str, ...], list[int]]] = {
     "enwik8": ({"level": "word", "lower_case": True}, SPLITS, []),
@@ -50,14 +50,16 @@ class Recipe:
     """The files of a dataset, and how they become tokens.
 
     Attributes:
+        dataset: name of the dataset, one of `DATASETS`.
         vocab_options: arguments of `Vocab`.
-        files: `{split: list of text files}`.
+        files: split -> its text files.
         counted: text files whose tokens are counted.
-        options: hyper-parameters that decide the result. The user's own text has `"valid_fraction"`, the fraction of
-            train that becomes valid; lm1b has `"num_shuffle"`, the number of random orders to write.
-        folder: folder of a dataset of the paper.
-        vocab_file: file of the vocabulary, if the tokens are not counted.
-        vocab: the vocabulary, if it exists already.
+        options: the hyper-parameters that decide the result, for corpus-info.json. `"pydoc"` and `"text"` have
+            `"valid_fraction"`, the fraction of train that becomes valid. lm1b has `"num_shuffle"`, the number of random
+            orders to write.
+        folder: folder of a dataset of the paper; otherwise `None`.
+        vocab_file: file of the vocabulary; `None` if its tokens come from the text or `vocab` is given.
+        vocab: an existing vocabulary, or `None`.
         raw_text: see `read_texts`.
         skip_bad_lines: whether rows without a text are left out.
         spooled: whether the only file contains the texts of `prepare_texts`, each in a JSON line.
@@ -82,27 +84,38 @@ class Recipe:
         numbered: bool = True,
         skipped: Callable[[str], None] | None = None,
     ) -> Iterator[Text]:
-        """Yields the texts of a portion; for the other arguments, see `read_texts`."""
+        """Yields the texts of a portion.
+
+        Args:
+            portion: see portions.py.
+            progress, numbered: see `read_texts`.
+            skipped: with `skip_bad_lines`, called with the reason for each row that is left out.
+        """
         if self.dataset == "pydoc":
             return iter([Text(PYDOC, [pydoc_text()])])
         level = "line" if self.vocab_options.get("bos") else self.vocab_options["level"]
-        skipped = (skipped or _nothing) if self.skip_bad_lines else None
+        skipped = (skipped or _ignore) if self.skip_bad_lines else None  # `None` makes such a row an error
         rows = {"raw_text": self.raw_text, "skipped": skipped}
         if isinstance(portion, Rows):
             return texts_of_rows(table_rows(portion), level, portion.field, **rows)
         advice = "level='byte' reads any file" if self.dataset == "text" and self.vocab is None else ""
         texts = read_texts(portion, level, self.options.get("text_field"), progress, numbered, advice=advice, **rows)
-        if self.spooled:
-            return (text._replace(name=f"text {text.name.rpartition(' ')[2]}") for text in texts)  # number of the line
+        if self.spooled:  # "texts.jsonl, line 3" becomes "text 3"
+            return (text._replace(name=f"text {text.name.rpartition(' ')[2]}") for text in texts)
         return texts
 
 
-def _nothing(reason: str) -> None:
-    """Does nothing about a row that is left out. It has been counted in an earlier pass."""
+def _ignore(reason: str) -> None:
+    """Does nothing about a row that is left out: the pass that counted tokens has counted it."""
 
 
 def make_recipe(config: TextConfig) -> Recipe:
-    """Checks the options for a text, and decides how it becomes tokens. Reads only the beginnings of the files."""
+    """Checks the options for a text, and decides how it becomes tokens. Reads only the beginnings of the files.
+
+    Raises:
+        ParameterError: an option is wrong, or options do not go together.
+        FileNotFoundError: a pattern or a folder of `data_path` has no file.
+    """
     one_of(DATASETS)("dataset", config.dataset)
     dataset = str(config.dataset)
     if dataset in PAPER_DATASETS:
@@ -158,7 +171,7 @@ def make_recipe(config: TextConfig) -> Recipe:
 
 
 def _check_options(config: TextConfig) -> None:
-    """Raises ParameterError if options do not go together."""
+    """Raises ParameterError if options for the datasets `"pydoc"` and `"text"` do not go together."""
     if config.dataset == "pydoc" and config.data_path:
         message = (
             f"dataset 'pydoc' is Python's own manual and reads no data_path, got {named(config.data_path)}: "
@@ -170,7 +183,7 @@ def _check_options(config: TextConfig) -> None:
             f"min_freq, max_size and vocab_size choose symbols, but vocab_path={named(config.vocab_path)} has them "
             "already"
         )
-        allowed = "left out with min_freq, max_size and vocab_size"
+        allowed = "left out with min_freq, max_size or vocab_size"
         raise ParameterError("vocab_path", config.vocab_path, allowed, message)
     counted = {name: getattr(config, name) for name in ("lower_case", "min_freq", "max_size")}
     given_names = [name for name, value in counted.items() if value]
@@ -188,13 +201,17 @@ def _check_options(config: TextConfig) -> None:
 
 
 def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
-    """The recipe of a data set of the paper, whose files are in the folder `data_path`."""
+    """Returns the recipe of a dataset of the paper, whose files are in the folder `data_path`.
+
+    Raises:
+        ParameterError: an option is given that is only for a text of one's own, or `data_path` is not one folder.
+    """
     data_path = config.data_path
     vocab_options, counted_splits, _ = PAPER_DATASETS[dataset]
-    own: dict[str, Any] = {"level": config.level == "subword"}
+    is_given: dict[str, Any] = {"level": config.level == "subword"}
     names = ("vocab_size", "documents", "text_field", "min_freq", "max_size", "lower_case", "skip_bad_lines")
-    own.update({name: getattr(config, name) for name in names}, raw_text=config.raw_text is False)
-    given_names = [name for name, value in own.items() if value]
+    is_given.update({name: bool(getattr(config, name)) for name in names}, raw_text=config.raw_text is False)
+    given_names = [name for name, given in is_given.items() if given]
     if given_names:
         value = getattr(config, given_names[0])
         message = (
@@ -223,30 +240,34 @@ def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
 
 
 def take_vocab(recipe: Recipe, vocab: Vocab, extends: bool = False) -> None:
-    """Makes a recipe use an existing vocabulary, such as the vocabulary of a run, with its rules.
+    """Makes a recipe use an existing vocabulary, such as the vocabulary of a run, and its `vocab_options`.
+
+    Args:
+        recipe: is changed.
+        vocab: the vocabulary.
+        extends: whether the text will extend the vocabulary. Then options may choose the new symbols.
 
     Raises:
-        ParameterError: options choose symbols, unless the text `extends` the vocabulary; or tokens or documents differ
-            from those of the vocabulary; or the vocabulary cannot be extended.
+        ParameterError: an option chooses symbols, without `extends`; or the recipe has another level, `lower_case`,
+            `raw_text` or `documents` than the vocabulary; or the vocabulary cannot be extended.
     """
-    config = recipe.options
-    own_options = recipe.vocab_options
+    options = recipe.options
     if extends:
         vocab.check_extendable()
     else:
-        check_left_out({name: config.get(name) for name in ("min_freq", "max_size")}, KNOWN_SYMBOLS)
+        check_left_out({name: options.get(name) for name in ("min_freq", "max_size")}, KNOWN_SYMBOLS)
     if recipe.dataset != "lm1b":
         check_left_out({"vocab_path": recipe.vocab_file}, KNOWN_SYMBOLS)
     for name in ("level", "lower_case", "raw_text") if recipe.dataset not in PAPER_DATASETS else ("level",):
-        value = own_options.get(name, False)
+        value = recipe.vocab_options.get(name, False)
         known = getattr(vocab, name)
         if value != known:
-            message = f"{name} must be {known!r}, as that of the vocabulary to use, got {value!r}"
+            message = f"{name} must be {known!r}, as in the given vocabulary, got {value!r}"
             raise ParameterError(name, value, [known], message)
     has_end = vocab.document is not None
-    if ("documents" in config) != has_end:
-        has = "has" if has_end else "has no"
-        message = f"documents must be {has_end}: the vocabulary to use {has} end of a document"
+    if ("documents" in options) != has_end:
+        has = "has a" if has_end else "has no"
+        message = f"documents must be {has_end}: the given vocabulary {has} token for the end of a document"
         raise ParameterError("documents", not has_end, [has_end], message)
     recipe.vocab = vocab
     recipe.vocab_options = vocab.get_config()
@@ -260,7 +281,7 @@ def all_files(recipe: Recipe) -> list[str]:
 
 
 def check_files(recipe: Recipe) -> None:
-    """Raises FileNotFoundError if a file of the recipe does not exist."""
+    """Raises FileNotFoundError if a file of the recipe does not exist, or if lm1b has no shards."""
     if recipe.dataset == "pydoc":
         return
     hint = f". Dataset {recipe.dataset!r} needs it; tools/prepare_data.py --download fetches the public archive"
@@ -273,7 +294,13 @@ def check_files(recipe: Recipe) -> None:
 
 
 def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
-    """Returns the given cutoffs, or else those of the dataset that are within the vocabulary."""
+    """Returns the cutoffs of the adaptive softmax: the given ones, or the dataset's, or those of `choose_cutoffs`.
+
+    Those of a dataset of the paper are left out where they are beyond the vocabulary.
+
+    Raises:
+        ParameterError: given cutoffs are beyond the vocabulary.
+    """
     cutoffs = recipe.options["cutoffs"]
     if cutoffs is None and recipe.dataset in PAPER_DATASETS:
         return [cutoff for cutoff in PAPER_DATASETS[recipe.dataset][2] if cutoff < len(vocab)]
@@ -286,10 +313,11 @@ def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
 
 
 def choose_cutoffs(vocab: Vocab) -> list[int]:
-    """Chooses cutoffs of the adaptive softmax by the counts of a vocabulary; none below 20,000 symbols.
+    """Chooses cutoffs of the adaptive softmax by the counts of a vocabulary; none for less than 20,000 symbols.
 
-    The first cluster has the most frequent tokens, which make up 90% of the text. The next two reach 95% and 99%, the
-    last one has the rest. Cutoffs are multiples of 1000.
+    The first cluster has the most frequent tokens, which make up 90% of the text. With the second cluster it is 95%,
+    with the third 99%; the last one has the rest. Cutoffs are rounded up to multiples of 1000, so there may be fewer
+    clusters.
     """
     if len(vocab) < FEWEST_WITH_BINS:
         return []
@@ -299,7 +327,7 @@ def choose_cutoffs(vocab: Vocab) -> list[int]:
 
 
 def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
-    """Whether tokens are characters or bytes, even if they are spelled as words."""
+    """Whether tokens are characters or bytes: by the level, or as in enwik8 and text8, whose words are characters."""
     return dataset in ("enwik8", "text8") or vocab.level in ("char", "byte")
 
 
@@ -312,5 +340,5 @@ def is_by_character_in(data: dict[str, Any], vocab: Vocab) -> bool:
 
 
 def measured(dataset: str | None, sizes: dict[str, TextSize]) -> dict[str, TextSize]:
-    """Returns the sizes of the splits, but none for enwik8 and text8: their files are lists of bytes, not the text."""
+    """Returns `sizes`; for enwik8 and text8 an empty dictionary, because their files are lists of bytes, not text."""
     return {} if dataset in ("enwik8", "text8") else sizes

@@ -1,4 +1,4 @@
-"""Documents of a tokenised text, each with one id at its end, in a new order every epoch."""
+"""Documents of a text of token ids, in a new order every epoch. One id ends each document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Documents:
     An order depends only on the seed and the number of the epoch, so that a run can resume anywhere.
 
     Args:
-        tokens: integer array or `StoredTokens` `[n]`.
+        tokens: integer array or `StoredTokens`, `[n]`.
         document_id: id of the token at the end of each document.
         seed: of the orders.
 
@@ -33,7 +33,7 @@ class Documents:
             raise ParameterError("tokens", len(self.ends), "a text of at least two documents", message)
 
     def order(self, epoch: int) -> DocumentOrder:
-        """Returns the text with the order of documents in an epoch, counted from 0."""
+        """Returns the text with its documents in the order of an epoch, counted from 0."""
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.ends))
         return DocumentOrder(self.tokens, self.ends, order)
 
@@ -43,7 +43,7 @@ class DocumentOrder:
 
     Args:
         tokens: integer array or `StoredTokens` `[n]`.
-        ends: int `[documents]`, where each document ends in `tokens`; it begins where the one before it ends.
+        ends: int `[documents]`, the position in `tokens` after each document, which is where the next one begins.
         order: int `[documents]`, the numbers of the documents in the new order.
     """
 
@@ -51,27 +51,30 @@ class DocumentOrder:
         self.tokens = tokens
         self.dtype = tokens.dtype
         self._begins = np.concatenate([[0], ends[:-1]])[order]  # in `tokens`
-        self._ends = np.cumsum(ends[order] - self._begins)  # in this order
+        self._ends = np.cumsum(ends[order] - self._begins)  # in the reordered text
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, index: slice) -> np.ndarray:
-        place, last, _ = index.indices(len(self))
+        position, last, _ = index.indices(len(self))  # in the reordered text
         pieces = []
-        document = int(np.searchsorted(self._ends, place, side="right"))
-        while place < last:
+        document = int(np.searchsorted(self._ends, position, side="right"))  # which has the token at `position`
+        while position < last:
             end = min(int(self._ends[document]), last)
-            before = int(self._ends[document - 1]) if document else 0
-            begin = int(self._begins[document]) - before  # where place 0 would be, if the document reached so far
-            pieces.append(self.tokens[begin + place : begin + end])
-            place = end
-            document = document + 1
+            begin_of_document = int(self._ends[document - 1]) if document else 0
+            shift = int(self._begins[document]) - begin_of_document  # from the reordered text to `tokens`
+            pieces.append(self.tokens[position + shift : end + shift])
+            position = end
+            document += 1
         return np.concatenate(pieces) if pieces else np.zeros([0], self.dtype)
 
 
 def document_ends(tokens: np.ndarray | StoredTokens, document_id: int) -> np.ndarray:
-    """Returns the ends of the documents, int64 `[documents]`: after each `document_id`, and at the end of the text."""
+    """Returns the position after each document, int64 `[documents]`.
+
+    A document ends with `document_id`. The last one may also end at the end of the text without it.
+    """
     ends = [
         np.flatnonzero(np.asarray(tokens[start : start + _AT_ONCE]) == document_id) + start + 1
         for start in range(0, len(tokens), _AT_ONCE)

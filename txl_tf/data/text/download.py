@@ -45,7 +45,7 @@ URLS = {
     ],
 }
 
-# Size in bytes and SHA-256 (or MD5) of the archives at these addresses, as users of the data sets publish them.
+# Size in bytes and SHA-256 (or MD5) of the archives at these addresses, as users of the datasets publish them.
 CHECKSUMS = {
     "enwik8.zip": (36445475, "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
     "text8.zip": (31344016, "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
@@ -55,7 +55,7 @@ CHECKSUMS = {
     f"{_LM1B}.tar.gz": (1792209805, "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"),
 }
 
-# Text files in the archives and their new names; the shards of lm1b keep theirs.
+# Dataset -> {text file in its archive: its new name}. The shards of lm1b keep their names.
 _TEXT_FILES = {
     "wt2": {f"wikitext-2/wiki.{split}.tokens": f"{split}.txt" for split in SPLITS},
     "wt103": {f"wikitext-103/wiki.{split}.tokens": f"{split}.txt" for split in SPLITS},
@@ -66,8 +66,8 @@ _TEXT_FILES = {
     },
 }
 
-# How prep_enwik8.py and prep_text8.py write a byte. The newlines of enwik8 stay newlines, and `Vocab` drops them,
-# because it splits the text at white space: the original's vocabulary has 204 of the 205 bytes.
+# How the original's prep_enwik8.py and prep_text8.py write each byte. The newlines of enwik8 stay newlines, and `Vocab`
+# drops them, because it splits the text at white space: the original's vocabulary has 204 of the 205 different bytes.
 _SPELLINGS = {
     "enwik8": [b"\n" if byte == ord("\n") else str(byte).encode() for byte in range(256)],
     "text8": [b"_" if byte == ord(" ") else bytes([byte]) for byte in range(256)],
@@ -86,19 +86,19 @@ _UNREADABLE = (
 
 
 def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
-    """Downloads and unpacks a dataset of the paper, like the original's getdata.sh, unless its text exists.
+    """Downloads and unpacks a dataset of the paper, like the original's getdata.sh, unless its files exist.
 
-    An archive that is already in `data_dir` is used. An interrupted download or unpacking leaves no file that looks
-    complete.
+    An archive that is already in `data_dir` is not downloaded again. An interrupted download or unpacking leaves no
+    file that looks complete.
 
     Args:
         dataset: one of `URLS`.
         data_dir: local folder for the archive and the text.
-        base_url: address of another folder that has the archive.
+        base_url: address of another folder that has the archive. This archive may differ from the published one.
 
     Raises:
         ParameterError: an argument or an archive is wrong.
-        OSError: the archive cannot be fetched, or the folder cannot be written.
+        OSError: the archive cannot be fetched, the folder cannot be written, or another process is downloading to it.
     """
     if dataset not in URLS:
         message = f"download is for the datasets {', '.join(URLS)}, got {brief(dataset)}"
@@ -116,8 +116,8 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
 
 
 def _fetch(dataset: str, data_dir: str, base_url: str | None) -> None:
-    """Fetches the archives of a data set, and moves their files to `data_dir` once all of them are unpacked."""
-    archive = [_fetch_file(url, data_dir, base_url) for url in URLS[dataset]][0]
+    """Fetches the files of `URLS`, unpacks the archive, and moves its files to `data_dir` when all are unpacked."""
+    archive, *_ = [_fetch_file(url, data_dir, base_url) for url in URLS[dataset]]  # lm1b also has a word list
     staging = os.path.join(data_dir, "download.tmp")
     remove(staging)  # a killed process may have left it
     try:
@@ -137,7 +137,12 @@ def _fetch(dataset: str, data_dir: str, base_url: str | None) -> None:
 
 
 def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
-    """Fetches an archive, unless the folder has it. Returns its path. `base_url` replaces the folder of the URL."""
+    """Fetches a file, unless the folder has it. Returns its path. `base_url` replaces the folder of the URL.
+
+    Raises:
+        ParameterError: the file at `url`, without `base_url`, is not the published one.
+        OSError: the file cannot be fetched, or the folder cannot be written to.
+    """
     name = posixpath.basename(url)
     path = os.path.join(folder, name)
     if os.path.exists(path):
@@ -145,7 +150,7 @@ def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
         return path
     if base_url:
         url = f"{base_url.rstrip('/')}/{name}"
-    if not os.access(folder, os.W_OK):  # otherwise get_file chooses another folder
+    if not os.access(folder, os.W_OK):  # get_file would choose another folder
         raise PermissionError(f"data_dir {folder} cannot be written to")
     remove(os.path.join(folder, f"{name}.tmp"))
     chatty = keras.config.is_interactive_logging_enabled()
@@ -172,7 +177,10 @@ def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
 
 
 def _check_published(path: str, name: str, strict: bool) -> None:
-    """Compares an archive with the published one: raises ParameterError, or unless `strict` logs a warning."""
+    """Compares a file with the published one of this name, if `CHECKSUMS` has it.
+
+    If they differ, raises ParameterError; without `strict`, it logs a warning.
+    """
     if name not in CHECKSUMS:
         return
     size, digest = CHECKSUMS[name]
@@ -194,21 +202,30 @@ def _check_published(path: str, name: str, strict: bool) -> None:
 
 
 @contextlib.contextmanager
-def _reading(archive: str) -> Iterator[None]:
-    """Converts the errors of the readers for a damaged, encrypted or unknown archive to one ParameterError."""
+def _naming_damage(archive: str) -> Iterator[None]:
+    """In this block, an error of reading the archive is a ParameterError that says that the archive is damaged.
+
+    An error of the system, such as a full disk, is raised unchanged.
+    """
     try:
         yield
     except _UNREADABLE as error:
-        if getattr(error, "errno", None) not in (None, errno.EINVAL):  # an error of the system, such as a full disk
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):  # an error of the system
             raise
         message = f"{archive} is not a whole archive: {error}. Remove it to fetch it again"
         raise ParameterError(archive, None, "a whole archive", message) from error
 
 
 def _unpack_files(dataset: str, archive: str, folder: str) -> None:
-    """Copies only the files in `_TEXT_FILES` and the shards of lm1b: no name in the archive leads out of `folder`."""
+    """Copies the text files of the archive to `folder`: those in `_TEXT_FILES`, and the shards of lm1b.
+
+    It copies no other names, so a name in a malicious archive cannot lead out of `folder`.
+
+    Raises:
+        ParameterError: the archive is damaged, or lacks one of the files.
+    """
     missing = dict(_TEXT_FILES[dataset])
-    with _reading(archive):
+    with _naming_damage(archive):
         for name, file in _members(archive):
             if dataset == "lm1b" and re.fullmatch(re.escape(LM1B_SHARDS[:-1]) + r"\d+-of-\d+", name):
                 missing.pop(LM1B_SHARDS, None)
@@ -227,16 +244,16 @@ def _unpack_files(dataset: str, archive: str, folder: str) -> None:
 
 
 def _other_archive(archive: str, dataset: str, missing: list[str]) -> ParameterError:
-    """The error for an archive that lacks files of its dataset."""
+    """Returns the error for an archive that lacks files of its dataset."""
     message = f"{archive} is not the archive of dataset {dataset!r}: it lacks {', '.join(missing)}"
     return ParameterError(archive, None, f"an archive with {', '.join(missing)}", message)
 
 
 def _members(archive: str) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yields the name and the open file of each regular file of a zip or tar archive, in one pass.
+    """Yields the name and the open file of each regular file of a .zip or .tar.gz archive, in one pass.
 
-    Damage raises an error: a zip has a checksum of each file, which is checked if the file is read to its end. A gzip
-    has one at its end, which is read last.
+    Damage raises an error. A zip archive has a checksum of each file, which Python checks at the end of the file. A
+    gzip file has one checksum at its end, so it is read to its end.
     """
     if archive.endswith(".zip"):
         with zipfile.ZipFile(archive) as members:
@@ -255,8 +272,12 @@ def _members(archive: str) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _unpack_bytes(dataset: str, archive: str, folder: str) -> None:
-    """Splits the one file of enwik8 or text8 and writes each byte as a word."""
-    with _reading(archive):
+    """Splits the one file of enwik8 or text8 into train, valid and test, and writes each byte as a word.
+
+    Raises:
+        ParameterError: the archive is damaged, lacks the file, or the file is too short or too long.
+    """
+    with _naming_damage(archive):
         data = next((file.read(_MAX_BYTES + 1) for name, file in _members(archive) if name == dataset), None)
     if data is not None and len(data) > _MAX_BYTES:
         message = f"{archive} has more than {_MAX_BYTES} bytes of text"

@@ -1,8 +1,8 @@
 """From texts to tokens: `make_vocab` counts tokens in a first pass, `encode` encodes the text in a second pass.
 
-`count`, `take_sample` and `encode_portion` are pure functions of a portion of the text. `workers`, see `portions.py`,
-call them for all portions and return the results in order. The tokens do not depend on how the text is cut into
-portions.
+`count`, `take_sample`, `encode_portion` and others are generator functions of a portion of the text. `workers`, see
+`portions.py`, calls them for all portions and yields the results in order. The tokens do not depend on how the text is
+cut into portions. `**reading` in these functions stands for the arguments `progress` and `numbered` of `Recipe.read`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from txl_tf.errors import ParameterError, brief, shortened
 
 logger = logging.getLogger("txl_tf")
 
-_AT_ONCE = 1 << 18  # short texts are joined to pieces of at least so many ids
+_AT_ONCE = 1 << 18  # `_joined` joins short pieces until they have at least so many ids
 
 Portion = list[FilePart] | Rows
 
 
 class Piece(NamedTuple):
-    """Some ids of a split, and the extent of their text, if it is known."""
+    """Consecutive ids of a shard of a split, and the extent of their text, if it is known."""
 
     split: str
     shard: int
@@ -52,28 +52,30 @@ class Counted(NamedTuple):
     Attributes:
         counter: how often each token occurs, in the order of first appearance.
         n_tokens: number of ids, with the ends of documents.
-        n_documents: number of documents that end in the portion.
-        in_documents: number of ids up to the last end of a document.
+        n_documents: number of documents that end in the portion; 0 for a vocabulary without ends of documents.
+        n_to_last_end: number of ids up to the last end of a text in the portion, inclusive.
         n_skipped: number of rows without a text that were left out.
-        skipped: why the first of them was left out.
+        skipped: why the first of these rows was left out; `None` if its number is not known.
     """
 
     counter: Counter
     n_tokens: int
     n_documents: int = 0
-    in_documents: int = 0
+    n_to_last_end: int = 0
     n_skipped: int = 0
     skipped: str | None = None
 
 
-Counts = list[tuple[Portion, Counted]]
+Counts = list[tuple[Portion, Counted]]  # in the order of the text
 
 
 def _portions(recipe: Recipe, paths: list[str], workers: Any) -> list[Portion]:
+    """Returns the portions into which `workers` cuts the files. Python's manual is one portion."""
     return [[FilePart(path) for path in paths]] if recipe.dataset == "pydoc" else workers.portions(paths)
 
 
 def _pieces(texts: Iterable[Text]) -> Iterator[str | bytes]:
+    """Yields the pieces of all texts, one text after the other."""
     return itertools.chain.from_iterable(text.pieces for text in texts)
 
 
@@ -88,7 +90,14 @@ def _uncounted(vocab: Vocab) -> Vocab:
 
 
 def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Progress | None = None) -> tuple[Vocab, Counts]:
-    """Returns the vocabulary, and the portions of the counted files with their counts."""
+    """Returns the vocabulary, and the portions of the counted files with their counts.
+
+    The vocabulary is the one of the recipe, or comes from a file or from the text. Its `counter` has the counts of the
+    text. Logs how many rows were left out.
+
+    Raises:
+        ParameterError: the text or the file of the vocabulary is wrong.
+    """
     options = recipe.vocab_options
     subwords = recipe.vocab_options["level"] == "subword"
     portions = _portions(recipe, recipe.counted, workers)
@@ -112,7 +121,7 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Progress |
         vocab.counter.update(counted.counter)  # keeps the order of first appearance
         counts.append((portion, counted._replace(counter=None)))
     reasons = [counted.skipped for _, counted in counts if counted.n_skipped]
-    say_skipped(sum(counted.n_skipped for _, counted in counts), reasons[0] if reasons else None)
+    log_skipped(sum(counted.n_skipped for _, counted in counts), reasons[0] if reasons else None)
     if vocab.document is not None:
         vocab.counter[vocab.document] = sum(counted.n_documents for _, counted in counts)
     if not (recipe.vocab or recipe.vocab_file or subwords):
@@ -121,14 +130,15 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Progress |
 
 
 def count(recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any) -> Iterator[Counted]:
-    """Counts the tokens of a portion."""
+    """Yields one `Counted` of a portion."""
     vocab = _uncounted(vocab)
     n_tokens = 0
     n_documents = 0
-    in_documents = 0
+    n_to_last_end = 0
     skipped = []
 
     def pieces(texts):
+        """Yields the pieces of texts, and counts the documents that end."""
         nonlocal n_documents
         for text in texts:
             yield from text.pieces
@@ -137,12 +147,12 @@ def count(recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any) -> Ite
     read = recipe.read(portion, **reading, skipped=skipped.append)
     for is_last, texts in itertools.groupby(read, lambda text: text.is_last):
         n_tokens += vocab.count(pieces(texts))
-        in_documents = n_tokens + n_documents if is_last else in_documents
+        n_to_last_end = n_tokens + n_documents if is_last else n_to_last_end
     first = skipped[0] if skipped and reading.get("numbered", True) else None
-    yield Counted(vocab.counter, n_tokens + n_documents, n_documents, in_documents, len(skipped), first)
+    yield Counted(vocab.counter, n_tokens + n_documents, n_documents, n_to_last_end, len(skipped), first)
 
 
-def say_skipped(number: int, reason: str | None) -> None:
+def log_skipped(number: int, reason: str | None) -> None:
     """Logs how many rows without a text were left out and, if known, why the first of them was."""
     if number:
         first = f", the first because {reason}" if reason else ""
@@ -150,14 +160,15 @@ def say_skipped(number: int, reason: str | None) -> None:
 
 
 def _make_subwords(recipe: Recipe, portions: list[Portion], workers: Any) -> Vocab:
-    """Makes subwords from the sample of the whole text."""
+    """Makes subwords from a `Sample` of the whole text, whose portions are sampled one by one."""
     sentencepiece()  # raises an error before the text is read
     sample = Sample()
-    firsts = [0]
+    firsts = [0]  # the number of the first line of each portion
     if len(portions) > 1:
         firsts = itertools.accumulate(workers.each(functools.partial(count_lines, recipe), zip(portions)), initial=0)
-    # The share of sampled lines falls as the sample grows: a portion returns only lines that may still be in it.
-    calls = ((portion, first, sample.share) for portion, first in zip(portions, firsts, strict=False))
+    # `workers` takes these calls one at a time. The limit falls as the sample grows, so a later portion returns fewer
+    # lines: only those that may still be in the sample.
+    calls = ((portion, first, sample.hash_limit) for portion, first in zip(portions, firsts, strict=False))
     for part in workers.each(functools.partial(take_sample, recipe), calls):
         sample.join(part)
     options = {name: recipe.options[name] for name in ("vocab_size", "subword_type")}
@@ -166,19 +177,19 @@ def _make_subwords(recipe: Recipe, portions: list[Portion], workers: Any) -> Voc
 
 
 def count_lines(recipe: Recipe, portion: Portion, **reading: Any) -> Iterator[int]:
-    """Yields the number of lines of a portion for the training of subwords."""
+    """Yields one number: how many lines of a portion `training_lines` returns."""
     yield sum(1 for _ in training_lines(_pieces(recipe.read(portion, **reading))))
 
 
-def take_sample(recipe: Recipe, portion: Portion, first: int, share: int, **reading: Any) -> Iterator[Sample]:
-    """Yields the lines of a portion that are in the sample of the whole text; `first` lines are before the portion."""
-    yield Sample.of(training_lines(_pieces(recipe.read(portion, **reading))), first, share)
+def take_sample(recipe: Recipe, portion: Portion, first: int, hash_limit: int, **reading: Any) -> Iterator[Sample]:
+    """Yields one `Sample` of the lines of a portion; `first` lines of the text are before the portion."""
+    yield Sample.of(training_lines(_pieces(recipe.read(portion, **reading))), first, hash_limit)
 
 
 def _train(
     lines: list[str], progress: Progress | None = None, numbered: bool = True, **options: Any
 ) -> Iterator[Vocab]:
-    """Yields the subwords of lines, in a worker, whose functions take `progress` and `numbered`."""
+    """Yields one vocabulary, the subwords of the lines. `progress` and `numbered`, from `workers`, have no effect."""
     yield train_on_lines(lines, **options)
 
 
@@ -192,7 +203,16 @@ def encode(
     workers: Any = THIS_PROCESS,
     progress: Progress | None = None,
 ) -> Iterator[Piece]:
-    """Yields the pieces of each split in order. The shard is 0, except for shuffled files."""
+    """Yields the pieces of each split in order. The shard is 0, except for the shuffled files of lm1b.
+
+    Args:
+        recipe: of the text.
+        vocab, counts: from `make_vocab`.
+        workers, progress: as in `ThisProcess.each`.
+
+    Raises:
+        ParameterError: the text is wrong, or is too short for `valid_fraction`.
+    """
     vocab = _uncounted(vocab)
     for split, paths in recipe.files.items():
         if split == "train" and "num_shuffle" in recipe.options:
@@ -217,9 +237,13 @@ def encode(
 
 
 def _train_and_valid(counts: Counts, by_document: bool, valid_fraction: float) -> Iterator[tuple[Portion, str, float]]:
-    """Yields `(portion, split of its first token, number of its tokens after which valid begins, or infinity)`.
+    """Yields `(portion, split, n_train)` of each portion, as `encode_portion` takes them.
 
-    The first tokens are train, the last ones valid. Documents are not cut: the document at the border is train.
+    The first tokens of the text are train, the last ones valid. With `by_document`, documents are not cut: the document
+    at the border is train.
+
+    Raises:
+        ParameterError: train or valid would have no token.
     """
     n_tokens = sum(counted.n_tokens for _, counted in counts)
     n_train = int(n_tokens * (1 - valid_fraction))
@@ -229,7 +253,7 @@ def _train_and_valid(counts: Counts, by_document: bool, valid_fraction: float) -
     split = "train"
     position = 0
     for portion, counted in counts:
-        last = counted.in_documents if by_document else counted.n_tokens  # the last position where it can be cut
+        last = counted.n_to_last_end if by_document else counted.n_tokens  # the last position where it can be cut
         has_border = split == "train" and last and position + last >= n_train
         yield portion, split, n_train - position if has_border else math.inf
         split = "valid" if has_border else split
@@ -239,28 +263,37 @@ def _train_and_valid(counts: Counts, by_document: bool, valid_fraction: float) -
 def encode_portion(
     recipe: Recipe, vocab: Vocab, portion: Portion, split: str, n_train: float, **reading: Any
 ) -> Iterator[Piece]:
-    """Yields the pieces of a portion. They are of `split` and, after `n_train` tokens, of "valid".
+    """Yields the pieces of a portion.
 
-    With documents, "valid" begins after the document that contains token `n_train`.
+    The first `n_train` tokens are of `split`, the others of "valid". With documents, "valid" begins at the first end of
+    a document after at least `n_train` tokens. If `n_train` is infinite, all tokens are of `split`.
     """
     encoded = _encoded(recipe.read(portion, **reading), vocab)
-    yield from _joined(_cut_off_valid(encoded, vocab, split, n_train), token_type(len(vocab)))
+    yield from _joined(_divided(encoded, vocab, split, n_train), token_type(len(vocab)))
 
 
 def encode_files(
     paths: list[str], vocab: Vocab, text_field: str | None = None, skip_bad_lines: bool = False
 ) -> tuple[np.ndarray, TextSize]:
-    """Returns the ids of files in the vocabulary of a model, with its ends of documents; and the size of the text.
+    """Returns the ids of files in the vocabulary of a model, int32 `[n]`, and the size of the text.
+
+    If the vocabulary has a token for the end of a document, the ids have it after each text.
+
+    Args:
+        paths: of the files, see `read_texts`.
+        vocab: the vocabulary.
+        text_field: see `read_texts`.
+        skip_bad_lines: whether rows without a text are left out.
 
     Raises:
-        ParameterError, FileNotFoundError: as `read_texts` and `Vocab.encode`.
+        ParameterError, FileNotFoundError: as `read_texts` and `Vocab.encode`; or no row has a text.
     """
     skipped = []
     level = "line" if vocab.bos else vocab.level
     rows = {"raw_text": vocab.raw_text, "skipped": skipped.append if skip_bad_lines else None}
     texts = read_texts(map(FilePart, paths), level, text_field, **rows)
-    pieces = list(_cut_off_valid(_encoded(texts, vocab), vocab, "", math.inf))
-    say_skipped(len(skipped), skipped[0] if skipped else None)
+    pieces = list(_divided(_encoded(texts, vocab), vocab, "", math.inf))
+    log_skipped(len(skipped), skipped[0] if skipped else None)
     if not pieces:
         message = f"{shortened(', '.join(paths), 300)}: no row has a text"
         raise ParameterError("paths", paths, "files with a text", message)
@@ -269,7 +302,7 @@ def encode_files(
 
 
 def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes, np.ndarray, bool]]:
-    """Yields each piece of text, its ids, and whether it is the end of a document."""
+    """Yields `(piece of text, its ids, False)`; with documents, also `("", id of the end, True)` after each text."""
     end = np.array([vocab.document_id], np.int32) if vocab.document is not None else None
     for text in texts:
         pieces, same = itertools.tee(text.pieces)
@@ -279,13 +312,18 @@ def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes,
             yield "", end, True
 
 
-def _cut_off_valid(encoded: Iterable, vocab: Vocab, split: str, n_train: float) -> Iterator[Piece]:
-    """Yields the pieces of a portion from encoded texts; see `encode_portion`."""
+def _divided(
+    encoded: Iterable[tuple[str | bytes, np.ndarray, bool]], vocab: Vocab, split: str, n_train: float
+) -> Iterator[Piece]:
+    """Yields the pieces of a portion, each of `split` or of "valid": see `encode_portion`.
+
+    Args:
+        encoded: from `_encoded`.
+        vocab, split, n_train: as in `encode_portion`.
+    """
     position = 0
-    at_border = False
     for text, ids, ends_document in encoded:
-        split = "valid" if at_border else split
-        n_before = n_train - position  # tokens of this piece that are before valid
+        n_before = n_train - position  # tokens from the beginning of this piece to the border
         position += len(ids)
         if vocab.document is None and 0 < n_before < len(ids):
             k = int(n_before)
@@ -294,11 +332,12 @@ def _cut_off_valid(encoded: Iterable, vocab: Vocab, split: str, n_train: float) 
             split = "valid"
             ids = ids[k:]
         yield Piece(split, 0, ids, END_OF_DOCUMENT if ends_document else extent_of(text))
-        at_border = position >= n_train and (ends_document or vocab.document is None)
+        if position >= n_train and (ends_document or vocab.document is None):
+            split = "valid"
 
 
 def _joined(pieces: Iterable[Piece], dtype: np.dtype) -> Iterator[Piece]:
-    """Yields the pieces with ids of type `dtype`; short pieces are joined."""
+    """Joins consecutive short pieces until they have `_AT_ONCE` ids, and converts the ids to `dtype`."""
     for (split, shard), same in itertools.groupby(pieces, lambda piece: (piece.split, piece.shard)):
         waiting = []
         n_waiting = 0
@@ -319,7 +358,8 @@ def _joined(pieces: Iterable[Piece], dtype: np.dtype) -> Iterator[Piece]:
 def _encode_shuffled(recipe: Recipe, vocab: Vocab, workers: Any, progress: Progress | None) -> Iterator[Piece]:
     """Yields the training files of lm1b, the sentences of each in the original's random order for the seed.
 
-    With several shuffles, all files come in a first order, then all files in a second order, ...
+    Each order of each file is a shard. The shards of the first order of all files have the first numbers, then those of
+    the second order, ...
     """
     rng = np.random.RandomState(recipe.options["seed"])
     calls = [([FilePart(path)],) for path in recipe.files["train"]]
@@ -334,14 +374,17 @@ def _encode_shuffled(recipe: Recipe, vocab: Vocab, workers: Any, progress: Progr
 def encode_sentences(
     recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any
 ) -> Iterator[tuple[np.ndarray, list[int], Extent]]:
-    """Yields the ids of a file of sentences, the length of each sentence with both markers, and the extent."""
-    pieces = []
+    """Yields once, for a file of a sentence a line: its ids, the number of ids of each sentence, and its extent.
+
+    The ids of a sentence are those of its words, between the markers of begin and end.
+    """
+    ids = []
     lengths = []
     extent = Extent()
-    for name, texts, *_ in recipe.read(portion, **reading):
-        for text in texts:
-            pieces.append(vocab.encode(text, name=name))
-            lines = text.decode() if isinstance(text, bytes) else text
+    for text in recipe.read(portion, **reading):
+        for piece in text.pieces:
+            ids.append(vocab.encode(piece, name=text.name))
+            lines = piece.decode() if isinstance(piece, bytes) else piece
             lengths.extend(len(line.split()) + 2 for line in lines.split("\n")[:-1])
-            extent += extent_of(text)
-    yield np.concatenate(pieces), lengths, extent
+            extent += extent_of(piece)
+    yield np.concatenate(ids), lengths, extent

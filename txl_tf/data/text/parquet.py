@@ -1,4 +1,4 @@
-"""Texts in a column of Parquet files, or of Apache Arrow tables, which are the blocks of Ray's data sets."""
+"""Texts in a column of Parquet files, or of Apache Arrow tables, which are the blocks of Ray's datasets."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ROWS_AT_ONCE = 100
 
 
 class Rows(NamedTuple):
-    """Rows of a data set that can be read independently.
+    """Rows of a dataset of Ray that can be read independently.
 
     Attributes:
-        table: `pyarrow.Table`.
-        field: its column of texts.
-        first: number of the first row in the data set, from 1.
+        table: `pyarrow.Table`, the rows.
+        field: the column of the texts.
+        first: number of the first of these rows in the dataset, from 1.
     """
 
     table: Any
@@ -29,6 +29,7 @@ class Rows(NamedTuple):
 
 
 def is_parquet(path: str) -> bool:
+    """Whether the name of a file ends in .parquet."""
     return inputs.has_ending(path, ".parquet")
 
 
@@ -41,7 +42,14 @@ def row_groups(path: str) -> list[int]:
 def parquet_rows(
     path: str, field: str, begin: int = 0, end: int | None = None, progress: Progress | None = None
 ) -> Iterator[tuple[str, dict]]:
-    """Yields the name and `{field: value}` of each row of the row groups from `begin` to `end`.
+    """Yields the name and `{field: value}` of each row of some row groups.
+
+    Args:
+        path: local or remote Parquet file.
+        field: the column of the texts.
+        begin: number of the first row group.
+        end: number after the last row group; `None`: to the end of the file.
+        progress: called after each row group with its share of the bytes of the file.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -50,14 +58,15 @@ def parquet_rows(
     with _opened(path) as file:
         _check_column(file.schema_arrow.names, field, path)
         number = 1 + sum(file.metadata.row_group(i).num_rows for i in range(begin))
-        shares = [inputs.size(path) * i // file.num_row_groups for i in range(file.num_row_groups + 1)]
-        for group in range(file.num_row_groups)[begin:end]:
+        n_groups = file.num_row_groups
+        n_bytes = inputs.size(path)
+        for group in range(n_groups)[begin:end]:
             batches = file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[field])
             for row in _rows(batches, field):
                 yield f"{path}, row {number}", row
                 number += 1
             if progress:
-                progress(shares[group + 1] - shares[group])
+                progress(n_bytes * (group + 1) // n_groups - n_bytes * group // n_groups)  # as if all had one size
 
 
 def table_rows(rows: Rows) -> Iterator[tuple[str, dict]]:
@@ -69,11 +78,13 @@ def table_rows(rows: Rows) -> Iterator[tuple[str, dict]]:
 
 
 def _rows(batches: Iterable[Any], field: str) -> Iterator[dict]:
+    """Yields `{field: value}` of each row of `pyarrow.RecordBatch`es with only the column `field`."""
     for batch in batches:
         yield from ({field: value} for value in batch.column(0).to_pylist())
 
 
 def _check_column(names: list[str], field: str, where: str) -> None:
+    """Raises ParameterError if no column has the name `field`. `where` is what has the columns `names`."""
     if field not in names:
         columns = shortened(", ".join(map(brief, names)), 200) or "none"
         raise ParameterError("text_field", field, names, f"{where} has no column {brief(field)}; it has {columns}")
@@ -81,7 +92,7 @@ def _check_column(names: list[str], field: str, where: str) -> None:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """Yields a `pyarrow.parquet.ParquetFile`."""
+    """Opens a Parquet file for the block: a `pyarrow.parquet.ParquetFile`. For errors, see `parquet_rows`."""
     pyarrow = inputs.pyarrow("Parquet files")
     from pyarrow.parquet import ParquetFile
 

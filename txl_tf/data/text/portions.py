@@ -1,7 +1,8 @@
 """Portions of a text, which can be read independently, and the object that calls functions of them.
 
-All work on a text is a generator function of a portion, such as `count` in `encoding.py`. `ThisProcess` calls it for
-the whole text; in `txl_tf/cluster/preparation.py`, the machines of a cluster call it for many portions.
+A portion is a list of `FilePart`s, or `Rows`. Each step of the work on a text is a generator function of a portion,
+such as `count` in `encoding.py`. `ThisProcess` calls it for the whole text as one portion; in
+`txl_tf/cluster/preparation.py`, the machines of a cluster call it for many portions.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ from txl_tf.data.text.parquet import is_parquet, row_groups
 from txl_tf.data.text.texts import FilePart, is_json_array, sizes_in_zip
 from txl_tf.data.text_files import Progress
 
-_PORTIONS_OF_WORKER = 8  # at least, so that no worker waits long for the others at the end
-_MOST_BLOCKS = 64  # of a portion. If a worker dies, its portion is done again
+_PORTIONS_OF_WORKER = 8  # at least so many, so that no worker waits long for the others at the end
+_MOST_BLOCKS = 64  # blocks of a megabyte in a portion. If a worker dies, the work on its portion starts again
 
 
 class ThisProcess:
     """Works on a text as a whole, as one portion."""
 
     def portions(self, paths: Iterable[str]) -> list[list[FilePart]]:
+        """Returns one portion, all of these files."""
         return [[FilePart(path) for path in paths]]
 
     def each(
         self, function: Callable[..., Any], calls: Iterable[tuple], progress: Progress | None = None
     ) -> Iterator[Any]:
-        """Yields what a generator function yields for each tuple of arguments, in order.
+        """Calls a generator function for each tuple of arguments, and yields all that it yields, in order.
 
         Args:
-            function: a pure function; it calls its argument `progress` with the number of bytes that it has read.
-            calls: tuples of arguments, taken one at a time.
+            function: its results depend only on its arguments. It also takes `progress` by keyword, and calls it after
+                each piece with the number of bytes that it has read.
+            calls: tuples of arguments, each taken when the function is called with it.
             progress: passed to `function`.
         """
         for call in calls:
@@ -43,10 +46,11 @@ THIS_PROCESS = ThisProcess()
 
 
 def cut_in_portions(paths: Iterable[str], n_workers: int) -> list[list[FilePart]]:
-    """Cuts files into portions of 1 to 64 megabytes, in order; if possible, at least eight for each worker.
+    """Cuts files into portions, in order; if possible, at least eight for each worker.
 
-    Small files share a portion. Large files are cut: text between lines, a zip archive between its files, Parquet
-    between its row groups. A gzip file and a JSON array can only be read as a whole.
+    A portion has 1 to 64 megabytes. Small files share a portion. Large files are cut: text between lines, a zip archive
+    between its files, Parquet between its row groups. A gzip file, a JSON array and a part of an archive or of Parquet
+    cannot be cut, so they may be larger.
     """
     files = [(path, inputs.size(path)) for path in paths]
     n_blocks = sum(size for _, size in files) // (_PORTIONS_OF_WORKER * n_workers * text_files.BLOCK_BYTES)
@@ -63,7 +67,11 @@ def cut_in_portions(paths: Iterable[str], n_workers: int) -> list[list[FilePart]
 
 
 def _parts_of(path: str, size: int, max_bytes: int) -> list[tuple[FilePart, int]]:
-    """Returns the parts of a file, each with its size: `max_bytes`, or the least that can be read independently."""
+    """Returns the parts of a file, and the bytes of each part, for `cut_in_portions`.
+
+    A file that must be read as a whole counts as at most `max_bytes`, so that it is a portion of its own or fits into
+    one. The sizes of row groups of Parquet are uncompressed.
+    """
     is_zip = inputs.has_ending(path, ".zip")
     if size <= max_bytes or inputs.has_ending(path, ".gz"):
         return [(FilePart(path), min(size, max_bytes))]

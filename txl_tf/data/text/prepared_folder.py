@@ -1,4 +1,4 @@
-"""A prepared folder: checks of its `corpus-info.json`, and writing of its files, which appear all together or not."""
+"""A prepared folder: checks its `corpus-info.json`, and writes its files, which appear all together or not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from txl_tf.schema import check_values
 
 INFO_FILE = "corpus-info.json"
 VOCAB_FILE = "vocab.txt"
-_NEW = "prepare.tmp"  # folder of new files. In a remote folder, it has only corpus-info.json, while files are copied
+_NEW = "prepare.tmp"  # folder of new files in the prepared folder. A remote one contains only corpus-info.json
 _TOKENS = re.compile(r"(train|valid|test)(-\d{3,})?\.npy")  # names of token files
 FORMAT = 1
 
@@ -44,7 +44,7 @@ logger = logging.getLogger("txl_tf")
 
 @dataclasses.dataclass
 class _OriginalInfo:
-    """corpus-info.json of the original program, also next to a checkpoint that was converted for it."""
+    """The values of corpus-info.json of the original program, or next to a checkpoint that was converted for it."""
 
     vocab_size: int = dataclasses.field(metadata={"check": at_least(1)})
     cutoffs: list[int]
@@ -55,7 +55,22 @@ class _OriginalInfo:
 
 @dataclasses.dataclass
 class _Info:
-    """corpus-info.json of a prepared folder."""
+    """The values of corpus-info.json of a prepared folder.
+
+    Attributes:
+        vocab_size: number of symbols.
+        cutoffs: 0, the first ids of the later clusters of the adaptive softmax, and `vocab_size`; or empty.
+        dataset: one of `DATASETS`.
+        format: see `FORMAT`.
+        n_tokens: split -> number of tokens.
+        files: split -> names of its token files.
+        vocab: arguments of `Vocab`.
+        options: hyper-parameters that decide the result, see `Recipe.options`.
+        inputs: file of the text -> its size in bytes, see `inputs_of`.
+        sizes: split -> values of its `TextSize`, if they are known.
+        sha256: name of the vocabulary's file or of a token file -> its checksum; older folders have none.
+        joined_sha256: with `shard_tokens`, split -> checksum of the one file that its shards would make.
+    """
 
     vocab_size: int = dataclasses.field(metadata={"check": at_least(1)})
     cutoffs: list[int]
@@ -72,7 +87,7 @@ class _Info:
 
 
 def _check_info(info: dict[str, Any]) -> None:
-    """Raises ParameterError unless the content of a `corpus-info.json`, or of the original's, is valid."""
+    """Raises ParameterError if the values of a `corpus-info.json` are wrong, ours or the original program's."""
     if info.get("format", FORMAT) != FORMAT:
         raise ParameterError("format", info["format"], f"{FORMAT}, which this version reads")
     own = {"format", "files"} & info.keys()
@@ -107,12 +122,12 @@ def vocab_name(info: dict[str, Any]) -> str:
 
 
 def _files(info: dict[str, Any]) -> list[str]:
-    """Returns the names of the vocabulary's file and of the token files."""
+    """Returns the names of the vocabulary's file and of the token files of a prepared folder."""
     return [vocab_name(info), *(name for names in info["files"].values() for name in names)]
 
 
 def read_info(path: str) -> dict[str, Any]:
-    """Reads a corpus-info.json, also of the original program, which has no `"format"`."""
+    """Reads and checks a corpus-info.json, also of the original program, which has no `"format"`."""
     return read_json(path, _check_info)
 
 
@@ -124,7 +139,13 @@ def read_prepared_info(data_dir: str) -> dict[str, Any] | None:
 
 
 def check_sums(data_dir: str, info: dict[str, Any], tokens_too: bool) -> None:
-    """Raises ParameterError if a file of a prepared folder has changed. Older folders have no checksums."""
+    """Checks the checksum of the vocabulary and, with `tokens_too`, of all token files.
+
+    A folder of an older version has no checksums: then it only logs a warning.
+
+    Raises:
+        ParameterError: a checksum differs, or the checksums are not those of the files of the folder.
+    """
     vocab = vocab_name(info)
     names = _files(info)
     if "sha256" not in info:
@@ -153,23 +174,26 @@ def write_files(
     inputs: dict[str, int | None],
     shard_tokens: int | None = None,
 ) -> dict[str, int]:
-    """Writes the files of a prepared corpus to a local folder; returns the number of tokens of each split.
+    """Writes the files of a prepared corpus to a local folder; returns `{split: number of its tokens}`.
 
     Args:
         folder: an empty folder, see `new_files`.
-        dataset, vocab, cutoffs: name, vocabulary and first words of the later clusters of the corpus.
-        pieces: `Piece`s. Those of different shards may be mixed; the pieces of one shard are in the order of its text.
-        options: settings that the files depend on.
+        dataset: name of the dataset.
+        vocab: vocabulary of the ids.
+        cutoffs: first ids of the later clusters of the adaptive softmax.
+        pieces: `Piece`s, or tuples of their fields. Those of different shards may be mixed; the pieces of one shard are
+            in the order of its text.
+        options: see `Recipe.options`.
         inputs: `{file: size in bytes}` of the text, to detect later that it has changed.
-        shard_tokens: largest number of tokens in a file. `None`: one file for each split or, for train with
-            `"num_shuffle"` in `options`, for each of its shards.
+        shard_tokens: largest number of tokens in a file. `None`: one file for each split; but with `"num_shuffle"` in
+            `options`, one file for each shard of train.
     """
     vocab.save(f"{folder}/{vocab_file('vocab', vocab.level)}")
     writers = {}
     extents = {}
     for split, shard, ids, extent in (Piece(*piece) for piece in pieces):
         if (split, shard) not in writers:
-            # Without numbers, a split has only shard 0.
+            # Otherwise the split has only shard 0, and its file has no number.
             numbered = shard_tokens is not None or (split == "train" and "num_shuffle" in options)
             paths = _paths(f"{folder}/{split}", shard if numbered else None)
             writers[split, shard] = TokenFiles(paths, len(vocab), shard_tokens)
@@ -206,19 +230,22 @@ def write_files(
 
 
 def _paths(start: str, number: int | None) -> Iterator[str]:
-    """Returns `train.npy`; with a number, `train-000.npy`, `train-001.npy`, ... from this number on."""
+    """Yields the paths of token files: of the start `train` only `train.npy`; with `number` 0, `train-000.npy`, ..."""
     return iter([f"{start}.npy"]) if number is None else (f"{start}-{i:03d}.npy" for i in itertools.count(number))
 
 
 def size_of(path: str) -> int | None:
-    """Returns the size of an input in bytes, or of the manual in characters; `None` if it does not exist."""
+    """Returns the size of a file in bytes, or of Python's manual in characters; `None` if the file does not exist."""
     if path == datasets.PYDOC:
         return len(pydoc_text())
     return size(path) if exists(path) else None
 
 
 def inputs_of(recipe: datasets.Recipe, data_dir: str) -> dict[str, int | None]:
-    """Returns `{file: size}`. Paths in `data_dir` are relative, so that the folder can be moved."""
+    """Returns `{file: size}` of the files that a recipe reads, as in `size_of`.
+
+    Paths in `data_dir` are relative to it, so that the folder can be moved; other paths are absolute.
+    """
 
     def absolute(path):
         return path if is_remote(path) or path == datasets.PYDOC else os.path.abspath(path)
@@ -228,7 +255,7 @@ def inputs_of(recipe: datasets.Recipe, data_dir: str) -> dict[str, int | None]:
 
 
 def progress_bar(n_bytes: int) -> Callable[[int], None]:
-    """Returns a function to call with the number of bytes of each piece. On a terminal, it draws a progress bar."""
+    """Returns a function to call with the number of bytes of each piece of `n_bytes`. It draws a bar on a terminal."""
     bar = keras.utils.Progbar(math.ceil(n_bytes / 1e6), unit_name="MB", verbose=int(sys.stdout.isatty()))
     done = shown = 0
 
@@ -244,11 +271,13 @@ def progress_bar(n_bytes: int) -> Callable[[int], None]:
 
 
 def check_free(data_dir: str, level: str) -> None:
-    """For a folder that is not prepared. Raises ParameterError if it must not be prepared.
+    """Checks whether a folder without corpus-info.json may be prepared at this level.
 
-    That is a run's folder, or a folder with a vocabulary or token files that no preparation has written. Files of an
-    interrupted preparation may be overwritten. A folder counts as not prepared if corpus-info.json was removed on
-    purpose: then the vocabulary and the token files must be removed, too.
+    Files that an interrupted preparation has left may be overwritten. If a user removed corpus-info.json of a prepared
+    folder on purpose, the vocabulary and the token files must be removed, too.
+
+    Raises:
+        ParameterError: it is the folder of a run, or has a vocabulary or token files that no preparation has left.
     """
     if tf.io.gfile.exists(f"{data_dir}/config.json"):
         message = f"data_dir must not be the folder of a run, got {data_dir}, which has a config.json"
@@ -275,9 +304,9 @@ def _left_by_interrupted_preparation(data_dir: str) -> list[str]:
 
 @contextlib.contextmanager
 def new_files(data_dir: str) -> Iterator[str]:
-    """Yields a local folder for new files. After the block, moves them to `data_dir`, corpus-info.json last.
+    """Yields an empty local folder for new files. After the block, moves them to `data_dir`, corpus-info.json last.
 
-    After an error in the block, the new files are removed.
+    After an error in the block, the new files are removed. A local `data_dir` is locked during the block.
 
     Raises:
         OSError: `data_dir` cannot be written to, or another process is preparing it.
@@ -319,10 +348,16 @@ def new_files(data_dir: str) -> Iterator[str]:
 
 
 def check_same(data_dir: str, info: dict[str, Any], recipe: datasets.Recipe) -> None:
-    """Raises ParameterError if the folder was prepared with other arguments, or from files of other sizes.
+    """Checks whether the folder was prepared as the recipe says. A file that has been removed since then is ignored.
 
-    The error names the first argument that differs; the message lists all of them. A file that has been removed since
-    then is not a difference.
+    Args:
+        data_dir: the prepared folder.
+        info: its corpus-info.json.
+        recipe: the requested preparation.
+
+    Raises:
+        ParameterError: an argument, or the size of a file, differs. The error names the first difference; its message
+            lists all of them.
     """
     existing = {"dataset": info["dataset"], **info["options"], "raw_text": info["vocab"].get("raw_text", True)}
     requested = {"dataset": recipe.dataset, **recipe.options, "raw_text": recipe.vocab_options.get("raw_text", True)}

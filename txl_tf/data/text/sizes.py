@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 
 class TextSize(NamedTuple):
-    """Numbers of UTF-8 bytes, characters, and words between white space. Losses per byte compare vocabularies."""
+    """Numbers of UTF-8 bytes, characters, and words between white space.
+
+    A loss per byte, character or word can be compared between vocabularies; a loss per token cannot.
+    """
 
     bytes: int = 0
     characters: int = 0
@@ -22,7 +25,9 @@ class Extent(NamedTuple):
     Extents add up in the order of the pieces. A word that is in two pieces counts once.
 
     Attributes:
-        begins, ends: whether the piece begins and ends within a word; `None` if it is empty.
+        size: of the piece.
+        begins: whether the piece begins with a character of a word, not with white space; `None` if it is empty.
+        ends: whether the piece ends with a character of a word; `None` if it is empty.
     """
 
     size: TextSize = TextSize()
@@ -37,7 +42,7 @@ class Extent(NamedTuple):
         return Extent(size, begins, self.ends if other.ends is None else other.ends)
 
 
-END_OF_DOCUMENT = Extent(begins=False, ends=False)  # the last word does not continue in the next document
+END_OF_DOCUMENT = Extent(begins=False, ends=False)  # between documents: a word does not continue in the next one
 
 
 def extent_of(piece: str | bytes) -> Extent:

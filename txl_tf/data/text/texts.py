@@ -1,4 +1,4 @@
-"""Reads texts from files, folders and patterns, JSON lines, Parquet, gzip and zip. A text may be a document.
+"""Finds files by folders and patterns, and reads texts from them: plain text, JSON, Parquet, gzip and zip.
 
 ```python
 paths = find_files("corpus/*.jsonl.gz,more/")           # in a fixed order
@@ -32,7 +32,7 @@ from txl_tf.data.text_files import (
     blocks_in,
     blocks_of,
     cut_between,
-    decoded,
+    decoded_blocks,
     line_start,
     lines_before,
     lines_of,
@@ -47,8 +47,8 @@ from txl_tf.files import absolute, reading
 JSON_LINES = (".jsonl", ".ndjson")
 TEXT_FIELD = "text"
 _LOOK_AT = 20  # lines, or elements of an array, that decide the kind of a file
-_MOST_TO_LOOK_AT = 1 << 26  # bytes
-_MOST_NAMES = 10  # of fields in a message
+_MOST_TO_LOOK_AT = 1 << 26  # bytes of a file; if they are not enough to decide, the file is plain text
+_MOST_NAMES = 10  # names of fields in a message
 _SPACE = re.compile(r"\s*")
 _UNREADABLE = (
     gzip.BadGzipFile,
@@ -80,7 +80,7 @@ class FilePart(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A text, or a part of it, that is read in pieces, once."""
+    """A text, or the part of it that a portion has. Its pieces can be read once."""
 
     name: str  # for messages
     pieces: Iterable[str | bytes]  # at level "byte": bytes of a file, or the string of a JSON line
@@ -92,22 +92,27 @@ class Text(NamedTuple):
 
 
 def find_files(data_path: Any) -> list[str]:
-    """Returns the files of a path, a pattern or a folder, or of several, in a list or separated by commas.
+    """Returns the files that paths, patterns and folders name.
 
     A folder stands for all files in it and in its folders, except those whose names begin with a dot. The files are in
-    the order of the paths; the files of a pattern or a folder are in the order of their names.
+    the order of `data_path`; the files of a pattern or a folder are in the order of their names. A path that does not
+    exist is returned, too: reading it raises the error.
+
+    Args:
+        data_path: a path, a pattern or a folder; or several of them, in a list or in a string with commas between them.
 
     Raises:
-        FileNotFoundError: a pattern or a folder has no file. A path that does not exist is returned; its reader raises.
+        FileNotFoundError: a pattern or a folder has no file.
         ParameterError: a path is empty.
     """
     return [path for path, _ in find_named_files(data_path)]
 
 
 def find_named_files(data_path: Any) -> list[tuple[str, str]]:
-    """Finds files as `find_files` does. Returns `(file, its path relative to the given folder)` for each.
+    """Finds files as `find_files` does. Returns `(file, name)` for each.
 
-    For a pattern, the path is relative to the last folder before the first wildcard.
+    The name is the path relative to the given folder. For a pattern, it is relative to the last folder before the first
+    wildcard; for a file, it is the file's own name.
     """
     named_files = []
     for path in _paths_of(data_path):
@@ -131,27 +136,31 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
 
 
 def folder_around(paths: Iterable[str], data_path: Any) -> str | None:
-    """Returns the folder or pattern of `data_path` in which `find_files` would find one of `paths`; or `None`.
+    """Returns the folder or pattern in `data_path` by which `find_files` would find one of `paths`; or `None`.
 
-    The paths need not exist.
+    The `paths` need not exist.
     """
     absolute_paths = [PurePosixPath(absolute(path)) for path in paths]
     for path_or_pattern in _paths_of(data_path):
         is_folder = inputs.is_folder(path_or_pattern)
         for path in absolute_paths if is_folder or _is_pattern(path_or_pattern) else ():
-            folders = (
-                [absolute(path_or_pattern)]
-                if is_folder
-                else [f for f in (path, *path.parents) if f.match(absolute(path_or_pattern))]
-            )
-            places = [os.path.relpath(path, folder) for folder in folders]
-            if any(place == "." or not place.startswith(".") and "/." not in place for place in places):  # none hidden
-                return path_or_pattern
+            if is_folder:
+                matches = [absolute(path_or_pattern)]
+            else:
+                matches = [f for f in (path, *path.parents) if f.match(absolute(path_or_pattern))]
+            for match in matches:
+                path_in_match = os.path.relpath(path, match)  # "." if the pattern matches the path itself
+                if path_in_match == "." or not (path_in_match.startswith(".") or "/." in path_in_match):  # not hidden
+                    return path_or_pattern
     return None
 
 
 def _paths_of(data_path: Any) -> list[str]:
-    """Returns the paths in a list, or in a string with commas between them. A file may have a comma in its name."""
+    """Returns the paths in `data_path`, see `find_files`. An existing file may have commas in its name.
+
+    Raises:
+        ParameterError: a path is empty.
+    """
     if isinstance(data_path, str) and "," in data_path and inputs.exists(data_path):
         data_path = [data_path]
     paths = data_path.split(",") if isinstance(data_path, str) else data_path
@@ -171,7 +180,10 @@ def _paths_of(data_path: Any) -> list[str]:
 
 
 def _length_of_name(parts: list[str]) -> int:
-    """Returns how many of the first parts, joined with commas, are the name of a file; 0 if no number of them is."""
+    """Returns how many of the first `parts`, joined by commas, are the path of an existing file or a pattern.
+
+    An empty part counts as a path, which the caller refuses. Returns 0 if no number of parts is a path.
+    """
     name = parts[0]
     if not name.strip() or _has_wildcard(name) or inputs.exists(name.strip()):
         return 1
@@ -189,11 +201,12 @@ def _has_wildcard(path: str) -> bool:
 
 
 def _is_pattern(path: str) -> bool:
+    """Whether a path has wildcards and is not the name of an existing file."""
     return _has_wildcard(path) and not inputs.exists(path)
 
 
 def _files_in(folder: str) -> list[str]:
-    """Returns the files in a folder and in all folders below it, sorted, without hidden ones."""
+    """Returns the files in a folder and in all folders below it, sorted, without hidden files and hidden folders."""
     paths = []
     for parent, folders, names in inputs.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -203,9 +216,10 @@ def _files_in(folder: str) -> list[str]:
 
 
 def have_documents(paths: Iterable[str], raw_text: bool = True) -> bool:
-    """Whether a file, or a file in a zip archive, consists of documents.
+    """Whether one of the files, or a file in one of the zip archives, consists of documents.
 
-    That is JSON lines or Parquet, by its name; or, without `raw_text`, JSON lines or a JSON array, by its content.
+    JSON lines and Parquet, which the name of a file shows, do. Without `raw_text`, a file whose content is JSON lines
+    or a JSON array does, too.
     """
     for path in paths:
         if any(_is_json_lines(name, raw_text) or is_parquet(name) for name in _names_in(path)):
@@ -216,6 +230,7 @@ def have_documents(paths: Iterable[str], raw_text: bool = True) -> bool:
 
 
 def _is_json_lines(name: str, raw_text: bool) -> bool:
+    """Whether the name of a file shows that it has JSON lines. With `raw_text`, the ending must be in lower case."""
     name = name if raw_text else name.lower()
     return name.removesuffix(".gz").endswith(JSON_LINES)
 
@@ -234,10 +249,10 @@ def is_json_array(path: str) -> bool:
 
 
 def _kinds_in(path: str) -> Iterator[_Kind]:
-    """Yields the kind of a text file, or of each file in an archive, until one cannot be read."""
+    """Yields the kind of a text file, or of each file in an archive. Ends at the first file that cannot be read."""
     with contextlib.suppress(ValueError, OSError, tf.errors.OpError):
         for stream in _streams_of(FilePart(path), None, numbered=False):
-            yield _recognised(stream)[0]
+            yield _kind_and_stream(stream)[0]
 
 
 # ------------------------------------------------------------------------------------------------- what is in them
@@ -253,17 +268,19 @@ def read_texts(
     skipped: Callable[[str], None] | None = None,
     advice: str = "",
 ) -> Iterator[Text]:
-    r"""Yields the texts of files: each JSON line, each row of Parquet, each other file, also in archives.
+    r"""Yields texts: each JSON line, element of a JSON array, row of Parquet, and each other file, also in archives.
 
     Args:
         parts: local or remote files; files that end in .gz or .zip are unpacked while they are read.
         level: of the vocabulary. It decides where pieces are cut, see `read_files`.
-        text_field: the field of JSON lines that has the text. If it is given, all files except Parquet are read as
-            JSON. By default, the name or the lines of a file decide that, and the field is `text`.
-        progress: called with the number of bytes of each piece in the file.
+        text_field: the field of JSON objects, or the column of Parquet, that has the text. If it is given, all files
+            except Parquet are read as JSON. By default, the name or the content of a file decides whether it is JSON,
+            and the field is `text`.
+        progress: called after each piece with the number of its bytes in the file, which may be packed.
         numbered: whether to count the lines before a part of a file, for the line numbers of errors.
-        raw_text: whether files are read unchanged: `\r` and byte order marks are text, and only the name decides that
-            a file has JSON lines. Otherwise texts are `plain_text`, except at level "byte", and the lines also decide.
+        raw_text: whether files are read unchanged: `\r` and byte order marks are text, and only the name of a file
+            shows that it has JSON lines. Otherwise, except at level "byte", texts are changed by `plain_text`; and the
+            content of a file may show that it is JSON.
         skipped: called with the reason for each row without a text, which is left out. `None`: such a row is an error.
         advice: what to do with a text that is not UTF-8, for the error.
 
@@ -280,7 +297,7 @@ def read_texts(
             yield from texts_of_rows(rows, level, field, **options)
             continue
         for stream in _streams_of(part, progress, numbered, raw_text):
-            kind, stream = (_Kind.TEXT, stream) if raw_text else _recognised(stream)
+            kind, stream = (_Kind.TEXT, stream) if raw_text else _kind_and_stream(stream)
             if kind is _Kind.JSON_ARRAY:
                 yield from texts_of_rows(_json_array(stream), level, field, **options)
             elif kind is _Kind.JSON_LINES or text_field is not None or _is_json_lines(stream.name, raw_text):
@@ -304,10 +321,19 @@ def texts_of_rows(
     raw_text: bool = True,
     skipped: Callable[[str], None] | None = None,
 ) -> Iterator[Text]:
-    """Yields the texts of rows, `(name, row)`; see `text_of` for a row, `read_texts` for `raw_text` and `skipped`."""
+    """Yields the texts of rows.
+
+    Args:
+        rows: `(name, row)`, where the row is a value for `text_of_row`.
+        level, raw_text, skipped: as in `read_texts`.
+        field: as in `text_of_row`.
+
+    Raises:
+        ParameterError: a row has no text, and `skipped` is `None`.
+    """
     for name, row in rows:
         try:
-            text = text_of(row, field, name)
+            text = text_of_row(row, field, name)
         except ValueError as error:
             if not skipped:
                 raise
@@ -320,8 +346,11 @@ def texts_of_rows(
 def _json_lines(
     stream: _Stream, raw_text: bool, skipped: Callable[[str], None] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the name and the value of each JSON line. Empty lines and a byte order mark are left out."""
-    pieces = decoded(stream.blocks, stream.name, stream.first_byte)
+    """Yields the name and the value of each JSON line, without empty lines and a byte order mark at the beginning.
+
+    A line that is not JSON goes to `skipped`; without it, this raises ParameterError.
+    """
+    pieces = decoded_blocks(stream.blocks, stream.name, stream.first_byte)
     pieces = pieces if raw_text else pieces_with_newlines(pieces)
     for number, line in enumerate(lines_of(cut_between(pieces, "line")), stream.first_line):
         if number == stream.first_line and not stream.first_byte:
@@ -340,7 +369,7 @@ def _json_lines(
 
 def _json_array(stream: _Stream) -> Iterator[tuple[str, Any]]:
     """Yields the name and the value of each element of a JSON array. The whole array is in memory."""
-    text = "".join(decoded(stream.blocks, stream.name)).removeprefix("\ufeff")
+    text = "".join(decoded_blocks(stream.blocks, stream.name)).removeprefix("\ufeff")
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -349,7 +378,7 @@ def _json_array(stream: _Stream) -> Iterator[tuple[str, Any]]:
         yield f"{stream.name}, text {number}", value
 
 
-def text_of(value: Any, field: str, where: str) -> str:
+def text_of_row(value: Any, field: str, where: str) -> str:
     """Returns the text of a row: a string, UTF-8 bytes, or a mapping that has one of these at `field`.
 
     Raises:
@@ -389,17 +418,19 @@ def text_of(value: Any, field: str, where: str) -> str:
 
 
 class _Kind(enum.Enum):
+    """What a text file contains."""
+
     TEXT = "plain text"
     JSON_LINES = "an object in every line"
     JSON_ARRAY = "one array of objects or strings"
-    OTHER_JSON = "it begins as JSON does"
+    OTHER_JSON = "begins as JSON, but is neither"
 
 
 _KINDS_OF_DOCUMENTS = (_Kind.JSON_LINES, _Kind.JSON_ARRAY)
 
 
-def _recognised(stream: _Stream) -> tuple[_Kind, _Stream]:
-    """Returns the kind of a text file, by its beginning, and the stream, which still has this beginning."""
+def _kind_and_stream(stream: _Stream) -> tuple[_Kind, _Stream]:
+    """Returns the kind of a text file, by its beginning, and a stream like the given one, with this beginning."""
     if stream.first_byte:  # a later part of a file has the kind of its beginning
         return next(_kinds_in(stream.name), _Kind.TEXT), stream
     start: list[bytes] = []
@@ -414,7 +445,10 @@ def _recognised(stream: _Stream) -> tuple[_Kind, _Stream]:
 
 
 def _kind_of(data: bytes, whole: bool) -> _Kind | None:
-    """Returns the kind of a text file that begins with `data`, or is `data` if `whole`; `None` if more is needed."""
+    """Returns the kind of a text file that begins with `data`; `None` if more data is needed to decide.
+
+    `whole` is true if `data` is the whole file.
+    """
     data = data.removeprefix(codecs.BOM_UTF8).lstrip()
     if not data.startswith((b"{", b"[")):
         return _Kind.TEXT if data or whole else None
@@ -431,30 +465,32 @@ def _kind_of(data: bytes, whole: bool) -> _Kind | None:
 def _array_or_text(text: str, whole: bool) -> _Kind | None:
     """Returns the kind of a text that begins with "[": an array if its first elements are objects or strings.
 
-    Returns `None` if more of the text is needed to decide. `whole` is true if `text` is the whole text.
+    Otherwise, it is `OTHER_JSON`. Returns `None` if more of the text is needed to decide. `whole` is true if `text` is
+    the whole text.
     """
-    place = 1
+    position = 1
     decoder = json.JSONDecoder()
     for _ in range(_LOOK_AT):
-        place = _after_space(text, place)
-        if text[place : place + 1] not in ("{", '"', ""):
+        position = _after_space(text, position)
+        if text[position : position + 1] not in ("{", '"', ""):
             return _Kind.OTHER_JSON
         try:
-            _, place = decoder.raw_decode(text, place)
+            _, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError):
-            return _Kind.OTHER_JSON if whole or len(text) > place + _MOST_TO_LOOK_AT else None
-        place = _after_space(text, place)
-        if text[place : place + 1] != ",":
-            ends = text[place : place + 1] == "]" and not text[place + 1 :].strip()
-            return _Kind.JSON_ARRAY if ends else _Kind.OTHER_JSON if text[place:] or whole else None
-        place += 1
+            return _Kind.OTHER_JSON if whole or len(text) > position + _MOST_TO_LOOK_AT else None
+        position = _after_space(text, position)
+        if text[position : position + 1] != ",":
+            if text[position : position + 1] == "]" and not text[position + 1 :].strip():
+                return _Kind.JSON_ARRAY
+            return _Kind.OTHER_JSON if text[position:] or whole else None
+        position += 1
     return _Kind.JSON_ARRAY
 
 
-def _after_space(text: str, place: int) -> int:
-    """Returns the position of the first character at or after `place` that is not white space."""
-    match = _SPACE.match(text, place)
-    return match.end() if match else place
+def _after_space(text: str, position: int) -> int:
+    """Returns the index of the first character at or after `position` that is not white space."""
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
 
 
 def _json_or_none(line: bytes) -> Any:
@@ -469,17 +505,17 @@ def _json_or_none(line: bytes) -> Any:
 
 
 class _Stream(NamedTuple):
-    """A text file, a part of it, or a file in an archive."""
+    """The bytes of a text file, of a part of it, or of a file in an archive."""
 
-    name: str
-    blocks: Iterator[bytes]
-    first_byte: int = 0
-    first_line: int = 1
-    is_last: bool = True
+    name: str  # path of the file; for a file in an archive, with its name in it
+    blocks: Iterator[bytes]  # cut between lines
+    first_byte: int = 0  # position of the first block in the file
+    first_line: int = 1  # number of the first line, from 1; always 1 if lines are not numbered
+    is_last: bool = True  # whether the blocks reach the end of the file
 
 
 def _streams_of(part: FilePart, progress: Progress | None, numbered: bool, raw_text: bool = True) -> Iterator[_Stream]:
-    """Yields a text file, or the text files in an archive."""
+    """Yields the text file or, for an archive, each text file in the part. Arguments: see `read_texts`."""
     if inputs.has_ending(part.path, ".zip"):
         for name, blocks in _in_archive(part, progress):
             yield _Stream(name, whole_lines(blocks))
@@ -507,13 +543,13 @@ def _in_archive(part: FilePart, progress: Progress | None) -> Iterator[tuple[str
 
 
 def sizes_in_zip(path: str) -> list[int]:
-    """Returns how many bytes of an archive each of its files takes."""
+    """Returns the compressed size in bytes of each file in a zip archive, in the order of their names."""
     with _open_zip(path) as archive:
         return [member.compress_size for member in _members(archive)]
 
 
 def _unpacked(path: str, progress: Progress | None) -> Iterator[bytes]:
-    """Yields the bytes of a gzip file. `progress` gets the number of packed bytes."""
+    """Yields the unpacked bytes of a gzip file. `progress` gets numbers of packed bytes."""
     with _opened(path) as packed, gzip.GzipFile(fileobj=packed) as file:
         before = 0
         for block in blocks_in(file, path):
@@ -525,7 +561,7 @@ def _unpacked(path: str, progress: Progress | None) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[BinaryIO]:
-    """Opens a file that may be packed. Raises ParameterError if reading it in the block fails."""
+    """Opens a packed file for the block. If unpacking it in the block fails, this raises ParameterError."""
     if not inputs.exists(path):
         raise FileNotFoundError(f"there is no file {named(path)}")
     with reading(path), inputs.opened(path) as file:
@@ -538,7 +574,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _open_zip(path: str) -> Iterator[zipfile.ZipFile]:
-    """Opens a zip archive. Raises ParameterError if it is empty or damaged."""
+    """Opens a zip archive for the block. Raises ParameterError if it is empty or damaged."""
     if inputs.exists(path) and not inputs.size(path):  # zipfile's own message is about a negative position
         raise ParameterError(path, b"", "a zip archive", f"{path} is empty: it is not a zip archive")
     with _opened(path) as file, zipfile.ZipFile(file) as archive:
