@@ -151,7 +151,7 @@ def test_a_run_with_a_pipe_or_a_folder_in_place_of_a_file_is_one_error(tmp_path,
             txl_tf.load_run(tmp_path / "run")
         assert str(path).partition(".data")[0].removesuffix(".index") in str(caught.value)
     if make is os.mkfifo:
-        with pytest.raises(OSError) as caught, RunFolder(tmp_path / "run").writing():
+        with pytest.raises(OSError) as caught, RunFolder(tmp_path / "run").locked():
             pass
         assert str(path) in str(caught.value)
 
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_that_is_a_pipe_has_a_way_out(tmp_path):
 @pytest.mark.parametrize("name", ["train", "validation", "best", "ema"])
 def test_a_file_in_place_of_a_folder_of_a_run_is_named(tmp_path, name):
     (tmp_path / name).write_text("")
-    with pytest.raises(OSError) as caught, RunFolder(tmp_path).writing():
+    with pytest.raises(OSError) as caught, RunFolder(tmp_path).locked():
         pass
     assert str(tmp_path / name) in str(caught.value)
     assert (tmp_path / name).read_text() == ""

@@ -22,8 +22,8 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, named
 from txl_tf.files import (
     absolute,
-    check_kept,
     check_no_pattern,
+    check_not_overwritten,
     is_remote,
     json_text,
     lock,
@@ -302,7 +302,7 @@ def _check_target(path: str, files: dict[str, str | bytes]) -> None:
         message = f"tf1_checkpoint must lie {allowed}, got {path}: {target} has a config.json"
         raise ParameterError("tf1_checkpoint", path, allowed, message)
     for name, data in files.items():
-        check_kept(os.path.join(target, name), data)
+        check_not_overwritten(os.path.join(target, name), data)
     if not tf.io.gfile.exists(os.path.join(target, INFO_FILE)):  # then no conversion of this run is in the folder
         for file in (f"{path}.index", os.path.join(target, "checkpoint")):
             if tf.io.gfile.exists(file):
