@@ -20,7 +20,7 @@ from txl_tf.convert.pytorch_source import open_source
 from txl_tf.data.text.texts import find_files, sizes_in_zip
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import is_pipe, new_file, read_json, reading, sha256
+from txl_tf.files import is_pipe, naming_read_errors, new_file, read_json, sha256
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import UnreadableCheckpoint
 
@@ -50,7 +50,7 @@ def test_pipes_and_sockets_are_found_through_links_but_for_those_of_the_system(t
     others = [tmp_path, tmp_path / "file", tmp_path / "none", "gs://a/b", "/dev/null", f"/dev/fd/{reader}", "a\0b"]
     assert not any(map(is_pipe, others))
     os.close(writer)
-    with reading(f"/dev/fd/{reader}"), open(reader) as file:
+    with naming_read_errors(f"/dev/fd/{reader}"), open(reader) as file:
         assert file.read() == ""
 
 

@@ -112,7 +112,7 @@ def new_file(path: str) -> Iterator[Any]:
             raise
         file.close()
         if not special:
-            with writing(path):
+            with naming_write_errors(path):
                 tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
@@ -131,11 +131,11 @@ class _NewFile:
             self.write("")  # opens the file
 
     def write(self, data: str | bytes) -> None:
-        with writing(self._path):
+        with naming_write_errors(self._path):
             self._file.write(data)
 
     def close(self) -> None:
-        with writing(self._path):
+        with naming_write_errors(self._path):
             self._file.close()
 
 
@@ -182,7 +182,7 @@ def check_writable(path: str | None) -> None:
         return
     if not _is_special(path):
         probe = _temporary_name(path)
-        with writing(path):
+        with naming_write_errors(path):
             with tf.io.gfile.GFile(probe, "w") as file:
                 file.write("")
             tf.io.gfile.remove(probe)
@@ -215,7 +215,7 @@ def check_not_overwritten(path: str, data: str | bytes) -> None:
     """Raises ParameterError if writing `data` to `path` would overwrite a file with another content."""
     if not tf.io.gfile.exists(path):
         return
-    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+    with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
         content = file.read()
     if content != (data.encode() if isinstance(data, str) else data):
         message = f"{path} would be written over, and holds something else: choose a new folder, or move it"
@@ -225,7 +225,7 @@ def check_not_overwritten(path: str, data: str | bytes) -> None:
 def sha256(path: str) -> str:
     """The SHA-256 checksum of a file, local or remote, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
-    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+    with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
@@ -254,7 +254,7 @@ def read_json(path: str, check: Callable[[dict], None]) -> dict:
             message names the file, the key, what was found and what is allowed.
         OSError: the file cannot be read.
     """
-    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+    with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
         data = file.read()
     try:
         values = json.loads(data)
@@ -282,7 +282,7 @@ def _checksum(values: dict) -> str:
 
 
 @contextlib.contextmanager
-def writing(path: str, cannot_be: str = "written") -> Iterator[None]:
+def naming_write_errors(path: str, cannot_be: str = "written") -> Iterator[None]:
     """In this block, an OSError or an error of TensorFlow becomes an OSError that names the file and the reason."""
     try:
         yield
@@ -291,14 +291,14 @@ def writing(path: str, cannot_be: str = "written") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(path: str) -> Iterator[None]:
+def naming_read_errors(path: str) -> Iterator[None]:
     """In this block, which reads a file, an error becomes an OSError that names the file and the reason.
 
     Raises:
         OSError: `path` is a named pipe or a socket, from which a program might wait for data for ever; or the block
             raises an OSError or an error of TensorFlow. Pipes in /dev and /proc, such as /dev/stdin, can be read.
     """
-    with writing(path, "read"):
+    with naming_write_errors(path, "read"):
         if is_pipe(path):
             raise OSError("it is a named pipe or a socket, not a file")
         yield

@@ -21,7 +21,7 @@ from txl_tf.cluster.connection import connected
 from txl_tf.config import ClusterConfig
 from txl_tf.data.line_files import Answering, Block, answer_block
 from txl_tf.errors import ParameterError
-from txl_tf.files import reading, write_atomic
+from txl_tf.files import naming_read_errors, write_atomic
 
 logger = logging.getLogger("txl_tf")
 _TRIES = 3  # how often a block is tried if its workers die
@@ -160,7 +160,7 @@ class _Worker:
         path = f"{block.part}.{self.job}"
         tries = 0
         if tf.io.gfile.exists(path):
-            with reading(path), tf.io.gfile.GFile(path) as file:
+            with naming_read_errors(path), tf.io.gfile.GFile(path) as file:
                 tries = int(file.read())
         if tries == _TRIES:
             lines = f"lines {block.first:,} to {block.first + block.lines - 1:,}"

@@ -23,7 +23,7 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.data.text.batches import Segments
 from txl_tf.errors import ParameterError, brief
-from txl_tf.files import has_hard_links, reading, write_atomic, writing
+from txl_tf.files import has_hard_links, naming_read_errors, naming_write_errors, write_atomic
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.training.trained_model import is_scaled
 
@@ -491,7 +491,7 @@ class StepTensorBoard(Callback):
     @contextlib.contextmanager
     def writing_to(self, folder: str, step: int) -> Iterator[None]:
         """In this block, functions of `tf.summary` write to the events in a folder of `log_dir`, at a step."""
-        with writing(self.log_dir):
+        with naming_write_errors(self.log_dir):
             if folder not in self.writers:
                 self.writers[folder] = tf.summary.create_file_writer(os.path.join(self.log_dir, folder))
             with self.writers[folder].as_default(step):
@@ -531,7 +531,7 @@ class StepCSVLogger(Callback):
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
         row = {"epoch": epoch, **dict.fromkeys(self.validated, "NA"), **logs}
-        with self.checkpoints.naming_last_good(), writing(self.filename):
+        with self.checkpoints.naming_last_good(), naming_write_errors(self.filename):
             has_header = bool(self.columns)
             self.columns = self.columns or ["epoch", *sorted(row.keys() - {"epoch"})]
             writer = csv.DictWriter(self.file, self.columns, restval="NA", extrasaction="ignore")
@@ -559,7 +559,7 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
     """
     if not tf.io.gfile.exists(filename):
         return
-    with reading(filename), tf.io.gfile.GFile(filename, "rb") as file:
+    with naming_read_errors(filename), tf.io.gfile.GFile(filename, "rb") as file:
         data = file.read()
     lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     header, *rows = [line.rstrip().decode("latin1").split(",") for line in lines] or [[]]
@@ -595,7 +595,7 @@ def complete_log(filename: str, step: int, validation: dict) -> bool:
     """
     if not tf.io.gfile.exists(filename):
         return False
-    with reading(filename), tf.io.gfile.GFile(filename) as file:
+    with naming_read_errors(filename), tf.io.gfile.GFile(filename) as file:
         *earlier, last = list(csv.DictReader(file)) or [{}]
     new_values = {name: value for name, value in validation.items() if last.get(name) == "NA"}
     if last.get("step") != str(step) or not new_values:

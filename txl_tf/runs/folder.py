@@ -35,14 +35,14 @@ from txl_tf.files import (
     is_pipe,
     is_remote,
     lock,
+    naming_read_errors,
+    naming_write_errors,
     read_json,
-    reading,
     remove,
     remove_leftovers,
     removed_on_error,
     write_atomic,
     write_json,
-    writing,
 )
 from txl_tf.nn.parts import own_parts
 from txl_tf.runs.families.record import Family, family_in, family_of_model
@@ -207,7 +207,7 @@ class RunFolder(CheckpointFolder):
         steps = self.steps()
         if steps:
             return [self.checkpoint(step) for step in steps]
-        with reading(os.path.join(self.path, "checkpoint")):
+        with naming_read_errors(os.path.join(self.path, "checkpoint")):
             state = tf.train.get_checkpoint_state(self.path)
         return list(state.all_model_checkpoint_paths) if state else []
 
@@ -457,7 +457,7 @@ class RunFolder(CheckpointFolder):
         path = os.path.join(self.path, CREATING)
         if is_remote(path) or os.path.islink(path) or not os.path.isfile(path):
             return None
-        with reading(path), open(path, encoding="utf-8", errors="replace") as file:
+        with naming_read_errors(path), open(path, encoding="utf-8", errors="replace") as file:
             return [name for name in file.read(10_000).split("\n") if re.fullmatch(r"\w+\.(txt|model)", name)]
 
     def _remove_unfinished(self) -> None:
@@ -505,7 +505,7 @@ class RunFolder(CheckpointFolder):
         self.check_new(vocabs, family)
         with contextlib.ExitStack() as stack:
             stack.enter_context(removed_on_error(self.path))
-            with writing(self.path):
+            with naming_write_errors(self.path):
                 tf.io.gfile.makedirs(self.path)
             files = [self._vocab_file(name, vocab.level) for name, vocab in zip(family.vocabs, vocabs, strict=True)]
             creating = os.path.join(self.path, CREATING)

@@ -28,10 +28,10 @@ from txl_tf.files import (
     has_pattern,
     is_pipe,
     is_remote,
+    naming_write_errors,
     remove,
     removed_on_error,
     write_atomic,
-    writing,
 )
 from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.nn.base import EMBEDDING_LIKE
@@ -333,7 +333,7 @@ def write_checkpoint(path: str, variables: dict[str, Any]) -> None:
     folder = os.path.dirname(path) or "."
     name = os.path.basename(path)
     unfinished = os.path.join(folder, UNFINISHED)
-    with writing(path):
+    with naming_write_errors(path):
         remove(unfinished)  # left by a program that was killed
         with removed_on_error(unfinished):
             tf.io.gfile.makedirs(unfinished)
