@@ -100,7 +100,7 @@ def test_two_replicas_of_unequal_shares_find_what_one_finds(two_replicas):
 )
 def test_what_is_no_metric_and_names_that_are_taken_are_errors(metrics, name):
     with pytest.raises(ParameterError) as caught:
-        CompiledMetrics(metrics, own=["loss", "accuracy"])
+        CompiledMetrics(metrics, own_names=["loss", "accuracy"])
     assert caught.value.name == name and caught.value.allowed
 
 

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import shutil
+import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,7 +22,7 @@ from helpers import (
 )
 
 import txl_tf
-from txl_tf.config import EvaluationConfig
+from txl_tf.config import EvaluationConfig, TrainingConfig
 from txl_tf.files import lock, write_atomic
 from txl_tf.runs import setup
 from txl_tf.runs.callbacks import RunState, StepCSVLogger, StopOnSignal, complete_log, cut_log
@@ -469,16 +471,37 @@ def test_an_older_checkpoint_stays_until_the_new_one_has_a_finite_loss(saved, ru
     lm, folder = saved[0], RunFolder(run_dir)
     checkpoints = RunCheckpoints(lm, folder, max_to_keep=1)
     set_step(lm, 4)
-    checkpoints.save(proven=False)
+    checkpoints.save(loss_is_finite=False)
     assert folder.steps() == [3, 4]
     checkpoints.confirm()
     assert folder.steps() == [4]
     set_step(lm, 5)
-    checkpoints.save(proven=False)
+    checkpoints.save(loss_is_finite=False)
     assert folder.steps() == [4, 5]
     set_step(lm, 6)
     assert f"the last good checkpoint is {run_dir}/ckpt-4" in str(checkpoints.diverged("loss nan"))
     assert folder.steps() == [4] and tf.train.latest_checkpoint(run_dir) == str(run_dir / "ckpt-4")
+
+
+@pytest.mark.parametrize("validates", [False, True])
+def test_the_loss_of_an_interval_that_a_later_session_ends_is_finite_after_its_validation(validates):
+    model = types.SimpleNamespace(stop_training=False, stop_agreed=False, training_logs=dict, set_metric_totals=list)
+    model.optimizer = types.SimpleNamespace(iterations=tf.Variable(5))
+    saved = []
+    checkpoints = types.SimpleNamespace(save=lambda **options: saved.append(options), save_best=float)
+    checkpoints.folder = types.SimpleNamespace(family=types.SimpleNamespace(monitor="val_loss"))
+
+    def end(epoch, logs):
+        model.stop_training = True
+        if validates:
+            logs["val_loss"] = 1.0
+
+    other = keras.callbacks.LambdaCallback(on_epoch_end=end)
+    state = RunState(checkpoints, (None, np.zeros(5)), TrainingConfig(**STEPS), [other])
+    state.set_model(model)
+    state.set_params({"epochs": 3})
+    state.on_train_begin()
+    assert saved == [{"loss_is_finite": validates}] and model._initial_epoch == 3
 
 
 def test_a_second_run_in_the_folder_is_refused(run_dir, text_file):
@@ -491,7 +514,7 @@ def test_a_worker_that_is_gone_is_named_by_the_others(saved, run_dir, monkeypatc
     monkeypatch.setattr(setup, "num_workers", lambda strategy: 2)
     with pytest.raises(
         OSError,
-        match=r"another worker is gone \(UnavailableError\): start all 2 again, or as many .* go on from .*ckpt-3",
+        match=r"another worker is gone, .* \(UnavailableError\): start all 2 again, or .* go on from .*ckpt-3",
     ):
         with setup.worker_of(tf.distribute.get_strategy(), RunFolder(run_dir)):
             raise tf.errors.UnavailableError(None, None, "Connection reset by peer")

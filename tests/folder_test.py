@@ -169,12 +169,12 @@ def test_a_run_of_another_configuration_names_every_change(made):
 
 
 def test_writing_keeps_out_others_and_leaves_no_file(run_dir):
-    with RunFolder(run_dir).writing():
+    with RunFolder(run_dir).locked():
         assert list(run_dir.iterdir()) == []
         with pytest.raises(OSError, match=f"another run is training in model_dir {run_dir}"):
-            with RunFolder(run_dir).writing():
+            with RunFolder(run_dir).locked():
                 pass
-    with RunFolder(run_dir).writing():
+    with RunFolder(run_dir).locked():
         pass
 
 
@@ -235,7 +235,7 @@ def test_what_the_model_does_not_have_cannot_be_changed(run_dir):
 
 def test_a_folder_without_a_name_is_an_error():
     with raises_parameter("model_dir", ""):
-        with RunFolder("").writing():
+        with RunFolder("").locked():
             pass
 
 

@@ -117,7 +117,7 @@ def test_what_cannot_be_opened_is_named(hub, published, tmp_path):
         RunFolder("hf://some/bert")
     assert not list((tmp_path / "cache").rglob("config.json"))  # no part of a run is left
     folder = RunFolder("hf://some/transfo-xl")
-    with raises_parameter("model_dir", "hf://some/transfo-xl"), folder.writing():
+    with raises_parameter("model_dir", "hf://some/transfo-xl"), folder.locked():
         pass
 
 

@@ -46,13 +46,13 @@ def test_files_of_dead_processes_go_and_all_others_stay(tmp_path, dead):
 
 
 def test_a_training_removes_them_while_it_holds_the_lock(tmp_path, dead):
-    with RunFolder(tmp_path).writing():
+    with RunFolder(tmp_path).locked():
         left = tmp_path / f"log.csv.{dead}.0123abcd.tmp"
         left.write_text("")
-        with pytest.raises(OSError, match="another run is training"), RunFolder(tmp_path).writing():
+        with pytest.raises(OSError, match="another run is training"), RunFolder(tmp_path).locked():
             pass
         assert left.exists()
-    with RunFolder(tmp_path).writing():
+    with RunFolder(tmp_path).locked():
         assert not left.exists()
 
 

@@ -103,7 +103,7 @@ def test_a_run_that_is_trained_has_its_own_folders(tmp_path, victim, name, targe
     run = tmp_path / "run"
     run.mkdir()
     (run / name).symlink_to(target)
-    with pytest.raises(OSError) as caught, RunFolder(run).writing():
+    with pytest.raises(OSError) as caught, RunFolder(run).locked():
         pass
     assert f"{run}/{name}" in str(caught.value)
     assert (run / name).is_symlink() and not (tmp_path / "nothing").exists()

@@ -39,7 +39,7 @@ def resumed(request, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     make(folder.path)
     config = {**folder.read_config(), "data": data, "training": {**TRAINING, **training}}
-    folder.describe(config, folder.load_vocabs())
+    folder.write_config(config, folder.load_vocabs())
 
     def settings(*flags):
         got = {}
@@ -85,5 +85,5 @@ def test_a_preset_of_a_run_that_resumes_is_refused(resumed):
 def test_a_run_that_started_from_another_needs_no_flag_for_it(resumed, tmp_path):
     settings, config = resumed
     folder = RunFolder(tmp_path / "run")
-    folder.describe({**config, "init_from": {"model_dir": "there", "checkpoint": "ckpt-1"}}, folder.load_vocabs())
+    folder.write_config({**config, "init_from": {"model_dir": "there", "checkpoint": "ckpt-1"}}, folder.load_vocabs())
     assert settings()["training"].init_from == "there"

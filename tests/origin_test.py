@@ -235,7 +235,7 @@ def test_levels_with_a_fixed_number_of_symbols_are_not_extended(run_dir, text, t
 def test_much_unknown_text_is_a_warning(trained_run, run_dir, caplog, share, level):
     origin = Origin(RunFolder(run_dir), trained_run[0])
     with caplog.at_level("INFO", "txl_tf"):
-        origin.say_unknown({"characters": (share * 1000, 1000), "bigrams": (500, 1000)}, "<unk>", ["characters"])
+        origin.log_unknown({"characters": (share * 1000, 1000), "bigrams": (500, 1000)}, "<unk>", ["characters"])
     (record,) = caplog.records
     assert record.levelname == level
     assert record.getMessage().startswith(f"{share:.2%} of the characters and 50.00% of the bigrams are <unk>")

@@ -20,7 +20,7 @@ from txl_tf.convert.pytorch_source import open_source
 from txl_tf.data.text.texts import find_files, sizes_in_zip
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import is_pipe, new_file, read_json, reading, sha256
+from txl_tf.files import is_pipe, naming_read_errors, new_file, read_json, sha256
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import UnreadableCheckpoint
 
@@ -50,7 +50,7 @@ def test_pipes_and_sockets_are_found_through_links_but_for_those_of_the_system(t
     others = [tmp_path, tmp_path / "file", tmp_path / "none", "gs://a/b", "/dev/null", f"/dev/fd/{reader}", "a\0b"]
     assert not any(map(is_pipe, others))
     os.close(writer)
-    with reading(f"/dev/fd/{reader}"), open(reader) as file:
+    with naming_read_errors(f"/dev/fd/{reader}"), open(reader) as file:
         assert file.read() == ""
 
 
@@ -151,7 +151,7 @@ def test_a_run_with_a_pipe_or_a_folder_in_place_of_a_file_is_one_error(tmp_path,
             txl_tf.load_run(tmp_path / "run")
         assert str(path).partition(".data")[0].removesuffix(".index") in str(caught.value)
     if make is os.mkfifo:
-        with pytest.raises(OSError) as caught, RunFolder(tmp_path / "run").writing():
+        with pytest.raises(OSError) as caught, RunFolder(tmp_path / "run").locked():
             pass
         assert str(path) in str(caught.value)
 
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_that_is_a_pipe_has_a_way_out(tmp_path):
 @pytest.mark.parametrize("name", ["train", "validation", "best", "ema"])
 def test_a_file_in_place_of_a_folder_of_a_run_is_named(tmp_path, name):
     (tmp_path / name).write_text("")
-    with pytest.raises(OSError) as caught, RunFolder(tmp_path).writing():
+    with pytest.raises(OSError) as caught, RunFolder(tmp_path).locked():
         pass
     assert str(tmp_path / name) in str(caught.value)
     assert (tmp_path / name).read_text() == ""

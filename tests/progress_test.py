@@ -83,7 +83,7 @@ def test_a_long_validation_says_that_it_is_alive(monkeypatch, caplog):
 
 def test_curves_have_the_names_of_the_logs_over_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(callbacks, "step_of", lambda model: 7)
-    board = callbacks.StepTensorBoard(str(tmp_path), types.SimpleNamespace(naming_last=contextlib.nullcontext))
+    board = callbacks.StepTensorBoard(str(tmp_path), types.SimpleNamespace(naming_last_good=contextlib.nullcontext))
     board.on_epoch_end(0, {"loss": 2.0, "bpc": 3.0, "val_loss": 4.0})
     board.on_train_end()
     for folder, expected in {"train": {"loss": 2.0, "bpc": 3.0}, "validation": {"loss": 4.0}}.items():

@@ -181,6 +181,15 @@ def test_lists_and_arrays_become_tensors_of_the_dtype_of_the_others():
     assert layers.tener_position_scores(**double).dtype == tf.float32
 
 
+def test_position_scores_may_be_a_list_with_an_array_of_any_float_type_for_each_head():
+    arguments = CALLS["attend"]
+    of_heads = [np.float64(scores) for scores in arguments["position_scores"]]
+    found = layers.attend(**{**arguments, "position_scores": of_heads})
+    np.testing.assert_array_equal(found, layers.attend(**arguments))
+    with raises_parameter("position_scores[1]"):
+        layers.attend(**{**arguments, "position_scores": [of_heads[0], of_heads[1][..., :-1]]})
+
+
 def test_functions_in_graphs_check_and_compute_the_same_and_can_be_pickled():
     x = CALLS["rel_shift"]["x"]
     np.testing.assert_array_equal(tf.function(layers.rel_shift)(x), layers.rel_shift(x))

@@ -18,7 +18,7 @@ from kills import final_state
 
 from txl_programs.program import _train_on_workers
 from txl_tf.cluster import connection
-from txl_tf.cluster.training import Desk, _why, passed_on, run_workers, worker_environment
+from txl_tf.cluster.training import Desk, _why, run_workers, variables_to_pass, worker_environment
 from txl_tf.config import TrainingClusterConfig
 
 MODEL = (
@@ -41,7 +41,7 @@ def test_a_worker_gets_rays_cluster_but_not_its_keras():
 
 def test_a_worker_gets_the_trackers_variables_of_the_command():
     kept = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "sqlite:///a.db"}
-    assert passed_on({**kept, "HOME": "/root", "TF_CONFIG": "{}", "PATH": "/bin"}) == kept
+    assert variables_to_pass({**kept, "HOME": "/root", "TF_CONFIG": "{}", "PATH": "/bin"}) == kept
 
 
 def test_as_many_workers_work_as_divide_the_rows():

@@ -83,7 +83,7 @@ from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
 from txl_tf.data.text_files import with_newlines
 from txl_tf.data.vocabulary import escape, unescape
-from txl_tf.files import reading
+from txl_tf.files import naming_read_errors
 from txl_tf.language.sampling import check_integer, check_sampling, of_sequences
 from txl_tf.language.session import Session
 from txl_tf.language.stopping import check_stops
@@ -176,7 +176,7 @@ def read_prompt(vocab):
             print(message, file=sys.stderr, flush=True)
         prompt = sys.stdin.buffer.read()
     else:
-        with reading(FLAGS.prompt_file):
+        with naming_read_errors(FLAGS.prompt_file):
             prompt = Path(FLAGS.prompt_file).read_bytes()
     prompt = prompt.removeprefix(codecs.BOM_UTF8)
     return (with_newlines(prompt) if vocab.has_plain_text else prompt).removesuffix(b"\n")

@@ -66,7 +66,14 @@ from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.files import PairReader, without_ends
 from txl_tf.data.pairs.parallel import fitting
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.metrics import as_spelt, check_tokenizer, corpus_scores, counted_in, error_rates, group_references
+from txl_tf.runs.metrics import (
+    check_tokenizer,
+    corpus_scores,
+    counted_in,
+    error_rates,
+    group_references,
+    in_case_of_vocabs,
+)
 from txl_tf.vanilla.translator import POOL, Translation, Translator, assumed_length, did_not_end
 
 
@@ -145,7 +152,7 @@ def compare(folder, vocabs):
             reader.said.append(reason)
     for sentence in reader.said:
         print(sentence, file=sys.stderr)
-    sides = as_spelt([without_ends(text.lines) for text in texts], vocabs)
+    sides = in_case_of_vocabs([without_ends(text.lines) for text in texts], vocabs)
     references = group_references(*sides)
     first = dict(zip(reversed(sides[0]), reversed(texts[0].numbers), strict=True))
     numbers = [first[source] for source in references]

@@ -1,7 +1,7 @@
 """Transformer-XL for TensorFlow 2 and Keras 3, faithful to the original (Dai et al. 2019, arXiv 1901.02860).
 
-`__all__` is the public interface, with `txl_tf.layers`: functions and layers under the original's names. The rest is
-private until 1.0.
+The public interface is `__all__`. It includes `txl_tf.layers`, the functions and layers of which the models consist.
+All other names are private until 1.0.
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -86,5 +86,5 @@ __all__ = [
 if not _TYPE_CHECKING:  # type checkers report other names themselves
 
     def __getattr__(name: str) -> _Any:
-        elsewhere = {public: f"txl_tf.layers.{public}" for public in layers.__all__}
-        raise _unknown_name(__name__, name, __all__, {**_OTHER_NAMES, **elsewhere})
+        in_layers = {public: f"txl_tf.layers.{public}" for public in layers.__all__}
+        raise _unknown_name(__name__, name, __all__, {**_OTHER_NAMES, **in_layers})

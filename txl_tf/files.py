@@ -43,7 +43,10 @@ def has_pattern(path: str | os.PathLike) -> bool:
 
 
 def check_no_pattern(name: str, path: str | os.PathLike) -> None:
-    """Raises ParameterError if no program could read a file that TensorFlow writes to `path`, the argument `name`."""
+    """Raises ParameterError if `path`, the value of the argument `name`, has one of the characters of `has_pattern`.
+
+    TensorFlow could write a checkpoint or a SavedModel to such a path, but no program could open it by this path.
+    """
     if has_pattern(path):
         message = f"{name} must not contain [, ] or a backslash, which TensorFlow takes as a pattern, got {brief(path)}"
         raise ParameterError(name, os.fspath(path), "a path without [, ] and \\", message)
@@ -55,18 +58,18 @@ def absolute(path: str) -> str:
 
 
 def same_path(one: str, other: str) -> bool:
-    """Whether two paths lead to the same file or folder, links followed."""
+    """Whether two local paths lead to the same file or folder. Symbolic links are followed."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
 @contextlib.contextmanager
 def lock(folder: str, refusal: str) -> Iterator[None]:
-    """Locks a local folder against other processes. The lock ends with the process, even if that is killed.
+    """In this block, a local folder is locked against other processes. The lock ends with the process at the latest.
 
-    If there are no locks, as on some network file systems and all remote ones, it logs a warning.
+    Some network file systems and all remote ones have no locks. Then the block runs without one, after a warning.
 
     Raises:
-        OSError: another process holds the lock; `refusal` is the message.
+        OSError: another process holds the lock (then `refusal` is the message), or there is no such folder.
     """
     unlocked = "%s has no file locks: make sure that no other program writes to it"
     if fcntl is None or is_remote(folder):
@@ -88,16 +91,17 @@ def lock(folder: str, refusal: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_file(path: str) -> Iterator[Any]:
-    """Opens a file to `write` text or bytes, atomically: readers see the old file or the complete new one.
+    """Yields an object whose method `write` takes text or bytes for a new file at `path`.
 
-    After an error, the old file is still there. Pipes and devices, such as /dev/stdout, are written directly.
+    The file appears under its name at the end of the block. Until then, and after an error, `path` is as it was before.
+    Pipes and devices, such as /dev/stdout, are written directly.
 
     Raises:
         OSError: the file cannot be written, or no process opens a named pipe to read from it within 10 seconds. Errors
             that the block raises itself are not changed.
     """
     special = _is_special(path)
-    temporary = path if special else _temporary(path)
+    temporary = path if special else _temporary_name(path)
     with contextlib.nullcontext() if special else removed_on_error(temporary):
         file = _NewFile(path, temporary)
         try:
@@ -108,42 +112,53 @@ def new_file(path: str) -> Iterator[Any]:
             raise
         file.close()
         if not special:
-            with writing(path):
+            with naming_write_errors(path):
                 tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
 class _NewFile:
+    """The open file that `new_file` yields.
+
+    Args:
+        path: the name of the file in error messages.
+        temporary: the path that is written to.
+    """
+
     def __init__(self, path: str, temporary: str):
         self._path = path
         self._file = tf.io.gfile.GFile(temporary, "w")
         with _reader_of(temporary):
-            self.write("")
+            self.write("")  # opens the file
 
     def write(self, data: str | bytes) -> None:
-        with writing(self._path):
+        with naming_write_errors(self._path):
             self._file.write(data)
 
     def close(self) -> None:
-        with writing(self._path):
+        with naming_write_errors(self._path):
             self._file.close()
 
 
 @contextlib.contextmanager
 def _reader_of(path: str) -> Iterator[None]:
-    """Waits until a process reads from a named pipe. To open a pipe without a reader would block for ever.
+    """Waits until a process reads from the named pipe `path`. Does nothing if `path` is not a named pipe.
 
-    Within the block, this function keeps the pipe open, so that the reader does not see its end.
+    Without a reader, opening the pipe to write would block for ever. Within the block, the pipe stays open, so that the
+    reader does not see its end.
+
+    Raises:
+        OSError: no process reads from the pipe within 10 seconds, or it cannot be opened.
     """
     if not is_pipe(path):
         yield
         return
     handle = None
-    last = time.monotonic() + _SECONDS_FOR_A_READER
+    deadline = time.monotonic() + _SECONDS_FOR_A_READER
     while handle is None:
         try:
             handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
-            if error.errno != errno.ENXIO or time.monotonic() > last:
+            if error.errno != errno.ENXIO or time.monotonic() > deadline:  # ENXIO: there is no reader
                 why = "nobody reads from it" if error.errno == errno.ENXIO else error.strerror
                 raise OSError(f"{path} cannot be written: it is a named pipe or a socket, and {why}") from error
             time.sleep(0.1)
@@ -153,18 +168,21 @@ def _reader_of(path: str) -> Iterator[None]:
         os.close(handle)
 
 
-def _temporary(path: str) -> str:
+def _temporary_name(path: str) -> str:
     """Returns a name next to `path` that no other process uses, on this or another machine that shares the folder."""
     return f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
 
 
 def check_writable(path: str | None) -> None:
-    """Raises OSError if `new_file(path)` could not be written; does nothing without a path. It changes nothing."""
+    """Raises OSError if `new_file(path)` could not write the file, or if `path` is a folder.
+
+    It finds this out by a temporary file, which it removes. Pipes and devices are not tried. `None` and "" are allowed.
+    """
     if not path:
         return
     if not _is_special(path):
-        probe = _temporary(path)
-        with writing(path):
+        probe = _temporary_name(path)
+        with naming_write_errors(path):
             with tf.io.gfile.GFile(probe, "w") as file:
                 file.write("")
             tf.io.gfile.remove(probe)
@@ -173,14 +191,17 @@ def check_writable(path: str | None) -> None:
 
 
 def _is_special(path: str) -> bool:
-    """Whether a path is a pipe or a device. Links count only in /dev and /proc: elsewhere, writing replaces them."""
+    """Whether a path exists and is no ordinary file, but a pipe, a device or a folder.
+
+    Of symbolic links, only those in /dev and /proc count. Other links are replaced by the file that is written.
+    """
     if is_remote(path) or not os.path.exists(path) or os.path.isfile(path):
         return False
     return not os.path.islink(path) or os.path.abspath(path).startswith(("/dev/", "/proc/"))
 
 
-def has_other_names(path: str) -> bool:
-    """Whether a local file has a hard link: to append to it would change the other file, too."""
+def has_hard_links(path: str) -> bool:
+    """Whether a local file has a second name, a hard link. Appending to the file would change it under both names."""
     return not is_remote(path) and os.lstat(path).st_nlink > 1
 
 
@@ -190,11 +211,11 @@ def write_atomic(path: str, text: str | bytes) -> None:
         file.write(text)
 
 
-def check_kept(path: str, data: str | bytes) -> None:
-    """Raises ParameterError if `path` is a file with another content than `data`: writing would destroy that."""
+def check_not_overwritten(path: str, data: str | bytes) -> None:
+    """Raises ParameterError if writing `data` to `path` would overwrite a file with another content."""
     if not tf.io.gfile.exists(path):
         return
-    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+    with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
         content = file.read()
     if content != (data.encode() if isinstance(data, str) else data):
         message = f"{path} would be written over, and holds something else: choose a new folder, or move it"
@@ -202,16 +223,16 @@ def check_kept(path: str, data: str | bytes) -> None:
 
 
 def sha256(path: str) -> str:
-    """The checksum of a file, local or remote."""
+    """The SHA-256 checksum of a file, local or remote, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
-    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+    with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
 
 
 def write_json(path: str, values: dict) -> None:
-    """Writes a JSON object and its checksum, atomically."""
+    """Writes a JSON object, and the checksum of its values under the key "checksum", atomically."""
     write_atomic(path, json_text(values))
 
 
@@ -224,13 +245,16 @@ def read_json(path: str, check: Callable[[dict], None]) -> dict:
     """Reads a JSON object from a file, local or remote, and returns it without its checksum.
 
     Args:
-        check: raises ParameterError if a key or a value is wrong, such as `txl_tf.schema.check_values`.
+        path: path of the file.
+        check: function of the object that raises ParameterError if a key or a value is wrong, such as
+            `txl_tf.schema.check_values`.
 
     Raises:
-        ParameterError: names the file, the key, what was found and what is allowed; or its checksum does not match.
+        ParameterError: the file is not a JSON object, `check` has raised an error, or the checksum does not match. The
+            message names the file, the key, what was found and what is allowed.
         OSError: the file cannot be read.
     """
-    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+    with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
         data = file.read()
     try:
         values = json.loads(data)
@@ -258,8 +282,8 @@ def _checksum(values: dict) -> str:
 
 
 @contextlib.contextmanager
-def writing(path: str, cannot_be: str = "written") -> Iterator[None]:
-    """Turns every error of writing a file into one OSError that names the file and the reason."""
+def naming_write_errors(path: str, cannot_be: str = "written") -> Iterator[None]:
+    """In this block, an OSError or an error of TensorFlow becomes an OSError that names the file and the reason."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
@@ -267,40 +291,43 @@ def writing(path: str, cannot_be: str = "written") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(path: str) -> Iterator[None]:
-    """Turns every error of reading a file into one OSError that names the file and the reason.
+def naming_read_errors(path: str) -> Iterator[None]:
+    """In this block, which reads a file, an error becomes an OSError that names the file and the reason.
 
     Raises:
-        OSError: also for a named pipe or a socket, because a program might wait for its data for ever. Pipes in /dev
-            and /proc, such as /dev/stdin, can be read.
+        OSError: `path` is a named pipe or a socket, from which a program might wait for data for ever; or the block
+            raises an OSError or an error of TensorFlow. Pipes in /dev and /proc, such as /dev/stdin, can be read.
     """
-    with writing(path, "read"):
+    with naming_write_errors(path, "read"):
         if is_pipe(path):
             raise OSError("it is a named pipe or a socket, not a file")
         yield
 
 
 def reason(error: Exception) -> str:
-    """Returns the first line of an error's message, without the names of operations that TensorFlow adds."""
+    """Returns the first line of an error's message, without the names of operations that TensorFlow adds.
+
+    An error without a message gives the name of its class.
+    """
     return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error) or type(error).__name__).splitlines()[0]
 
 
 @contextlib.contextmanager
 def removed_on_error(path: str) -> Iterator[None]:
-    """Removes the file or folder `path` if an error occurs, unless it was there before."""
-    was_there = tf.io.gfile.exists(path) if is_remote(path) else os.path.lexists(path)
+    """Removes the file or folder `path` if the block raises an error, unless `path` existed before the block."""
+    existed = tf.io.gfile.exists(path) if is_remote(path) else os.path.lexists(path)
     try:
         yield
     except BaseException:
-        if not was_there:
+        if not existed:
             remove(path)
         raise
 
 
 def remove(path: str) -> None:
-    """Removes a file or a folder, if it exists. It removes symbolic links, and leaves what they point to untouched.
+    """Removes a file or a folder, if it exists. Of a symbolic link, it removes the link and not the link's target.
 
-    All code that deletes calls this function: `tf.io.gfile.rmtree` follows links out of the folder.
+    All code that deletes must call this function, because `tf.io.gfile.rmtree` follows links out of the folder.
     """
     path = os.fspath(path).rstrip("/") or path
     if is_remote(path):
@@ -337,16 +364,18 @@ def check_no_link(folder: str, *names: str) -> None:
 
 # ------------------------------------------------------------------------------------------------- dead processes
 
-# `write_atomic` and `export_saved_model` write to `<name>.<process>.<8 digits>.tmp` and `<name>.<process>.tmp` first.
+# `new_file` writes to `<name>.<process>.<8 hexadecimal digits>.tmp` first, `export_saved_model` to
+# `<name>.<process>.tmp`.
 _TEMPORARY = re.compile(r"(?P<name>.+?)\.(?P<process>\d{1,9})(\.[0-9a-f]{8})?\.tmp", re.DOTALL)
 
 
 def remove_leftovers(folder: str, name: str | None = None) -> list[str]:
-    """Removes the temporary files and folders that killed programs left in a local folder. Returns their names.
+    """Removes the temporary files and folders that killed processes left in a local folder. Returns their names.
 
-    The caller holds the lock of the folder, or is the only one to write `name`. A link is removed, not followed.
+    The caller must hold the lock of the folder, or be the only one to write `name`.
 
     Args:
+        folder: the folder. If it cannot be listed, nothing is removed.
         name: the file or folder that the processes were writing; `None`: any.
     """
     try:
@@ -367,7 +396,7 @@ def remove_leftovers(folder: str, name: str | None = None) -> list[str]:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process with this number exists on this machine; also true if that cannot be found out."""
+    """Whether a process with this number exists on this machine. The answer is also true if the system cannot tell."""
     if os.name != "posix":
         return True
     try:

@@ -3,8 +3,8 @@
 The functions themselves check nothing: layers call them with checked arguments. `txl_tf.layers` has the same functions
 with these checks: a wrong call raises an error that names the argument, and shows how to write the call.
 
-Lists and NumPy arrays become tensors with the dtype of the first float tensor in the same call. In functions whose
-tensors may have different dtypes (`mixed`), arrays keep their dtypes.
+Lists and NumPy arrays become tensors. In the place of float tensors, they get the dtype that `_dtype_of` finds in the
+same call. In functions whose tensors may have different dtypes (`mixed`), arrays keep their dtypes.
 """
 
 import functools
@@ -37,12 +37,13 @@ class Shapes(NamedTuple):
     Attributes:
         arguments: `{name: description}`, in the order in which they are checked. A description is a kind of tensor with
             its dimensions, as in `check_tensors`, or a key of `_OTHERS`. "?" after the kind allows `None`. Three more
-            kinds of tensors are possible: "ids", integers, also as whole numbers in floats; "mask", bool or numbers 0
-            and 1, which broadcasts to its dimensions; and "floats", a list of tensors. An argument that is missing here
-            is checked by the function.
-        check: function of all arguments and the sizes of their dimensions. It raises ParameterError.
+            kinds of tensors are possible: "ids", integers, also as whole numbers in floats; "mask", see `_check_mask`;
+            and "floats", a list of tensors, see `_checked_list`. Arguments that are missing here are left to `check`
+            and to the function.
+        check: function of all arguments and the sizes of their dimensions. It raises ParameterError. It may replace
+            arguments by tensors.
         mixed: whether tensors may have different floating-point dtypes.
-        layer: the layer that makes the weights itself, and takes the arguments of the original, for error messages.
+        layer: for error messages, the layer that makes the weights itself and takes the arguments of the original.
     """
 
     arguments: dict[str, str]
@@ -52,7 +53,7 @@ class Shapes(NamedTuple):
 
 
 def checked(name: str, function: Function) -> Function:
-    """Returns a function that checks its arguments by the row of this `name` in `SHAPES`, and then calls `function`."""
+    """Returns `function` with checks of its arguments, those of `SHAPES[name]`. Errors call the function `name`."""
     signature = inspect.signature(function)
     shapes = SHAPES[name]
     hint = f". The layer {shapes.layer} makes the weights itself" if shapes.layer else ""
@@ -74,11 +75,12 @@ def checked(name: str, function: Function) -> Function:
 
 
 def _check(given: inspect.BoundArguments, shapes: Shapes) -> None:
-    """Checks the arguments of a call, and replaces lists and arrays by tensors."""
+    """Checks the arguments of a call. In `given`, sets defaults, and replaces lists and arrays by tensors."""
     given.apply_defaults()
     arguments = given.arguments
-    sizes: Sizes = {} if arguments.get("mems", "") is not None else {"mem_len": 0}
-    dtype = _dtype_of(arguments, shapes)
+    has_no_memory = "mems" in arguments and arguments["mems"] is None
+    sizes: Sizes = {"mem_len": 0} if has_no_memory else {}
+    call_dtype = _dtype_of(arguments, shapes)
     for name, description in shapes.arguments.items():
         kind, *dims = description.split()
         value = arguments[name]
@@ -92,85 +94,107 @@ def _check(given: inspect.BoundArguments, shapes: Shapes) -> None:
         elif kind == "mask":
             _check_mask(name, value, dims, sizes)
         elif kind == "floats":
-            arguments[name] = _checked_list(name, value, dims, sizes, dtype)
+            arguments[name] = _checked_list(name, value, dims, sizes, call_dtype)
         else:
-            arguments[name] = _checked_tensor(name, value, kind, dims, sizes, dtype, shapes.mixed)
+            arguments[name] = _checked_tensor(name, value, kind, dims, sizes, call_dtype, shapes.mixed)
     if shapes.check is not None:
         shapes.check(arguments, sizes)
 
 
 def _dtype_of(arguments: Arguments, shapes: Shapes) -> tuple[str, Any]:
-    """Returns `(name, dtype)` of the first float tensor or, without one, array; `("", float32)` if there is none."""
+    """Returns the argument that sets the dtype of a call, and this dtype: `(name, dtype)`.
+
+    It is the first float tensor or, without one, the first float array; without both, the result is `("", float32)`.
+    """
     names = [name for name, description in shapes.arguments.items() if description.split()[0] in ("float", "float?")]
-    tensors = [(name, arguments[name]) for name in names if _is_tensor(arguments[name])]
-    tensors.sort(key=lambda pair: isinstance(pair[1], np.ndarray))  # stable: tensors first, then arrays
-    dtypes = [(name, tf.as_dtype(x.dtype)) for name, x in tensors]
+    values = [(name, arguments[name]) for name in names if _is_tensor_or_array(arguments[name])]
+    values.sort(key=lambda pair: isinstance(pair[1], np.ndarray))  # tensors first, then arrays, each in their order
+    dtypes = [(name, tf.as_dtype(x.dtype)) for name, x in values]
     return next(((name, dtype) for name, dtype in dtypes if dtype.is_floating), ("", tf.float32))
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor_or_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def _checked_tensor(
-    name: str, value: Any, kind: str, dims: Sequence[str], sizes: Sizes, dtype: Any, mixed: bool = True
+    name: str,
+    value: Any,
+    kind: str,
+    dims: Sequence[str],
+    sizes: Sizes,
+    call_dtype: tuple[str, tf.DType],
+    mixed: bool = True,
 ) -> Any:
-    """Returns a value as a tensor of this kind and shape.
+    """Returns a value as a tensor of this kind and shape. Raises ParameterError if it is none.
 
     Args:
         name, value: the argument.
         kind, dims: see `Shapes`.
         sizes: sizes of dimensions. New ones are added.
-        dtype: from `_dtype_of`.
+        call_dtype: from `_dtype_of`.
         mixed: see `Shapes`.
     """
-    other_name, call_dtype = dtype
-    plain = "number" if kind == "ids" else kind
+    decisive_name, dtype = call_dtype
+    plain_kind = "number" if kind == "ids" else kind
     if isinstance(value, (list, tuple, np.ndarray, np.generic)) or (is_number(value) and list(dims) == ["..."]):
         keeps_dtype = kind != "float" or (mixed and isinstance(value, np.ndarray))
-        value = _as_tensor(name, value, described(kind, dims, sizes), None if keeps_dtype else call_dtype)
-    check_tensors(sizes, **{name: (value, " ".join([plain, *dims]))})
+        value = _as_tensor(name, value, described(kind, dims, sizes), None if keeps_dtype else dtype)
+    check_tensors(sizes, **{name: (value, " ".join([plain_kind, *dims]))})
     if kind == "ids" and not keras.backend.is_keras_tensor(value):
         return as_ids(name, value)
-    if kind == "float" and not mixed and tf.as_dtype(value.dtype) != call_dtype:
-        raise tensor_error(name, value, f"{call_dtype.name}, as {other_name}")
+    if kind == "float" and not mixed and tf.as_dtype(value.dtype) != dtype:
+        raise tensor_error(name, value, f"{dtype.name}, as {decisive_name}")
     return value
 
 
 def _as_tensor(name: str, value: Any, allowed: str, dtype: Any) -> Any:
-    """Returns a list or an array of numbers as a tensor, with `dtype` if it is not `None`.
+    """Returns a list or an array of numbers as a tensor.
 
-    Other values are returned as they are: the checks that follow refuse them.
+    Values that contain no real numbers are returned unchanged: the checks that follow refuse them.
+
+    Args:
+        name: the argument, for the error.
+        value: list, tuple, array or number.
+        allowed: what is allowed, for the error.
+        dtype: dtype of the tensor. `None` keeps the dtype of NumPy. Integer arrays always keep theirs.
+
+    Raises:
+        ParameterError: the lists in a list have different lengths.
     """
     try:
         array = np.asarray(value)
-    except ValueError:  # lists of different lengths
+    except ValueError:
         raise tensor_error(name, value, allowed) from None
     if array.dtype.kind not in "iufb":
-        return array if isinstance(value, np.ndarray) and array.dtype.kind not in "OUS" else value
+        return value
     if dtype is not None and (array.dtype.kind == "f" or isinstance(value, (list, tuple))):
         return tf.cast(array, dtype)
     return tf.convert_to_tensor(array)
 
 
-def _checked_list(name: str, value: Any, dims: Sequence[str], sizes: Sizes, dtype: Any) -> Any:
-    """Checks a list of float tensors. The last of `dims` is "?" if elements may be `None`.
+def _checked_list(name: str, value: Any, dims: Sequence[str], sizes: Sizes, call_dtype: tuple[str, tf.DType]) -> Any:
+    """Returns a list of float tensors, checked as by `_checked_tensor`, from a list that is not empty.
 
-    The sizes of a dimension may differ from element to element, so they are not used for later arguments.
+    The last of `dims` is "?" if elements may be `None`. The sizes of a dimension may differ from element to element, so
+    they are not added to `sizes`.
     """
-    optional = dims[-1] == "?"
+    may_be_none = dims[-1] == "?"
     dims = [dim for dim in dims if dim != "?"]
     if not isinstance(value, (list, tuple)) or not value:
         allowed = f"a list of tensors, {described('float', dims, sizes)}"
         raise ParameterError(name, value, allowed, f"{name} must be {allowed}, got {shown(value)}")
     return [
-        None if x is None and optional else _checked_tensor(f"{name}[{i}]", x, "float", dims, dict(sizes), dtype)
+        None if x is None and may_be_none else _checked_tensor(f"{name}[{i}]", x, "float", dims, {**sizes}, call_dtype)
         for i, x in enumerate(value)
     ]
 
 
 def _check_mask(name: str, mask: Any, dims: Sequence[str], sizes: Sizes) -> None:
-    """Checks that a mask is bool or numbers 0 and 1, and broadcasts to `dims`. With "=" before them: has this shape."""
+    """Raises ParameterError unless a mask consists of bools or of numbers 0 and 1, and has the right shape.
+
+    It must have at least two dimensions and broadcast to `dims`. If "=" comes before `dims`, it must have their shape.
+    """
     exact = dims[0] == "="
     dims = dims[1:] if exact else dims
     allowed = f"a mask of bool or of numbers 0 and 1, {described('', dims, sizes)}"
@@ -179,21 +203,21 @@ def _check_mask(name: str, mask: Any, dims: Sequence[str], sizes: Sizes) -> None
     shape = tf.TensorShape(mask.shape)
     if shape.rank is None:
         return
-    target: list[Any] = [size_of(dim, sizes) for dim in dims]  # the shape to broadcast to; `None` for unknown sizes
+    full_shape: list[Any] = [size_of(dim, sizes) for dim in dims]  # `None` for unknown sizes
     if "..." in dims:
         leading = sizes.get("...", tf.TensorShape([]))
         at = dims.index("...")
-        target[at : at + 1] = [*leading] if leading.rank is not None else []
-    fits = shape.is_compatible_with(target) if exact else shape.rank > 1 and _broadcasts_to(shape, target)
+        full_shape[at : at + 1] = [*leading] if leading.rank is not None else []
+    fits = shape.is_compatible_with(full_shape) if exact else shape.rank > 1 and _broadcasts_to(shape, full_shape)
     if not fits:
         raise tensor_error(name, mask, allowed)
 
 
-def _broadcasts_to(shape: tf.TensorShape, target: Sequence[Any]) -> bool:
-    """Whether a shape broadcasts to the shape `target`. Unknown sizes, `None`, fit every size."""
-    sizes = [None] * max(len(target) - len(shape), 0) + shape.as_list()
-    pairs = zip(sizes, target, strict=False)
-    return len(shape) <= len(target) and all(size in (None, 1, wanted) or wanted is None for size, wanted in pairs)
+def _broadcasts_to(shape: tf.TensorShape, full_shape: Sequence[Any]) -> bool:
+    """Whether a shape broadcasts to `full_shape`. Unknown sizes, `None`, fit every size."""
+    sizes = [None] * max(len(full_shape) - len(shape), 0) + shape.as_list()
+    pairs = zip(sizes, full_shape, strict=False)
+    return len(shape) <= len(full_shape) and all(size in (None, 1, full) or full is None for size, full in pairs)
 
 
 # -------------------------------------------------------------------------------------------- arguments without shape
@@ -214,15 +238,16 @@ def _check_dtype(name: str, value: Any) -> None:
 
 
 def _check_key(name: str, value: Any) -> None:
+    """Raises ParameterError unless a value may be a dropout key, see `dropout`."""
     key = np.asarray(value) if isinstance(value, (list, tuple)) else value
-    shape = tf.TensorShape(key.shape) if _is_tensor(key) else tf.TensorShape([])
+    shape = tf.TensorShape(key.shape) if _is_tensor_or_array(key) else tf.TensorShape([])
     if not any(shape.is_compatible_with([size]) for size in (3, 4)) or not tf.as_dtype(key.dtype).is_integer:
         raise tensor_error(name, value, "int [3]: two words of key and the number of the first row")
 
 
 _OTHERS: dict[str, Callable[[str, Any], None]] = {
-    "size": lambda name, value: check_sizes(**{name: value}),  # of a weight: an integer from 1 on
-    "length": check_length,
+    "size": lambda name, value: check_sizes(**{name: value}),  # a size of a weight: an integer from 1 on
+    "length": check_length,  # an integer from 0 on
     "scalar": _check_number,
     "rate": RATE,
     "dtype": _check_dtype,
@@ -234,26 +259,38 @@ _OTHERS: dict[str, Callable[[str, Any], None]] = {
 
 
 def _check_in_range(name: str, ids: Any, n: Any) -> None:
-    """Raises ParameterError for an id from `n` on. Graphs do not check it."""
+    """Raises ParameterError if an id is negative, or `n` or more. In a graph, ids are not checked."""
     if tf.executing_eagerly() and n is not None and not keras.backend.is_keras_tensor(ids):
         check_ids(name, np.asarray(ids), n)
 
 
 def _check_scores(arguments: Arguments, sizes: Sizes) -> None:
+    """Checks `position_scores`, and makes them one tensor. They are a tensor or a list with the scores of each head.
+
+    The tensor has the dimensions `[n_head, ..., tgt_len, keys]`. A tensor of rank 3 has the scores of all rows.
+    """
     scores = arguments["position_scores"]
     if scores is None:
         return
-    if isinstance(scores, list) and scores and all(map(_is_tensor, scores)):  # one tensor for each head
-        check_tensors(dict(sizes), **{f"position_scores[{i}]": (x, "float ... keys") for i, x in enumerate(scores)})
-        scores = tf.stack(scores)
-    has_batch = len(getattr(scores, "shape", ())) != 3
-    dims = ["n_head", "...", "tgt_len", "keys"] if has_batch else ["n_head", "tgt_len", "keys"]
+    call_dtype = ("q", tf.as_dtype(arguments["q"].dtype))
+    if isinstance(scores, list) and scores and all(map(_is_tensor_or_array, scores)):
+        scores = tf.stack(
+            [
+                _checked_tensor(
+                    f"position_scores[{i}]", x, "float", ["...", "keys"], {**sizes}, call_dtype, mixed=False
+                )
+                for i, x in enumerate(scores)
+            ]
+        )
+    same_for_all_rows = len(getattr(scores, "shape", ())) == 3
+    dims = ["n_head", "tgt_len", "keys"] if same_for_all_rows else ["n_head", "...", "tgt_len", "keys"]
     arguments["position_scores"] = _checked_tensor(
-        "position_scores", scores, "float", dims, sizes, ("q", arguments["q"].dtype), mixed=False
+        "position_scores", scores, "float", dims, sizes, call_dtype, mixed=False
     )
 
 
 def _check_attn_mask(arguments: Arguments, sizes: Sizes) -> None:
+    """Raises ParameterError unless `attn_mask` fits: one mask for all heads or, with four dimensions, for each head."""
     mask = arguments["attn_mask"]
     if mask is None:
         return
@@ -263,12 +300,14 @@ def _check_attn_mask(arguments: Arguments, sizes: Sizes) -> None:
 
 
 def _check_heads(arguments: Arguments, sizes: Sizes) -> None:
+    """Raises ParameterError unless `n_head` divides the width of the kernels, and `attn_mask` fits."""
     if sizes["width"] % arguments["n_head"]:
         raise ParameterError("n_head", arguments["n_head"], f"a divisor of {sizes['width']}, the width of all heads")
     _check_attn_mask(arguments, sizes)
 
 
 def _check_embedding(arguments: Arguments, sizes: Sizes) -> None:
+    """Raises ParameterError unless cutoffs, tables and projections fit each other, and the ids `x` have rows."""
     tables, projs, cutoffs, d_proj = (arguments[name] for name in ("tables", "projs", "cutoffs", "d_proj"))
     if not isinstance(cutoffs, (list, tuple)) or not all(map(is_integer, cutoffs)):
         raise ParameterError("cutoffs", cutoffs, "a list of integers")
@@ -289,7 +328,10 @@ def _check_rows(name: str, table: Tensor, rows: int) -> None:
 
 
 def _check_projections(tables: Any, projs: Any, number: int, d_proj: int) -> None:
-    """Each of the `number` clusters has a projection from the width of its table to `d_proj`, or `None`."""
+    """Raises ParameterError unless each of `number` clusters has a projection from its table's width to `d_proj`.
+
+    The projection may be `None` if the table has the width `d_proj`. A single table belongs to all clusters.
+    """
     if len(projs) != number:
         raise ParameterError("projs", len(projs), f"a list of {number}, a projection or None for each cluster")
     for i, proj in enumerate(projs):
@@ -302,6 +344,7 @@ def _check_projections(tables: Any, projs: Any, number: int, d_proj: int) -> Non
 
 
 def _check_softmax(arguments: Arguments, sizes: Sizes) -> None:
+    """Raises ParameterError unless the weights of an adaptive softmax fit each other, and `target`, if any, fits."""
     hidden, tables, projs, biases, clusters = (
         arguments[name] for name in ("hidden", "tables", "projs", "biases", "clusters")
     )
@@ -328,11 +371,12 @@ def _check_softmax(arguments: Arguments, sizes: Sizes) -> None:
         raise tensor_error("target", target, f"int {[*hidden.shape[:-1]]}, an id for each vector of hidden")
     if "bin_capacities" not in arguments:
         _check_in_range("target", target, sum(n_words))
-    elif tf.executing_eagerly():
+    elif tf.executing_eagerly():  # with static shapes, a negative target does not count
         _check_in_range("target", np.maximum(target, 0), sum(n_words))
 
 
 def _check_crf(arguments: Arguments, sizes: Sizes) -> None:
+    """Raises ParameterError if an element has a tag outside the ids. In a graph, tags are not checked."""
     if "tags" in arguments and tf.executing_eagerly():
         mask = arguments["mask"]
         is_element = tf.ones_like(arguments["tags"], tf.bool) if mask is None else tf.cast(mask, tf.bool)
@@ -340,6 +384,7 @@ def _check_crf(arguments: Arguments, sizes: Sizes) -> None:
 
 
 def _check_angles(arguments: Arguments, sizes: Sizes) -> None:
+    """Raises ParameterError unless `pos` and `i` are numbers or arrays that broadcast with each other."""
     shapes = {}
     for name in ("pos", "i"):
         x = np.asarray(arguments[name])
@@ -355,30 +400,35 @@ def _check_angles(arguments: Arguments, sizes: Sizes) -> None:
 
 
 def _check_pairs(arguments: Arguments, sizes: Sizes) -> None:
+    """Raises ParameterError unless `names` are names of distances of FLAT."""
     names = arguments["names"]
     if not isinstance(names, (list, tuple)) or not names or any(name not in DISTANCES for name in names):
         raise ParameterError("names", names, f"a list of some of {', '.join(DISTANCES)}")
 
 
 def _check_pairwise(arguments: Arguments, sizes: Sizes) -> None:
-    has_index = arguments["index"] is not None  # which row of `r` each pair has; without it, `r` has all pairs
+    """Raises ParameterError unless `r` has a row for each different pair, with `index`; or else one for each pair."""
+    has_index = arguments["index"] is not None  # which row of `r` each pair has
     description = "float distinct n_head d_head" if has_index else "float n_head batch tgt_len keys d_head"
     check_tensors(sizes, r=(arguments["r"], description))
 
 
 def _check_shifted(arguments: Arguments, sizes: Sizes) -> None:
+    """Raises ParameterError if `first` is greater than the number of queries."""
     first, tgt_len = arguments["first"], sizes.get("tgt_len")
     if is_integer(first) and tgt_len is not None and first > tgt_len:
         raise ParameterError("first", first, f"from 0 to {tgt_len}, the number of queries")
 
 
 def _check_row_axis(arguments: Arguments, sizes: Sizes) -> None:
+    """Raises ParameterError unless `row_axis` is `None` or an axis of `x`."""
     axis, rank = arguments["row_axis"], arguments["x"].shape.rank
     if axis is not None and not (is_integer(axis) and (rank is None or 0 <= axis < rank)):
         raise ParameterError("row_axis", axis, f"None, or an axis of x, from 0 to {rank - 1}")
 
 
 def _check_reset(arguments: Arguments, sizes: Sizes) -> None:
+    """Raises ParameterError unless `reset_token` is an integer, and `attn_mask` has a column for each query."""
     if not is_integer(arguments["reset_token"]):
         raise ParameterError("reset_token", arguments["reset_token"], "an integer, the id of a token")
     if sizes.get("keys", 0) < sizes.get("tgt_len", 0):
@@ -386,11 +436,11 @@ def _check_reset(arguments: Arguments, sizes: Sizes) -> None:
         raise tensor_error("attn_mask", arguments["attn_mask"], allowed)
 
 
-def _ids_in_table(arguments: Arguments, sizes: Sizes) -> None:
+def _check_ids_in_table(arguments: Arguments, sizes: Sizes) -> None:
     _check_in_range("ids", arguments["ids"], sizes.get("rows"))
 
 
-def _labels_in_classes(arguments: Arguments, sizes: Sizes) -> None:
+def _check_labels(arguments: Arguments, sizes: Sizes) -> None:
     _check_in_range("labels", arguments["labels"], sizes.get("classes"))
 
 
@@ -425,8 +475,9 @@ OTHER_NAMES = {
     "gelu": 'txl_tf.TransformerXLLM(activation="gelu")',
 }
 
-# ---------------------------------------------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------------------------- shapes of all functions
 
+# Arguments that several functions have.
 _CORE = {
     "q": "float n_head ... tgt_len d_head",
     "k": "float n_head ... keys d_head",
@@ -466,7 +517,7 @@ def _without(arguments: dict[str, str], *names: str) -> dict[str, str]:
     return {name: description for name, description in arguments.items() if name not in names}
 
 
-SHAPES = {
+SHAPES = {  # by the name of the function
     "adaptive_log_probs": Shapes({**_SOFTMAX, "biases": "floats words"}, _check_softmax, True, "AdaptiveSoftmax"),
     "alibi_slopes": Shapes({"n_head": "size"}),
     "attend": Shapes({**_CORE, **_DROPOUT}, _check_scores),
@@ -477,7 +528,7 @@ SHAPES = {
     "crf_decode": Shapes(_CRF, None, True, "CRF(n_tag)"),
     "crf_marginals": Shapes(_CRF, None, True, "CRF(n_tag)"),
     "crf_nll": Shapes({**_CRF, "tags": "ids batch time"}, _check_crf, True, "CRF(n_tag)"),
-    "cross_entropy": Shapes({"logits": "float rows classes", "labels": "ids rows"}, _labels_in_classes),
+    "cross_entropy": Shapes({"logits": "float rows classes", "labels": "ids rows"}, _check_labels),
     "distance_table": Shapes({"places": "length", "d_model": "size", "shift": "scalar", "dtype": "dtype"}),
     "distinct_pairs": Shapes(
         {"pos_s": "ids batch length", "pos_e": "ids batch length", "mask": "mask? = batch length"}, _check_pairs
@@ -486,7 +537,7 @@ SHAPES = {
         {"attn_mask": "float tgt_len keys", "tokens": "ids batch tgt_len", "lengths": "ids? batch"}, _check_reset
     ),
     "dropout": Shapes({"x": "float ...", "rate": "rate", "dropout_key": "key?"}, _check_row_axis),
-    "embedding_lookup": Shapes({"table": "float rows width", "ids": "ids ..."}, _ids_in_table),
+    "embedding_lookup": Shapes({"table": "float rows width", "ids": "ids ..."}, _check_ids_in_table),
     "get_angles": Shapes({"d_model": "size"}, _check_angles),
     "inverse_frequencies": Shapes({"d_model": "size", "dtype": "dtype"}),
     "layer_norm": Shapes(

@@ -28,7 +28,7 @@ from txl_tf.cluster.blocks import answer_on_cluster, count_workers
 from txl_tf.cluster.connection import connected
 from txl_tf.data.line_files import LineFile, Plan, Tally, answer_block
 from txl_tf.data.text.texts import find_named_files, folder_around
-from txl_tf.files import absolute, lock, same_path, sha256, writing
+from txl_tf.files import absolute, lock, naming_write_errors, same_path, sha256
 from txl_tf.runs.folder import RunFolder
 
 _FILES = ("lexicon",)  # flags that name a file whose content affects the answers
@@ -81,7 +81,7 @@ def _answer_files(folder, make_answering, program, together, files, path):
     flags: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
     flags |= {name: sha256(flags[name]) for name in _named_by(flags)}
     key = [program, flags, sha256(folder.config_file), sha256(f"{path}.index"), together]
-    with writing(FLAGS.output):
+    with naming_write_errors(FLAGS.output):
         tf.io.gfile.makedirs(FLAGS.output)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock(FLAGS.output, f"another program writes its answers to {FLAGS.output}"))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import METRICS, Figure, FuncFormatter, colors, tidy
-from txl_tf.files import reading
+from txl_tf.files import naming_read_errors
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import to_metric
 
@@ -28,7 +28,7 @@ def read_log(model_dir):
         message = f"model_dir {model_dir} has no curves: {path} does not exist (converted runs have none)"
         raise ParameterError("model_dir", model_dir, "a run with a log.csv", message)
     try:
-        with reading(path), tf.io.gfile.GFile(path) as file:
+        with naming_read_errors(path), tf.io.gfile.GFile(path) as file:
             rows = {int(row["step"]): row for row in csv.DictReader(file)}
         ordered = [rows[step] for step in sorted(rows)]
         names = ordered[0] if ordered else ()

@@ -4,7 +4,7 @@ import json
 
 from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import Figure, NullLocator, colors, tidy
-from txl_tf.files import reading
+from txl_tf.files import naming_read_errors
 
 LOGARITHMIC = ("n_token", "tokens_before")  # arguments of the benchmark that grow by large factors
 
@@ -17,7 +17,7 @@ def read_figures(path):
         OSError: it cannot be read.
     """
     try:
-        with reading(path), open(path) as file:
+        with naming_read_errors(path), open(path) as file:
             rows = [row for row in json.load(file)["rows"] if "argument" in row]
     except (ValueError, KeyError, TypeError):  # no JSON, or another program's
         rows = []

@@ -76,10 +76,10 @@ def read_api_key():
         key = os.environ.get("TXL_API_KEY")
         source = "TXL_API_KEY"
     else:
-        from txl_tf.files import reading
+        from txl_tf.files import naming_read_errors
 
         source = FLAGS.api_key_file
-        with reading(source):
+        with naming_read_errors(source):
             key = Path(source).read_text("utf-8", "replace").strip()
     if key is not None and not re.fullmatch(r"[\x21-\x7e]{1,1000}", key):
         message = f"the API key in {named(source)} must be a word of 1 to 1,000 ASCII characters"

@@ -1,4 +1,6 @@
-"""Blocks of lines answered by the workers of a Ray cluster. Ray Data hands them out, again if a worker died."""
+"""Answers blocks of lines on the workers of a Ray cluster. Ray Data gives each block to a worker, and retries it if
+the worker dies.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from txl_tf.cluster.connection import connected
 from txl_tf.config import ClusterConfig
 from txl_tf.data.line_files import Answering, Block, answer_block
 from txl_tf.errors import ParameterError
-from txl_tf.files import reading, write_atomic
+from txl_tf.files import naming_read_errors, write_atomic
 
 logger = logging.getLogger("txl_tf")
-_TRIES = 3  # of a block whose workers die
-_PATIENCE = 180  # seconds without an answer, after which a line says why
+_TRIES = 3  # how often a block is tried if its workers die
+_PATIENCE = 180  # seconds without a first answer, after which a log line gives possible reasons
 _LATE = "nothing is answered after %d s: workers wait for room or for memory, or a block takes long (`ray status`)"
 
 
@@ -32,12 +34,12 @@ def answer_on_cluster(blocks: list[Block], make: Callable[[], Answering], cluste
 
     Args:
         blocks: blocks whose paths are valid on every machine.
-        make: called once in every worker; makes its model.
+        make: function that makes the model of a worker. Every worker calls it once.
         cluster: the number of workers, and the resources of each.
 
     Raises:
-        ValueError, OSError: there is no cluster, or no room in it for a worker; a worker raised it; or the workers of
-            one block died several times.
+        ValueError, OSError: there is no cluster, it has no room for a worker, workers do not start, or `_TRIES` workers
+            died of one block. Or it is the error that a worker raised.
     """
     with connected(cluster.ray_address) as ray:
         number = min(count_workers(ray, cluster), len(blocks))
@@ -70,7 +72,13 @@ def answer_on_cluster(blocks: list[Block], make: Callable[[], Answering], cluste
 
 
 def count_workers(ray: ModuleType, cluster: ClusterConfig) -> int:
-    """How many workers to start: as many as requested, at most as many as fit. Raises ParameterError if none fits."""
+    """How many workers to start: the requested number, at most as many as the cluster has room for.
+
+    Logs a line if all room is in use at the moment.
+
+    Raises:
+        ParameterError: no machine has the resources for a worker.
+    """
     needs = {name: number for name, number in cluster.resources.items() if number}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(min((int(node.get(name, 0) // number) for name, number in needs.items()), default=1) for node in nodes)
@@ -96,7 +104,7 @@ def _be_quiet(ray: ModuleType) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Variables that let workers import this package if it is not installed."""
+    """Environment variables by which workers can import this package if it is not installed."""
     folder = str(Path(__file__).parents[2])
     if "site-packages" in folder:
         return {}
@@ -104,12 +112,12 @@ def _environment() -> dict[str, str]:
 
 
 class _Worker:
-    """A process of the cluster with a model.
+    """Answers blocks in a process of the cluster.
 
     Args:
         make: function that makes the `Answering`, which has the model.
-        cpus: cores that it may use; 0: all.
-        job: id of this job. Another job counts its own tries.
+        cpus: number of cores that the model may use; 0 for all.
+        job: id of the call of `answer_on_cluster`. Tries are counted for each job.
     """
 
     def __init__(self, make: Callable[[], Answering], cpus: int, job: str):
@@ -119,12 +127,17 @@ class _Worker:
 
     @functools.cached_property
     def answering(self) -> Answering:
+        """The `Answering`, made when the first block comes. Sets the number of threads before."""
         tf.config.threading.set_intra_op_parallelism_threads(self.cpus)
         tf.config.threading.set_inter_op_parallelism_threads(self.cpus)
         return self.make()
 
     def __call__(self, row: dict) -> dict:
-        """Answers the block with these fields. Returns the path of its answers, and the error that ends the job."""
+        """Answers the `Block` with the fields `row`.
+
+        Returns:
+            `{"part": path of the answers, "error": pickled error that ends the job, or b""}`.
+        """
         block = Block(**row)
         try:
             self.answer(block)
@@ -133,7 +146,7 @@ class _Worker:
         return {"part": block.part, "error": b""}
 
     def answer(self, block: Block) -> None:
-        """Answers a block. Raises FileNotFoundError if this machine does not see its files."""
+        """Answers a block. Raises FileNotFoundError if this machine cannot open its files."""
         for path in (block.path, os.path.dirname(block.part)):
             if not tf.io.gfile.exists(path):
                 raise FileNotFoundError(
@@ -143,11 +156,11 @@ class _Worker:
         answer_block(self.answering, block)
 
     def count_try(self, block: Block) -> None:
-        """Counts the tries of a block on disk. Raises ValueError after `_TRIES`: Ray would try forever."""
+        """Counts the tries of a block in a file. Raises ParameterError after `_TRIES`: Ray would try forever."""
         path = f"{block.part}.{self.job}"
         tries = 0
         if tf.io.gfile.exists(path):
-            with reading(path), tf.io.gfile.GFile(path) as file:
+            with naming_read_errors(path), tf.io.gfile.GFile(path) as file:
                 tries = int(file.read())
         if tries == _TRIES:
             lines = f"lines {block.first:,} to {block.first + block.lines - 1:,}"

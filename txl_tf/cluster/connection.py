@@ -25,7 +25,7 @@ _NOTE = re.compile(rb"\[.*Set ray log level from environment variable")
 
 
 def ray_package() -> ModuleType:
-    """Ray, which the extra `cluster` installs. Raises ParameterError if it is not installed."""
+    """Imports and returns Ray, with quiet settings. Raises ParameterError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's developers
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors are raised as exceptions
     os.environ.setdefault("RAY_task_oom_retries", "3")  # the default is endless
@@ -33,7 +33,7 @@ def ray_package() -> ModuleType:
         import ray
     except ImportError as error:
         message = (
-            'ray_address and ray_workers need the package ray, which is not installed: pip install "ray[data,train]"'
+            'ray_address and ray_workers need the package ray, which is not installed: pip install "txl_tf[cluster]"'
         )
         raise ParameterError("ray_address", None, "left out without the package ray", message) from error
     return ray
@@ -41,14 +41,14 @@ def ray_package() -> ModuleType:
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[ModuleType]:
-    """Connects this process to a Ray cluster, unless it is connected already.
+    """In this block, this process is connected to a Ray cluster. An existing connection is used, and stays open.
 
     Args:
         address: `"auto"`, `"host:port"`, or `"local"` for a cluster of this machine alone, which ends with the block.
             `None`: the environment variable `RAY_ADDRESS`, or else `"local"`.
 
     Yields:
-        The package.
+        The package Ray.
 
     Raises:
         ValueError: Ray is not installed, or the address is malformed.
@@ -79,10 +79,11 @@ def connected(address: str | None) -> Iterator[ModuleType]:
 
 @contextlib.contextmanager
 def last_words(message: str) -> Iterator[None]:
-    """Prints a line to the standard error if this process ends within the block without an exception of Python.
+    """Prints `message` to the standard error if this process ends within the block without an exception of Python.
 
-    When its raylet dies, Ray's C++ part ends the whole process without a message. So a small second process reads from
-    a pipe. If the pipe is closed before this process has written to it, it prints the message.
+    When its raylet dies, Ray's C++ part ends the whole process without a message. So a small second process, the
+    watcher, reads from a pipe. If the pipe is closed before this process has written to it, the watcher prints the
+    message.
     """
     code = f"import os, sys\nif not os.read(0, 1): os.write(2, {(message + chr(10)).encode()!r})"
     command = [sys.executable, "-I", "-S", "-c", code]

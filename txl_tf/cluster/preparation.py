@@ -1,4 +1,4 @@
-"""Preparation of a text on a Ray cluster: portions of it are counted, sampled and encoded at the same time.
+"""Preparation of a text on a Ray cluster: its workers count, sample and encode portions of it at the same time.
 
     corpus = txl_tf.prepare(data_dir="data/mine", data_path="gs://bucket/texts/*.jsonl.gz", ray=True)
 
@@ -29,8 +29,8 @@ from txl_tf.errors import ParameterError
 from txl_tf.files import reason
 from txl_tf.schema import check_names, keywords_of
 
-_AHEAD = 2  # portions per worker that are running, or are done and wait for earlier ones
-_RETRIES = 10  # of a portion whose worker died
+_AHEAD = 2  # the most portions per worker that are started and whose results were not all taken
+_RETRIES = 10  # how often Ray tries a portion again if its worker dies
 
 logger = logging.getLogger("txl_tf")
 
@@ -48,11 +48,15 @@ def prepare(
 
     Args:
         texts: an iterable of texts, see `prepare_texts`; with `ray`, also a `ray.data.Dataset` with a column
-            `text_field`. Without texts, `data_path` names the files, as for the program: see `corpus.prepare`.
+            `text_field`. Without `texts`, the option `data_path` or `dataset` names the files, see `corpus.prepare`.
         data_dir: the folder. A folder that was prepared with the same options is left as it is.
-        ray: the Ray cluster to use: an address, a `ClusterConfig`, or `True`, which is the cluster that this process
-            is connected to, or else the one of `RAY_ADDRESS`, or else a new one on this machine.
-        **options: those of `prepare_texts`, or of `corpus.prepare`, such as `level` and `valid_fraction`.
+        ray: the Ray cluster to use: an address, a `ClusterConfig`, or `True`. `True` is the cluster that this process
+            is connected to, or else the one of `RAY_ADDRESS`, or else a new one on this machine. Without a value, this
+            process prepares the text alone.
+        **options: options of `prepare_texts`, or without `texts` of `corpus.prepare`, such as `level`.
+
+    Returns:
+        The prepared `Corpus`.
 
     Raises:
         ValueError: an argument or a text is wrong.
@@ -82,9 +86,9 @@ def prepare(
 
 
 class ClusterWorkers(contextlib.ExitStack):
-    """Works on portions of a text, as `ThisProcess` does, on the machines of a Ray cluster. A context manager.
+    """Runs functions on portions of a text on a Ray cluster. It has the methods of `ThisProcess`.
 
-    It connects to the cluster when it reads the first text, and disconnects at the end of the context.
+    It is a context manager: it connects to the cluster at the first use, and disconnects at the end of the block.
 
     Args:
         config: the cluster, and the resources to use.
@@ -118,11 +122,15 @@ class ClusterWorkers(contextlib.ExitStack):
     # ------------------------------------------------------------------------------------------------- portions
 
     def portions(self, paths: Iterable[str]) -> Sequence[list[FilePart] | Rows]:
+        """The portions of the files at `paths`, several for each worker; or those of the data set, if there is one."""
         return self._rows if self._dataset else cut_in_portions(paths, self._n_workers())
 
     @functools.cached_property
     def _rows(self) -> list[Rows]:
-        """The blocks of the data set. It is read once; the cluster keeps the blocks."""
+        """The blocks of the data set, with the number of the first row of each.
+
+        The data set is read once, and the cluster stores the blocks. Raises ParameterError if there are no rows.
+        """
         dataset, field = self._dataset
         dataset.context.execution_options.preserve_order = True
         tables = dataset.to_arrow_refs()
@@ -136,7 +144,13 @@ class ClusterWorkers(contextlib.ExitStack):
     # ---------------------------------------------------------------------------------------------------- tasks
 
     def each(self, function: Callable, calls: Iterable[tuple], progress: Callable | None = None) -> Iterator[Any]:
-        """Yields the results of a generator function for each tuple of arguments, in order, as `ThisProcess.each`."""
+        """Yields the results of a generator function for each of `calls`, in order, as `ThisProcess.each` does.
+
+        Args:
+            function: generator function.
+            calls: tuples of its arguments.
+            progress: called with the number of bytes that were read since its last call.
+        """
         options = {"num_cpus": self._config.ray_cpus, "num_returns": "streaming", "max_retries": _RETRIES}
         work = self._ray.remote(scheduling_strategy="SPREAD", **options)(_work)
         begin = functools.partial(work.remote, os.getcwd(), self._ray.put(function))
@@ -162,16 +176,23 @@ class ClusterWorkers(contextlib.ExitStack):
                 self._ray.cancel(task)
 
     def _n_workers(self) -> int:
+        """The requested number of workers, or else as many as the cores of the cluster are enough for, at least 1."""
         cpus = (node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"])
         return self._config.ray_workers or max(1, sum(int(n // max(self._config.ray_cpus, 1)) for n in cpus))
 
     def _unfinished(self, tasks: Iterable) -> list[Any]:
-        """A reference for each task that has not ended, which is there when it has."""
+        """For each task that has not ended, a reference that becomes ready when the task ends."""
         ends = [task.completed() for task in tasks]
         return self._ray.wait(ends, num_returns=len(ends), timeout=0, fetch_local=False)[1] if ends else []
 
     def _next_result(self, tasks: collections.deque) -> tuple[Any, int]:
-        """The next result of the first task, and the number of bytes read for it. Removes the task at its end."""
+        """The next result of the first task, and the number of bytes read for it.
+
+        At the end of the task, removes it from `tasks`, and returns `(None, 0)`.
+
+        Raises:
+            ValueError, OSError: raised by the task; or the cluster failed.
+        """
         errors = self._ray.exceptions
         try:
             return self._ray.get(next(tasks[0]))
@@ -194,12 +215,12 @@ def _n_rows(table: Any) -> int:
 
 
 def _work(folder: str, function: Callable, *given: Any) -> Iterator[tuple[Any, int]]:
-    """Calls a function in a worker.
+    """Calls a generator function in a worker.
 
     Args:
-        folder: working directory of the driver, so that relative paths mean the same here.
-        function: function of `(*arguments, progress=, numbered=)` that yields results.
-        *given: its arguments. Of `Rows`, the table is a reference to Ray's store.
+        folder: working directory of the driver. It becomes that of the worker if it exists there, for relative paths.
+        function: generator function of `(*arguments, progress=, numbered=)`.
+        *given: its arguments. In `Rows`, the table is a reference to Ray's store.
 
     Yields:
         `(result, n_bytes)`: each result, with the number of bytes read since the one before; and at the end `(None,
@@ -221,7 +242,8 @@ def _work(folder: str, function: Callable, *given: Any) -> Iterator[tuple[Any, i
             yield result, n_bytes
             n_bytes = 0
     except ValueError:
-        # To name the line in the whole file, the lines before the portion are counted: only now, because it is slow.
+        # The error should name the line in the whole file. With `numbered`, which is slow, the function counts the
+        # lines before the portion, too.
         for _ in function(*arguments, numbered=True):
             pass  # raises the same error, with that number
         raise

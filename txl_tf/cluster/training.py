@@ -1,8 +1,8 @@
-"""A training program as several workers on a Ray cluster, each told by TF_CONFIG which one it is.
+"""Runs a training program as several workers on a Ray cluster. TF_CONFIG says to each of them which worker it is.
 
-Ray Train places the workers. If one of them is lost, it restarts all of them, and they resume from the newest
-checkpoint. A worker runs the same command as the driver, in a process of its own. It handles signals, memory and files
-as it does without Ray. The driver is the program that the user started:
+The driver is the program that the user started. Ray Train starts the workers. If one of them is lost, it restarts all
+of them, and they resume from the newest checkpoint. A worker runs the same command as the driver in a process of its
+own, which handles signals, memory and files as it does without Ray:
 
     driver: run_workers -> Ray Train -> worker: _work -> the program, with TF_CONFIG
        ^ output and exit status <- Desk -> a signal to end ^
@@ -30,26 +30,27 @@ from txl_tf.runs.setup import WorkerGone
 
 logger = logging.getLogger("txl_tf")
 
-_SECONDS_TO_START = 60
-_PAUSE = 0.5  # seconds between two looks of the driver at the desk; workers take twice as long
+_SECONDS_TO_START = 60  # after this time, a line says that the workers wait for room
+_PAUSE = 0.5  # seconds after which the driver asks the desk again; workers ask after twice the time
 
 
 def run_workers(
     command: list[str],
     cluster: TrainingClusterConfig,
     write: Callable[[bytes], Any],
-    rows: Sequence[int] = (),
+    batch_sizes: Sequence[int] = (),
 ) -> tuple[int, str]:
     """Runs a program on the workers of a cluster, until all of them have ended.
 
-    Ctrl-C, SIGTERM and SIGHUP are passed to the workers, which save and end. Then the signal is raised here. A second
-    Ctrl-C is raised at once.
+    After Ctrl-C, SIGTERM or SIGHUP, the workers get a signal, save and end. Then KeyboardInterrupt or SystemExit is
+    raised here. A second signal is raised at once.
 
     Args:
         command: the program and its arguments, for Python. Workers run it in the working directory of this process.
         cluster: the cluster, and the number of workers.
         write: called with the standard output of the first worker.
-        rows: batch sizes. The number of working workers divides all of them; the other workers stand by.
+        batch_sizes: batch sizes of the program. The number of workers that train divides all of them. The other workers
+            do nothing.
 
     Returns:
         `(status, errors)`: the exit status and the standard error of the first worker that failed, or `(0, "")`.
@@ -75,8 +76,8 @@ def run_workers(
                 "desk": desk,
                 "command": command,
                 "directory": os.getcwd(),
-                "rows": [size // devices for size in rows],
-                "environment": passed_on(os.environ),
+                "batch_sizes": [size // devices for size in batch_sizes],
+                "environment": variables_to_pass(os.environ),
             },
             scaling_config=ScalingConfig(
                 num_workers=(least, max_workers) if least else max_workers,
@@ -107,10 +108,10 @@ class Desk:
     """Messages between the driver and the workers: an actor on the driver's machine.
 
     Attributes:
-        written: standard output of the first worker that the driver has not read yet.
-        signal: signal for all programs, or `None`.
+        written: standard output of the first worker, as far as the driver has not read it.
+        signal: signal to send to all programs, or `None`.
         running: ranks of the workers whose program runs.
-        starts: how often the workers were started.
+        starts: how often all workers were started.
         gone: description of the worker that was lost last, or "".
         failure: exit status and standard error of the first program that failed, or `(0, "")`.
     """
@@ -124,26 +125,38 @@ class Desk:
         self.failure: tuple[int, str] = (0, "")
 
     def started(self, rank: int) -> None:
-        self.starts += rank == 0
+        """Records that the program of a worker has started."""
+        if rank == 0:
+            self.starts += 1
         self.running.add(rank)
 
     def write(self, data: bytes) -> None:
+        """Stores output of the first worker for the driver."""
         self.written.append(data)
 
     def ended(self, rank: int, status: int, errors: str, gone: str) -> None:
-        """A program has ended. The first failure counts: it may have caused the others."""
+        """Records that the program of a worker has ended.
+
+        The first failure is stored, because it may have caused the others. A lost worker, or the status of a signal, is
+        no failure.
+
+        Args:
+            rank: rank of the worker.
+            status, errors: exit status and standard error of the program.
+            gone: how the worker was lost; "" if it was not.
+        """
         self.running.discard(rank)
         self.gone = gone or self.gone
         if status > 0 and not gone and not self.failure[0]:
             self.failure = status, errors
 
     def stop(self, number: int) -> bool:
-        """Ends the workers by a signal. Returns whether any are running."""
+        """Requests that the workers end by a signal. Returns whether any are running."""
         self.signal = number
         return bool(self.running)
 
     def wanted(self) -> int | None:
-        """The signal that a worker should send to its program."""
+        """The signal that a worker should send to its program, or `None`. After a failure, all others are killed."""
         return signal.SIGKILL if self.failure[0] else self.signal
 
     def read(self) -> tuple[bytes, int, str]:
@@ -153,6 +166,7 @@ class Desk:
         return written, self.starts, self.gone
 
     def result(self) -> tuple[int, str, str]:
+        """`(status, errors, gone)`: the failure, and the worker that was lost last."""
         status, errors = self.failure
         return status, errors, self.gone
 
@@ -189,14 +203,22 @@ class _Thread(threading.Thread):
 
 
 def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: TrainingClusterConfig) -> None:
-    """Writes the output of the first worker until `fit` ends. A signal to this process ends the workers first."""
+    """Writes the output of the first worker until `fit` ends.
+
+    A signal to this process, or an error of `write`, first ends the workers, and is raised when `fit` has ended.
+
+    Args:
+        desk: the actor of the class `Desk`.
+        fit: the thread of Ray Train.
+        write, cluster: see `run_workers`.
+    """
     import ray
 
     needed_in_words, is_free = _needed(cluster, ray.available_resources())
-    say_waiting_at = time.monotonic() + (_SECONDS_TO_START if is_free else 0)
+    log_waiting_at = time.monotonic() + (_SECONDS_TO_START if is_free else 0)
     starts = 0
-    waited = False
-    ending = None
+    has_logged_waiting = False
+    ending = None  # the exception that ends the workers
     with _signals_raised():
         while True:
             try:
@@ -205,8 +227,8 @@ def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: Tra
                 if n_starts > max(starts, 1):
                     logger.info("%s: all start again, restart %d of %d", gone, n_starts - 1, cluster.ray_restarts)
                 starts = n_starts
-                if not (starts or waited) and time.monotonic() > say_waiting_at:
-                    waited = True
+                if not (starts or has_logged_waiting) and time.monotonic() > log_waiting_at:
+                    has_logged_waiting = True
                     logger.info("waiting for room for %s", needed_in_words)
                 if written and not isinstance(ending, OSError):
                     write(written)
@@ -223,7 +245,12 @@ def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: Tra
 
 
 def _needed(cluster: TrainingClusterConfig, free: Mapping[str, float]) -> tuple[str, bool]:
-    """The resources that the workers need, in words, and whether the cluster as a whole has them free."""
+    """The resources that the workers need, as text, and whether the cluster as a whole has them free.
+
+    Args:
+        cluster: the number of workers, and the resources of each.
+        free: `{name of a resource: free amount}`.
+    """
     workers: Any = cluster.ray_min_workers or cluster.ray_workers
     needed = {name: each * workers for name, each in cluster.resources.items()}
     enough = all(free.get(name, 0) >= amount for name, amount in needed.items())
@@ -235,7 +262,10 @@ def _needed(cluster: TrainingClusterConfig, free: Mapping[str, float]) -> tuple[
 
 @contextlib.contextmanager
 def _signals_raised() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt."""
+    """In this block, SIGTERM and SIGHUP raise SystemExit(0), as Ctrl-C raises KeyboardInterrupt.
+
+    Signals that are ignored stay ignored.
+    """
 
     def end(number, frame):
         raise SystemExit(0)
@@ -253,12 +283,19 @@ def _signals_raised() -> Iterator[None]:
 
 
 def _work(config: dict) -> None:
-    """Ray Train calls this on every worker. Runs the program to its end. Raises OSError if the program was lost."""
+    """Runs the program to its end. Ray Train calls this function on every worker.
+
+    Args:
+        config: `train_loop_config` of `run_workers`.
+
+    Raises:
+        OSError: the program was killed, or ended because another worker was lost. Then Ray Train restarts all workers.
+    """
     import ray.train
 
     desk = config["desk"]
     rank = ray.train.get_context().get_world_rank()
-    environment = worker_environment({**os.environ, **config["environment"]}, config["rows"])
+    environment = worker_environment({**os.environ, **config["environment"]}, config["batch_sizes"])
     if environment is None:
         return
     ray.get(desk.started.remote(rank))
@@ -270,54 +307,57 @@ def _work(config: dict) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        preexec_fn=_own_signals,
+        preexec_fn=_prepare_process,
     )
     errors = []
     readers = [_Thread(lambda: errors.append(program.stderr.read().decode(errors="replace")))]
     if rank == 0:
-        readers.append(_Thread(lambda: _pass_on(program.stdout, desk)))
+        readers.append(_Thread(lambda: _send_output(program.stdout, desk)))
     ended = _Thread(program.wait)
-    told = None
+    sent = None  # the last signal that was sent to the program
     while not ended.done.wait(2 * _PAUSE):
         wanted = ray.get(desk.wanted.remote())
-        if wanted and wanted != told:
+        if wanted and wanted != sent:
             program.send_signal(wanted)
-            told = wanted
+            sent = wanted
     for reader in readers:
         reader.done.wait()
     status = program.returncode
     lost = ""
-    if not told and (status < 0 or status == WorkerGone.status):
+    if not sent and (status < 0 or status == WorkerGone.status):
         how = "another worker is gone" if status == WorkerGone.status else f"killed by {signal.Signals(-status).name}"
         lost = f"worker {rank} of {ray.train.get_context().get_world_size()} is gone ({how})"
-    ray.get(desk.ended.remote(rank, 0 if told else status, "".join(errors), lost))
+    ray.get(desk.ended.remote(rank, 0 if sent else status, "".join(errors), lost))
     if lost:
         raise OSError(lost)
 
 
-def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The driver's variables that the programs of workers get, too. Ray may have been started without them."""
+def variables_to_pass(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the driver's environment that all workers' programs need. Ray's environment may lack them."""
     return {name: value for name, value in environment.items() if name.startswith(("WANDB_", "MLFLOW_"))}
 
 
-def worker_environment(environment: dict[str, str], rows: Sequence[int]) -> dict[str, str] | None:
-    """The environment of a worker's program, made from that of Ray's process; `None` if the worker stands by.
+def worker_environment(environment: dict[str, str], batch_sizes: Sequence[int]) -> dict[str, str] | None:
+    """The environment of a worker's program; `None` if the worker does not train.
 
-    The first workers in TF_CONFIG work: the largest number of them that divides all of `rows`.
+    The first n workers in TF_CONFIG train, where n is the largest number that divides all of `batch_sizes`.
+
+    Args:
+        environment: the environment of Ray's process, with TF_CONFIG of all workers.
+        batch_sizes: batch sizes, divided by the number of devices of a worker.
     """
     config = json.loads(environment["TF_CONFIG"])
     workers = config["cluster"]["worker"]
-    working = max(n for n in range(1, len(workers) + 1) if all(size % n == 0 for size in rows))
-    if config["task"]["index"] >= working:
+    n_training = max(n for n in range(1, len(workers) + 1) if all(size % n == 0 for size in batch_sizes))
+    if config["task"]["index"] >= n_training:
         return None
-    config["cluster"]["worker"] = workers[:working]
-    passed = {name: value for name, value in environment.items() if name != "TF_USE_LEGACY_KERAS"}  # Ray sets it
-    return {**passed, "TF_CONFIG": json.dumps(config)}
+    config["cluster"]["worker"] = workers[:n_training]
+    others = {name: value for name, value in environment.items() if name != "TF_USE_LEGACY_KERAS"}  # Ray sets it
+    return {**others, "TF_CONFIG": json.dumps(config)}
 
 
-def _pass_on(file: Any, desk: Any) -> None:
-    """Sends what a worker writes to `file` to the driver, as soon as it is written."""
-
+def _send_output(file: Any, desk: Any) -> None:
+    """Sends the output of a program, which it writes to `file`, to the desk as soon as it is written."""
     import ray
 
     while data := os.read(file.fileno(), 1 << 16):
@@ -328,9 +368,11 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 
-def _own_signals() -> None:
-    """Called in a new program: unblocks Ctrl-C, which Ray's processes block, and makes the kernel kill the program when
-    Ray's process ends, because another program may then take its place.
+def _prepare_process() -> None:
+    """Prepares the new process of a program, in which it is called.
+
+    Unblocks Ctrl-C, which Ray's processes block. On Linux, the kernel will kill the program when Ray's process ends:
+    Ray may then start another program in its place.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if sys.platform == "linux":

@@ -20,7 +20,7 @@ from txl_tf.data.text.download import LM1B_VOCAB
 from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, new_files, read_info, write_files
 from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.errors import ParameterError, named
-from txl_tf.files import check_kept, is_remote, removed_on_error
+from txl_tf.files import check_not_overwritten, is_remote, removed_on_error
 
 CACHE_FILE = "cache.pkl"
 WHITE_SPACE = {c: escape(chr(c)) for c in range(0x3001) if chr(c).isspace()}  # all of Unicode's, for str.translate
@@ -173,4 +173,4 @@ def _check_new_corpus(data_dir: str, source: SourceCorpus) -> None:
             allowed = f"ids of its {len(source.vocab)} symbols"
             message = f"{source.path}: the tokens of {split} must be {allowed}, got {wrong[0]}"
             raise ParameterError(split, int(wrong[0]), allowed, message)
-    check_kept(os.path.join(data_dir, VOCAB_FILE), source.vocab.get_data())
+    check_not_overwritten(os.path.join(data_dir, VOCAB_FILE), source.vocab.get_data())

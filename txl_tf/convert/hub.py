@@ -34,7 +34,7 @@ from txl_tf.convert.pytorch_source import CONFIG_FILE
 from txl_tf.convert.pytorch_vocab import FILES as VOCABULARY_FILES
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError, named
-from txl_tf.files import lock, remove, write_atomic, writing
+from txl_tf.files import lock, naming_write_errors, remove, write_atomic
 from txl_tf.runs.folder import SOURCES, RunFolder
 
 logger = logging.getLogger("txl_tf")
@@ -102,7 +102,7 @@ def fetch_from_hub(text: str) -> str:
     commit, files = _look_up(address, folder)
     run = os.path.join(folder, commit)
     if not os.path.exists(os.path.join(run, CONFIG_FILE)):
-        with writing(folder):
+        with naming_write_errors(folder):
             os.makedirs(folder, exist_ok=True)
         with lock(folder, f"another program is fetching {address}"):
             # Another program may have made the run while this one waited for the lock.
@@ -135,7 +135,7 @@ def _look_up(address: Address, folder: str) -> tuple[str, list[str]]:
         return commit, []
     if not re.fullmatch(r"\w{1,64}", info.sha or ""):
         raise ParameterError("model_dir", str(address), "a repository with a commit")
-    with writing(folder):
+    with naming_write_errors(folder):
         os.makedirs(folder, exist_ok=True)
     write_atomic(commit_file, info.sha)
     return info.sha, [file.rfilename for file in info.siblings or []]
@@ -271,7 +271,7 @@ def fetch_original(text: str) -> str:
     run = os.path.join(folder, name)
     if os.path.exists(os.path.join(run, CONFIG_FILE)):
         return run
-    with writing(folder):
+    with naming_write_errors(folder):
         os.makedirs(folder, exist_ok=True)
     with lock(folder, f"another program is fetching {text}"):
         files = os.path.join(folder, f"{name}-files")

@@ -22,16 +22,16 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, named
 from txl_tf.files import (
     absolute,
-    check_kept,
     check_no_pattern,
+    check_not_overwritten,
     is_remote,
     json_text,
     lock,
-    reading,
+    naming_read_errors,
+    naming_write_errors,
     remove_leftovers,
     removed_on_error,
     write_atomic,
-    writing,
 )
 from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.runs.families.language_model import TRANSFORMER_XL
@@ -108,7 +108,7 @@ def find_tf1_checkpoint(path: str) -> str:
     if not tf.io.gfile.isdir(path):
         message = f"no checkpoint at {named(path)}: {named(prefix)}.index does not exist"
         raise ParameterError("tf1_checkpoint", path, "a checkpoint or its folder", message)
-    with reading(os.path.join(path, "checkpoint")):
+    with naming_read_errors(os.path.join(path, "checkpoint")):
         state = tf.train.get_checkpoint_state(path)
     names = sorted(name for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     prefixes = [os.path.join(path, name.removesuffix(".index")) for name in names]
@@ -277,7 +277,7 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
         _check_target(path, files)
         model = folder.load_model(source)
         target = os.path.dirname(path) or "."
-        with writing(path):
+        with naming_write_errors(path):
             tf.io.gfile.makedirs(target)
         with contextlib.ExitStack() as stack:
             if not is_remote(target):
@@ -302,7 +302,7 @@ def _check_target(path: str, files: dict[str, str | bytes]) -> None:
         message = f"tf1_checkpoint must lie {allowed}, got {path}: {target} has a config.json"
         raise ParameterError("tf1_checkpoint", path, allowed, message)
     for name, data in files.items():
-        check_kept(os.path.join(target, name), data)
+        check_not_overwritten(os.path.join(target, name), data)
     if not tf.io.gfile.exists(os.path.join(target, INFO_FILE)):  # then no conversion of this run is in the folder
         for file in (f"{path}.index", os.path.join(target, "checkpoint")):
             if tf.io.gfile.exists(file):

@@ -35,13 +35,13 @@ from txl_tf.data.text_files import blocks_of
 from txl_tf.files import (
     absolute,
     check_no_link,
+    naming_read_errors,
+    naming_write_errors,
     new_file,
     read_json,
-    reading,
     remove,
     write_atomic,
     write_json,
-    writing,
 )
 from txl_tf.schema import check_values
 
@@ -165,7 +165,7 @@ def answer_block(answering: Answering, block: Block) -> None:
 def pieces_of_block(block: Block) -> Iterator[bytes]:
     """Yields the bytes of a block in pieces."""
     n_left = block.length
-    with reading(block.path), inputs.opened(block.path) as file:
+    with naming_read_errors(block.path), inputs.opened(block.path) as file:
         file.seek(block.start)
         while n_left > 0 and (piece := file.read(min(n_left, _READ_BYTES))):
             n_left -= len(piece)
@@ -221,7 +221,7 @@ class LineFile:
 
     def _fingerprint(self) -> str:
         """Returns the fingerprint of the file as it is now."""
-        with reading(self.path):
+        with naming_read_errors(self.path):
             described = json.dumps([self.key, *inputs.stamp(self.path)], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
@@ -288,7 +288,7 @@ class LineFile:
             for block in blocks:
                 for piece in pieces_of_block(block._replace(path=block.answers_path, start=0, length=1 << 62)):
                     file.write(piece)
-        with writing(self.output):
+        with naming_write_errors(self.output):
             size = tf.io.gfile.stat(joined).length
             tf.io.gfile.makedirs(os.path.dirname(self.output))
             tf.io.gfile.rename(joined, self.output, overwrite=True)
@@ -332,7 +332,7 @@ class Plan:
                 is answered, in any order.
         """
         for parts in {os.path.dirname(block.part) for block in self.missing}:
-            with writing(parts):
+            with naming_write_errors(parts):
                 tf.io.gfile.makedirs(parts)
         waiting = {block.part for block in self.missing}
         with contextlib.closing(run(self.missing)) as answered:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from txl_tf.data import inputs
 from txl_tf.data.encodings import not_utf8
 from txl_tf.errors import ParameterError, named
-from txl_tf.files import reading
+from txl_tf.files import naming_read_errors
 
 BLOCK_BYTES = 1 << 20  # of a file that are read at once
 MOST_OF_A_WORD = 1 << 20  # characters; a longer word cannot be cut off from the next piece of its text
@@ -153,7 +153,7 @@ def blocks_of(path: str, progress: Progress | None = None, begin: int = 0, end: 
         raise FileNotFoundError(f"there is no file {named(path)}")
     if inputs.is_folder(path):
         raise ParameterError(path, path, "a text file", f"{named(path)} is a folder, not a text file")
-    with reading(path), inputs.opened(path) as file:
+    with naming_read_errors(path), inputs.opened(path) as file:
         if begin:
             file.seek(begin)
         for block in blocks_in(file, path, begin, end):

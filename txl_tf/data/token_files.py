@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ArgumentTypeError, ParameterError, brief, named
-from txl_tf.files import is_remote, reading
+from txl_tf.files import is_remote, naming_read_errors
 
 _HEADER_BYTES = 256  # more than the header of any one-dimensional array
 
@@ -160,7 +160,7 @@ def read_header(path: str) -> tuple[np.dtype, int, int]:
     Raises:
         ParameterError: it is not a one-dimensional .npy file of integers, or its size differs from its header.
     """
-    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+    with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
         head = io.BytesIO(file.read(_HEADER_BYTES))
     not_whole = f"{path} is not a whole token file:"
     try:

@@ -23,7 +23,7 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.data.text.batches import Segments
 from txl_tf.errors import ParameterError, brief
-from txl_tf.files import has_other_names, reading, write_atomic, writing
+from txl_tf.files import has_hard_links, naming_read_errors, naming_write_errors, write_atomic
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.training.trained_model import is_scaled
 
@@ -41,12 +41,12 @@ else:
 
 
 def step_of(model: Any) -> int:
-    """The number of training steps that a model has done, in earlier sessions too."""
+    """The number of training steps that a model has done, including those of earlier sessions."""
     return int(model.optimizer.iterations.numpy())
 
 
 class Stopped(Exception):
-    """Raised on all workers at the same step, after a signal to one of them."""
+    """Ends `fit` on all workers at the same step, after a signal to one of them."""
 
 
 def _is_ending() -> bool:
@@ -55,21 +55,24 @@ def _is_ending() -> bool:
 
 
 class StopOnSignal(Callback):
-    """Stops a training, and a validation in it, after the current step on Ctrl-C, SIGTERM or SIGHUP.
+    """Stops a training after the current step of training or validation on Ctrl-C, SIGTERM or SIGHUP.
 
-    A second Ctrl-C stops at once, unless it comes within a second of the first. Use the callback as a context manager
-    around `fit`: in it, the signals are handled. All workers raise `Stopped` at the same step.
+    Use the callback as a context manager around `fit`, which handles the signals. A signal sets `stop_requested` of the
+    model. After the step, all workers raise `Stopped`: in a validation this callback does, in training `RunState`. A
+    second Ctrl-C raises KeyboardInterrupt at once, unless it comes within a second of the first.
 
     Args:
         model: the model that is trained.
 
     Attributes:
         received: number of the signal, or `None`.
+        received_at: time of the signal, in seconds of `time.monotonic`.
+        previous: `{number of a signal: its handler before `fit`}`.
     """
 
     def __init__(self, model: keras.Model):
         super().__init__()
-        self.trained: Any = model  # not `model`, which Keras sets, also in an evaluation
+        self.trained: Any = model  # Keras sets the attribute `model`, also in an evaluation
         self.received: int | None = None
         self.received_at = 0.0
         self.previous: dict[int, Any] = {}
@@ -87,13 +90,13 @@ class StopOnSignal(Callback):
             signal.signal(number, self.handle_late if self.received else handler)
 
     def handle(self, number: int, frame: Any) -> None:
-        """The handler of signals during `fit`: the first one stops the training after its step, and saves.
+        """The handler of signals during `fit`. The first signal requests the stop, and prints why.
 
-        After a first Ctrl-C, another one stops the program at once. All other later signals are ignored, also a Ctrl-C
+        After a first Ctrl-C, another one raises KeyboardInterrupt. All other later signals are ignored, also a Ctrl-C
         after SIGTERM or SIGHUP.
         """
         if number == signal.SIGINT and self.received == number:
-            # Within a second, it counts as the same Ctrl-C. It does not disturb the end of the program.
+            # Within a second, it counts as the same Ctrl-C. When the program ends already, it is ignored.
             if time.monotonic() - self.received_at > 1 and not _is_ending():
                 raise KeyboardInterrupt
             return
@@ -102,12 +105,16 @@ class StopOnSignal(Callback):
             self.received_at = time.monotonic()
             self.trained.stop_requested = True
             hint = " (Ctrl-C again to stop at once)" if number == signal.SIGINT else ""
-            with contextlib.suppress(OSError):  # a terminal that hung up takes no message
+            with contextlib.suppress(OSError):  # the terminal may be closed
                 # `print` would fail if the signal came during another `print`.
                 os.write(1, f"\n{self.reason}: saving after this step{hint}\n".encode())
 
     def handle_late(self, number: int, frame: Any) -> None:
-        """The handler of signals after `fit`. It ignores them while the program ends because of the first one."""
+        """The handler of signals after `fit`, if there was a signal in it.
+
+        While the program ends because of that signal, later ones are ignored. Otherwise the handler that was set before
+        `fit` gets them.
+        """
         if not _is_ending():
             signal.signal(number, self.previous[number])
             signal.raise_signal(number)
@@ -128,9 +135,9 @@ class StopOnSignal(Callback):
 
 
 class CheckFinite(Callback):
-    """Raises ValueError when the loss or the gradients of a step are not finite, before the step is saved.
+    """Raises ValueError when the loss or the gradient norm of a step is not finite, before the step is saved.
 
-    Loss scaling skips steps whose gradients overflow in half precision: they are no error.
+    With loss scaling, only the loss must be finite: steps whose gradients overflow in half precision are skipped.
     """
 
     def __init__(self, checkpoints: RunCheckpoints):
@@ -138,10 +145,9 @@ class CheckFinite(Callback):
         self.checkpoints = checkpoints
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Ends the training if loss or gradients are not finite. With loss scaling, gradients may overflow."""
         finite = math.isfinite(logs["loss"])
         if finite:
-            self.checkpoints.confirm()  # the weights before this step gave the loss
+            self.checkpoints.confirm()  # the weights before this step, which are saved, have a finite loss
         if finite and (is_scaled(self.model.optimizer) or math.isfinite(logs["grad_norm"])):
             return
         numbers = f"loss {logs['loss']}, gradient norm {logs['grad_norm']}"
@@ -149,11 +155,17 @@ class CheckFinite(Callback):
 
 
 class Validate(Callback):
-    """Evaluates at the end of every interval of steps in which a checkpoint is due, except the last of the training.
+    """Evaluates the model at the end of every interval that contains a multiple of `save_steps`, except the last.
 
-    It adds `val_loss`, and `val_` with the names of the other metrics, to the logs of the epoch. Keras's own validation
-    would be missing for an interval whose steps ended in an earlier session. It raises ValueError when the loss is not
-    finite, before the step is saved.
+    It adds `val_loss`, and the other metrics with the prefix `val_`, to the logs of the epoch. After the last interval
+    of the training, `Run.finish` evaluates the model. Keras's own validation would not run for an interval whose steps
+    ended in an earlier session.
+
+    Args:
+        batches: the batches to evaluate.
+        stop: stops the validation after a signal.
+        training: settings of the training.
+        checkpoints: gets the loss, and raises ValueError if it is not finite, before the step is saved.
     """
 
     def __init__(
@@ -166,14 +178,13 @@ class Validate(Callback):
         self.checkpoints = checkpoints
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
-        """Validates if a multiple of `save_steps` lies in the interval that ends here. Adds the results to `logs`."""
         step = step_of(self.model)
         training = self.training
         if step < training.train_steps and step % training.save_steps < training.iterations:
             totals = self.model.metric_totals  # the evaluation of some models resets the sums of the training
             try:
-                watching = [self.stop, ValidationProgress()]
-                results = self.model.evaluate(self.batches, verbose=0, return_dict=True, callbacks=watching)
+                callbacks = [self.stop, ValidationProgress()]
+                results = self.model.evaluate(self.batches, verbose=0, return_dict=True, callbacks=callbacks)
             finally:
                 self.model.set_metric_totals(totals)
             self.checkpoints.check_validation(results["loss"])
@@ -196,32 +207,39 @@ class ValidationProgress(Callback):
 
 
 class RunState(Callback):
-    """Intervals, checkpoints and the end of the training.
+    """Ends intervals and the training, and saves checkpoints.
 
-    An interval is `iterations` steps, and a line of `log.csv`. For Keras it is an epoch, because callbacks write a line
-    at the end of an epoch. A resumed run may begin in the middle of an interval. So an epoch ends at the number of a
-    step, not after a number of steps. With `iterations` 50, a run that was stopped after step 130 resumes like this:
+    An interval of `iterations` steps gives one line of `log.csv`. For Keras it is an epoch, because callbacks write a
+    line at the end of an epoch. A resumed run may begin in the middle of an interval. So an epoch ends at a multiple of
+    `iterations`, and may have fewer steps. With `iterations` 50, a run that was stopped after step 130 resumes like
+    this:
 
         epoch (from 0)     2             3             4
         steps              131 ... 150   151 ... 200   201 ... 250
         sums of the line   101 ... 150   151 ... 200   201 ... 250
 
     `fit` starts with `initial_epoch=2`. `on_epoch_begin` restores the sums of the steps 101 to 130 from the checkpoint.
-    After step 150, `on_train_batch_end` sets `stop_training`, which ends Keras's epoch early. `on_epoch_end` resets it
-    unless the training is done, or another callback has set it, too: `before_epoch_end`, which is called before all
-    other callbacks at the end of an epoch, restores the value of the others.
+    After step 150, `on_train_batch_end` sets `stop_training` of the model, which ends Keras's epoch early. Another
+    callback may have set `stop_training` before, to end the training. So `on_train_batch_end` notes the value of the
+    other callbacks, `before_epoch_end` sets it again before any other callback is called, and `on_epoch_end` ends the
+    training if it is true.
 
-    A checkpoint in the middle of an interval is written after its step, one at the end of an interval after the
-    validation and the loggers. So `log.csv` has the lines of all intervals before a checkpoint.
+    A checkpoint in the middle of an interval is written directly after its step. A checkpoint at the end of an interval
+    is written after the validation and the line of `log.csv`. So `log.csv` has the lines of all intervals before a
+    checkpoint.
 
     Args:
         checkpoints: the checkpoints of the run.
         state: `(carried, sums)` of `RunCheckpoints.restore`, or `(None, None)`.
         training: settings of the training.
         other_callbacks: the callbacks that are called before this one.
+
+    Attributes:
+        saved_step: step of the last checkpoint.
+        stopped_by_others: value of `stop_training` that the other callbacks have set.
     """
 
-    saved_step: int  # step of the last checkpoint
+    saved_step: int
 
     def __init__(self, checkpoints: RunCheckpoints, state: tuple, training: RunConfig, other_callbacks: list):
         super().__init__()
@@ -232,7 +250,7 @@ class RunState(Callback):
         self.stopped_by_others = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the carried state, and finishes an interval whose validation was interrupted."""
+        """Restores the carried state. If an earlier session did all steps of an interval, but not its end, ends it."""
         step = step_of(self.model)
         self.saved_step = step
         if self.carried is not None:
@@ -241,7 +259,10 @@ class RunState(Callback):
             self.finish_interval(step)
 
     def finish_interval(self, step: int) -> None:
-        """Ends an interval whose steps were all done by an earlier session, which was stopped in the validation."""
+        """Does the validation, the log line and the checkpoint at the end of the interval that ends with `step`.
+
+        An earlier session has done all steps of the interval, and was stopped before its end or in its validation.
+        """
         epoch = step // self.training.iterations - 1
         for callback in [*self.other_callbacks, self]:
             callback.on_epoch_begin(epoch)
@@ -250,7 +271,9 @@ class RunState(Callback):
             callback.on_epoch_end(epoch, logs)
         if self.model.stop_training:  # the training is done, but Keras would train for one more step
             self.model._initial_epoch = self.params["epochs"]
-            self.checkpoints.save(proven=False)  # without the sums of an interval that is under way
+            # Replaces the checkpoint of this step by one without sums. With them, the next session would end the
+            # interval again.
+            self.checkpoints.save(loss_is_finite="val_loss" in logs)
 
     def on_epoch_begin(self, epoch: Any, logs: Any = None) -> None:
         if self.sums is not None:
@@ -258,7 +281,7 @@ class RunState(Callback):
             self.sums = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Ends the epoch, which is an interval, after its last step. Saves a checkpoint if one is due."""
+        """Ends the epoch after the last step of its interval. In the middle of it, saves a checkpoint if one is due."""
         step = step_of(self.model)
         self.stopped_by_others = self.model.stop_training
         if step >= self.training.train_steps or step % self.training.iterations == 0:
@@ -269,11 +292,11 @@ class RunState(Callback):
             raise Stopped
 
     def before_epoch_end(self, epoch: Any, logs: Any = None) -> None:
-        """Restores the request to stop of other callbacks, which `on_train_batch_end` has overwritten."""
+        """Sets `stop_training` to the value of the other callbacks, which `on_train_batch_end` has overwritten."""
         self.model.stop_training = self.stopped_by_others
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
-        """Saves what is due after an interval, and ends the training if it is done, stops early or got a signal."""
+        """Saves the checkpoints that are due, and ends the training if it is done, stops early or got a signal."""
         step = step_of(self.model)
         done = step >= self.training.train_steps or self.model.stop_training
         if "val_loss" in logs:
@@ -282,42 +305,42 @@ class RunState(Callback):
                 logger.info("stopping early: no better validation for patience=%d steps", self.training.patience)
                 done = True
         if done or self.is_due(step):
-            self.save(proven="val_loss" in logs)
+            self.save(loss_is_finite="val_loss" in logs)
         if self.model.stop_agreed:
             raise Stopped
         self.model.stop_training = done
 
     def is_due(self, step: int) -> bool:
-        """Whether a multiple of `save_steps` lies between the last checkpoint and a step."""
+        """Whether there is a multiple of `save_steps` after the last checkpoint, up to `step`."""
         return step // self.training.save_steps > self.saved_step // self.training.save_steps
 
-    def save(self, mid_interval: bool = False, proven: bool = False) -> None:
+    def save(self, mid_interval: bool = False, loss_is_finite: bool = False) -> None:
         """Writes a checkpoint unless this step has one. Arguments: see `RunCheckpoints.save`."""
         step = step_of(self.model)
         if step > self.saved_step:
-            self.checkpoints.save(mid_interval, proven)
+            self.checkpoints.save(mid_interval, loss_is_finite)
             self.saved_step = step
 
 
 class Progress(Callback):
     """Logs a line at the end of every Keras epoch, which is an interval of `iterations` steps.
 
-    It also logs one after the first steps of a session, and one whenever 30 seconds have passed without another. The
-    estimate of the time left includes validations as soon as one was measured.
+    It also logs a line after the third call of the training function in a session, and whenever 30 seconds have passed
+    without a line. The estimate of the time left includes validations as soon as one was measured.
 
-    It adds values to the logs of the epoch, for the loggers after it: `step`, `learning_rate` of the last step, and
-    `tokens_per_second` of the training without validation, from the mean number of tokens of a step.
+    It adds values to the logs of the epoch, for the callbacks after it: `step`, `learning_rate` of the last step, and
+    `tokens_per_second` of the training without validation (NaN if no step was measured).
 
     Args:
         training: settings of the training.
-        show: function of the logs, and of the prefix of the names in them, "" or "val_", that returns the measurements
-            as text. It may add values to the logs.
+        show: function `(logs, prefix)` that returns the loss and the metrics as text. The prefix of their names in
+            `logs` is "" or "val_". The function may add values to `logs`.
         tokens_per_step: mean number of tokens that a step predicts.
         samples: whether a sample follows every validation.
     """
 
     begin: tuple[int, float]  # (step, time) at which the measured steps begin
-    end: tuple[int, float]
+    end: tuple[int, float]  # (step, time) at which they end
     validated: bool = False  # whether the last interval ended with a validation
     pause: float = 0.0  # seconds that a validation takes, with the sample and the checkpoint after it
     last_line: float  # time of the last line
@@ -335,13 +358,14 @@ class Progress(Callback):
         self.save_steps = training.save_steps
         self.tokens_per_step = tokens_per_step
         self.show = show
-        self.due = "validation and sample" if samples else "validation"
+        self.what_is_next = "validation and sample" if samples else "validation"
         self.calls = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.log("tracing the training step")
 
     def log(self, line: str) -> None:
+        """Logs a line, and notes the time."""
         logger.info(line)
         self.last_line = time.perf_counter()
 
@@ -352,48 +376,48 @@ class Progress(Callback):
         self.begin = self.end = (step_of(self.model), now)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Measures the time of the steps. After the third call, logs the speed if the interval is long."""
+        """Measures the time of the steps. Logs a line if it is the third call, or if 30 seconds have passed."""
         self.end = (step_of(self.model), time.perf_counter())
         self.calls += 1
-        if self.calls == 1:  # its time was spent on tracing
+        if self.calls == 1:  # most of its time is spent on tracing, so it is not measured
             self.begin = self.end
         step, now = self.end
-        if step % self.iterations == 0 or step >= self.train_steps:  # another line follows now
+        if step % self.iterations == 0 or step >= self.train_steps:  # `on_epoch_end` logs a line
             return
         is_late = now - self.last_line >= _SECONDS_BETWEEN_LINES and self.calls > 1
         if self.calls == 3 or is_late:
             seconds = self.step_seconds()
             speed = f"{1 / seconds:.3g} steps/s" if seconds < 1 else f"{seconds:.3g} s a step"
-            line = [self.place(step), f"loss {logs['loss']:.4f}", speed, self.left(step, seconds)]
+            line = [self.step_text(step), f"loss {logs['loss']:.4f}", speed, self.time_left(step, seconds)]
             if self.calls == 3:
                 line.append(self.next_validation(step))
             self.log(" | ".join(line))
 
     def step_seconds(self) -> float:
-        """The mean time of the steps of this interval, without the first step of a session; NaN without steps."""
+        """The mean time of the steps of this interval, without the first call of a session; NaN without steps."""
         first, started = self.begin
         step, ended = self.end
         return (ended - started) / (step - first) if step > first else float("nan")
 
-    def place(self, step: int) -> str:
+    def step_text(self, step: int) -> str:
         """The number of a step and of all steps, such as "step  400/1200"."""
         return f"step {step:>{len(str(self.train_steps))}}/{self.train_steps}"
 
-    def left(self, step: int, seconds: float) -> str:
-        """The time that the steps after a step take, with the validations between them."""
+    def time_left(self, step: int, seconds: float) -> str:
+        """The estimated time of the steps after `step`, at `seconds` each, and of the validations between them."""
         steps = self.train_steps - step
         validations = math.ceil(steps / max(self.save_steps, self.iterations))
         return f"{datetime.timedelta(seconds=round(steps * seconds + validations * self.pause))} left"
 
     def next_validation(self, step: int) -> str:
-        """Says at which step the next validation is, see `Validate`."""
+        """The step of the next validation, as text; see `Validate`."""
         end = step - step % self.iterations + self.iterations  # of this interval
         while end < self.train_steps and end % self.save_steps >= self.iterations:
             end += self.iterations
-        return f"next {self.due} at step {min(end, self.train_steps)}"
+        return f"next {self.what_is_next} at step {min(end, self.train_steps)}"
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
-        """Adds step, learning rate and speed to the logs of an interval, and writes them as one line."""
+        """Adds step, learning rate and speed to the logs of an interval, and logs a line with them."""
         step = self.end[0]
         self.validated = "val_loss" in logs
         if self.validated:
@@ -405,10 +429,10 @@ class Progress(Callback):
         rate: Any = schedule(step - 1) if schedule else optimizer.learning_rate
         logs["learning_rate"] = float(rate)
         logs["tokens_per_second"] = self.tokens_per_step / seconds
-        line = [self.place(step), self.show(logs, "")]
+        line = [self.step_text(step), self.show(logs, "")]
         line += [f"lr {logs['learning_rate']:.3g}", f"grad norm {logs['grad_norm']:.2f}"]
         if not math.isnan(seconds):
-            line += [f"{logs['tokens_per_second']:,.0f} tokens/s", self.left(step, seconds)]
+            line += [f"{logs['tokens_per_second']:,.0f} tokens/s", self.time_left(step, seconds)]
         if logs.get("overflow"):
             unit = "token" if logs["overflow"] == 1 else "tokens"
             line.append(f"{logs['overflow']:,.0f} {unit} left out")
@@ -420,9 +444,10 @@ class Progress(Callback):
 
 
 class StepTensorBoard(Callback):
-    """TensorBoard curves over training steps, and `config.json` and samples as text.
+    """Writes curves over training steps, and `config.json` and samples as text, for TensorBoard.
 
-    The folders are those of `keras.callbacks.TensorBoard`. Its names begin with `epoch_`, because its axis is epochs.
+    The folders, `train` and `validation`, are those of `keras.callbacks.TensorBoard`. Its curves are over epochs, so
+    their names begin with `epoch_`. The names of these curves have no such prefix.
 
     Args:
         log_dir: folder of the run.
@@ -433,7 +458,7 @@ class StepTensorBoard(Callback):
         super().__init__()
         self.log_dir = log_dir
         self.checkpoints = checkpoints
-        self.writers: dict[str, Any] = {}  # by folder, from the first value on
+        self.writers: dict[str, Any] = {}  # by folder, made when the first value is written
 
     def on_train_begin(self, logs: Any = None) -> None:
         config = self.checkpoints.folder.read_config()
@@ -441,14 +466,14 @@ class StepTensorBoard(Callback):
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
         validation = {name.removeprefix("val_"): value for name, value in logs.items() if name.startswith("val_")}
-        with self.checkpoints.naming_last():
+        with self.checkpoints.naming_last_good():
             self.log_curves("train", {name: value for name, value in logs.items() if not name.startswith("val_")})
             self.log_curves("validation", validation)
 
     def on_train_end(self, logs: Any = None) -> None:
         for writer in self.writers.values():
             writer.close()
-        self.writers = {}  # a last sample gets a new one
+        self.writers = {}  # `log_text` may be called again, and then makes a new writer
 
     def log_curves(self, folder: str, values: dict[str, float]) -> None:
         """Adds values to the curves in a folder."""
@@ -458,15 +483,15 @@ class StepTensorBoard(Callback):
                     tf.summary.scalar(name, value)
 
     def log_text(self, name: str, text: str, step: int) -> None:
-        """Shows a text as it is. Its lines are indented, which makes them code in TensorBoard's Markdown."""
+        """Writes a text so that TensorBoard shows it unchanged: in Markdown, indented lines are code."""
         code = "".join(f"    {line}\n" for line in text.split("\n"))
-        with self.checkpoints.naming_last(), self.writing_to("train", step):
+        with self.checkpoints.naming_last_good(), self.writing_to("train", step):
             tf.summary.text(name, code)
 
     @contextlib.contextmanager
     def writing_to(self, folder: str, step: int) -> Iterator[None]:
-        """In this block, summaries are written to the events in a folder, as those of a step."""
-        with writing(self.log_dir):
+        """In this block, functions of `tf.summary` write to the events in a folder of `log_dir`, at a step."""
+        with naming_write_errors(self.log_dir):
             if folder not in self.writers:
                 self.writers[folder] = tf.summary.create_file_writer(os.path.join(self.log_dir, folder))
             with self.writers[folder].as_default(step):
@@ -475,13 +500,16 @@ class StepTensorBoard(Callback):
 
 
 class StepCSVLogger(Callback):
-    """Appends lines to `log.csv`, in the form of `keras.callbacks.CSVLogger`. Without a value, a column has "NA".
+    """Appends a line to `log.csv` for each interval, in the form of `keras.callbacks.CSVLogger`.
+
+    The columns are those of the header of an existing file, or else the names in the first logs. A column without a
+    value has "NA".
 
     Args:
         filename: path of the file.
         metrics: names of the metrics of training and validation, besides the loss.
         checkpoints: the checkpoints of the run.
-        validated: names of the metrics of the validation alone.
+        validated: names of the metrics that only validations have.
     """
 
     def __init__(
@@ -492,7 +520,7 @@ class StepCSVLogger(Callback):
         self.validated = ["val_loss", *(f"val_{metric}" for metric in [*metrics, *validated])]
         self.checkpoints = checkpoints
         self.file: Any = None
-        self.columns: list[str] = []  # known from the header, or from the first line
+        self.columns: list[str] = []  # `[]` until they are known
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.columns = []
@@ -503,7 +531,7 @@ class StepCSVLogger(Callback):
 
     def on_epoch_end(self, epoch: Any, logs: Any = None) -> None:
         row = {"epoch": epoch, **dict.fromkeys(self.validated, "NA"), **logs}
-        with self.checkpoints.naming_last(), writing(self.filename):
+        with self.checkpoints.naming_last_good(), naming_write_errors(self.filename):
             has_header = bool(self.columns)
             self.columns = self.columns or ["epoch", *sorted(row.keys() - {"epoch"})]
             writer = csv.DictWriter(self.file, self.columns, restval="NA", extrasaction="ignore")
@@ -517,21 +545,21 @@ class StepCSVLogger(Callback):
 
 
 def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Sequence[str] = ()) -> None:
-    """Removes from `log.csv` the lines after a step, and a last line that is not complete.
+    """Removes from `log.csv` the lines of steps after `last_step`, and a last line that does not end.
 
-    A file with a second name, a hard link, is replaced by a copy, because lines will be appended to it.
+    If the file has hard links, a copy takes its place, because lines will be appended to it.
 
     Args:
-        filename: path of the file.
-        last_step: the step.
+        filename: path of the file. It need not exist.
+        last_step: the last step whose line stays.
         metrics, validated: see `StepCSVLogger`.
 
     Raises:
-        ParameterError: the file is not a log with these columns. The message names the line.
+        ParameterError: the file is not a log with these columns, or a line has no step. The message names the line.
     """
     if not tf.io.gfile.exists(filename):
         return
-    with reading(filename), tf.io.gfile.GFile(filename, "rb") as file:
+    with naming_read_errors(filename), tf.io.gfile.GFile(filename, "rb") as file:
         data = file.read()
     lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     header, *rows = [line.rstrip().decode("latin1").split(",") for line in lines] or [[]]
@@ -544,30 +572,30 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
     lines_to_keep = lines[:1]
     for i, (line, row) in enumerate(zip(lines[1:], rows, strict=True), 2):
         step = row[header.index("step")] if len(row) == len(header) else ""
-        if not step.isdecimal() or len(step) > 18:
+        if not step.isdecimal() or len(step) > 18:  # Python refuses to convert thousands of digits
             allowed = f"{len(header)} values and a step"
             message = f"{filename}: line {i} must have {allowed}, got {brief(row)}. {_MOVE}"
             raise ParameterError("log.csv", row, allowed, message)
         if int(step) <= last_step:
             lines_to_keep.append(line)
-    if b"".join(lines_to_keep) != data or has_other_names(filename):
+    if b"".join(lines_to_keep) != data or has_hard_links(filename):
         write_atomic(filename, b"".join(lines_to_keep))
 
 
 def complete_log(filename: str, step: int, validation: dict) -> bool:
-    """Writes the validation at the end of a training to the line of its last step in `log.csv`, in place of "NA".
+    """Writes the validation at the end of a training in place of "NA" to the last line of `log.csv`.
 
     Args:
         filename: path of the file.
-        step: the last step.
+        step: the last step of the training. If the last line is that of another step, nothing is written.
         validation: `{column: value}`.
 
     Returns:
-        Whether there was such a line.
+        Whether a value was written.
     """
     if not tf.io.gfile.exists(filename):
         return False
-    with reading(filename), tf.io.gfile.GFile(filename) as file:
+    with naming_read_errors(filename), tf.io.gfile.GFile(filename) as file:
         *earlier, last = list(csv.DictReader(file)) or [{}]
     new_values = {name: value for name, value in validation.items() if last.get(name) == "NA"}
     if last.get("step") != str(step) or not new_values:

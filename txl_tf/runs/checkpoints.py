@@ -38,22 +38,23 @@ from txl_tf.schema import differing
 from txl_tf.training.distribution import broadcast_from_chief
 
 logger = logging.getLogger("txl_tf")
-SUMS = "window"  # the key, in a checkpoint, of the sums since the last line of `log.csv`
+SUMS = "window"  # key in a checkpoint: the sums of the current interval of steps
 
 
 class RunCheckpoints:
     """The checkpoints of a training, numbered by step.
 
-    A checkpoint holds the weights, the variables of the optimizer and the memory, if the model has one. The memory is
-    one array with the rows of all replicas, so that a training can resume on another number of replicas. A checkpoint
-    in the middle of an interval of steps also holds the sums from which the line of the interval in `log.csv` follows.
+    A checkpoint contains the weights, the variables of the optimizer and the memory, if the model has one. The memory
+    is one array with the rows of all replicas, so that a training can resume on another number of replicas. A
+    checkpoint in the middle of an interval of steps also contains the sums from which the line of the interval in
+    `log.csv` is computed.
 
     Args:
         model: `MemoryModel` or `Resumable`, compiled, with its optimizer built.
         folder: folder of the run.
         max_to_keep: how many of the latest checkpoints are kept; older ones are deleted.
-        write: whether this process writes. Where several workers train together, the chief alone does, but all must
-            call `save` and `save_best`.
+        write: whether this process writes files. Of several workers that train together, only the chief does, but all
+            must call `save` and `save_best`.
         text: fingerprint of the text of the validation. The best loss on another text does not count.
     """
 
@@ -65,16 +66,19 @@ class RunCheckpoints:
         self.folder = folder
         self._max_to_keep = max_to_keep
         self.write = write
-        self._last: str | None = None
-        self._unproven: int | None = None  # step of the latest checkpoint, while its loss is not known yet
-        self._restored = False  # whether the training has resumed from that checkpoint
+        self._latest: str | None = None  # path of the checkpoint that was saved or restored last
+        self._step_without_loss: int | None = None  # its step, until it is known that its weights have a finite loss
+        self._restored = False  # whether it was restored, and none was saved since
 
     @property
     def latest(self) -> str | None:
-        """The path of the checkpoint that was saved or restored last, of the latest in the folder, or `None`."""
-        if self._last is None and (steps := self.folder.steps()):
+        """The path of the checkpoint that was saved or restored last; without one, of the latest in the folder.
+
+        `None` if there is no checkpoint.
+        """
+        if self._latest is None and (steps := self.folder.steps()):
             return self.folder.checkpoint(steps[-1])
-        return self._last
+        return self._latest
 
     @property
     def last_good(self) -> str:
@@ -83,8 +87,8 @@ class RunCheckpoints:
         return f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
 
     @contextlib.contextmanager
-    def naming_last(self) -> Iterator[None]:
-        """Adds to an error of writing the last good checkpoint, from which the training can resume."""
+    def naming_last_good(self) -> Iterator[None]:
+        """In this block, which writes files, an OSError gets a line that names the last good checkpoint."""
         try:
             yield
         except OSError as error:
@@ -98,51 +102,55 @@ class RunCheckpoints:
                 raise self.diverged(f"{name} has values that are not finite", bad_loss=False)
 
     def confirm(self) -> None:
-        """Records that the weights of the latest checkpoint have a finite loss, and deletes older checkpoints."""
-        step = self._unproven
-        self._unproven = None
+        """Records that the weights of the latest checkpoint have a finite loss.
+
+        Deletes checkpoints beyond `max_to_keep`, unless the latest one was restored and not saved.
+        """
+        step = self._step_without_loss
+        self._step_without_loss = None
         if step is not None and self.write and not self._restored:
-            self._sweep(step, self._max_to_keep)
+            self._delete_old(step, self._max_to_keep)
 
     def check_validation(self, loss: float) -> None:
-        """Raises ValueError, which names the last good checkpoint, unless the loss of a validation is finite."""
+        """Calls `confirm` if the loss of a validation is finite. Otherwise raises the error of `diverged`."""
         if not math.isfinite(loss):
             raise self.diverged(f"validation loss {loss}")
         self.confirm()
 
     def diverged(self, what: str, steps: int = 1, bad_loss: bool = True) -> ValueError:
-        """The error of a training that has diverged.
+        """Returns the error of a training that has diverged. Its message names the last good checkpoint.
 
-        Deletes the latest checkpoint if its weights have no finite loss.
+        If the loss is not finite, the weights before the step are bad. If they are those of the latest checkpoint, the
+        checkpoint is deleted. If the training has resumed from it, it stays, and the message says how to remove it.
 
         Args:
             what: what was found, such as `"loss nan"`.
             steps: number of the last steps in which it was found.
-            bad_loss: whether the loss is not finite, not only the gradients. The weights before the step gave it.
+            bad_loss: whether the loss is not finite. `False` if only gradients or weights are not.
         """
         step = int(self._model.optimizer.iterations.numpy())
         where = f"step {step}" if steps == 1 else f"steps {step - steps + 1} to {step}"
         message = f"{where}: {what}. The training has diverged; nothing of this is saved, and {{}}. A lower "
         message += "learning_rate may help"
-        if self._unproven is None or not bad_loss:
+        if self._step_without_loss is None or not bad_loss:
             return ValueError(message.format(self.last_good))
-        latest = self.folder.checkpoint(self._unproven)
+        latest = self.folder.checkpoint(self._step_without_loss)
         if self._restored:  # with other settings it may be good: the user decides
             return ValueError(message.format(f"{latest}, where it began, has no finite loss: remove {latest}.*"))
         if self.write:
             for folder in (self.folder, self.folder.ema):
-                if self._unproven in folder.steps():
-                    folder.delete(self._unproven)
-        self._last = self._unproven = None
+                if self._step_without_loss in folder.steps():
+                    folder.delete(self._step_without_loss)
+        self._latest = self._step_without_loss = None
         return ValueError(message.format(self.last_good))
 
     def newest_whole(self) -> int | None:
-        """The step of the newest checkpoint that can be read to its end and has finite weights; `None` in a new folder.
+        """The step of the newest checkpoint that can be read to its end and has finite weights.
 
-        Logs a warning for every newer one that is damaged.
+        `None` if there are no checkpoints. Logs a warning for every newer one that is damaged.
 
         Raises:
-            MisfitError: there are checkpoints, and none can be read.
+            MisfitError: all checkpoints are damaged.
         """
         problems = []
         unfinished = CheckpointFolder(os.path.join(self.folder.path, UNFINISHED)).steps()  # left by a killed program
@@ -163,16 +171,17 @@ class RunCheckpoints:
             raise MisfitError("model_dir", self.folder.path, allowed, message, problems)
         return None
 
-    def save(self, mid_interval: bool = False, proven: bool = True) -> str:
+    def save(self, mid_interval: bool = False, loss_is_finite: bool = True) -> str:
         """Writes a checkpoint of the current state and returns its path.
 
         Args:
-            mid_interval: whether steps have been done since the last line of `log.csv`.
-            proven: whether the loss of these weights is known to be finite. If not, one more checkpoint is kept until
-                `confirm` or `diverged` is called.
+            mid_interval: whether the step is in the middle of an interval, whose sums are then saved, too.
+            loss_is_finite: whether the loss of these weights is known to be finite. If not, one more checkpoint is kept
+                until `confirm` or `diverged` is called.
 
         Raises:
             ValueError: a weight is not finite.
+            OSError: the checkpoint cannot be written.
         """
         self.check_weights()
         step = int(self._model.optimizer.iterations.numpy())
@@ -180,12 +189,12 @@ class RunCheckpoints:
         carried = self._model.carried_arrays()  # all workers take part
         if self.write:
             sums = {SUMS: self._model.metric_totals} if mid_interval else {}
-            with self.naming_last():
-                write_checkpoint(path, {**run_weights(self._model), **self._optimizer(), **carried, **sums})
-                self._last = path
-                self._sweep(step, self._max_to_keep + (0 if proven else 1))
-        self._last = path
-        self._unproven = None if proven else step
+            with self.naming_last_good():
+                write_checkpoint(path, {**run_weights(self._model), **self._optimizer_variables(), **carried, **sums})
+                self._latest = path
+                self._delete_old(step, self._max_to_keep + (0 if loss_is_finite else 1))
+        self._latest = path
+        self._step_without_loss = None if loss_is_finite else step
         self._restored = False
         return path
 
@@ -193,7 +202,8 @@ class RunCheckpoints:
         """Writes the weights to the folder `best`, if their validation is better than that of the weights in it.
 
         Args:
-            value: value of the metric that the family monitors, such as the loss.
+            value: value of the metric that the family monitors, such as the loss. With nan or infinity, nothing is
+                written.
 
         Raises:
             ValueError: a weight is not finite.
@@ -204,15 +214,15 @@ class RunCheckpoints:
         family = self.folder.family
         best = self.folder.best
         recorded = self.folder.find_best() or {}
-        rival = recorded[family.monitor] if recorded and recorded.get("text") in (None, self._text) else None
-        if rival is not None and (value == rival or family.best_of(value, rival) != value):
+        best_so_far = recorded[family.monitor] if recorded and recorded.get("text") in (None, self._text) else None
+        if best_so_far is not None and (value == best_so_far or family.best_of(value, best_so_far) != value):
             return
         step = int(self._model.optimizer.iterations.numpy())
-        with self.naming_last():
+        with self.naming_last_good():
             best.save_weights(self._model, step)
             text = {"text": self._text} if self._text else {}
             write_json(self.folder.best_file, {"step": step, family.monitor: value, **text})
-            for other in best.steps(files="index|data.*"):  # not before the new one is named
+            for other in best.steps(files="index|data.*"):  # after `best.json` names the new one
                 if other != step:
                     delete_checkpoint(best.checkpoint(other))
             best.write_state([step])
@@ -225,21 +235,24 @@ class RunCheckpoints:
     # them must call these methods.
 
     def load_best(self) -> int:
-        """Sets the weights to those with the best validation, and returns their step."""
+        """Sets the weights to those in the folder `best`, which must exist, and returns their step."""
         best = self.folder.find_best() if self.write else None
         step = self._from_chief(best["step"] if best else 0)
         load_weights(self._model, self.folder.best.checkpoint(step))
         return step
 
     def stops_early(self, training: RunConfig, step: int) -> bool:
-        """Whether the training should stop early, as the chief decides for all workers; see `RunFolder.stops_early`."""
+        """`RunFolder.stops_early`, as the chief decides it for all workers."""
         return bool(self._from_chief(int(self.write and self.folder.stops_early(training, step, self._text))))
 
     def _from_chief(self, number: int) -> int:
         return broadcast_from_chief(self._model.distribute_strategy, number)
 
     def restore(self, path: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Sets weights and optimizer from a checkpoint. If it does not fit, nothing is changed.
+        """Sets weights and optimizer from a checkpoint. If the checkpoint does not fit, nothing is changed.
+
+        Args:
+            path: prefix of the checkpoint.
 
         Returns:
             `(carried, sums)`: the `carried_arrays` with which the training resumes; and the `metric_totals` of the
@@ -250,30 +263,32 @@ class RunCheckpoints:
         """
         reader = CheckpointReader(path)
         read = weights_reader(self._model, reader)
-        optimizer = {key: shape for key, shape in reader.shapes.items() if key.startswith("optimizer/")}
-        if not optimizer:
+        optimizer_shapes = {key: shape for key, shape in reader.shapes.items() if key.startswith("optimizer/")}
+        if not optimizer_shapes:
             allowed = "a checkpoint with an optimizer"
             message = f"{path} has weights alone, no optimizer to go on with: start a new run with "
             message += f"warm_start_path={path}"
             raise ParameterError("checkpoint", path, allowed, message)
-        check_fits(path, optimizer, self._optimizer())
+        check_fits(path, optimizer_shapes, self._optimizer_variables())
         arrays = {name: read(name) for name in weights_by_name(self._model)}
-        other_keys = [*optimizer, *self._model.carried_names, *({SUMS} & reader.shapes.keys())]
+        other_keys = [*optimizer_shapes, *self._model.carried_names, *({SUMS} & reader.shapes.keys())]
         arrays |= {key: reader.get(key) for key in other_keys}
-        for key, variable in {**weights_by_name(self._model), **self._optimizer()}.items():
+        for key, variable in {**weights_by_name(self._model), **self._optimizer_variables()}.items():
             variable.assign(arrays[key])
-        self._last = path
-        self._unproven = checkpoint_step(path)
+        self._latest = path
+        self._step_without_loss = checkpoint_step(path)
         self._restored = True
         return {name: arrays[name] for name in self._model.carried_names}, arrays.get(SUMS)
 
-    def _optimizer(self) -> dict[str, Any]:
+    def _optimizer_variables(self) -> dict[str, Any]:
+        """`{key in a checkpoint: variable of the optimizer}`."""
         return {f"optimizer/{i}": variable for i, variable in enumerate(self._model.optimizer.variables)}
 
-    def _sweep(self, latest: int, max_to_keep: int) -> None:
-        """Deletes all but `max_to_keep` checkpoints up to the step `latest`.
+    def _delete_old(self, latest: int, max_to_keep: int) -> None:
+        """Deletes the oldest checkpoints, and keeps `max_to_keep` of those up to the step `latest`.
 
-        Checkpoints of later steps are damaged. They stay until the training writes them again.
+        Checkpoints of later steps are damaged: the training has resumed from an earlier one. They stay until the
+        training writes them again.
         """
         steps = [step for step in self.folder.steps(files="index|data.*") if step <= latest]
         for step in steps[:-max_to_keep]:
@@ -281,7 +296,7 @@ class RunCheckpoints:
         self.folder.write_state(steps[-max_to_keep:])
 
 
-# ------------------------------------------------------------------------------------------------------ their average
+# --------------------------------------------------------------------------------------- the average of checkpoints
 
 
 def average_checkpoints(
@@ -291,22 +306,23 @@ def average_checkpoints(
     num_last_checkpoints: int | None = None,
     merge_lora: bool = False,
 ) -> list[str]:
-    """Averages checkpoints of a run into the folder of a new one, which every program opens.
+    """Averages checkpoints of a run, and writes the result as a new run, which every program opens.
 
     Args:
         model_dir: folder of the run. The new run has its configuration and vocabularies.
-        output_dir: the new folder. The step of its checkpoint is the highest step of the checkpoints.
+        output_dir: folder of the new run. The step of its checkpoint is the highest step of the averaged ones.
         checkpoints: list of checkpoints: names in `model_dir`, or paths, also of other runs of the same model.
-        num_last_checkpoints: how many of the latest checkpoints of the run to average. Give either this or
-            `checkpoints`.
+        num_last_checkpoints: how many of the latest checkpoints of the run to average. Either this or `checkpoints`
+            must be given.
         merge_lora: whether to add low-rank updates to the kernels, so that the new run has none.
 
     Returns:
-        List of str, the paths that were averaged.
+        List of str, the paths of the checkpoints that were averaged.
 
     Raises:
-        ParameterError: a checkpoint does not exist, or belongs to another model or vocabulary. The message names the
-            difference.
+        ParameterError: a checkpoint does not exist, is damaged, or belongs to another model or vocabulary; the new
+            folder holds a run; both or neither of `checkpoints` and `num_last_checkpoints` are given; or `merge_lora`
+            is given for a run without LoRA.
     """
     if bool(checkpoints) == (num_last_checkpoints is not None):
         message = "either checkpoints or num_last_checkpoints must say what to average"
@@ -322,7 +338,7 @@ def average_checkpoints(
             raise ParameterError("checkpoints", checkpoints, "names of checkpoints", message)
         paths = [source.find_checkpoint(path) for path in checkpoints]
     else:
-        paths = _last(source, num_last_checkpoints or 0)
+        paths = _latest_paths(source, num_last_checkpoints or 0)
     for path in paths:
         _check_same_model(source, path)
     try:
@@ -333,7 +349,7 @@ def average_checkpoints(
         if merge_lora:
             config["model"] = _merged(model, config["model"], model_dir)
     except UnreadableCheckpoint as error:
-        raise source.way_out(error, "checkpoints") from error
+        raise source.damaged_error(error, "checkpoints") from error
     step = max(map(checkpoint_step, paths))
     copied: dict[str, Any] = {name: config.get(name) for name in ("fingerprints", "init_from", "training")}
     output.create(config["data"], config["model"], vocabs, model, step, **copied)
@@ -341,7 +357,11 @@ def average_checkpoints(
 
 
 def _merged(model: Any, hyper_parameters: dict[str, Any], model_dir: str) -> dict[str, Any]:
-    """Adds the low-rank updates of a model to its kernels. Returns its new hyper-parameters."""
+    """Adds the low-rank updates of a model to its kernels, and returns its new hyper-parameters.
+
+    Raises:
+        ParameterError: the model has no low-rank updates.
+    """
     if not hyper_parameters.get("lora_rank"):
         message = f"merge_lora is for a run with lora_rank, got {model_dir}, which has none"
         raise ParameterError("merge_lora", True, "left out for a run without lora_rank", message)
@@ -382,8 +402,8 @@ def average_weights(model: keras.Model, checkpoints: Sequence[str | CheckpointRe
         variable.assign((total / len(readers)).astype(variable.dtype))
 
 
-def _last(folder: RunFolder, number: int) -> list[str]:
-    """The paths of the latest checkpoints of a run."""
+def _latest_paths(folder: RunFolder, number: int) -> list[str]:
+    """The paths of the latest `number` checkpoints of a run. Raises ParameterError if there are fewer."""
     at_least(1)("num_last_checkpoints", number)
     paths = folder.checkpoints()
     if len(paths) < number:

@@ -41,7 +41,7 @@ from txl_tf.runs.setup import (
 from txl_tf.runs.weights import CheckpointReader, load_weights
 from txl_tf.training.distribution import is_chief
 
-_ROWS = 60  # rows of a batch, where neither the run nor the user says how many
+_ROWS = 60  # rows of a batch, if neither the run nor the user sets them
 
 logger = logging.getLogger("txl_tf")
 
@@ -61,23 +61,24 @@ def evaluate_run(
         folder: `RunFolder`, or its path. Without a `config.json`, `model` must hold all hyper-parameters.
         data: the corpus, as in `train_run`; if empty, the text that the run was trained on.
         model: arguments of the model that replace those of the run, such as `mem_len`.
-        evaluation: how to evaluate.
+        evaluation: how to evaluate. Sizes that it does not give are those of the training, or else defaults.
         machine: devices and types.
-        reading: `text_field` and `skip_bad_lines` of `eval_path`, which replace those of the run.
+        reading: `text_field` and `skip_bad_lines` for reading `evaluation.eval_path`, which replace those of the run.
 
     Returns:
-        `{split or file: mean nll in nats}`.
+        `{split or eval_path: mean nll in nats}`.
 
     Raises:
-        ParameterError, OSError: bad input, before any long work.
+        ParameterError, ValueError, OSError: bad input, before any long work.
+        OSError: the file for `token_nll` cannot be written, or another worker is gone.
     """
     machine = machine or MachineConfig()
     folder = RunFolder(folder, "language_model")
     config = folder.read_config() if folder.has_config() else {"data": {}, "model": {}}
     evaluation, defaults = _completed(evaluation or EvaluationConfig(), config.get("training", {}))
     tgt_len, rows = sizes_of(evaluation)
-    text = "eval_path" if evaluation.eval_path else "data_path"
-    check_token_nll(evaluation.token_nll, **{text: evaluation.eval_path or (data or config["data"]).get(text)})
+    argument = "eval_path" if evaluation.eval_path else "data_path"
+    check_token_nll(evaluation.token_nll, **{argument: evaluation.eval_path or (data or config["data"]).get(argument)})
     folder.find_checkpoint(evaluation.eval_ckpt_path)  # raises before the text is read
     strategy, machine = open_machine(machine)
     check_divides(strategy, eval_batch_size=rows)
@@ -93,13 +94,13 @@ def evaluate_run(
         remedy = "name the text, by data_dir, data_path or eval_path, to evaluate what it is now"
         check_text(folder, {split: corpus.fingerprint(split)}, remedy)
     resets = _resets(evaluation, corpus.vocab, folder.family.config)
-    bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
-    model = {**bins, **config["model"], **resets, **(model or {})}
+    from_corpus = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
+    model = {**from_corpus, **config["model"], **resets, **(model or {})}
     check_places(model, tgt_len=tgt_len, sliding_window=evaluation.sliding_window or 0)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
 
     def load(path: str) -> tuple[LanguageModel, str]:
-        """Makes and compiles the model, and sets its weights from a checkpoint."""
+        """Makes and compiles the model with the weights of a checkpoint. Returns the model and `path`."""
         reader = CheckpointReader(path)
         folder.check_size(model, reader)
         with strategy.scope():
@@ -116,6 +117,7 @@ def evaluate_run(
             values = ", ".join(f"{name} {value}" for name, value in defaults.items())
             logger.info("%s does not record %s; the defaults: %s", folder, ", ".join(defaults), values)
         logger.info("checkpoint: %s; evaluating it: %s", folder.name_of(path), evaluator.describe(lm))
+        # All workers must evaluate in the same way, but only the chief writes the file.
         token_nll = evaluation.token_nll if is_chief(strategy) else evaluation.token_nll and os.devnull
         return {split: evaluator.run(lm, split, token_nll)}
 
@@ -139,8 +141,12 @@ def _completed(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationC
 
 
 def _resets(evaluation: EvaluationConfig, vocab: Vocab, group: type[Config]) -> dict[str, int | None]:
-    """`{"reset_token": ...}` where the evaluation says whether the memory is reset, of a model with these
-    hyper-parameters.
+    """The `reset_token` of the model as `{"reset_token": id or None}`; `{}` to evaluate with that of the run.
+
+    Args:
+        evaluation: its `reset_memory_at_documents` decides. If that is `None`, the result is `{}`.
+        vocab: vocabulary of the text.
+        group: class of the hyper-parameters of the model.
     """
     if evaluation.reset_memory_at_documents is None:
         return {}
@@ -161,7 +167,11 @@ def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str, reading: di
 
 
 def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
-    """The corpus of `data`, or else that of the run. Its vocabulary must be that of the run."""
+    """The corpus of `data`, or else that of the run.
+
+    Raises:
+        ParameterError: there is none, or its vocabulary is not that of the run.
+    """
     data = data or config["data"]
     if not (data.get("data_dir") or data.get("data_path") or data.get("dataset") == "pydoc"):
         message = "no text to evaluate: give data_dir, dataset with its data_path, or eval_path"
@@ -173,7 +183,7 @@ def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
 
 
 def sizes_of(evaluation: EvaluationConfig) -> tuple[int, int]:
-    """`(tgt_len, eval_batch_size)` of an evaluation. Raises ParameterError if one is not given."""
+    """`(tgt_len, eval_batch_size)` of an evaluation. Raises ParameterError unless both are positive integers."""
     for name in ("tgt_len", "eval_batch_size"):
         at_least(1)(name, getattr(evaluation, name))
     return evaluation.tgt_len or 0, evaluation.eval_batch_size or 0
@@ -187,7 +197,8 @@ class Evaluator:
         evaluation: how to evaluate, with `tgt_len` and `eval_batch_size`.
 
     Attributes:
-        metric: `"ppl"`, perplexity, where tokens are words; `"bpc"`, bits per character or byte, where they are not.
+        metric: `"bpc"`, bits per character or byte, if tokens are characters or bytes; else `"ppl"`, perplexity.
+        max_batches: the most batches to evaluate; `None` for all.
     """
 
     def __init__(self, corpus: Corpus, evaluation: EvaluationConfig):
@@ -195,12 +206,12 @@ class Evaluator:
         self.sliding_window = evaluation.sliding_window
         self.tgt_len, self.batch_size = sizes_of(evaluation)
         self.sliding_step = evaluation.sliding_step
-        self.most = None if evaluation.max_eval_batch < 0 else evaluation.max_eval_batch  # batches
+        self.max_batches = None if evaluation.max_eval_batch < 0 else evaluation.max_eval_batch
         self.eval_path = evaluation.eval_path
         self.metric = metric_of(corpus.by_character)
 
     def check(self, split: str) -> None:
-        """Raises ParameterError if the corpus has no such split, ValueError where it is shorter than a batch."""
+        """Raises ParameterError if the corpus has no such split, and ValueError if the split is too short."""
         if split not in self.corpus.splits:
             raise ParameterError("eval_split", split, list(self.corpus.splits))
         name = split if split == self.eval_path else f"the {split} split"
@@ -208,7 +219,7 @@ class Evaluator:
 
     def batches(self, split: str) -> Segments:
         """The batches to evaluate."""
-        return Segments(self.corpus.splits[split], self.batch_size, self.tgt_len, most=self.most)
+        return Segments(self.corpus.splits[split], self.batch_size, self.tgt_len, most=self.max_batches)
 
     def describe(self, lm: LanguageModel) -> str:
         """A few words on how a model is evaluated, for messages."""
@@ -222,8 +233,8 @@ class Evaluator:
         Args:
             lm: the model, compiled.
             split: name of the split.
-            token_nll: path of a file for the nll of every predicted token. Its lines have the token and its nll in
-                nats, separated by a tab, in the order of the text.
+            token_nll: path of a file to write, with the nll of every predicted token. Its lines have the token and its
+                nll in nats, separated by a tab, in the order of the text.
         """
         started = time.perf_counter()
         verbose = 1 if sys.stdout.isatty() and logger.isEnabledFor(logging.INFO) else 0
@@ -248,10 +259,10 @@ class Evaluator:
     def _num_labels(self, split: str) -> int:
         """The number of tokens that the batches predict."""
         labels = len(self.corpus.splits[split]) // self.batch_size - 1
-        return self.batch_size * (min(labels, self.most * self.tgt_len) if self.most else labels)
+        return self.batch_size * (min(labels, self.max_batches * self.tgt_len) if self.max_batches else labels)
 
     def _score(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
-        """The predicted tokens of a split, and the nll of each."""
+        """The predicted tokens of a split, row by row, and the nll of each in nats: two arrays `[number of tokens]`."""
         dataset = self.batches(split).dataset()
         mems = None
         columns = []
@@ -264,28 +275,29 @@ class Evaluator:
         return np.concatenate(labels, 1).ravel(), np.concatenate(values, 1).ravel()
 
     def _slide(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
-        """The labels of a split, and their nll with a sliding window.
+        """The predicted tokens of a split, and the nll of each with a sliding window: two arrays.
 
-        The split is one text, of which as many tokens are read as `self.most` batches have. `batch_size` windows are
+        The split is read as one text, at most as many tokens as `max_batches` batches have. `batch_size` windows are
         computed at a time.
         """
-        n_tokens = self.most * self.batch_size * self.tgt_len + 1 if self.most else None
+        n_tokens = self.max_batches * self.batch_size * self.tgt_len + 1 if self.max_batches else None
         tokens = np.asarray(self.corpus.splits[split][:n_tokens])
         bar = keras.utils.Progbar(len(tokens) - 1, verbose=verbose, unit_name="token")
         window: Any = self.sliding_window
         return tokens[1:], sliding_window_nll(lm, tokens, window, self.batch_size, self.sliding_step, progress=bar.add)
 
     def _write(self, path: str, labels: np.ndarray, nll: np.ndarray) -> None:
-        """Writes the file for `token_nll`."""
+        """Writes the file `token_nll` of `run`."""
         symbols = [escape(symbol) for symbol in self.corpus.vocab.symbols]
         with new_file(path) as file:
             for label, value in zip(labels, nll, strict=True):
                 file.write(f"{symbols[label]}\t{value:.6f}\n")
 
     def _by_text(self, nll: float, split: str) -> str:
-        """Bits per byte and per character, by which models of different vocabularies can be compared.
+        """Bits per byte and per character of a split, as text. They can be compared between different vocabularies.
 
-        If tokens are not characters, also the perplexity per word. Every token counts with the mean `nll`.
+        If tokens are not characters, also the perplexity per word. All tokens of the split are assumed to have the mean
+        `nll`, also if only some were evaluated.
         """
         total_nll = nll * len(self.corpus.splits[split])
         per_byte, per_character, per_word = (total_nll / max(n, 1) for n in self.corpus.sizes[split])

@@ -28,21 +28,21 @@ from txl_tf.data.subwords import load_vocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, UnknownArgumentError, brief, named
 from txl_tf.files import (
-    check_kept,
     check_no_link,
     check_no_pattern,
+    check_not_overwritten,
     check_writable,
     is_pipe,
     is_remote,
     lock,
+    naming_read_errors,
+    naming_write_errors,
     read_json,
-    reading,
     remove,
     remove_leftovers,
     removed_on_error,
     write_atomic,
     write_json,
-    writing,
 )
 from txl_tf.nn.parts import own_parts
 from txl_tf.runs.families.record import Family, family_in, family_of_model
@@ -60,7 +60,7 @@ from txl_tf.schema import did_you_mean, differing
 CREATING = "creating.tmp"  # exists in the folder of a run while `RunFolder.create` writes it
 # `{beginning of an address: function that returns the local folder of the run}`; `txl_tf.convert.hub` adds its own.
 SOURCES: dict[str, Callable[[str], str]] = {}
-_ATTEMPTS = 10  # at opening a checkpoint, which a training in another process may delete
+_ATTEMPTS = 10  # to open a checkpoint, which a training in another process may delete
 _EVENTS = ("train", "validation")  # folders of TensorBoard's files
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
 
@@ -84,7 +84,9 @@ def load_run(
         the words of the lexicon as a third vocabulary.
 
     Raises:
-        ParameterError: the folder holds no run, there is no such checkpoint, or it belongs to another model.
+        ParameterError: the folder contains no run; there is no such checkpoint, it is damaged, or it belongs to another
+            model; or the run cannot change one of `changes`.
+        OSError: a file cannot be read.
     """
     folder = RunFolder(model_dir)
     vocabs = folder.load_vocabs()
@@ -93,12 +95,18 @@ def load_run(
 
 
 class RunFolder(CheckpointFolder):
-    """The folder of a run, local or remote. Its methods raise ParameterError, which names what is missing.
+    """The folder of a run, local or remote. If a file is missing or wrong, its methods raise ParameterError.
 
     Args:
         model_dir: path of the folder, or an address such as `hf://OWNER/NAME`, see `txl_tf.convert.hub`.
         task: task that the model of the run must have, see `Family`; `None` for any.
         family: family of a run that is about to be made. That of an existing run is in `config.json`.
+
+    Attributes:
+        path: path of the folder.
+        address: the address from which the folder was downloaded, or `None`.
+        best, ema: the folders of the best checkpoint and of the averaged weights.
+        config_file, log_file, best_file: paths of files.
     """
 
     def __init__(self, model_dir: str | os.PathLike, task: str | None = None, family: Family | None = None):
@@ -116,7 +124,7 @@ class RunFolder(CheckpointFolder):
 
     @classmethod
     def around(cls, checkpoint: str, task: str | None = None) -> RunFolder:
-        """The folder of the run that has a checkpoint, perhaps in `best` or `ema`. It need not exist."""
+        """The folder of the run to which a checkpoint belongs. The checkpoint may be in `best` or `ema`, or missing."""
         folder = os.path.dirname(checkpoint)
         return cls(os.path.dirname(folder) if os.path.basename(folder) in ("best", "ema") else folder, task)
 
@@ -150,11 +158,11 @@ class RunFolder(CheckpointFolder):
 
     @property
     def family(self) -> Family:
-        """The record of the family of the run. A folder of the original program holds a Transformer-XL."""
+        """The record of the family of the run. A folder without `config.json` contains a Transformer-XL."""
         return self._family or family_in(self.read_config() if self.has_config() else {})
 
     def load_vocabs(self) -> list[Vocab]:
-        """The vocabularies of the run. Raises ParameterError if one is not that of `config.json`."""
+        """The vocabularies of the run. Raises ParameterError if one is not the one that `config.json` records."""
         config = self.read_config()
         loaded = []
         for name, size in family_in(config).vocabs.items():
@@ -171,30 +179,35 @@ class RunFolder(CheckpointFolder):
         return loaded
 
     def load_vocab(self) -> Vocab:
-        """The vocabulary of a run that has one."""
+        """The vocabulary of a run that has exactly one."""
         (vocab,) = self.load_vocabs()
         return vocab
 
     def _vocab_file(self, name: str, level: str | None) -> str:
         return os.path.join(self.path, vocab_file(name, level))
 
-    def describe(self, config: dict, vocabs: list[Vocab]) -> None:
-        """Writes `config.json` and, if no checkpoint depends on them, the vocabularies."""
-        named = dict(zip(family_in(config).vocabs, vocabs, strict=True))
+    def write_config(self, config: dict, vocabs: list[Vocab]) -> None:
+        """Writes `config.json` and, if there are no checkpoints yet, the vocabularies.
+
+        Args:
+            config: content of `config.json`. Fingerprints of the vocabularies are added.
+            vocabs: the vocabularies.
+        """
+        by_name = dict(zip(family_in(config).vocabs, vocabs, strict=True))
         if not self.steps():
-            for name, vocab in named.items():
+            for name, vocab in by_name.items():
                 vocab.save(self._vocab_file(name, vocab.level))
-        fingerprints = {name: vocab.fingerprint() for name, vocab in named.items()}
+        fingerprints = {name: vocab.fingerprint() for name, vocab in by_name.items()}
         write_json(self.config_file, {**config, "fingerprints": {**config.get("fingerprints", {}), **fingerprints}})
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
     def checkpoints(self) -> list[str]:
-        """The paths of the checkpoints, from oldest to newest, also those of the original program."""
+        """The paths of the checkpoints, from oldest to newest. If there are none, those of the original program."""
         steps = self.steps()
         if steps:
             return [self.checkpoint(step) for step in steps]
-        with reading(os.path.join(self.path, "checkpoint")):
+        with naming_read_errors(os.path.join(self.path, "checkpoint")):
             state = tf.train.get_checkpoint_state(self.path)
         return list(state.all_model_checkpoint_paths) if state else []
 
@@ -202,10 +215,11 @@ class RunFolder(CheckpointFolder):
         """The path of a checkpoint.
 
         Args:
-            ckpt_path: path or name of a checkpoint, `"best"` or `"latest"`; `None`: the one that `load_run` opens.
+            ckpt_path: path or name of a checkpoint, `"best"` or `"latest"`; `None`: the one that `load_run` opens by
+                default.
 
         Raises:
-            ParameterError: there is no such checkpoint.
+            ParameterError: there is no such checkpoint. If it was given by path or name, the error is a CheckpointGone.
         """
         if ckpt_path is None:
             best = self.find_best() if self.family.default_checkpoint == "best" else None
@@ -230,15 +244,17 @@ class RunFolder(CheckpointFolder):
     def with_checkpoint(self, ckpt_path: str | None, use: Callable[[str], Any], argument: str = "ckpt_path") -> Any:
         """Calls `use` with the path of a checkpoint, and returns its result.
 
-        A training in another process may delete the checkpoint before it is opened. Then `use` gets its successor.
+        A training in another process may delete the checkpoint before it is opened. If `use` raises CheckpointGone, the
+        checkpoint is looked up again, and `use` is called again, up to `_ATTEMPTS` times.
 
         Args:
-            ckpt_path: path or name of a checkpoint, `"best"` or `"latest"`; `None`: the one that `load_run` opens.
+            ckpt_path: see `find_checkpoint`.
             use: function of a path.
             argument: name of the argument that chooses a checkpoint, for messages.
 
         Raises:
-            ParameterError: the checkpoint is damaged. The message names one that is complete.
+            ParameterError: there is no such checkpoint, or it is damaged. In the second case, the message names a
+                complete one, if there is one.
         """
         for tries_left in reversed(range(_ATTEMPTS)):
             path = self.find_checkpoint(ckpt_path)
@@ -248,10 +264,10 @@ class RunFolder(CheckpointFolder):
                 if not tries_left:
                     raise
             except UnreadableCheckpoint as error:
-                raise self.way_out(error, argument) from error
+                raise self.damaged_error(error, argument) from error
 
-    def way_out(self, error: UnreadableCheckpoint, argument: str) -> ParameterError:
-        """The error of a damaged checkpoint, which names the newest one that is complete, to give to `argument`."""
+    def damaged_error(self, error: UnreadableCheckpoint, argument: str) -> ParameterError:
+        """The error about a damaged checkpoint. Its message names the newest complete one as a value of `argument`."""
         path = error.value
         newest_first = (self.checkpoint(step) for step in reversed(self.steps()))
         complete = next((other for other in newest_first if other != path and _is_whole(other)), None)
@@ -265,25 +281,33 @@ class RunFolder(CheckpointFolder):
         return ParameterError(argument, path, [name], message)
 
     def name_of(self, path: str) -> str:
-        """The name of a checkpoint for messages, such as "best, step 180". Of others than best and latest: the path."""
+        """The name of a checkpoint for messages: "best, step 180", "latest, step 200", or else the path.
+
+        The name of the latest says if a newer one is incomplete.
+        """
         kinds = {"latest": self.checkpoints()[-1:], "best": [best["path"]] if (best := self.find_best()) else []}
         kind = next((kind for kind, paths in kinds.items() if path in paths), None)
         step = os.path.basename(path).rpartition("-")[2]
         if not kind:
             return path
-        started = max(self.steps(files="index|data.*"), default=0)
-        incomplete = kind == "latest" and self.steps() and started > self.steps()[-1]
-        return f"{kind}, step {step}" + (f" (ckpt-{started} is incomplete)" if incomplete else "")
+        newest = max(self.steps(files="index|data.*"), default=0)  # an incomplete one has no index
+        is_incomplete = kind == "latest" and self.steps() and newest > self.steps()[-1]
+        return f"{kind}, step {step}" + (f" (ckpt-{newest} is incomplete)" if is_incomplete else "")
 
     def find_best(self) -> dict | None:
-        """`"path"`, `"step"` and the monitored value, such as `"val_loss"`, of the best checkpoint; or `None`."""
+        """`"path"`, `"step"` and the monitored value, such as `"val_loss"`, of the best checkpoint.
+
+        `None` if there was no validation.
+        """
         if not tf.io.gfile.exists(self.best_file):
             return None
         best = read_json(self.best_file, self.family.check_best)
         return {"path": self.best.checkpoint(best["step"]), **best}
 
     def stops_early(self, training: RunConfig, step: int, text: str | None = None) -> bool:
-        """Whether the last `patience` steps of a run, up to `step`, have brought no better validation.
+        """Whether the best validation of a run is `patience` or more steps before `step`.
+
+        It is false without `patience`, and if there was no validation.
 
         Args:
             training: settings of the training.
@@ -297,7 +321,7 @@ class RunFolder(CheckpointFolder):
         return step - best["step"] >= patience
 
     def load_model(self, ckpt_path: str | None = None, **changes) -> keras.Model:
-        """The model of the run, not compiled. Arguments: see `load_run`."""
+        """The model of the run, not compiled. Arguments and errors: see `load_run`."""
         family = self.family
         trained = self.read_config()["model"]
         arguments = {**trained, **changes}
@@ -327,13 +351,13 @@ class RunFolder(CheckpointFolder):
         return self.with_checkpoint(ckpt_path, load)
 
     def check_parts(self, model: keras.Model) -> None:
-        """Raises ParameterError unless the run was trained with the same parts of a user's own as `model` has."""
+        """Raises ParameterError unless the model of the run had the same parts of a user's own classes as `model`."""
         trained_parts = self.read_config().get("own_parts", []) if self.has_config() else []
         parts = own_parts(model, count_keras=False)
         kind = type(model).__name__
 
         def without_number(part: str) -> str:
-            """The part without the name of the model itself, because Keras numbers the models of a class."""
+            """The part; of the model itself only the class, because Keras numbers the models of a class."""
             return kind if part.startswith(f"{kind} ") else part
 
         if list(map(without_number, parts)) != list(map(without_number, trained_parts)):
@@ -344,12 +368,12 @@ class RunFolder(CheckpointFolder):
             raise ParameterError("model_dir", parts, trained_parts, message)
 
     def check_size(self, model: dict, reader: CheckpointReader) -> None:
-        """Raises ParameterError if `config.json` describes a far larger model than the checkpoint contains.
+        """Raises ParameterError if hyper-parameters describe a model of more than twice the weights of a checkpoint.
 
-        Call it before the model is made, which might not fit into memory.
+        It must be called before the model is made, which might not fit into memory.
 
         Args:
-            model: hyper-parameters.
+            model: hyper-parameters of the run.
             reader: the checkpoint.
         """
         described = self.family.least_weights(model)
@@ -364,8 +388,15 @@ class RunFolder(CheckpointFolder):
     # -------------------------------------------------------------------------------------------------------- writing
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Makes the folder, checks that it can be written to, and locks it against other runs."""
+    def locked(self) -> Iterator[None]:
+        """In this block, which writes to the folder, it is locked against other runs.
+
+        Makes the folder, checks that it can be written to, and removes temporary files of killed processes.
+
+        Raises:
+            ParameterError: the folder is at an address, such as `hf://`, or TensorFlow cannot write to such a path.
+            OSError: another process has locked it, or it or one of its files cannot be written to.
+        """
         if self.address:
             message = f"model_dir {self.address} can be read only: give a new folder, and --init_from={self.address}"
             raise ParameterError("model_dir", self.address, "a folder to write to", message)
@@ -383,7 +414,7 @@ class RunFolder(CheckpointFolder):
             yield
 
     def _check_files(self) -> None:
-        """Raises OSError if a file stands where the run needs a folder, or the folder contains a pipe or a socket."""
+        """Raises OSError if a file has the name of a folder of the run, or if there is a pipe or a socket."""
         for name in tf.io.gfile.listdir(self.path):
             path = os.path.join(self.path, name.rstrip("/"))
             if name.rstrip("/") in ("best", "ema", *_EVENTS) and not tf.io.gfile.isdir(path):
@@ -392,7 +423,7 @@ class RunFolder(CheckpointFolder):
                 raise OSError(f"{path} cannot be read or written: it is a named pipe or a socket. Move it away")
 
     def _check_path(self) -> None:
-        """Raises ParameterError unless the folder has a name that TensorFlow can open."""
+        """Raises ParameterError if the path is empty, or remote and not readable for TensorFlow."""
         if not self.path:
             raise ParameterError("model_dir", "", "the folder of the run", "model_dir must name the folder of the run")
         if is_remote(self.path):  # local checkpoints with such names are read through links
@@ -406,8 +437,7 @@ class RunFolder(CheckpointFolder):
             family: its family.
 
         Raises:
-            ParameterError: the folder has no name or holds a run.
-            ValueError: a file in it would be overwritten by a vocabulary.
+            ParameterError: the folder has no name, it contains a run, or a vocabulary would overwrite a file in it.
         """
         self._check_path()
         unfinished = self._unfinished_files()
@@ -417,18 +447,21 @@ class RunFolder(CheckpointFolder):
         for name, vocab in zip((family or self.family).vocabs if vocabs else (), vocabs, strict=True):
             path = self._vocab_file(name, vocab.level)
             if os.path.basename(path) not in (unfinished or []):
-                check_kept(path, vocab.get_data())
+                check_not_overwritten(path, vocab.get_data())
 
     def _unfinished_files(self) -> list[str] | None:
-        """Names of the vocabularies that `create` was writing when its process was killed; `None` otherwise."""
+        """The file names of the vocabularies of an unfinished run: the process of its `create` was killed.
+
+        `None` if the run is not unfinished.
+        """
         path = os.path.join(self.path, CREATING)
         if is_remote(path) or os.path.islink(path) or not os.path.isfile(path):
             return None
-        with reading(path), open(path, encoding="utf-8", errors="replace") as file:
+        with naming_read_errors(path), open(path, encoding="utf-8", errors="replace") as file:
             return [name for name in file.read(10_000).split("\n") if re.fullmatch(r"\w+\.(txt|model)", name)]
 
     def _remove_unfinished(self) -> None:
-        """Removes the files of a `create` whose process was killed. The caller must hold the lock."""
+        """Removes the files of an unfinished run, if there is one. The caller must hold the lock."""
         vocab_files = self._unfinished_files()
         remove_leftovers(self.path)
         if vocab_files is None:
@@ -446,19 +479,19 @@ class RunFolder(CheckpointFolder):
     ) -> str:  # fmt: skip
         """Writes a run that was not trained here to a new folder.
 
-        A new run can start from its weights, but training cannot resume from it. After an error, the folder is as it
-        was before. If the process is killed, the file `CREATING` remains, and the next call removes what was written.
+        A new run can start from the weights, but a training cannot resume from the run. After an error, the folder is
+        as it was before. If the process is killed, the file `CREATING` remains, and the next call removes the files.
 
         Args:
             data, model: `"data"` and `"model"` of `config.json`.
             vocabs: the vocabularies.
-            trained: the model; or its weights by name, with a `family`.
+            trained: the model, or `{name: weight}` with a `family`.
             step: step of the checkpoint.
-            fingerprints: those of the splits of the text.
+            fingerprints: fingerprints of the splits of the text.
             family: the family. By default, that of the model.
             init_from: `"init_from"` of `config.json`.
             training: settings of the training that the weights come from. Evaluations and new runs use them.
-            finish: function that is called before the file `CREATING` is removed.
+            finish: function that is called when all is written, before the file `CREATING` is removed.
 
         Returns:
             The path of the checkpoint.
@@ -472,7 +505,7 @@ class RunFolder(CheckpointFolder):
         self.check_new(vocabs, family)
         with contextlib.ExitStack() as stack:
             stack.enter_context(removed_on_error(self.path))
-            with writing(self.path):
+            with naming_write_errors(self.path):
                 tf.io.gfile.makedirs(self.path)
             files = [self._vocab_file(name, vocab.level) for name, vocab in zip(family.vocabs, vocabs, strict=True)]
             creating = os.path.join(self.path, CREATING)
@@ -484,23 +517,23 @@ class RunFolder(CheckpointFolder):
                 write_atomic(creating, "\n".join(map(os.path.basename, files)))
             for path in (self.config_file, *files):
                 stack.enter_context(removed_on_error(path))
-            config = family.describe(data, model, vocabs)
+            config = family.config_content(data, model, vocabs)
             parts = own_parts(trained, count_keras=False) if isinstance(trained, keras.Model) else []
-            known = {"init_from": init_from, "training": training, "own_parts": parts}
-            known = {name: value for name, value in known.items() if value}
-            self.describe({**config, "fingerprints": fingerprints or {}, **known}, vocabs)
+            optional = {"init_from": init_from, "training": training, "own_parts": parts}
+            given = {name: value for name, value in optional.items() if value}
+            self.write_config({**config, "fingerprints": fingerprints or {}, **given}, vocabs)
             path = self.save_weights(trained, step)
             finish()
             remove(creating)
             return path
 
     def is_unfinished(self) -> bool:
-        """Whether a process was killed while it was creating the run."""
+        """Whether a process was killed, or still runs, in `create` of this run."""
         return os.path.lexists(os.path.join(self.path, CREATING))
 
 
 def _is_whole(path: str) -> bool:
-    """Whether a checkpoint can be read to its end."""
+    """Whether all arrays of a checkpoint can be read."""
     try:
         check_whole(path)
     except (CheckpointGone, UnreadableCheckpoint):

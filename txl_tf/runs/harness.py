@@ -6,17 +6,16 @@
     model = txl_tf.harness_model("runs/my")
     results = lm_eval.simple_evaluate(model=model, tasks=["wikitext", "lambada_openai"])
 
-Texts are read as they are in `lm.score`: a text of more than `segment` tokens is read segment by segment, each with the
-memory of the segment before, so no context is cut off. The first token of every text is
-predicted from the token that ends a document or, if the vocabulary has none, a line.
+A text of more than `segment` tokens is read segment by segment, each with the memory of the segment before, as by
+`lm.score`. The first token of every text is predicted from the token that ends a document or, if the vocabulary has
+none, a line.
 
 Shapes:
-    B: batch      T: tokens of a segment
+    B: batch      T: tokens of a segment      n: tokens of the longest text in a batch, minus 1
 """
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -35,7 +34,7 @@ from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.folder import RunFolder
 
 SEGMENT = 512  # tokens
-# Options of a request for text, by their names in tasks: those of `TextGenerator`, and those that this module handles.
+# Options of a request for text, by their names in tasks: those that `TextGenerator` takes, and others.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _OTHER_OPTIONS = ("do_sample", "until", "max_gen_toks", "max_new_tokens", "max_length")
 
@@ -56,7 +55,8 @@ def harness_model(
         model_dir, ckpt_path, **changes: see `load_run`.
         batch_size: texts that are read together.
         max_gen_toks: most tokens of a generated text, for tasks that give no number.
-        segment: most tokens that are read at a time, by default 512, or `context_len`.
+        segment: most tokens that are read at a time, by default 512. For the vanilla language model, it is at most
+            `context_len`, the default.
 
     Returns:
         An `lm_eval.api.model.LM`.
@@ -66,7 +66,7 @@ def harness_model(
             range.
     """
     if not is_installed("lm_eval"):
-        message = "harness_model needs lm-eval, which is not installed: pip install lm-eval"
+        message = 'harness_model needs lm-eval, which is not installed: pip install "txl_tf[eval]"'
         raise ParameterError("lm_eval", None, "installed", message)
     check_integer("batch_size", batch_size, 1)
     check_integer("max_gen_toks", max_gen_toks, 1)
@@ -84,7 +84,7 @@ def harness_model(
 
 
 class HarnessMethods:
-    """The methods that lm-evaluation-harness calls."""
+    """The methods that lm-evaluation-harness calls, see its class `LM`. A request has its arguments in `args`."""
 
     def open(self, lm: LanguageModel, vocab: Any, batch_size: int, max_gen_toks: int, segment: int | None) -> None:
         """Sets the model and the options, see `harness_model`."""
@@ -92,16 +92,20 @@ class HarnessMethods:
         self.vocab = vocab
         self.batch_size = batch_size
         self.max_gen_toks = max_gen_toks
-        longest = lm.context_len if lm.has_window else SEGMENT
-        self.segment = min(segment or longest, longest) if lm.has_window else segment or longest
+        if lm.has_window:
+            self.segment = min(segment or lm.context_len, lm.context_len)
+        else:
+            self.segment = segment or SEGMENT
         self.start = [vocab.start_id]
         self._read = tf.function(self._read_segment, autograph=False, reduce_retracing=True)
 
     # --------------------------------------------------------------------------------- the interface of the harness
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """The log-probability, nats, of the continuation of each context, and whether it is the most likely one."""
-        pairs = [self._ids_of(*request.args) for request in requests]
+        """For each request `(context, continuation)`: the log-probability of the continuation in nats, and whether each
+        of its tokens was the most likely one.
+        """
+        pairs = [self._ids_of_both(*request.args) for request in requests]
         scores = self._scores([before + after for before, after in pairs])
         results = []
         for (before, _), (nll, greedy) in zip(pairs, scores, strict=True):
@@ -110,12 +114,15 @@ class HarnessMethods:
         return results
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability, nats, of whole texts."""
+        """For each request `(text,)`: the log-probability of the text in nats."""
         texts = [self.start + self._encode(request.args[0]) for request in requests]
         return [-float(nll.sum(dtype=np.float64)) for nll, _ in self._scores(texts)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The texts that follow contexts, each up to the first of its stop strings."""
+        """For each request `(context, options)`: the generated text that follows the context, up to a stop string.
+
+        Requests with the same options are answered together.
+        """
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             groups.setdefault(repr(sorted(request.args[1].items())), []).append(i)
@@ -131,17 +138,18 @@ class HarnessMethods:
         """The name by which the harness's cache tells tokenizers apart."""
         return self.vocab.fingerprint()
 
-    # -------------------------------------------------------------------------------------------------- their parts
+    # ----------------------------------------------------------------------------------------- parts of these methods
 
     def _encode(self, text: str) -> list[int]:
+        """The ids of a text."""
         data = text.encode("utf-8", "surrogatepass") if self.vocab.level == "byte" else text
         return self.vocab.encode(data).tolist()
 
-    def _ids_of(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """The ids of a context, with the start of a text, and those of its continuation.
+    def _ids_of_both(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """`(ids of a context, with the start token before them, ids of its continuation)`.
 
         Spaces at the end of the context belong to the continuation, as in the other models of the harness. Both texts
-        are cut into tokens together.
+        are encoded as one text. The context gets as many of the ids as it has by itself.
         """
         spaces = len(context) - len(context.rstrip(" "))
         if spaces:
@@ -174,12 +182,12 @@ class HarnessMethods:
         if not tokens.shape[1]:
             return np.zeros(tokens.shape, np.float32), np.ones(tokens.shape, bool)
         mems = tuple(self.lm.initial_mems(len(tokens)))
-        parts = []
+        results = []
         for i in range(0, tokens.shape[1], self.segment):
-            piece = slice(i, i + self.segment)
-            nll, greedy, mems = self._read(tf.constant(tokens[:, piece]), tf.constant(labels[:, piece]), mems)
-            parts.append((nll.numpy(), greedy.numpy()))
-        nll, greedy = (np.concatenate(part, 1) for part in zip(*parts, strict=True))
+            columns = slice(i, i + self.segment)
+            nll, greedy, mems = self._read(tf.constant(tokens[:, columns]), tf.constant(labels[:, columns]), mems)
+            results.append((nll.numpy(), greedy.numpy()))
+        nll, greedy = (np.concatenate(arrays, 1) for arrays in zip(*results, strict=True))
         return nll, greedy
 
     def _read_segment(self, tokens: Any, labels: Any, mems: Any) -> tuple[Any, Any, Any]:
@@ -189,7 +197,7 @@ class HarnessMethods:
         return nll, tf.argmax(log_probs, -1, output_type=tf.int32) == labels, tuple(new_mems)
 
     def _generate(self, contexts: list[str], options: dict[str, Any]) -> list[str]:
-        """Continues contexts that have the same options of a task."""
+        """The texts that follow contexts, with the same options. Raises ParameterError for an unknown option."""
         unknown = options.keys() - {*_SAMPLING, *_OTHER_OPTIONS}
         if unknown:
             name = sorted(unknown)[0]
@@ -213,16 +221,12 @@ class HarnessMethods:
         prompts = [context or self.vocab.symbols[self.start[0]] for context in contexts]
         return [_cut(texts[0], until) for _, texts in generator.generate_lines(prompts)]
 
-    @functools.cached_property
-    def _n_token(self) -> int:
-        return len(self.vocab)
-
     def _spelled(self, until: Iterable[str]) -> list[str]:
         """The stop strings that the vocabulary can spell. Others occur in no text."""
         spelled = []
         for text in filter(None, until):
             try:
-                check_stops(self._n_token, None, [text], False, self.vocab)
+                check_stops(len(self.vocab), None, [text], False, self.vocab)
             except ParameterError:
                 continue
             spelled.append(text)
@@ -230,6 +234,6 @@ class HarnessMethods:
 
 
 def _cut(text: str, until: Sequence[str]) -> str:
-    """The text up to the first of the stop strings."""
+    """The text before the first stop string in it, or the whole text."""
     positions = [text.find(stop) for stop in until if stop]
     return text[: min((position for position in positions if position >= 0), default=len(text))]

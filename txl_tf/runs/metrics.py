@@ -30,7 +30,12 @@ def metric_of(by_character: bool) -> str:
 
 
 def to_metric(nll: float, metric: str) -> float:
-    """A mean nll in nats as `"bpc"`, bits per character, byte or whatever the mean is over; or as `"ppl"`."""
+    """Converts a mean nll in nats.
+
+    Args:
+        nll: mean over tokens, characters, bytes or words.
+        metric: `"bpc"` for bits, or `"ppl"` for perplexity, the exponential.
+    """
     if metric == "bpc":
         return nll / math.log(2)
     return math.exp(min(nll, 700))  # exp(710) would overflow
@@ -39,8 +44,8 @@ def to_metric(nll: float, metric: str) -> float:
 # ------------------------------------------------------------------------------------------------------ translations
 
 
-def as_spelt(sides: list[list[str]], vocabs: list[Vocab]) -> list[list[str]]:
-    """The lines of both sides, in lower case where the vocabulary has lower case alone."""
+def in_case_of_vocabs(sides: list[list[str]], vocabs: list[Vocab]) -> list[list[str]]:
+    """The lines of each side, in lower case if the vocabulary of the side has no upper case."""
     return [
         [line.lower() for line in lines] if vocab.lower_case else lines
         for lines, vocab in zip(sides, vocabs, strict=True)
@@ -48,7 +53,7 @@ def as_spelt(sides: list[list[str]], vocabs: list[Vocab]) -> list[list[str]]:
 
 
 def group_references(sources: list[str], targets: list[str]) -> dict[str, list[str]]:
-    """`{source: targets}`. A source may stand on several lines, each with a correct target."""
+    """`{source: its targets}`. A source may occur several times, each time with a correct target."""
     references: dict[str, list[str]] = {}
     for source, target in zip(sources, targets, strict=True):
         references.setdefault(source, []).append(target)
@@ -58,33 +63,33 @@ def group_references(sources: list[str], targets: list[str]) -> dict[str, list[s
 def error_rates(translations: list[str], references: list[list[str]], level: str) -> dict[str, float]:
     """The error rates of translations.
 
-    A line is right if it has the tokens of one of its references. Otherwise, its wrong tokens are the edits (insert,
+    A translation is right if it has the symbols of one of its references. Otherwise, its errors are the edits (insert,
     delete, replace) that turn it into its nearest reference.
 
     Args:
-        translations: a text for every source.
+        translations: a text for every source, at least one.
         references: the correct texts of every source, at least one.
-        level: what a token is: "word", "char" or "subword". With subwords, the symbols are characters.
+        level: "word", "char" or "subword". With "word" the symbols are words, otherwise characters.
 
     Returns:
-        `{"lines": share of wrong lines, "symbols": number of edits over the number of tokens in the references}`. With
-        characters, the latter is the character error rate.
+        `{"lines": share of wrong translations, "symbols": number of all edits, divided by the number of symbols in the
+        nearest references}`. With characters, the latter is the character error rate.
     """
     pairs = [(i, text, right) for i, text in enumerate(translations) for right in references[i]]
-    rows, texts, right_texts = zip(*pairs, strict=True)
+    indices, texts, right_texts = zip(*pairs, strict=True)
     symbols_of_texts = [_symbols(text, level) for text in texts]
     right_symbols = [_symbols(text, level) for text in right_texts]
     distances = _edit_distances(symbols_of_texts, right_symbols)
     lengths = np.array(list(map(len, right_symbols)))
-    order = np.lexsort([lengths, distances, rows])  # the nearest reference of every row first
-    nearest = order[np.unique(np.array(rows)[order], return_index=True)[1]]
+    order = np.lexsort([lengths, distances, indices])  # by translation, the nearest reference first
+    nearest = order[np.unique(np.array(indices)[order], return_index=True)[1]]
     edits = distances[nearest]
-    tokens = lengths[nearest]
-    return {"lines": float(np.mean(edits > 0)), "symbols": float(edits.sum() / max(1, tokens.sum()))}
+    n_symbols = lengths[nearest].sum()
+    return {"lines": float(np.mean(edits > 0)), "symbols": float(edits.sum() / max(1, n_symbols))}
 
 
 def counted_in(level: str) -> str:
-    """The name of the `"symbols"` of `error_rates` in messages."""
+    """What messages call the symbols that `error_rates` counts: "characters" of subwords, otherwise "symbols"."""
     return "characters" if level == "subword" else "symbols"
 
 
@@ -94,7 +99,7 @@ def _symbols(text: str, level: str) -> list[str]:
 
 
 def _edit_distances(texts: list[list[str]], right: list[list[str]]) -> np.ndarray:
-    """The edit distance of every pair of two lists."""
+    """The edit distance from `texts[i]` to `right[i]` for every i."""
     ragged: Any = tf.RaggedTensor  # the type stubs of TensorFlow lack its methods
 
     def sparse(side: list[list[str]]) -> Any:
@@ -109,14 +114,14 @@ def corpus_scores(
 ) -> dict[str, str]:
     """BLEU and chrF as sacrebleu computes and prints them, with its signatures.
 
-    If no reference has four tokens, there are no n-grams of the higher orders, and BLEU would always be 0. Then the
-    existing orders count: sacrebleu's `effective_order`, `eff:yes` in the signature.
+    If none of the nearest references has four tokens, there are no n-grams of the higher orders, and BLEU would always
+    be 0. Then only the existing orders count: sacrebleu's `effective_order`, `eff:yes` in the signature.
 
     Args:
         translations: a text for every source.
         references: the correct texts of every source, at least one.
-        tokenize: name of sacrebleu's tokenizer for BLEU; by default that of `choose_tokenizer` for the references.
-        level: what a token of a target is for the model.
+        tokenize: name of sacrebleu's tokenizer for BLEU; by default the one that `choose_tokenizer` chooses.
+        level: what a token of a target is for the model: "word", "char" or "subword".
 
     Returns:
         `{name of the metric: text}`; empty if sacrebleu is not installed.
@@ -151,9 +156,9 @@ def choose_tokenizer(lines: list[str], level: str = "word") -> str:
 
     It is `zh` for Chinese, `ja-mecab` for Japanese and `ko-mecab` for Korean, or `char` if the packages of the latter
     two are not installed. It is `char` for Thai, Lao, Tibetan, Burmese and Khmer, which have no spaces between words;
-    and for targets of characters if most of them contain no space. Otherwise it is `13a`.
+    and for models of characters if most lines contain no space. Otherwise it is `13a`.
 
-    A script counts if it has at least a fifth of the letters.
+    A text is in a script if at least a fifth of its letters are.
 
     Args:
         lines: lines of the target language.
@@ -176,11 +181,12 @@ def choose_tokenizer(lines: list[str], level: str = "word") -> str:
     ):
         if is_frequent(number):
             return tokenizer if all(map(is_installed, packages)) else "char"
-    has_space = sum(bool(re.search(r"\S\s+\S", line)) for line in lines)
-    return "char" if is_frequent(counts["unspaced"]) or (level == "char" and 2 * has_space < len(lines)) else "13a"
+    n_with_space = sum(bool(re.search(r"\S\s+\S", line)) for line in lines)
+    return "char" if is_frequent(counts["unspaced"]) or (level == "char" and 2 * n_with_space < len(lines)) else "13a"
 
 
 _ORDERS = 4  # BLEU counts n-grams up to this order
+# Ranges of characters. "unspaced" are the scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer.
 _SCRIPTS = {
     "han": "\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",
     "kana": "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f",
@@ -192,7 +198,7 @@ _SCRIPTS = {
 def check_tokenizer(name: str) -> None:
     """Raises ParameterError unless sacrebleu can use the tokenizer `name`, the value of `bleu_tokenize`."""
     if not is_installed("sacrebleu"):
-        message = "bleu_tokenize needs the package sacrebleu, which is not installed: pip install sacrebleu"
+        message = 'bleu_tokenize needs the package sacrebleu, which is not installed: pip install "txl_tf[seq2seq]"'
         raise ParameterError("bleu_tokenize", name, "left out", message)
     from sacrebleu.metrics.bleu import BLEU
 
@@ -218,7 +224,8 @@ def score_table(
         scheme: "none" for tags that mark no entities. Then every token counts, and "all" is the accuracy.
 
     Returns:
-        Rows `(entity type, precision, recall, f1, entities)`: the types in alphabetical order, then all together.
+        Rows `(entity type, precision, recall, f1, number of expected entities)`: the types in alphabetical order, then
+        `ALL` of them together.
     """
     right: Counter[str] = Counter()
     predicted_counts: Counter[str] = Counter()
@@ -230,16 +237,18 @@ def score_table(
     kinds = sorted({*predicted_counts, *expected_counts})
     counts = [(kind, right[kind], predicted_counts[kind], expected_counts[kind]) for kind in kinds]
     counts.append((ALL, right.total(), predicted_counts.total(), expected_counts.total()))
-    return [(kind, *prf(r, f, e), e) for kind, r, f, e in counts]
+    return [
+        (kind, *prf(n_right, n_predicted, n_expected), n_expected) for kind, n_right, n_predicted, n_expected in counts
+    ]
 
 
 def confusion(
     predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], scheme: str | None = None
 ) -> dict[tuple[str, str], int]:
-    """Counts pairs of an expected and a predicted type, for all positions of entities.
+    """Counts pairs of an expected and a predicted type, one pair for every position of an entity.
 
-    The position of an entity is its first and its last element. Where only one side has an entity, the type of the
-    other side is `NONE`: the entity was missed, wrongly cut or made up.
+    The position of an entity is its first and its last element. If only one side has an entity at a position, the type
+    of the other side is `NONE`: the entity was missed, has wrong ends, or was made up.
 
     Args: see `score_table`.
 
@@ -251,12 +260,12 @@ def confusion(
         predicted_types = {span[1:]: span.kind for span in predicted_spans}
         expected_types = {span[1:]: span.kind for span in expected_spans}
         positions = {*predicted_types, *expected_types}
-        table.update((expected_types.get(place, NONE), predicted_types.get(place, NONE)) for place in positions)
+        table.update((expected_types.get(at, NONE), predicted_types.get(at, NONE)) for at in positions)
     return dict(table)
 
 
 def _spans_of_both(predicted: Sequence, expected: Sequence, scheme: str | None) -> list[tuple[set[Span], set[Span]]]:
-    """The entities of every sentence: those that were predicted, and those that were expected."""
+    """`(predicted entities, expected entities)` of every sentence."""
     pairs = zip(predicted, expected, strict=True)
     return [({*spans_of(tags, scheme)}, {*spans_of(truth, scheme)}) for tags, truth in pairs]
 
@@ -291,7 +300,7 @@ def format_wrong(
     scheme: str | None = None,
     space: str = "",
 ) -> str:
-    """The sentences with an entity that was missed or made up, and these entities, as text.
+    """A text of the sentences that were tagged wrongly, with the entities that were missed or made up.
 
     Args:
         places: the position of each sentence in its file.
@@ -313,12 +322,14 @@ def format_wrong(
 
 
 def width_of(text: str) -> int:
-    """The number of columns of a text on a terminal: two for a Chinese character, none for a combining one."""
+    """The number of columns of a text on a terminal: two for a wide character, such as a Chinese one, and none for a
+    combining or invisible one.
+    """
     widths = {"W": 2, "F": 2}
     return sum(widths.get(unicodedata.east_asian_width(c), 1) for c in text if unicodedata.category(c) not in _NO_WIDTH)
 
 
-_NO_WIDTH = ("Mn", "Me", "Cf")
+_NO_WIDTH = ("Mn", "Me", "Cf")  # Unicode's categories of combining marks and of format characters
 
 
 def filled(text: str, width: int, align_left: bool = True) -> str:

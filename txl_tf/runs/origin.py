@@ -1,6 +1,7 @@
 """`Origin`: the run from which a new run takes its model, vocabularies and weights (`init_from`).
 
-A run that has checkpoints resumes from them. It then reads everything from its own folder: the other one may be gone.
+A run that has checkpoints resumes from them. It then reads everything from its own folder, because the other one may
+have been deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MUCH_UNKNOWN = 0.05  # share of a text that is worth a warning
 
 
 class Origin:
-    """The run that a training starts from.
+    """The other run from which a training takes its model, vocabularies and weights.
 
     Args:
         folder: folder of the run that is trained.
@@ -40,14 +41,14 @@ class Origin:
     Attributes:
         path: `init_from`.
         source: `RunFolder` from which everything is read: that of `init_from` or, if the training resumes, `folder`
-            itself, because the other run may be gone.
+            itself.
         config: the `config.json` of `source`.
-        family, model: its family and its hyper-parameters.
+        family, model: family and hyper-parameters of `source`.
         resumes: whether the training resumes, because `folder` has checkpoints.
 
     Raises:
-        ParameterError: both folders are the same, the other one holds no run, or `folder` holds a run that started from
-            another one.
+        ParameterError: both folders are the same, `init_from` contains no run of this task, or `folder` contains a run
+            that did not start from `init_from`.
     """
 
     source: RunFolder
@@ -78,32 +79,34 @@ class Origin:
 
     @property
     def settings(self) -> dict[str, dict]:
-        """`{group: settings}`, the defaults of the run.
+        """The defaults of the run: `{"data": settings, "model": settings, "training": settings}`.
 
-        If the training resumes, these are all settings of the run. A new run takes the other run's model, its settings
-        for reading text, and those settings of its training that decide the batches.
+        They are the settings for reading text, all hyper-parameters, and the settings of the training. For a new run,
+        the last are only those that decide the batches.
         """
         known = {**self.config["data"], **self.config.get("vocab", {})}
         training = self.config.get("training", {})
-        if not self.resumes:  # static shapes depend on the machine
-            names = [name for name in (*self.family.batching, "eval_batch_size") if name != "static_shapes"]
+        if not self.resumes:
+            batching = (*self.family.batching, "eval_batch_size")
+            names = [name for name in batching if name != "static_shapes"]  # which depends on the machine
             training = {name: training[name] for name in names if name in training}
         return {
-            "data": {name: known[name] for name in self.family.reading if name in known},
+            "data": {name: known[name] for name in self.family.inherited if name in known},
             "model": self.config["model"],
             "training": training,
         }
 
     def check(self, family: Family, model: Config, extends: bool = False) -> None:
-        """Checks that the weights fit a model of a family with these hyper-parameters.
+        """Checks that the weights of the other run fit the model to train.
 
         Args:
-            family: the family of the run that is trained.
+            family: family of the model to train.
             model: its hyper-parameters.
             extends: whether this run extends the vocabularies.
 
         Raises:
-            ParameterError: a hyper-parameter differs that decides shapes, or a vocabulary cannot be extended.
+            ParameterError: the family differs, a hyper-parameter differs that is not `free`, or a vocabulary cannot be
+                extended.
         """
         if family is not self.family:
             message = (
@@ -125,39 +128,39 @@ class Origin:
     def _changes(self, model: dict) -> dict[str, tuple]:
         """`{hyper-parameter: (value in the other run, value in this run)}` where the values differ.
 
-        Values of this run that the data will decide are left out: they are `None`, `()` or the default of `n_bigram`.
-        Hyper-parameters in `free`, whose every value fits the same weights, are never left out: for them, `None` is a
-        value like others.
+        Values of this run that the data will decide are left out: `n_bigram`, and values that are `None` or `()`.
+        Hyper-parameters in `free`, whose every value fits the same weights, are never left out: their `None` is a
+        value.
         """
         differences = differing(self.model.to_dict(), model)
         undecided = ("n_bigram",) + tuple(name for name in model if model[name] is None or model[name] == ())
         return {name: pair for name, pair in differences.items() if name in self.model.free or name not in undecided}
 
     def checkpoint(self, training: RunConfig) -> str:
-        """The path of the checkpoint whose weights are taken: `warm_start_path`, or the default of the run."""
+        """The path of the checkpoint whose weights are taken: `warm_start_path`, or the one that `load_run` opens."""
         return self.source.find_checkpoint(training.warm_start_path)
 
     def record(self, training: RunConfig) -> dict:
         """The value of `"init_from"` in `config.json`."""
         if self.resumes:
             return self.config["init_from"]
-        return {"model_dir": self.path, "checkpoint": self._name(self.checkpoint(training))}
+        return {"model_dir": self.path, "checkpoint": self._path_in_source(self.checkpoint(training))}
 
-    def _name(self, path: str) -> str:
+    def _path_in_source(self, path: str) -> str:
         return path.removeprefix(f"{self.source.path.rstrip('/')}/")
 
-    def say_unknown(self, counts: dict[str, tuple[int, int]], unk: str, warn_for: Iterable[str] | None = None) -> None:
-        """Logs which share of the new text is unknown. A large share is a warning.
+    def log_unknown(self, counts: dict[str, tuple[int, int]], unk: str, warn_for: Iterable[str] | None = None) -> None:
+        """Logs which share of the new text is unknown. If a share is above 5%, it is a warning.
 
         Args:
-            counts: `{part of the text, such as "characters": (number of unknown ones, number of all)}`.
+            counts: `{what is counted, such as "characters": (number of unknown ones, number of all)}`.
             unk: the unknown symbol.
-            warn_for: the parts that can cause a warning; by default all.
+            warn_for: the keys of `counts` whose share can cause a warning; by default all.
         """
-        shares = {part: unknown / max(total, 1) for part, (unknown, total) in counts.items()}
-        sentence = " and ".join(f"{share:.2%} of the {part}" for part, share in shares.items())
+        shares = {kind: unknown / max(total, 1) for kind, (unknown, total) in counts.items()}
+        sentence = " and ".join(f"{share:.2%} of the {kind}" for kind, share in shares.items())
         sentence += f" {'is' if [*shares] == ['text'] else 'are'} {unk}" if shares else ""
-        if any(shares[part] > _MUCH_UNKNOWN for part in (shares if warn_for is None else warn_for)):
+        if any(shares[kind] > _MUCH_UNKNOWN for kind in (shares if warn_for is None else warn_for)):
             logger.warning(
                 f"{sentence}: the vocabulary of init_from={self.path} lacks many symbols of the new text. extend_vocab "
                 "gives them rows of their own"
@@ -165,8 +168,13 @@ class Origin:
         elif sentence:
             logger.info(sentence)
 
-    def say_extended(self, vocabs: list[Vocab], where: str = "") -> None:
-        """Logs how many symbols `vocabs` add to the vocabularies of the other run, and where the new rows are."""
+    def log_extended(self, vocabs: list[Vocab], where: str = "") -> None:
+        """Logs how many symbols `vocabs` add to the vocabularies of the other run.
+
+        Args:
+            vocabs: the extended vocabularies.
+            where: end of the sentence, which says where the new rows are.
+        """
         added = (
             f"{len(extended) - len(known):,} symbols to the {len(known):,} of {name}"
             for name, known, extended in zip(self.family.vocabs, self.vocabs, vocabs, strict=False)
@@ -183,8 +191,8 @@ class Origin:
     ) -> None:
         """Sets the weights of `model`, and logs which checkpoint they come from and which settings have changed.
 
-        If the other run does not record the sizes of its batches, for example because it was converted, also logs the
-        values that this run uses.
+        The other run may not record the sizes of its batches, for example because it was converted. Then the sizes of
+        this run are logged.
 
         Args:
             model: the model to train.
@@ -192,27 +200,27 @@ class Origin:
             new_weights: beginnings of the names of weights that keep their initial values.
         """
 
-        lora: list[str] = []
-        if not getattr(self.model, "lora_rank", 0):  # its updates are new, too
-            lora = [name for name, weight in weights_by_name(model).items() if is_low_rank(weight)]
+        new_lora: list[str] = []  # names of low-rank updates that the other run does not have
+        if not getattr(self.model, "lora_rank", 0):
+            new_lora = [name for name, weight in weights_by_name(model).items() if is_low_rank(weight)]
 
-        def read(path: str) -> str:
-            load_weights(model, path, leave_out=(*new_weights, *lora), extend=training.extend_vocab)
+        def load_from(path: str) -> str:
+            load_weights(model, path, leave_out=(*new_weights, *new_lora), extend=training.extend_vocab)
             return path
 
-        path = self.source.with_checkpoint(training.warm_start_path, read, "warm_start_path")
+        path = self.source.with_checkpoint(training.warm_start_path, load_from, "warm_start_path")
         changes = self._changes(config.to_dict())
-        changes.pop("target_lengths", None)  # the text says them
+        changes.pop("target_lengths", None)  # the text decides them, not the user
         for name, other_value in self.settings["training"].items():
             if getattr(training, name, other_value) != other_value:  # settings of the evaluation are not in `training`
                 changes[name] = (other_value, getattr(training, name))
         shown = [f"{name} {_shown(other_value)} -> {_shown(value)}" for name, (other_value, value) in changes.items()]
-        parts = [f"step {checkpoint_step(path):,}, {os.path.dirname(self._name(path)) or 'latest'}"]
+        facts = [f"step {checkpoint_step(path):,}, {os.path.dirname(self._path_in_source(path)) or 'latest'}"]
         if shown:
-            parts.append(f"changed: {', '.join(shown)}")
+            facts.append(f"changed: {', '.join(shown)}")
         if new_weights:
-            parts.append(f"new weights: {', '.join(new_weights)}")
-        logger.info("init_from %s: %s", self.path, "; ".join(parts))
+            facts.append(f"new weights: {', '.join(new_weights)}")
+        logger.info("init_from %s: %s", self.path, "; ".join(facts))
         own_settings = {**(final.to_dict() if final else {}), **training.to_dict()}
         recorded = self.config.get("training", {})
         sizes = [name for name in (*self.family.batching, "eval_batch_size") if type(own_settings.get(name)) is int]
@@ -223,11 +231,11 @@ class Origin:
 
 
 def check_origin(folder: RunFolder, init_from: str | None) -> None:
-    """Raises ParameterError if a folder has checkpoints of a run that started from another run than `init_from`.
+    """Raises ParameterError if a folder has checkpoints of a run that did not start from `init_from`.
 
     Args:
         folder: the folder of the run that is trained.
-        init_from: path of the folder of the run to start from; `None`: the run must not have started from another.
+        init_from: path of the folder of the run to start from; `None` if it must not have started from another run.
     """
     if not folder.steps():
         return
@@ -242,5 +250,5 @@ def check_origin(folder: RunFolder, init_from: str | None) -> None:
 
 
 def _shown(value: Any) -> Any:
-    """A value as the log shows it: a list as its length."""
+    """A value as the log shows it: of a list, the length."""
     return f"{len(value)}" if isinstance(value, list) else value

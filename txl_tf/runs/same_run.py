@@ -18,10 +18,11 @@ from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.origin import check_origin
 from txl_tf.runs.weights import MisfitError
 
-# Hyper-parameters that a warm start may change.
+# Hyper-parameters of which every value fits the same weights. If a warm start changes one, there is a warning.
 NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "pre_lnorm", "activation", "reset_token")
 
-# The text decides them. They may change when a run resumes with another text, and earlier versions do not record them.
+# Hyper-parameters that the text decides. They may change when a run resumes with another text. Earlier versions do not
+# record them.
 _OF_TEXT = ("target_lengths",)
 
 # Settings that a checkpoint depends on, besides the `batching` of its family. Others may change when a run resumes.
@@ -31,19 +32,21 @@ logger = logging.getLogger("txl_tf")
 
 
 def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], training: RunConfig, remedy: str) -> None:
-    """Checks that the checkpoints in the folder are those of this training.
+    """Checks that a training can resume from the checkpoints in its folder, if there are any.
 
-    In a new folder, checks the run of the warm start instead, which must have the same vocabularies.
+    Without checkpoints, checks that the folder is new, and that a run from which `warm_start_path` takes the weights
+    has the same vocabularies.
 
     Args:
         folder: folder of the run.
-        config: `config.json` of the training.
-        vocabs: its vocabularies.
-        training: its settings.
+        config: content of `config.json` that this training would write.
+        vocabs: vocabularies of this training.
+        training: settings of this training.
         remedy: end of the message about another vocabulary.
 
     Raises:
-        ParameterError: the checkpoints are those of another vocabulary, configuration, text or program.
+        ParameterError: the checkpoints are those of another run, vocabulary, configuration, text or program; or the
+            folder contains the best weights of a run; or the vocabularies of the warm start differ.
     """
     check_origin(folder, training.init_from)
     if folder.steps():
@@ -64,9 +67,10 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
 
 
 def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
-    """Raises ParameterError if a new run would remove the best weights of a run that had checkpoints.
+    """Raises ParameterError if a folder without checkpoints has the best weights of a run that had checkpoints.
 
-    A run that was killed before its first checkpoint is no error: its steps are done again.
+    A new run would remove these weights. Best weights of a run that was killed before its first checkpoint are no
+    error, because its steps are done again.
     """
     best = folder.find_best()
     if best is None:
@@ -82,7 +86,10 @@ def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
 
 
 def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str) -> None:
-    """Checks the vocabularies of the run whose weights are taken, and logs which free settings differ."""
+    """Checks the run of the checkpoint at `path`, with whose weights a new run starts.
+
+    Raises ParameterError if its vocabularies differ. Warns if a hyper-parameter in `NOT_IN_WEIGHTS` differs.
+    """
     source = RunFolder.around(path, family_in(config).task)
     if not source.has_config():
         return
@@ -96,9 +103,13 @@ def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str)
 
 
 def check_vocab(folder: RunFolder, vocabs: list[Vocab], remedy: str, who: str = "the text") -> None:
-    """Raises ParameterError, whose name is that of a vocabulary, unless `vocabs` are those of the run in the folder.
+    """Raises ParameterError unless `vocabs` are the vocabularies of the run in the folder.
 
-    The message calls them the vocabularies of `who` and ends with `remedy`.
+    Args:
+        folder: folder of the run.
+        vocabs: the vocabularies to check.
+        remedy: end of the message.
+        who: what the message calls the owner of `vocabs`.
     """
     for name, vocab, before in zip(folder.family.vocabs, vocabs, folder.load_vocabs(), strict=True):
         difference = vocab.difference(before)
@@ -128,7 +139,10 @@ def check_text(folder: RunFolder, fingerprints: dict[str, str], remedy: str) -> 
 
 
 def check_same_config(folder: RunFolder, config: dict) -> None:
-    """Raises MisfitError if the folder holds a run of another configuration, or a damaged `best.json`."""
+    """Raises MisfitError if the folder contains a run of another configuration.
+
+    Raises ParameterError if its `best.json` is damaged.
+    """
     folder.find_best()
     changes = _changes(folder.read_config(), json.loads(json.dumps(config)))
     if changes:
@@ -137,7 +151,7 @@ def check_same_config(folder: RunFolder, config: dict) -> None:
 
 
 def _changes(before: dict, requested: dict) -> list[str]:
-    """The differences between two `config.json` that a checkpoint depends on."""
+    """Descriptions of the differences between two contents of `config.json` that keep a run from resuming."""
     family = family_in(requested)
     old_family = family_in(before)
     changes = [] if family is old_family else [_change("family", old_family.name, family.name)]
@@ -150,7 +164,7 @@ def _changes(before: dict, requested: dict) -> list[str]:
         defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
         for name, value in requested.get(part, {}).items():
             old_value = before.get(part, {}).get(name, defaults.get(name))
-            if name in _OF_TEXT or (same_text and name in family.places):  # the same text at another path
+            if name in _OF_TEXT or (same_text and name in family.paths):  # the same text at another path
                 continue
             if old_value != value and (part != "training" or name in (*FIXED, *family.batching)):
                 changes.append(_change(f"{part}.{name}", old_value, value))

@@ -3,8 +3,9 @@ r"""Scores of lines of text, such as n-best lists to rescore or a corpus to filt
     for score in score_lines(lm, vocab, open("lines.txt")):
         score.nll, score.tokens, score.ppl, score.bpb, score.token_nll
 
-Lines are read in blocks. The model scores the lines of a block in batches of similar length. They are padded on the
-right, where causal attention does not look, so the score of a line does not depend on the others. The order is kept.
+Lines are read in blocks. The model scores the lines of a block in batches of similar length. Shorter lines are padded
+on the right, which causal attention does not see, so the score of a line does not depend on the other lines. The scores
+have the order of the lines.
 
 The score of a line is that of `lm.score`. With the start s, the line a b and its end n:
 
@@ -42,6 +43,8 @@ SEGMENT = 512  # tokens, the default of `segment`
 class LineScore(NamedTuple):
     """The score of a line.
 
+    All tokens count except the first one if nothing predicts it, and the newline without `score_end`.
+
     Attributes:
         text: the line without its newline. Bytes that are not UTF-8 are decoded by `surrogateescape`.
         bytes: number of bytes in UTF-8, with the newline if it counts.
@@ -60,12 +63,12 @@ class LineScore(NamedTuple):
 
     @property
     def ppl(self) -> float:
-        """Perplexity, the exponential of the mean nll; NaN where no token counts."""
+        """Perplexity, the exponential of the mean nll; NaN if no token counts."""
         return to_metric(self.nll / self.tokens, "ppl") if self.tokens else math.nan
 
     @property
     def bpb(self) -> float:
-        """Bits per byte; NaN where no token counts."""
+        """Bits per byte; NaN if no token counts."""
         return to_metric(self.nll / self.bytes, "bpc") if self.tokens and self.bytes else math.nan
 
 
@@ -91,10 +94,10 @@ def score_lines(
         **options: options of `ScoringConfig`.
 
     Returns:
-        Iterator of `LineScore`.
+        Iterator of `LineScore`; without `strict`, also of `LineError`.
 
     Raises:
-        ParameterError: an option is out of its range.
+        ParameterError: an option is out of its range, or the model does not fit, see `Scorer`.
         LineError: with `strict`, a line is not UTF-8, or has a symbol that the vocabulary does not have, and the
             vocabulary has no unknown symbol.
     """
@@ -112,13 +115,14 @@ class Scorer:
         config: options.
 
     Attributes:
-        start: int32 array, the tokens before every line. It is empty where the first token of a line is not scored, and
-            for a vocabulary with `bos`, which puts a start before every line itself.
+        start: int32 array, the tokens before every line. It is empty if the first token of a line is not scored, and
+            for a vocabulary with `bos`, which encodes every line with a start.
         score_end: whether the end of a line counts. The vocabulary must have a symbol for it.
         segment: most tokens that are read at a time.
 
     Raises:
-        ParameterError: the model has another number of symbols, or is compiled with static shapes.
+        ParameterError: the model has another number of symbols than the vocabulary or is compiled with static shapes,
+            or `config.start` or `config.segment` does not fit it.
     """
 
     def __init__(self, lm: LanguageModel, vocab: Vocab, config: ScoringConfig | None = None):
@@ -157,8 +161,9 @@ class Scorer:
             numbers: numbers of the lines, for messages, see `encoded`.
 
         Returns:
-            Iterator of a list of scores for each block: of the lines in the block; or, with `carry_memory`, of the
-            lines that it completes, and of the rest at the end. A line that cannot be scored is not part of the text.
+            Iterator that yields, for each block, a list of the scores of its lines. With `carry_memory`, the list has
+            the scores of the lines whose last token has been read by then, and a further list at the end has the
+            remaining scores. A line that cannot be scored is then left out of the text.
 
         Raises:
             LineError: with `strict`, a line cannot be scored. No line of its block has been scored then.
@@ -174,7 +179,7 @@ class Scorer:
     # ----------------------------------------------------------------------------------------------- text to tokens
 
     def _start_ids(self, start: str | None) -> list[int]:
-        """The ids that the option `start` stands for: `None` for the default, the text "none" for no tokens."""
+        """The ids of the option `start`: by default (`None`) those of `line_start_ids`; for "none", no ids."""
         if start is None:
             return line_start_ids(self.vocab)
         start = unescape(start)
@@ -185,7 +190,7 @@ class Scorer:
         return [self.vocab.ids[start]] if start in self.vocab.ids else self.vocab.encode(start, name="start").tolist()
 
     def encode(self, line: str | bytes) -> _Line:
-        """The text and the tokens of a line."""
+        """The text and the tokens of a line. Raises ParameterError if the line cannot be encoded."""
         by_byte = self.vocab.level == "byte"
         text = text_of(line, "surrogateescape" if by_byte else "strict")
         text = text.removesuffix("\r") if self.vocab.has_plain_text else text
@@ -198,8 +203,15 @@ class Scorer:
         return _Line(text, len(data) + int(self.score_end), ids)
 
     def _result(self, line: _Line, token_nll: np.ndarray, first: int = 0) -> LineScore:
-        """The score of a line, of the nll of all its tokens. Tokens from number `first` on count."""
+        """Makes the score of a line.
+
+        Args:
+            line: the line.
+            token_nll: `[n]`, the nll of all its tokens.
+            first: index of the first token that counts.
+        """
         n = len(line.ids)
+        # With `carry_memory`, the tokens have a newline even if it does not count.
         end = n if self.score_end or not self.carry_memory else n - len(self.newline)
         first = min(first, end)
         counted = np.full([n], np.nan, self.lm.loss_dtype)
@@ -209,7 +221,7 @@ class Scorer:
     # ---------------------------------------------------------------------------------------------- tokens to scores
 
     def _each_by_itself(self, lines: list[_Line]) -> list[LineScore]:
-        """The scores of lines that do not see each other."""
+        """The scores of lines, each read with the memory of a new text."""
         texts = [np.concatenate([self.start, line.ids]) for line in lines]
         dtype = self.lm.loss_dtype
         scores = [np.full([len(text)], np.nan, dtype) for text in texts]  # nothing predicts a first token
@@ -221,13 +233,16 @@ class Scorer:
         return [self._result(line, nll[n_start:], first) for line, nll in zip(lines, scores, strict=True)]
 
     def batches(self, lengths: np.ndarray) -> Iterator[np.ndarray]:
-        """The rows of every batch, the longest first, without rows of the length 0."""
-        rows_to_read = np.flatnonzero(lengths > 0)
+        """The batches in which texts of these lengths are read: arrays of indices of the texts, the longest first.
 
-        def fitting(left: np.ndarray) -> Any:
-            return self.batch_tokens // min(lengths[rows_to_read[left[0]]], self.segment)
+        A batch has at most `batch_tokens` tokens of a segment, with padding. Texts of the length 0 are in no batch.
+        """
+        not_empty = np.flatnonzero(lengths > 0)
 
-        return (rows_to_read[rows] for rows in by_length(-lengths[rows_to_read], fitting))
+        def most_rows(left: np.ndarray) -> Any:
+            return self.batch_tokens // min(lengths[not_empty[left[0]]], self.segment)
+
+        return (not_empty[rows] for rows in by_length(-lengths[not_empty], most_rows))
 
     def _nll(self, texts: list[np.ndarray]) -> list[np.ndarray]:
         """The nll of every token of the texts but the first token of each."""
@@ -239,12 +254,15 @@ class Scorer:
         else:
             reader = self._reader(len(texts))
             starts = range(0, tokens.shape[1], self.segment)
-            pieces = [reader(tokens[:, i : i + self.segment], labels[:, i : i + self.segment]) for i in starts]
-            nll = np.concatenate(pieces, 1)
+            of_segments = [reader(tokens[:, i : i + self.segment], labels[:, i : i + self.segment]) for i in starts]
+            nll = np.concatenate(of_segments, 1)
         return [row[: len(text) - 1] for row, text in zip(nll, texts, strict=True)]
 
     def _reader(self, batch_size: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """A function of tokens and labels `[batch_size, n]` that returns their nll, and keeps the memory."""
+        """A function of tokens and labels, `[batch_size, n]` each, that returns the nll of the labels.
+
+        It carries the memory from call to call, from zeros on.
+        """
         carried = self.lm.start_evaluation(batch_size, self.segment)
 
         def read(tokens: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -255,34 +273,32 @@ class Scorer:
         return read
 
     def _as_one_text(self, blocks: Iterable[list[_Line | LineError]]) -> Iterator[list[LineScore | LineError]]:
-        """The scores of lines as one text, which is read in segments."""
+        """Yields scores of lines that are read as one text, segment by segment. See `score`."""
         read = self._reader(1)
-        uncounted = 0 if len(self.start) else 1  # tokens at the beginning of the text that do not count
+        n_unpredicted = 0 if len(self.start) else 1  # tokens of the next line that nothing predicts
         start = _Line("", 0, self.start)
-        lines: collections.deque[_Line | LineError] = collections.deque([start])  # lines without a score
-        text = self.start  # tokens to read
-        nll_of_lines = np.full(
-            [1], np.nan, self.lm.loss_dtype
-        )  # nll of tokens of these lines; the first token has none
-        for block in itertools.chain(blocks, [None]):
-            lines.extend(block or [])
+        waiting: collections.deque[_Line | LineError] = collections.deque([start])  # lines without a score
+        unread = self.start  # tokens to read: the last label of the segment before, and tokens after it
+        nll = np.full([1], np.nan, self.lm.loss_dtype)  # of tokens of these lines; the first token of the text has none
+        for block in itertools.chain(blocks, [None]):  # `None`: the end of the text
+            waiting.extend(block or [])
             new = [line.ids for line in block or [] if not isinstance(line, LineError)]
-            text = np.concatenate([text, *new])
-            nll = [nll_of_lines]
+            unread = np.concatenate([unread, *new])
+            of_segments = [nll]
+            while len(unread) > (self.segment if block is not None else 1):
+                segment = unread[None, : self.segment + 1]
+                of_segments.append(read(segment[:, :-1], segment[:, 1:])[0])
+                unread = unread[segment.size - 1 :]
+            nll = np.concatenate(of_segments)
             scores: list[LineScore | LineError] = []
-            while len(text) > (self.segment if block is not None else 1):
-                segment = text[None, : self.segment + 1]
-                nll.append(read(segment[:, :-1], segment[:, 1:])[0])
-                text = text[segment.size - 1 :]
-            nll_of_lines = np.concatenate(nll)
-            while lines and (isinstance(lines[0], LineError) or len(lines[0].ids) <= len(nll_of_lines)):
-                line = lines.popleft()
+            while waiting and (isinstance(waiting[0], LineError) or len(waiting[0].ids) <= len(nll)):
+                line = waiting.popleft()
                 if isinstance(line, LineError):
                     scores.append(line)
                     continue
                 if line is not start:
-                    scores.append(self._result(line, nll_of_lines[: len(line.ids)], uncounted))
-                nll_of_lines = nll_of_lines[len(line.ids) :]
+                    scores.append(self._result(line, nll[: len(line.ids)], n_unpredicted))
+                nll = nll[len(line.ids) :]
                 if len(line.ids):
-                    uncounted = 0
+                    n_unpredicted = 0
             yield scores

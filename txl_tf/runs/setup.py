@@ -28,9 +28,10 @@ from txl_tf.training.distribution import choose_precision, make_strategy, num_wo
 logger = logging.getLogger("txl_tf")
 
 # The most steps of one call on a TPU. With so many, the work of the host between two calls takes little of the time.
-# And a machine that is told to end has at most two calls to finish, which takes a few seconds.
+# After a signal to end, at most two calls remain, which take a few seconds.
 MOST_STEPS_ON_TPU = 20
 
+# Errors of operations in which all workers take part, if one of them fails.
 _COLLECTIVE_FAILED = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -44,7 +45,7 @@ def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, Machin
     """Makes the strategy, and sets the precision of matrix products.
 
     Returns:
-        `(strategy, machine)`: the strategy, and `machine` with the type that "auto" stands for on its devices.
+        `(strategy, machine)`: the strategy, and `machine` with the `mixed_precision` that is chosen for "auto".
     """
     strategy = make_strategy(*machine.devices)
     set_matmul_precision(machine.matmul_precision)
@@ -52,7 +53,15 @@ def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, Machin
 
 
 def open_corpus(data: dict, vocab: Vocab | None = None, extend_vocab: bool = False) -> Corpus:
-    """The corpus that `"data"` of `config.json` describes: a prepared folder, or arguments of `build_corpus`."""
+    """The corpus that `"data"` of `config.json` describes.
+
+    Args:
+        data: `{"data_dir": a prepared folder}`, or arguments of `build_corpus`.
+        vocab, extend_vocab: see `build_corpus`. Without effect on a prepared folder.
+
+    Raises:
+        ParameterError: `data` is empty, or describes no corpus.
+    """
     if not data:
         message = (
             "no corpus: give data_path, a text, or data_dir, a folder that tools/prepare_data.py prepared, or dataset"
@@ -65,18 +74,22 @@ def open_corpus(data: dict, vocab: Vocab | None = None, extend_vocab: bool = Fal
 
 
 def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
-    """The corpus that a run was trained on, or that of `data`, read with the settings of the run."""
+    """The corpus that a run was trained on, or that of `data`.
+
+    It is read with the setting `raw_text` of the run. If the run started from another one, its own vocabulary is used
+    instead of a new one.
+    """
     config = folder.read_config()
     data = data or config["data"]
     if "vocab" in config and data.get("raw_text") is None:
         data = {**data, "raw_text": folder.load_vocab().raw_text}
     if not config.get("init_from"):
         return open_corpus(data)
-    return open_corpus(without_choice(data), folder.load_vocab())
+    return open_corpus(without_symbol_choice(data), folder.load_vocab())
 
 
-def without_choice(data: dict) -> dict:
-    """Leaves out the settings that chose the new symbols of an extended vocabulary."""
+def without_symbol_choice(data: dict) -> dict:
+    """`data` without the settings that choose the symbols of a vocabulary."""
     return {name: value for name, value in data.items() if name not in ("min_freq", "max_size")}
 
 
@@ -86,9 +99,13 @@ def encode_text(path: str, vocab: Vocab, data: dict, reading: dict | None = None
     Args:
         path: the files, as `find_files` takes them.
         vocab: vocabulary of the run.
-        data: `"data"` of the `config.json` of the run. For files with rows, its `text_field` and `skip_bad_lines` are
-            used.
-        reading: the same two settings for this text, which replace those of the run.
+        data: `"data"` of the `config.json` of the run. For files with rows (JSON lines or Parquet), its `text_field`
+            and `skip_bad_lines` are used.
+        reading: `text_field` and `skip_bad_lines` for this text, which replace those of the run.
+
+    Raises:
+        ParameterError: `skip_bad_lines` is given for a text without rows.
+        ValueError, OSError: the text cannot be read or encoded.
     """
     paths = find_files(path)
     reading = reading or {}
@@ -105,7 +122,7 @@ def name_of(data: dict) -> str:
 
 
 def check_documents(name: str, vocab: Vocab) -> None:
-    """Raises ParameterError, of the option `name`, if a text has no ends of documents, which the option needs."""
+    """Raises ParameterError if a vocabulary has no symbol for ends of documents, which the option `name` needs."""
     if vocab.document is None:
         message = f"{name} needs a text of documents, each with its end: JSON lines, or --documents"
         raise ParameterError(name, True, "left out for a text without ends of documents", message)
@@ -130,10 +147,10 @@ def reset_token_of(vocab: Vocab, group: type[Config]) -> int | None:
 
 
 def check_token_nll(path: str | None, **text: Any) -> None:
-    """Checks the file for the nll of every token.
+    """Checks the path of the file for the nll of every token.
 
     Args:
-        path: its path.
+        path: the path; `None` if there is none.
         **text: name of the argument that names the text -> its value, as `find_files` takes it.
 
     Raises:
@@ -168,7 +185,14 @@ def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size
 
 
 def log_model(name: str, corpus: Corpus, lm: LanguageModel, strategy: tf.distribute.Strategy, type_name: str) -> None:
-    """Logs the sizes of a corpus, which is called `name`, and of a language model with weights of a type."""
+    """Logs the sizes of a corpus and of a language model.
+
+    Args:
+        name: name of the corpus.
+        corpus, lm: the corpus and the model.
+        strategy: strategy that has the replicas.
+        type_name: type of the computation, such as "bfloat16".
+    """
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
     logger.info("%s: %s symbols; tokens: %s", name, f"{len(corpus.vocab):,}", sizes)
     replicas = strategy.num_replicas_in_sync
@@ -177,14 +201,24 @@ def log_model(name: str, corpus: Corpus, lm: LanguageModel, strategy: tf.distrib
 
 
 class WorkerGone(OSError):
-    """Another worker is gone. It helps to start again: programs end with `status`, EX_TEMPFAIL of sysexits.h."""
+    """A worker has failed or lost the connection to the others. Programs end with `status`.
+
+    75 is EX_TEMPFAIL of sysexits.h: the same command may succeed when it is run again.
+    """
 
     status = 75
 
 
 @contextlib.contextmanager
 def worker_of(strategy: tf.distribute.Strategy, folder: RunFolder) -> Iterator[None]:
-    """A block in which only the chief of several workers logs. If a worker is gone, the others raise `WorkerGone`."""
+    """In this block, only the chief of several workers logs, and a failed operation of all workers is a `WorkerGone`.
+
+    Such an operation fails if another worker is gone, or on this worker itself.
+
+    Args:
+        strategy: strategy that has the workers.
+        folder: folder of the run, whose latest checkpoint the message names.
+    """
     with only_chief_logs(strategy):
         try:
             yield
@@ -193,6 +227,7 @@ def worker_of(strategy: tf.distribute.Strategy, folder: RunFolder) -> Iterator[N
                 raise
             saved = folder.checkpoints()
             raise WorkerGone(
-                f"another worker is gone ({type(error).__name__}): start all {num_workers(strategy)} again, or as many "
-                f"as the batch divides among; they go on from {saved[-1] if saved else 'the beginning'}"
+                f"another worker is gone, or this one failed ({type(error).__name__}): start all "
+                f"{num_workers(strategy)} again, or another number of workers that divides the batch evenly; they go "
+                f"on from {saved[-1] if saved else 'the beginning'}"
             ) from error

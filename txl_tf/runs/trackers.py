@@ -1,8 +1,8 @@
 """Trackers of experiments: with `--tracker`, wandb or mlflow shows the numbers of a run, too.
 
-The packages do the work: `fit` gets their own callbacks of Keras, and the packages read their environment variables.
-This module opens the tracked run under the name of the run's folder, and closes it. `tracker.json` in the folder holds
-the id of the tracked run, so that a resumed run continues it.
+The packages do the work: `fit` gets their Keras callbacks, and they read their environment variables. This module opens
+the tracked run under the name of the run's folder, and closes it. `tracker.json` in the folder contains the id of the
+tracked run, so that a resumed run continues it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from txl_tf.runs.folder import RunFolder
 from txl_tf.schema import check_values
 
 _NEEDED = {"wandb": ("wandb",), "mlflow": ("mlflow", "pandas")}  # mlflow-skinny does not install pandas
-_PROJECT = "txl_tf"  # where neither the run nor the tracker's environment variables name one
+_PROJECT = "txl_tf"  # if neither the run nor the tracker's environment variables name a project
 
 
 def check_tracker(name: str) -> None:
-    """Raises ParameterError if a package that a tracker needs is not installed. Imports nothing."""
+    """Raises ParameterError if a package that a tracker needs is not installed. It does not import the package."""
     for package in _NEEDED.get(name, ()):
         if not is_installed(package):
             message = f'tracker={name} needs the package {package}: pip install "txl_tf[{name}]"'
@@ -37,22 +37,22 @@ def check_tracker(name: str) -> None:
 
 @dataclasses.dataclass
 class _TrackerFile:
-    """`tracker.json`."""
+    """The content of `tracker.json`: the name of the tracker, and the id of the tracked run."""
 
     tracker: str
     id: str
-    step: int = 0  # earlier versions wrote it
+    step: int = 0  # not used; files of earlier versions have it
 
 
 @dataclasses.dataclass(frozen=True)
 class Tracked:
-    """A tracked run that is open; by default, there is none.
+    """A tracked run that is open. The defaults stand for a training without a tracker.
 
     Attributes:
-        id: of the tracked run.
-        callbacks: what `fit` needs to track the training.
-        log_results: function of the numbers of the evaluations at the end, by name.
-        error: the exception that the package raises if it cannot log.
+        id: id of the tracked run.
+        callbacks: callbacks for `fit` that log the training.
+        log_results: function that logs `{name: value}`, the results of the evaluations at the end.
+        error: the exception that the package raises if it cannot log; `()` for none.
     """
 
     id: str = ""
@@ -66,7 +66,12 @@ def tracked(training: RunConfig, checkpoints: RunCheckpoints, step: int) -> Iter
     """Opens the tracked run of a training, and closes it after the block. Of several workers, only the chief tracks.
 
     Args:
-        step: the step that the training resumes from. At step 0, a new tracked run begins.
+        training: settings of the training: `tracker` and `tracker_project`.
+        checkpoints: the checkpoints of the run.
+        step: the step from which the training resumes. At step 0, a new tracked run begins.
+
+    Yields:
+        The tracked run.
 
     Raises:
         OSError: the package cannot log, for example without a login or a connection.
@@ -89,6 +94,7 @@ def tracked(training: RunConfig, checkpoints: RunCheckpoints, step: int) -> Iter
 
 
 def _read(file: str) -> _TrackerFile | None:
+    """Reads `tracker.json`; `None` if it does not exist. Raises ParameterError if its content is wrong."""
     if not tf.io.gfile.exists(file):
         return None
     return _TrackerFile(**read_json(file, lambda values: check_values(values, _TrackerFile)))
@@ -96,12 +102,12 @@ def _read(file: str) -> _TrackerFile | None:
 
 @contextlib.contextmanager
 def _wandb_run(folder: RunFolder, project: str | None, run_id: str | None) -> Iterator[Tracked]:
-    """A run of Weights & Biases, open in the block.
+    """Yields a run of Weights & Biases, which is open in the block.
 
     Args:
         folder: the run that is tracked.
-        project: `None` for the one that the environment names or, without one, `_PROJECT`.
-        run_id: of the tracked run to resume; `None` for a new one.
+        project: name of the project. `None`: the one that the environment names or, without one, `_PROJECT`.
+        run_id: id of the tracked run to resume; `None` for a new one.
     """
     import wandb
     from wandb.integration.keras import WandbMetricsLogger
@@ -120,12 +126,12 @@ def _wandb_run(folder: RunFolder, project: str | None, run_id: str | None) -> It
 
 @contextlib.contextmanager
 def _mlflow_run(folder: RunFolder, project: str | None, run_id: str | None) -> Iterator[Tracked]:
-    """A run of MLflow, open in the block.
+    """Yields a run of MLflow, which is open in the block.
 
     Args:
         folder: the run that is tracked.
-        project: MLflow's experiment. `None` for the one that the environment names or, without one, `_PROJECT`.
-        run_id: of the tracked run to resume; `None` for a new one.
+        project: MLflow's experiment. `None`: the one that the environment names or, without one, `_PROJECT`.
+        run_id: id of the tracked run to resume; `None` for a new one.
     """
     import mlflow
     from mlflow.exceptions import MlflowException
@@ -152,7 +158,7 @@ def _mlflow_run(folder: RunFolder, project: str | None, run_id: str | None) -> I
 
 @contextlib.contextmanager
 def _errors_named(name: str, package_error: type[Exception]) -> Iterator[None]:
-    """Raises an error of the tracker's package in the block as an OSError that names the tracker."""
+    """In this block, an error of the tracker's package becomes an OSError that names the tracker."""
     try:
         yield
     except package_error as error:

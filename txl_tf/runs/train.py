@@ -66,9 +66,10 @@ def train_run(
 ) -> dict:
     """Trains a model and evaluates it. All files are written to the folder of the run.
 
-    If the folder holds checkpoints, the training resumes exactly from the newest one that is complete: with its
-    weights, optimizer, memory, position in the data, dropout, and the sums of the current interval of steps. Several
-    workers that train together must see the same folder. Only the first of them writes to it and logs.
+    If the folder contains checkpoints, the training resumes exactly from the newest one that is complete: weights,
+    optimizer, memory, position in the data, dropout masks, and the sums of the current interval of steps are as if it
+    had not been interrupted. Several workers that train together must see the same folder. Only the first of them, the
+    chief, writes to it and logs.
 
     Args:
         folder: the folder of the run, or its path.
@@ -96,7 +97,8 @@ def train_run(
         ParameterError, OSError: bad input, before any long work.
         ValueError, OSError: the training has diverged, the disk is full, or another worker is gone. The message names
             the last good checkpoint.
-        KeyboardInterrupt, SystemExit(0): after Ctrl-C or SIGTERM, when the run is saved.
+        KeyboardInterrupt: after Ctrl-C, when the run is saved.
+        SystemExit(0): after SIGTERM, SIGHUP or a signal to another worker, when the run is saved.
     """
     family = family_of(type(model))
     machine = machine or MachineConfig()
@@ -123,7 +125,7 @@ def train_run(
     run.prepare()
     with strategy.scope():
         keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
-    with worker_of(strategy, folder), folder.writing() if chief else contextlib.nullcontext():
+    with worker_of(strategy, folder), folder.locked() if chief else contextlib.nullcontext():
         keras.utils.set_random_seed(training.seed)
         run.read()
         config = run.config()
@@ -135,15 +137,15 @@ def train_run(
         config |= {"own_parts": parts} if parts else {}
         state = run.restore()
         if chief:
-            folder.describe(config, run.corpus.vocabs)
+            folder.write_config(config, run.corpus.vocabs)
         return run.train(state)
 
 
 def freeze_layers(model: keras.Model, patterns: Sequence[str]) -> None:
-    """Freezes the layers of a model whose names fit one of the patterns, such as "layer_*".
+    """Freezes the layers of a model whose names match one of the patterns, such as "layer_*".
 
     Raises:
-        ParameterError: a pattern fits no layer. The message lists the names of all layers.
+        ParameterError: a pattern matches no layer. The message lists the names of all layers.
     """
     layers = list(model._flatten_layers(include_self=False))
     for pattern in patterns:
@@ -157,7 +159,7 @@ def freeze_layers(model: keras.Model, patterns: Sequence[str]) -> None:
 
 
 def check_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raises ParameterError unless these are a list or tuple of Keras's callbacks."""
+    """Raises ParameterError unless the value is a list or tuple of Keras callbacks."""
     if not isinstance(callbacks, (list, tuple)):
         raise ParameterError("callbacks", callbacks, "a list of keras.callbacks.Callback")
     for i, callback in enumerate(callbacks):
@@ -167,20 +169,22 @@ def check_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
 
 @dataclasses.dataclass
 class Run:
-    """One training. The subclass of a task says how data are read and batched, and how the model is evaluated.
+    """One training. The subclass of a task defines how data are read and batched, and how the model is evaluated.
 
-    It must define the methods of the first section, and may override those of the second.
+    A subclass must define the methods of the first section, and may override those of the second.
 
     Args: see `train_run`, and
         strategy: strategy of the devices.
         model_config: the hyper-parameters.
         origin: the run that this one starts from, or `None`.
+        own_callbacks: callbacks of the user. `train` adds those of the tracker.
 
     Attributes:
         corpus: the data, from `read` on.
+        fingerprints: `{split: fingerprint}` of the data, from `read` on.
         model: the model, from `make_model` on.
-        checkpoints, board: where checkpoints, curves and texts are written to.
-        own_callbacks: callbacks of the tracker and of the user.
+        checkpoints: the checkpoints of the run, from `make_model` on.
+        board: writer of curves and texts for TensorBoard, from `make_model` on.
         kind: what messages call the models.
         remedy: end of the message about data with another vocabulary than that of the run.
         metric: unit in which the loss is logged besides nats, "ppl" or "bpc".
@@ -216,11 +220,14 @@ class Run:
         raise NotImplementedError
 
     def from_data(self) -> dict[str, Any]:
-        """The hyper-parameters that the data decides. Raises ParameterError if the data does not fit the model."""
+        """`{name: value}` of the hyper-parameters that the data decides.
+
+        Raises ParameterError if the data does not fit the model.
+        """
         raise NotImplementedError
 
     def batches(self, start: int) -> Any:
-        """The batches to train on, without end, as `fit` takes them. The first is that of step `start`."""
+        """The batches to train on, without end, as `fit` takes them. The first one is for the step after `start`."""
         raise NotImplementedError
 
     def validation(self) -> Any:
@@ -238,15 +245,18 @@ class Run:
     # --------------------------------------------------------------------------------- what subclasses may override
 
     def prepare(self) -> None:
-        """Completes the settings. Raises ParameterError if they do not fit each other or the machine."""
+        """Completes the settings before the data is read.
+
+        Raises ParameterError if settings do not fit each other or the machine.
+        """
 
     def options(self) -> tuple[dict, dict]:
-        """Two dictionaries with further arguments: of the model, and of its `compile`."""
+        """Two dictionaries of additional arguments: for the model, and for its `compile`."""
         return {}, {}
 
     @property
     def new_weights(self) -> tuple[str, ...]:
-        """Beginnings of the names of weights that are not taken from the run that this one starts from."""
+        """Beginnings of the names of weights that are not taken from `origin`."""
         return ()
 
     def start(self) -> None:
@@ -262,7 +272,7 @@ class Run:
 
     @property
     def validated(self) -> Sequence[str]:
-        """Names of the metrics of the validation alone."""
+        """Names of the metrics that only validations have."""
         return ()
 
     @property
@@ -271,13 +281,13 @@ class Run:
         return [self.metric, *(metric.name for metric in self.model.metrics if metric.name == "accuracy")]
 
     def show(self, logs: dict, prefix: str) -> str:
-        """The measurements as text, see `Progress`. It adds the loss in the unit `metric` to the logs."""
+        """The loss and the metrics in `logs` as text, see `Progress`. Adds the loss in the unit `metric` to `logs`."""
         logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
         line = f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
         return line + (f" | {logs[prefix + 'accuracy']:.2%} right" if prefix + "accuracy" in logs else "")
 
     def sample(self) -> None:
-        """Shows text that the model writes, see `show_text`. It must not change the state of the training."""
+        """Logs and records text that the model generates. It must not change the state of the training."""
 
     # ---------------------------------------------------------------------------------- in the order of their calls
 
@@ -307,7 +317,7 @@ class Run:
             settings |= group.to_dict() if group else {}
         recorded = *family.batching, *RECORDED, *family.recorded
         return {
-            **family.describe(self.data_config(), self.model_config.to_dict(), self.corpus.vocabs),
+            **family.config_content(self.data_config(), self.model_config.to_dict(), self.corpus.vocabs),
             "training": {**{name: settings[name] for name in recorded}, **self.measured(), **self.optimizer.to_dict()},
             "fingerprints": self.fingerprints,
             **({"init_from": self.origin.record(self.training)} if self.origin else {}),
@@ -345,10 +355,10 @@ class Run:
         self.log_model()
 
     def restore(self) -> tuple:
-        """Sets the weights from the newest checkpoint of the run, or else from the run or weights that it starts from.
+        """Sets the weights from the newest checkpoint of the run, or else from `origin` or from `warm_start_path`.
 
         Returns:
-            The state from which the training resumes, see `RunCheckpoints.restore`.
+            `(carried, sums)` of `RunCheckpoints.restore`; `(None, None)` if the training does not resume.
         """
         step = self.checkpoints.newest_whole()
         step = broadcast_from_chief(self.strategy, -1 if step is None else step)
@@ -367,7 +377,11 @@ class Run:
         return None, None
 
     def train(self, state: tuple) -> dict:
-        """Calls `fit` and `finish`, and returns the results of `finish`. The tracker gets the numbers of both."""
+        """Trains and evaluates the model. Returns the results of `finish`, which the tracker gets, too.
+
+        Args:
+            state: result of `restore`.
+        """
         with trackers.tracked(self.training, self.checkpoints, step_of(self.model)) as tracked:
             self.own_callbacks = (*tracked.callbacks, *self.own_callbacks)
             self.fit(state)
@@ -380,7 +394,7 @@ class Run:
         return results
 
     def log_best(self) -> None:
-        """Logs which step had the best validation, if programs open other weights by default."""
+        """Logs which step had the best validation, unless programs open its weights by default."""
         best = self.folder.find_best() if self.checkpoints.write else None
         if best and self.folder.family.default_checkpoint != "best" and best["step"] != step_of(self.model):
             monitor = self.folder.family.monitor
@@ -388,26 +402,32 @@ class Run:
             logger.info("the best validation was that of step %d (%s): --ckpt_path=best opens it", best["step"], result)
 
     def show_text(self, name: str, text: str) -> None:
-        """Shows a text in TensorBoard at the current step, if this worker is the chief."""
+        """Writes a text for TensorBoard at the current step, if this worker is the chief."""
         if self.checkpoints.write:
             self.board.log_text(name, text, step_of(self.model))
 
     def sample_if_validated(self, epoch: int, logs: dict) -> None:
-        """Called at the end of every interval of steps."""
+        """Calls `sample` at the end of an interval of steps that has a validation."""
         if "val_loss" in logs:
             self.sample()
 
     def fit(self, state: tuple) -> None:
         """Trains to the last step. A Keras epoch is an interval of `iterations` steps, see `RunState`.
 
+        If the training is done already, only replaces the weights by their moving average, if there is one.
+
         Args:
-            state: of `restore`.
+            state: result of `restore`.
+
+        Raises:
+            ParameterError: `steps_per_execution` does not divide the step to resume from.
+            KeyboardInterrupt, SystemExit: see `train_run`.
         """
         model = self.model
         training = self.training
         checkpoints = self.checkpoints
         start = step_of(model)
-        # In the middle of an interval, its validation has not been done yet.
+        # With sums, the checkpoint is in an interval whose validation was not done: it decides whether to stop.
         stops_early = state[1] is None and checkpoints.stops_early(training, start)
         if stops_early or start >= training.train_steps:
             why = f"no better validation for patience={training.patience} steps" if stops_early else f"{start} steps"
@@ -422,7 +442,7 @@ class Run:
             message += "take one that does"
             raise ParameterError("steps_per_execution", model.steps_per_execution, allowed, message)
         stop = StopOnSignal(model)
-        followers = [
+        others = [
             callbacks.CheckFinite(checkpoints),
             callbacks.Validate(self.validation(), stop, training, checkpoints),
             callbacks.Progress(training, self.show, self.tokens_per_step(), self.samples),
@@ -433,11 +453,11 @@ class Run:
             validated = self.validated
             callbacks.cut_log(log_file, start if state[1] is None else start - 1, metrics, validated)
             if self.samples:
-                followers.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
+                others.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
             csv_logger = callbacks.StepCSVLogger(log_file, metrics, checkpoints, validated)
-            followers += [self.board, csv_logger]
-        followers += self.own_callbacks  # when the logs of an epoch are complete
-        run_state = callbacks.RunState(checkpoints, state, training, followers)
+            others += [self.board, csv_logger]
+        others += self.own_callbacks  # after those that complete the logs of an epoch
+        run_state = callbacks.RunState(checkpoints, state, training, others)
         first = keras.callbacks.LambdaCallback(on_epoch_end=run_state.before_epoch_end)
         stopped = False
         with stop:
@@ -449,7 +469,7 @@ class Run:
                     steps_per_epoch=training.iterations,
                     shuffle=False,
                     verbose=0,
-                    callbacks=[first, *followers, run_state],
+                    callbacks=[first, *others, run_state],
                 )
             except Stopped:
                 run_state.save(mid_interval=True)
@@ -460,26 +480,26 @@ class Run:
                 raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0)
 
     def record_validation(self, results: dict[str, float]) -> None:
-        """Adds the validation after the last step to the curves, and keeps the weights if they are the best.
+        """Adds the validation after the last step to the curves, and saves the weights as the best if they are.
 
         Args:
-            results: result of the model's `evaluate`.
+            results: `{metric: value}` of the validation.
 
         Raises:
-            ValueError: the loss is not finite. The checkpoint of the last step is deleted.
+            ValueError: the loss is not finite, see `RunCheckpoints.diverged`.
         """
         self.checkpoints.check_validation(results["loss"])
         logs = {f"val_{name}": value for name, value in results.items()}
         self.show(logs, "val_")
         if self.checkpoints.write:
-            with self.checkpoints.naming_last():
-                not_logged = callbacks.complete_log(self.folder.log_file, step_of(self.model), logs)
-            if not_logged:
+            with self.checkpoints.naming_last_good():
+                is_new = callbacks.complete_log(self.folder.log_file, step_of(self.model), logs)
+            if is_new:
                 self.board.on_epoch_end(None, logs)
         self.checkpoints.save_best(logs[self.folder.family.monitor])
 
     def save_average(self) -> None:
-        """Writes the moving average of the weights, if there is one. At the end of `fit`, the weights are set to it."""
+        """Writes the weights to the folder `ema`, if there is a moving average: `fit` has set the weights to it."""
         if not getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).use_ema:
             return
         step = step_of(self.model)
@@ -492,21 +512,21 @@ class Run:
 
 
 class EpochRun(Run):
-    """Training of a model that Keras's own `fit` trains, on `EpochBatches`.
+    """One training of a model without memory, on `EpochBatches`.
 
-    Each of several workers makes whole batches. The model takes the rows of the worker from them.
+    Each of several workers makes whole batches, and the model takes the rows of the worker from them.
     """
 
     strategies = ("auto", "one", "mirrored", "multi_worker")
 
     def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
-        """The batches of a split, in an order by the seed or, without one, by length."""
+        """The batches of a split, in a random order that `seed` decides; without a seed, in the order of lengths."""
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Raises ParameterError for settings that fail on several devices.
+        """Raises ParameterError for settings that do not work on several devices.
 
-        These are XLA and, on the devices of one machine, several steps in a call.
+        They are `jit_compile` and, on the devices of one machine, `steps_per_execution`.
         """
         replicas = self.strategy.num_replicas_in_sync
         training = self.training
@@ -535,5 +555,5 @@ class EpochRun(Run):
 
     @property
     def held_out(self) -> list[str]:
-        """The splits to evaluate."""
+        """The splits to evaluate: all except "train"."""
         return [split for split in self.corpus.splits if split != "train"]

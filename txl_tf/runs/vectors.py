@@ -2,8 +2,11 @@
 
     vectors = text_vectors("runs/quickstart", open("lines.txt"))     # float32 [lines, d_model]
 
-Lines are read as in `scoring.py`, after the symbol that stands before a line. This symbol and padding are not part of
-the mean. A line of more than `segment` tokens is read segment by segment, each with the memory of the segment before.
+Before each line, the model reads a start symbol, as in `scoring.py`. The mean does not include this symbol and padding.
+A line of more than `segment` tokens is read segment by segment, each with the memory of the segment before.
+
+Shapes:
+    B: lines of a batch      N: tokens of the longest line, with the start      T: tokens of a segment      E: d_model
 """
 
 from __future__ import annotations
@@ -72,6 +75,10 @@ class TextVectors:
     Attributes:
         width: number of elements of a vector, `d_model`.
         dtype: dtype of a vector.
+
+    Raises:
+        ParameterError: the model has no such layer, its network cannot return the output of this layer, or another
+            argument is out of its range.
     """
 
     def __init__(
@@ -117,7 +124,11 @@ class TextVectors:
         return ids
 
     def _mean_states(self, lines: list[np.ndarray]) -> list[np.ndarray]:
-        """The vectors of lines, given by their tokens."""
+        """The vectors of lines.
+
+        Args:
+            lines: the tokens of each line, without the start.
+        """
         start = self._lines.start
         vectors: list[Any] = [None] * len(lines)
         for rows in self._lines.batches(np.array([len(start) + len(ids) for ids in lines])):
@@ -125,23 +136,23 @@ class TextVectors:
             lengths = np.array([len(lines[i]) for i in rows])  # [B]
             # 1 at the tokens of the line, 0 at the symbol before it and at padding: [B, N]
             position = np.arange(tokens.shape[1]) - len(start)
-            counts = ((position >= 0) & (position < lengths[:, None])).astype(self.dtype)
+            weights = ((position >= 0) & (position < lengths[:, None])).astype(self.dtype)
             total = 0.0  # [B, E]
             mems = self.network.initial_mems(len(rows))
             for first in range(0, tokens.shape[1], self._lines.segment):
-                part = slice(first, first + self._lines.segment)
-                sums, mems = self._read(tf.constant(tokens[:, part]), tf.constant(counts[:, part]), mems)
+                columns = slice(first, first + self._lines.segment)
+                sums, mems = self._read(tf.constant(tokens[:, columns]), tf.constant(weights[:, columns]), mems)
                 total = total + sums.numpy()
             for i, vector in zip(rows, total / lengths[:, None].astype(self.dtype), strict=True):
                 vectors[i] = vector
         return vectors
 
-    def _sums(self, tokens: tf.Tensor, counts: tf.Tensor, mems: Any) -> tuple[Any, Any]:
+    def _sums(self, tokens: tf.Tensor, weights: tf.Tensor, mems: Any) -> tuple[Any, Any]:
         """Reads a segment. Padding on the right has no effect on the tokens before it.
 
         Args:
             tokens: int32 `[B, T]`.
-            counts: `[B, T]`, weights of the tokens, 1 or 0.
+            weights: `[B, T]`, weights of the tokens, 1 or 0.
             mems: the memory before the segment.
 
         Returns:
@@ -152,4 +163,4 @@ class TextVectors:
         else:
             _, new_mems, states = self.network(tokens, mems=mems, output_hidden_states=True)
             hidden = states[self.layer]
-        return tf.einsum("bt,bte->be", counts, tf.cast(at_least_float32(hidden), counts.dtype)), new_mems
+        return tf.einsum("bt,bte->be", weights, tf.cast(at_least_float32(hidden), weights.dtype)), new_mems

@@ -28,10 +28,10 @@ from txl_tf.files import (
     has_pattern,
     is_pipe,
     is_remote,
+    naming_write_errors,
     remove,
     removed_on_error,
     write_atomic,
-    writing,
 )
 from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.nn.base import EMBEDDING_LIKE
@@ -43,10 +43,10 @@ UNFINISHED = "unfinished.tmp"  # folder of a checkpoint that is being written
 
 
 def weights_by_name(model: keras.Model) -> dict[str, Any]:
-    """`{name in a checkpoint: Keras variable}`.
+    """The weights of a model: `{name in a checkpoint: Keras variable}`.
 
-    The record of the family gives the names of weights that another program has, too. The others are Keras's paths
-    without the name of the model itself and without `EMBEDDING_LIKE`, which is in a path for optimizers alone.
+    Weights that another program has, too, have that program's names, see `Family.weight_names`. The names of all others
+    are Keras's paths without the name of the model itself and without `EMBEDDING_LIKE`, which only optimizers need.
     """
     paths = {variable.path.replace(f"/{EMBEDDING_LIKE}/", "/"): variable for variable in model.weights}
     by_path = {path.partition("/")[2]: variable for path, variable in paths.items()}
@@ -58,7 +58,7 @@ def weights_by_name(model: keras.Model) -> dict[str, Any]:
 
 @checked_call
 def tf1_variables(lm: TransformerXLLM) -> dict[str, np.ndarray]:
-    """The weights under the original's names, in its layouts and in its order of creation.
+    """The weights of a language model, with the names, layouts and order of the original program.
 
     Args:
         lm: a Transformer-XL language model.
@@ -97,16 +97,16 @@ def check_original(lm: TransformerXLLM) -> None:
 def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     """Sets the weights of `lm` from a checkpoint of the original program.
 
-    Adam's slots, the step and other variables that are no weights are not read.
+    Other variables in the checkpoint, such as Adam's slots and the step, are not read.
 
     Args:
         lm: a model with the hyper-parameters of the checkpoint.
         path: prefix of the checkpoint, such as `"model.ckpt-0"`.
 
     Raises:
-        ParameterError: there is no checkpoint at `path`, or it does not fit the model. The message names every variable
-            that is missing, that has another shape (with both shapes) or that the model does not have. The weights of
-            the model then stay as they are.
+        ParameterError: there is no checkpoint at `path`, it cannot be read, or it does not fit the model. In the last
+            case, the message names every variable that is missing, that has another shape (with both shapes) or that
+            the model does not have. After an error, the weights of the model are as before.
     """
     load_weights(lm, path)
 
@@ -123,19 +123,19 @@ def load_weights(
         model: a model with the hyper-parameters of the checkpoint.
         checkpoint: prefix of the checkpoint, or its reader.
         leave_out: beginnings of the names of weights that stay as they are.
-        extend: whether a weight of the model may be longer than that of the checkpoint in one dimension, that of a
-            vocabulary. Its further rows stay as they are.
+        extend: whether a weight of the model may be longer in one dimension than in the checkpoint, as with an extended
+            vocabulary. The additional rows keep their values.
 
     Raises: as `load_tf1_checkpoint`.
     """
     read = weights_reader(model, checkpoint, leave_out, extend)
-    variables = _others(weights_by_name(model), leave_out)
+    variables = _without(weights_by_name(model), leave_out)
     arrays = {name: read(name) for name in variables}  # all of them, before the first is set
     for name, variable in variables.items():
         variable.assign(arrays[name])
 
 
-def _others(weights: dict[str, Any], leave_out: tuple[str, ...]) -> dict[str, Any]:
+def _without(weights: dict[str, Any], leave_out: tuple[str, ...]) -> dict[str, Any]:
     """The weights whose names do not begin with one of `leave_out`."""
     return {name: weight for name, weight in weights.items() if not name.startswith(leave_out)}
 
@@ -146,18 +146,18 @@ def weights_reader(
     leave_out: tuple[str, ...] = (),
     extend: bool = False,
 ) -> Callable[[str], np.ndarray]:
-    """Checks that a checkpoint fits a model, and returns a function that reads one array by its name.
+    """Checks that a checkpoint fits a model, and returns a function that reads one array by the name of its weight.
 
     Args: see `load_weights`.
 
     Raises: as `load_tf1_checkpoint`.
     """
     reader = checkpoint if isinstance(checkpoint, CheckpointReader) else CheckpointReader(checkpoint)
-    variables = _others(weights_by_name(model), leave_out)
-    check_fits(reader.path, _others(reader.weight_shapes, leave_out), variables, extend)
+    variables = _without(weights_by_name(model), leave_out)
+    check_fits(reader.path, _without(reader.weight_shapes, leave_out), variables, extend)
 
     def read(name: str) -> np.ndarray:
-        """The array of a variable; if the variable is longer, the new rows keep their initial values."""
+        """The array of a weight. If the weight of the model is longer, its additional rows complete the array."""
         array = reader.get(reader.weights[name])
         if array.shape == tuple(variables[name].shape):
             return array
@@ -169,19 +169,27 @@ def weights_reader(
 
 
 class CheckpointGone(ParameterError):
-    """There is no checkpoint at a path, the value. It may have been there: a training deletes old checkpoints."""
+    """There is no checkpoint at a path. A training may have deleted it.
+
+    Attributes:
+        value: the path.
+    """
 
 
 class UnreadableCheckpoint(ParameterError):
-    """Files of a checkpoint, whose path is the value, are damaged or missing."""
+    """A file of a checkpoint is damaged or missing, or a weight is not finite.
+
+    Attributes:
+        value: path of the checkpoint.
+    """
 
 
 class MisfitError(ParameterError):
-    """A checkpoint or a run does not fit. The message lists all differences in full, a line each.
+    """A checkpoint or a run does not fit, or no checkpoint of a run can be read.
 
     Attributes:
         value: path of the checkpoint or of the run.
-        differences: list of the differences.
+        differences: what does not fit, or cannot be read. Each is a line of the message.
     """
 
     def __init__(self, name: str, path: str, allowed: str, message: str, differences: Sequence[str] = ()):
@@ -195,7 +203,7 @@ class MisfitError(ParameterError):
 class CheckpointReader:
     """The arrays in a checkpoint of a run or of the original program.
 
-    Its files stay open as long as the object exists: in a local folder they may be deleted meanwhile.
+    Its files stay open as long as the object exists. So in a local folder, they may be deleted while they are read.
 
     Args:
         path: prefix of the checkpoint.
@@ -206,16 +214,16 @@ class CheckpointReader:
 
     Raises:
         CheckpointGone: there is no checkpoint at `path`.
-        UnreadableCheckpoint: its index is damaged.
+        UnreadableCheckpoint: its index is damaged, or a file of arrays is missing.
     """
 
     def __init__(self, path: str | os.PathLike):
         self.path = os.fspath(path)
         check_exists(self.path)
-        with reading_checkpoint(self.path):
+        with naming_checkpoint_errors(self.path):
             self._reader = tf.train.load_checkpoint(self._plain_path())
             self.shapes = dict(sorted(self._reader.get_variable_to_shape_map().items()))
-            if self.shapes:  # the file of the arrays is opened with the first that is read
+            if self.shapes:  # reading the smallest array opens the file of the arrays
                 self._reader.get_tensor(min(self.shapes, key=lambda key: math.prod(self.shapes[key])))
         self.weights = {}
         for key in self.shapes:
@@ -226,7 +234,10 @@ class CheckpointReader:
                 self.weights[key] = key
 
     def _plain_path(self) -> str:
-        """A path that TensorFlow, which reads it as a pattern, can open: of links where it has [, ] or a backslash."""
+        """A path to the checkpoint that TensorFlow, which reads it as a pattern, can open.
+
+        If the local path contains [, ] or a backslash, it is the path of links to the files in a temporary folder.
+        """
         if not has_pattern(self.path) or is_remote(self.path):
             return self.path
         folder, name = os.path.split(os.path.abspath(self.path))
@@ -242,8 +253,8 @@ class CheckpointReader:
         return {name: self.shapes[key] for name, key in self.weights.items()}
 
     def get(self, key: str) -> np.ndarray:
-        """An array, whose checksum is verified. Raises UnreadableCheckpoint if it is not as it was written."""
-        with reading_checkpoint(self.path):
+        """The array of a key. Raises UnreadableCheckpoint if its checksum is wrong."""
+        with naming_checkpoint_errors(self.path):
             return self._reader.get_tensor(key)
 
 
@@ -253,8 +264,11 @@ def weight_shapes(path: str | os.PathLike) -> dict[str, list]:
 
 
 @contextlib.contextmanager
-def reading_checkpoint(path: str) -> Iterator[None]:
-    """Turns every error of reading a checkpoint into an UnreadableCheckpoint or a CheckpointGone that names it."""
+def naming_checkpoint_errors(path: str) -> Iterator[None]:
+    """In this block, which reads a checkpoint, an error becomes an UnreadableCheckpoint.
+
+    It becomes a CheckpointGone if the checkpoint does not exist any more.
+    """
     try:
         yield
     except (tf.errors.OpError, OSError, IndexError, RuntimeError) as error:
@@ -264,9 +278,15 @@ def reading_checkpoint(path: str) -> Iterator[None]:
 
 
 def check_whole(path: str, check_finite: bool = False) -> None:
-    """Raises UnreadableCheckpoint if an array of a checkpoint is not as it was written.
+    """Reads all arrays of a checkpoint.
 
-    With `check_finite`, also if a weight in the checkpoint of a run is not finite.
+    Args:
+        path: prefix of the checkpoint.
+        check_finite: whether the weights in the checkpoint of a run must be finite.
+
+    Raises:
+        CheckpointGone: there is no such checkpoint.
+        UnreadableCheckpoint: an array cannot be read, has a wrong checksum, or is a weight that is not finite.
     """
     reader = CheckpointReader(path)
     for key in reader.shapes:
@@ -280,7 +300,7 @@ def check_whole(path: str, check_finite: bool = False) -> None:
 def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     """Writes the weights of `lm` as a checkpoint that the original program evaluates.
 
-    A missing folder is made. Its file `checkpoint` then names the new checkpoint as the latest.
+    A missing folder is made. The file `checkpoint` in the folder then names the new checkpoint as the latest.
 
     Args:
         lm: a Transformer-XL language model.
@@ -288,6 +308,7 @@ def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
 
     Raises:
         ParameterError: `path` has one of these characters, or the original cannot compute a part of the model.
+        OSError: the checkpoint cannot be written.
     """
     path = os.fspath(path)
     check_no_pattern("path", absolute(path))
@@ -297,11 +318,22 @@ def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
 
 
 def write_checkpoint(path: str, variables: dict[str, Any]) -> None:
-    """Writes a checkpoint of Keras variables and arrays atomically, its index file last: a failed write leaves none."""
+    """Writes a checkpoint of Keras variables and arrays.
+
+    The files are written to a temporary folder and then moved, the index file last. So after an error, there is no
+    checkpoint at `path`, or the old one.
+
+    Args:
+        path: prefix of the checkpoint.
+        variables: `{key: variable or array}`.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
     folder = os.path.dirname(path) or "."
     name = os.path.basename(path)
     unfinished = os.path.join(folder, UNFINISHED)
-    with writing(path):
+    with naming_write_errors(path):
         remove(unfinished)  # left by a program that was killed
         with removed_on_error(unfinished):
             tf.io.gfile.makedirs(unfinished)
@@ -312,13 +344,18 @@ def write_checkpoint(path: str, variables: dict[str, Any]) -> None:
                 tensors=[tf.convert_to_tensor(getattr(value, "value", value)) for value in variables.values()],
             )
             delete_checkpoint(path)  # a damaged one may be there
-            for file in sorted(tf.io.gfile.listdir(unfinished)):  # *.data-..., *.index
+            for file in sorted(tf.io.gfile.listdir(unfinished)):  # *.data-... before *.index
                 tf.io.gfile.rename(os.path.join(unfinished, file), os.path.join(folder, file))
         remove(unfinished)
 
 
 def write_state(folder: str, names: list[str]) -> None:
-    """Writes the file that tells other programs which checkpoints exist, the latest last."""
+    """Writes the file `checkpoint`, by which TensorFlow finds the checkpoints of a folder.
+
+    Args:
+        folder: the folder.
+        names: names of the checkpoints, the latest last.
+    """
     lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
     write_atomic(os.path.join(folder, "checkpoint"), "\n".join(lines) + "\n")
 
@@ -333,7 +370,12 @@ def delete_checkpoint(path: str) -> None:
 
 
 def check_exists(path: str | os.PathLike) -> None:
-    """Raises CheckpointGone if there is no checkpoint at the prefix `path`."""
+    """Checks that there is a checkpoint at the prefix `path`.
+
+    Raises:
+        CheckpointGone: there is no index file.
+        UnreadableCheckpoint: a file is a named pipe or a socket.
+    """
     path = os.fspath(path)
     if not tf.io.gfile.exists(f"{path}.index"):
         message = f"no checkpoint at {named(path)}: {named(path)}.index does not exist"
@@ -390,18 +432,23 @@ class CheckpointFolder:
         return os.path.join(self.path, f"ckpt-{step}")
 
     def steps(self, files: str = "index") -> list[int]:
-        """Steps of the checkpoints, ascending. A step counts if a file `ckpt-<step>.<files>`, a pattern, exists."""
+        """Steps of the checkpoints, ascending.
+
+        Args:
+            files: regular expression. A step counts if there is a file `ckpt-<step>.` whose other end matches it.
+        """
         pattern = re.compile(rf"ckpt-(\d+)\.({files})")
         names = tf.io.gfile.listdir(self.path) if tf.io.gfile.isdir(self.path) else []
         return sorted({int(match[1]) for match in map(pattern.fullmatch, names) if match})
 
     def save_weights(self, model: keras.Model | dict[str, Any], step: int) -> str:
-        """Writes the weights alone as the checkpoint of a step, and returns its path.
+        """Writes only the weights as the checkpoint of a step, and returns its path.
 
-        Every program opens it. A training cannot resume from it, but a new run can start from it by `warm_start_path`.
+        Every program can open it. A training cannot resume from it, but a new run can start from it by
+        `warm_start_path`.
 
         Args:
-            model: the model, or its weights by name.
+            model: the model, or `{name: weight}`.
             step: number of the step.
         """
         path = self.checkpoint(step)
@@ -410,7 +457,7 @@ class CheckpointFolder:
         return path
 
     def write_state(self, steps: list[int]) -> None:
-        """Writes the file that tells other programs which checkpoints exist, the latest last."""
+        """Writes the file `checkpoint`, by which TensorFlow finds these checkpoints; without steps, removes it."""
         if steps:
             write_state(self.path, [f"ckpt-{step}" for step in steps])
         else:
@@ -423,6 +470,6 @@ class CheckpointFolder:
 
 
 def run_weights(model: keras.Model | dict[str, Any]) -> dict[str, Any]:
-    """`{key in the checkpoint of a run: variable}` of a model, or of its weights by name."""
+    """`{key in the checkpoint of a run: variable}` of a model, or of `{name: weight}`."""
     weights = model if isinstance(model, dict) else weights_by_name(model)
     return {f"{RUN_WEIGHTS}{name}": variable for name, variable in weights.items()}

@@ -32,7 +32,15 @@ from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError
-from txl_tf.files import absolute, check_no_pattern, is_remote, remove, remove_leftovers, removed_on_error, writing
+from txl_tf.files import (
+    absolute,
+    check_no_pattern,
+    is_remote,
+    naming_write_errors,
+    remove,
+    remove_leftovers,
+    removed_on_error,
+)
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
 from txl_tf.serving.request import StoredModel
@@ -182,7 +190,7 @@ def _write(make: Callable[..., StoredModel], directory: str, served: Served, war
     if not is_remote(directory):
         remove_leftovers(os.path.dirname(temporary) or ".", os.path.basename(directory.rstrip("/")))
     remove(temporary)  # a killed process with the same number may have left it
-    with tempfile.TemporaryDirectory() as folder, writing(directory), removed_on_error(temporary):
+    with tempfile.TemporaryDirectory() as folder, naming_write_errors(directory), removed_on_error(temporary):
         stored = make(_tables(served, folder))
         signatures = stored.signatures()
         for name, function in signatures.items():  # in Python, functions have default values, and signatures have none

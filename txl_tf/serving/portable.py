@@ -40,7 +40,7 @@ from txl_tf.data.subwords import vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError
-from txl_tf.files import removed_on_error, write_json, writing
+from txl_tf.files import naming_write_errors, removed_on_error, write_json
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
 from txl_tf.runs.families.record import families_of_model
@@ -125,7 +125,7 @@ def export_portable(
     portable = _portable(model, vocab, batch_size, length, source_length)
     path = os.path.join(directory, f"model.{format}")
     convert = to_onnx if format == "onnx" else to_tflite
-    with writing(directory), removed_on_error(directory):
+    with naming_write_errors(directory), removed_on_error(directory):
         data, outputs = convert(portable)
         tf.io.gfile.makedirs(directory)
         with tf.io.gfile.GFile(path, "wb") as file:

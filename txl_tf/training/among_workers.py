@@ -43,6 +43,7 @@ class AmongWorkers(TrainedModel):
 
     @property
     def several_workers(self) -> bool:
+        """Whether several workers train together."""
         return num_workers(self.distribute_strategy) > 1
 
     @property
@@ -51,10 +52,15 @@ class AmongWorkers(TrainedModel):
         return self._stop_agreed if self.several_workers else self.stop_requested
 
     def own_batches(self, arguments: dict[str, Any], name: str, steps: str) -> None:
-        """Replaces the dataset in the argument `name` by this worker's rows of it.
+        """Replaces the dataset in the argument `name` by this worker's rows of it, which repeat forever.
 
-        The new dataset repeats forever. Otherwise, all workers would have to agree at every step on whether it has
-        ended. The argument `steps` gets the number of batches, unless it has a value.
+        If the dataset ended, all workers would have to agree at every step on whether it has. The argument `steps` gets
+        the number of batches, unless it has a value. A distributed dataset is left as it is.
+
+        Args:
+            arguments: `{name: value}` of a call of `fit` or `evaluate`, which is changed.
+            name: name of the argument that has the dataset.
+            steps: name of the argument that is the number of steps.
 
         Raises:
             ParameterError: the argument is not a dataset with a known number of batches, or the model has no weights.
@@ -110,29 +116,35 @@ class AmongWorkers(TrainedModel):
         return fitting.evaluate(self, self._call_of("test_step", next_steps), epochs, arguments)
 
     def _epochs(self, dataset: Any, steps: int) -> fitting.Epochs:
+        """The calls of epochs of `steps` steps on an infinite dataset."""
         return fitting.Epochs(dataset, tf.data.INFINITE_CARDINALITY, steps, self.steps_per_execution)
 
     def _call_of(self, name: str, next_steps: Callable[[], int]) -> fitting.Step:
-        """Makes the function of the next `next_steps()` steps, from an iterator of distributed batches."""
+        """Makes the function of one call: it takes an iterator of distributed batches, and returns logs.
+
+        Args:
+            name: "train_step" or "test_step".
+            next_steps: function that returns the number of steps of the next call.
+        """
         strategy = self.distribute_strategy
 
         def call(iterator):
             self._stop_agreed = any_worker(strategy, self.stop_requested)
             logs = {}
-            for _ in range(next_steps()):  # not one graph: sums over workers may differ in shape
+            for _ in range(next_steps()):  # not in one graph, because sums over workers may differ in shape
                 logs = self._step_of_workers(name)(iterator)
             return logs
 
         return call
 
     def _step_of_workers(self, name: str) -> Callable[[Any], dict[str, Any]]:
-        """A step on this worker's replicas as a function of an iterator of distributed batches. It is compiled once."""
-        steps = self.__dict__.setdefault("_graphs", {})  # those that `Settings.drop_graphs` drops
+        """The function of one step on this worker's replicas, which takes an iterator. It is compiled once."""
+        steps = self.__dict__.setdefault("_graphs", {})  # `Settings.drop_graphs` empties it
         if name not in steps:
             strategy = self.distribute_strategy
 
             def one_step(iterator):
-                # `run` would call a method with a decorator without the model.
+                # A lambda, because `run` does not pass `self` to a method that has a decorator.
                 logs = strategy.run(lambda batch: getattr(self, name)(batch), args=(iterator.get_next(),))
                 return {name: of_replicas(value)[0] for name, value in logs.items()}
 

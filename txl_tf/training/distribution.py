@@ -46,8 +46,8 @@ def make_strategy(
             - `"multi_worker"`: all GPUs (or the processor) of all machines in the environment variable `TF_CONFIG`.
               Each machine runs the same program. If Slurm's `srun` started several tasks, `TF_CONFIG` is set from them.
             - `"tpu"`: the TPU named `tpu`.
-            - `"auto"`: `"multi_worker"` if `TF_CONFIG` or `srun` names several machines, `"mirrored"` if there are
-              several GPUs, else `"one"`.
+            - `"auto"`: `"tpu"` if `tpu` is given, `"multi_worker"` if `TF_CONFIG` names several workers or `srun`
+              started several tasks, `"mirrored"` if there are several GPUs, else `"one"`.
         tpu: name or `grpc://` address of the TPU; `"local"` for the TPU of this machine.
         tpu_zone, gcp_project: zone and project of the TPU; by default those of this machine.
         logical_cpus: number of logical CPU devices to create, for `"mirrored"` without GPUs.
@@ -55,7 +55,7 @@ def make_strategy(
     Raises:
         ParameterError: the strategy does not exist, `TF_CONFIG` or Slurm's variables are missing or malformed, or the
             TPU arguments do not fit.
-        ConnectionError: the TPU cannot be reached.
+        ConnectionError: the TPU cannot be reached, or this worker cannot use its address.
     """
     one_of(STRATEGIES)("strategy", strategy)
     if strategy == "tpu" or tpu:
@@ -103,6 +103,9 @@ def interruptible(wait: Callable[[], Any]) -> Any:
     Python. It must let other threads run. If the program has its own handler for SIGTERM, such as one that saves a
     checkpoint, `wait` is called directly.
 
+    Returns:
+        The result of `wait`. If `wait` raises an error, it is raised.
+
     Raises:
         KeyboardInterrupt: on Ctrl-C. The thread keeps waiting until the program ends.
     """
@@ -129,11 +132,11 @@ def interruptible(wait: Callable[[], Any]) -> Any:
 
 
 def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> str:
-    """The dtype of matrix products. All workers must call it.
+    """The value of `mixed_precision` that is used. All workers must call this function.
 
     `"auto"` becomes `"bfloat16"` on TPUs, on GPUs from compute capability 8.0 on, and on processors with units for
     bfloat16 (AMX or AVX-512). Otherwise it becomes `"float16"` on GPUs and `"float32"` on processors. The chief chooses
-    for all workers.
+    for all workers. Any other value is returned unchanged.
     """
     if mixed_precision != AUTO:
         return mixed_precision
@@ -149,7 +152,7 @@ def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> 
 
 
 def processor_flags() -> set[str]:
-    """The processor's features in Linux's `/proc/cpuinfo`; an empty set on other systems."""
+    """All words in Linux's `/proc/cpuinfo`, with the processor's features among them; empty on other systems."""
     try:
         with open("/proc/cpuinfo") as file:
             return set(file.read().split())
@@ -158,7 +161,11 @@ def processor_flags() -> set[str]:
 
 
 def _workers(required: bool) -> list[str]:
-    """Addresses of the workers that `TF_CONFIG` names, the chief first; or an error if it is `required` and not set."""
+    """Addresses of the workers that `TF_CONFIG` names, the chief first. Without `TF_CONFIG`, the list is empty.
+
+    Raises:
+        ParameterError: `TF_CONFIG` is malformed, or it is `required` and not set.
+    """
     text = os.environ.get("TF_CONFIG")
     if not text:
         if required:
@@ -227,14 +234,14 @@ def _tpu_strategy(
 
 
 def num_workers(strategy: tf.distribute.Strategy) -> int:
-    """The number of programs that train together, one on each machine. A TPU needs only one program."""
+    """The number of programs that train together, usually one on each machine. A TPU needs only one program."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return max(len(_workers(required=False)), 1)
     return 1
 
 
 def is_default(strategy: tf.distribute.Strategy) -> bool:
-    """Whether it is the strategy of a program that has not chosen any."""
+    """Whether a strategy is TensorFlow's default, which a program has without choosing one."""
     with strategy.scope():
         return not tf.distribute.has_strategy()
 
@@ -264,31 +271,42 @@ def any_worker(strategy: tf.distribute.Strategy, flag: bool) -> bool:
 
 
 def all_rows(strategy: tf.distribute.Strategy, tensors: list) -> list[tf.Tensor]:
-    """Concatenates every replica's share of the rows of `tensors`, in order. All workers must call it."""
+    """Returns each of `tensors` with the rows of all replicas, in order. All workers must call this function.
+
+    Args:
+        strategy: strategy that has the replicas.
+        tensors: values of which every replica has its share of the rows.
+    """
     if num_workers(strategy) == 1:
         return [tf.concat(of_replicas(tensor), 0) for tensor in tensors]
     return _gather_function(strategy)(tensors)
 
 
 def of_replicas(value: Any) -> list[Any]:
-    """The tensors of a value on the replicas of this worker; a list of the value itself if they share it."""
+    """The tensors of a value on the replicas of this worker, as a list. A plain tensor gives a list of itself."""
     return tf.nest.flatten(value, expand_composites=True)
 
 
 def to_replicas(strategy: tf.distribute.Strategy, shares: Sequence[Any], dtype: Any) -> Any:
-    """A value that is `shares[r]` on replica r, on its device. All shares have one shape. All workers must call it."""
+    """Returns a value that is `shares[r]` on replica r, on the device of the replica. All workers must call it.
+
+    Args:
+        strategy: strategy that has the replicas.
+        shares: an array or tensor for each replica, all of one shape.
+        dtype: dtype of the value.
+    """
     if strategy.num_replicas_in_sync == 1:
         return tf.cast(shares[0], dtype)
     return _share_function(strategy)(tf.cast(np.stack(shares), dtype))
 
 
 def sum_over_replicas(tensors: Any) -> Any:
-    """The sum over all replicas of a nested structure of tensors. A step calls it on every replica."""
+    """The sums over all replicas of the tensors in a nested structure. A step must call it on every replica."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return tensors
-    # `context.all_reduce` without its `tf.custom_gradient`, which would keep the graph in memory for ever: see
-    # `kernels/gradients.py`.
+    # It does what `context.all_reduce` does, but without `tf.custom_gradient`, which would keep the graph in memory for
+    # ever: see `kernels/gradients.py`.
     flat = tf.nest.flatten(tensors)
     sums = context.merge_call(
         lambda strategy, *flat: strategy.extended.batch_reduce_to("SUM", [(x, x) for x in flat]), flat
@@ -311,11 +329,14 @@ def _once_per_strategy(make: Any) -> Callable:
 
 @_once_per_strategy
 def _gather_function(strategy: Any) -> Callable:
+    """The function that concatenates the rows of all replicas, for each tensor in a list."""
     return tf.function(lambda tensors: [strategy.gather(tensor, 0) for tensor in tensors])
 
 
 @_once_per_strategy
 def _share_function(strategy: Any) -> Callable:
+    """The function that gives replica r the element r of a tensor."""
+
     def share(shares):
         return shares[tf.distribute.get_replica_context().replica_id_in_sync_group]
 
@@ -323,6 +344,7 @@ def _share_function(strategy: Any) -> Callable:
 
 
 def _sum_over_workers(strategy: Any, number: int) -> int:
+    """The sum of the numbers of all workers, who must all call it."""
     if num_workers(strategy) == 1:
         return number
     return interruptible(lambda: int(_sum_function(strategy)(tf.constant(number, tf.int64))))
@@ -330,7 +352,7 @@ def _sum_over_workers(strategy: Any, number: int) -> int:
 
 @_once_per_strategy
 def _sum_function(strategy: Any) -> Callable:
-    """The function that adds one number of every worker."""
+    """The function that adds a number of each worker."""
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
     def share(number):  # the number on one replica of each worker, 0 on the others
@@ -360,7 +382,10 @@ def rows_of_this_worker(strategy: tf.distribute.Strategy, rows: int) -> range:
 
 
 def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.data.Dataset:
-    """Reduces the batches of a dataset, tuples of tensors, to the rows that the replicas of this worker have."""
+    """Returns a dataset of the rows that the replicas of this worker have, of each batch (a tuple) of a dataset.
+
+    A batch whose rows are not a multiple of the number of replicas is an InvalidArgumentError.
+    """
     replicas = strategy.num_replicas_in_sync
     workers = num_workers(strategy)
     index = _worker_index(strategy)
@@ -378,7 +403,8 @@ def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.d
 def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     """Distributes a dataset of this worker's rows. Each replica gets a contiguous share of every batch.
 
-    `experimental_distribute_dataset` would give worker w the shares w, w + workers, ... of whole batches instead.
+    `experimental_distribute_dataset` would not do: of W workers, it would give worker w the shares w, w + W, ... of
+    whole batches.
     """
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-Step = Callable[[Any], dict[str, Any]]  # takes an iterator of batches, and returns logs
+Step = Callable[[Any], dict[str, Any]]  # takes an iterator of batches, runs the steps of one call, and returns logs
 
 _OUT_OF_DATA = (
     "Your input ran out of data; interrupting training. Make sure that your dataset can generate at least "
@@ -52,7 +52,7 @@ class Epochs:
         return self.steps or self.count
 
     def calls(self) -> Iterator[tuple[int, int, Any]]:
-        """Yields `(first step, last step, iterator)` of the calls of the next epoch."""
+        """Yields `(first step, last step, iterator)` of each call of the next epoch. Steps are counted from 0."""
         if not self.steps:
             self.iterator = None  # every epoch starts the dataset
         first = 0
@@ -70,7 +70,10 @@ class Epochs:
             self.iterator = None
 
     def end(self) -> None:
-        """Must be called when the dataset has ended before the epoch. The next epoch starts the dataset."""
+        """Makes the next epoch start the dataset. With `steps`, warns that the dataset was too short.
+
+        It must be called when the dataset has ended before the epoch.
+        """
         if self.steps:
             warnings.warn(_OUT_OF_DATA, stacklevel=2)
         self.iterator = None
@@ -87,9 +90,10 @@ def fit(
 
     Args:
         model: a compiled model with an optimizer.
-        step: trains for the steps of one call. `StopIteration` is the end of the dataset.
+        step: trains for the steps of one call. It raises StopIteration or OutOfRangeError at the end of the dataset.
         epochs: the calls of an epoch.
-        arguments: of those of `keras.Model.fit`, the ones for epochs, callbacks and the frequency of validations.
+        arguments: arguments of `keras.Model.fit`. `epochs`, `initial_epoch`, `callbacks`, `verbose` and
+            `validation_freq` are used.
         validate: function of the callbacks that evaluates the model on the validation data and returns the logs.
 
     Returns:
@@ -131,9 +135,9 @@ def evaluate(model: Any, step: Step, epochs: Epochs, arguments: dict[str, Any]) 
 
     Args:
         model: a compiled model.
-        step: evaluates the batches of one call. `StopIteration` is the end of the dataset.
+        step: evaluates the batches of one call. It raises StopIteration or OutOfRangeError at the end of the dataset.
         epochs: the calls.
-        arguments: those of `keras.Model.evaluate` for callbacks.
+        arguments: arguments of `keras.Model.evaluate`. `callbacks` and `verbose` are used.
 
     Returns:
         The logs, with numbers of Python.
@@ -169,7 +173,10 @@ def is_due(epoch: int, frequency: int | Iterable[int]) -> bool:
 
 
 def _logs_of_epoch(model: Any, of_step: dict[str, Any] | None) -> dict[str, Any]:
-    """The logs of all steps; or those of the last step, if the model has no metrics with the same names."""
+    """The logs at the end of an epoch: the results of the model's metrics.
+
+    If their names are not those in `of_step`, the logs of the last step, the result is `of_step`, as in Keras.
+    """
     of_epoch = model.get_metrics_result()
     return as_floats(of_epoch if of_step is None or of_epoch.keys() == of_step.keys() else of_step)
 
@@ -182,7 +189,10 @@ def as_floats(logs: dict[str, Any]) -> dict[str, Any]:
 def _callbacks(
     model: Any, arguments: dict[str, Any], *, epochs: int, steps: int | None, add_history: bool = False
 ) -> keras.callbacks.CallbackList:
-    """The callbacks of a method, as Keras calls them. If `fit` calls `evaluate`, these are the callbacks of `fit`."""
+    """The callbacks of `fit` or `evaluate`, as Keras calls them.
+
+    A `CallbackList` among the arguments is returned: `fit` passes its own to `evaluate`.
+    """
     callbacks = arguments.get("callbacks")
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks

@@ -1,4 +1,4 @@
-"""Arguments and hooks of Keras: which ones our models support, and a reason for each that they do not.
+"""Arguments and hooks of Keras: checks whether our models support them, with a reason for each that they do not.
 
 A hook is a method or property of `keras.Model` that a subclass or an instance may override.
 """
@@ -59,7 +59,8 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The arguments of a call of `method` as `{name: value}`, whether they were given by position or by name.
 
     Raises:
-        UnknownArgumentError: `method` has no argument of this name. Names that begin with `_` are Keras's own.
+        UnknownArgumentError: `method` has no argument of this name. Names that begin with `_`, Keras's own, are not
+            checked.
     """
     check_names(method.__name__, {name: kwargs[name] for name in kwargs if name[0] != "_"}, keywords_of(method))
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments
@@ -82,8 +83,11 @@ def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _RE
             raise ParameterError(name, value, "left out", f"{method} takes no {name}, got {got}: {why}")
 
 
-def is_own(model: Any, name: str) -> bool:
-    """Whether a user has overridden a method or property of a model: in a subclass, in the class or in the instance."""
+def is_overridden(model: Any, name: str) -> bool:
+    """Whether a user has overridden a method or property of a model: in a subclass, in the class or in the instance.
+
+    The first definition that Python finds counts. It is a user's if its module is not in txl_tf or Keras.
+    """
     class_member = next((vars(base)[name] for base in type(model).__mro__ if name in vars(base)), None)
     member = vars(model).get(name, class_member)
     if member is None:
@@ -92,7 +96,7 @@ def is_own(model: Any, name: str) -> bool:
     return (getattr(member, "__module__", None) or "").partition(".")[0] not in ("txl_tf", "keras")
 
 
-def takes(method: Callable, n: int) -> bool:
+def takes_by_position(method: Callable, n: int) -> bool:
     """Whether a method can be called with `n` arguments by position."""
     try:
         inspect.signature(getattr(method, "python_function", method)).bind(*range(n))  # of a tf.function, too
@@ -114,7 +118,7 @@ def refuse_hooks(model: Any, reasons: dict[str, str]) -> None:
         reasons: `{name of the hook: reason, and what to do instead}`.
     """
     for name, why in reasons.items():
-        if is_own(model, name):
+        if is_overridden(model, name):
             message = f"{type(model).__name__} cannot have {name} of its own: {why}"
             raise ParameterError(name, getattr(model, name), "left as it is", message)
 
@@ -123,13 +127,17 @@ def check_steps_take(model: Any, *names: str) -> None:
     """Raises ParameterError unless the steps of a model with memory have one of the two possible signatures."""
     for name in names:
         step = getattr(model, name)
-        if is_own(model, name) and not takes(step, 2) and not takes(step, 1):
+        if is_overridden(model, name) and not takes_by_position(step, 2) and not takes_by_position(step, 1):
             allowed = f"{name}(self, data, mems) that returns (logs, new_mems), or {name}(self, data) that returns logs"
             raise ParameterError(name, step, allowed)
 
 
-def metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
-    """Checks the argument `metrics` of `compile` for a model with memory."""
+def checked_metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
+    """The names in the argument `metrics` of `compile` for a model with memory, without repetitions.
+
+    Raises:
+        ParameterError: it is not a list, or has another element than the names in `METRICS`.
+    """
     if not isinstance(metrics or [], list | tuple):
         raise ParameterError("metrics", metrics, "a list of names, such as ['bits']")
     for metric in metrics or []:
@@ -152,8 +160,8 @@ class MeanOfFunction(keras.metrics.Mean):
     """The weighted mean of the results of a function of labels and outputs.
 
     Args:
-        function: returns values `[batch, labels]`; or `[batch]`, weighted by the mean weight of the labels in a row; or
-            one number, with the same weight for every batch.
+        function: returns values `[batch, labels]`, each with the weight of its label; or `[batch]`, each with the mean
+            weight of the row's labels whose weight is not 0; or one number, with the same weight for every batch.
         name: name of the metric.
     """
 
@@ -162,7 +170,6 @@ class MeanOfFunction(keras.metrics.Mean):
         self.function = function
 
     def update_state(self, labels: Any, outputs: Any, sample_weight: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Updates the mean of the function. A value for each row gets the mean weight of its labels."""
         values = tf.convert_to_tensor(self.function(labels, outputs))
         if values.shape.rank == 0:
             sample_weight = None
@@ -177,30 +184,37 @@ class CompiledMetrics:
 
     Args:
         metrics, weighted_metrics: arguments of `compile`.
-        own: names of the model's own metrics in the logs.
-        same: those of `own` that `compile` may get by name, because Keras has the same metric under this name.
+        own_names: names of the model's own metrics in the logs.
+        redundant_names: names in `own_names` under which Keras has the same metric. If `compile` gets such a name, it
+            is ignored.
         n_classes: width of the outputs.
 
     Attributes:
-        given: the two arguments.
+        given: `{"metrics": metrics, "weighted_metrics": weighted_metrics}`.
         metrics: list of `keras.metrics.Metric`.
 
     Raises:
-        ParameterError: a value is not a metric, or its name exists already.
+        ParameterError: a value is not a metric, its name exists already, or it was made outside of the strategy.
     """
 
     def __init__(
-        self, metrics: Any = None, weighted_metrics: Any = None, own: Any = (), same: Any = (), n_classes: int = 1
+        self,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        own_names: Iterable[str] = (),
+        redundant_names: Iterable[str] = (),
+        n_classes: int = 1,
     ) -> None:
         self.given = {"metrics": metrics, "weighted_metrics": weighted_metrics}
-        self._plain, self._weighted = (_metrics_of(name, given, same) for name, given in self.given.items())
+        self._plain, self._weighted = (_metrics_of(name, given, redundant_names) for name, given in self.given.items())
         self.metrics = [*self._plain, *self._weighted]
-        used_names = [*own]
+        used_names = [*own_names]
         for metric in self.metrics:
             if metric.name in used_names and metric in self._weighted and not _is_given(metric, weighted_metrics):
                 metric.name = f"weighted_{metric.name}"  # as Keras names it
             if metric.name in used_names:
-                message = f"metrics must have different names, and none of {', '.join(own)}, found {metric.name} again"
+                others = ", ".join(own_names)
+                message = f"metrics must have different names, and none of {others}, found {metric.name} again"
                 raise ParameterError("metrics", metric.name, f"names other than {', '.join(used_names)}", message)
             used_names.append(metric.name)
             _make_variables(metric, n_classes)
@@ -223,20 +237,21 @@ def names_of(metric: keras.metrics.Metric) -> list[str]:
     return [*result] if isinstance(result, dict) else [metric.name]
 
 
-def _metrics_of(argument: str, given: Any, same: Iterable[str]) -> list[keras.metrics.Metric]:
-    """The metrics of one argument of `compile`."""
+def _metrics_of(argument: str, given: Any, redundant_names: Iterable[str]) -> list[keras.metrics.Metric]:
+    """The metrics in one argument of `compile`, without those in `redundant_names`. Lists in it are flattened."""
     if not isinstance(given, list | tuple | types.NoneType):
         raise ParameterError(argument, given, "a list of metrics")
     metrics = []
     for identifier in given or []:
         if isinstance(identifier, list | tuple):  # Keras accepts a list for each output
-            metrics += _metrics_of(argument, identifier, same)
-        elif not (isinstance(identifier, str) and identifier in same):
+            metrics += _metrics_of(argument, identifier, redundant_names)
+        elif not (isinstance(identifier, str) and identifier in redundant_names):
             metrics.append(_metric(argument, identifier))
     return metrics
 
 
 def _is_given(metric: keras.metrics.Metric, given: Any) -> bool:
+    """Whether a metric was itself given to `compile`, and was not made from a name or a function."""
     return any(metric is one for one in keras.tree.flatten(given))
 
 
@@ -287,8 +302,8 @@ def _result(metric: keras.metrics.Metric) -> Any:
 def _over_replicas(variable: keras.Variable) -> Any:
     """The sum of a metric's variable over all replicas. Before Keras 3.10, an update itself sums over them."""
     value = tf.convert_to_tensor(variable)
-    is_own = variable.value.synchronization == tf.VariableSynchronization.ON_READ  # each replica has its own sum
-    return sum_over_replicas(value) if is_own else value
+    differs = variable.value.synchronization == tf.VariableSynchronization.ON_READ  # each replica has its own value
+    return sum_over_replicas(value) if differs else value
 
 
 NO_METRICS = CompiledMetrics()

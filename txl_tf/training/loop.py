@@ -14,23 +14,34 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.fusion import fusing
 from txl_tf.training.distribution import any_worker, of_replicas
-from txl_tf.training.keras_arguments import METRICS, is_own
+from txl_tf.training.keras_arguments import METRICS, is_overridden
 
 NO_TOTALS = np.zeros(5)  # sums over an epoch: nll, weights of tokens, tokens left out, gradient norm, steps
 
 
 @dataclasses.dataclass
 class LoopState:
-    """The state between two calls of the loop. Every `fit`, `evaluate` and single batch has its own."""
+    """The state between two calls of the loop. Every `fit`, `evaluate` and single batch has its own.
+
+    Attributes:
+        log_names: names of the logs, except those of a user's own step.
+        batches: `Batches`; `None` before the first `fit`.
+        mems: the memory, of which every replica has its share of the rows; `None` before the first step.
+        start: function of a number of rows that makes the first memory.
+        totals: the sums over the steps so far, see `NO_TOTALS`.
+        begun: whether `begin` was called.
+        own_sums: `{name: (sum, number of steps)}` of the logs of a user's own step.
+        other_mems: `{number of rows: memory}` for batches with other numbers of rows than the first. Only models
+            without memory have them, so their memory is empty.
+    """
 
     log_names: tuple[str, ...] = ()
-    batches: Any = None  # `Batches`; `None` before the first `fit`
-    mems: Any = None  # the memory; every replica has its share of the rows
-    start: Any = None  # `start(rows)` makes the first memory
+    batches: Any = None
+    mems: Any = None
+    start: Any = None
     totals: tf.Tensor = dataclasses.field(default_factory=lambda: tf.constant(NO_TOTALS))
     begun: bool = False
-    own_sums: dict = dataclasses.field(default_factory=dict)  # `{name: (sum, steps)}` of logs of a user's own step
-    # The empty memory of a model without memory, by the number of rows, for batches of other sizes than the first.
+    own_sums: dict = dataclasses.field(default_factory=dict)
     other_mems: dict = dataclasses.field(default_factory=dict)
 
     def begin(self) -> None:
@@ -40,7 +51,10 @@ class LoopState:
         self.begun = True
 
     def mems_of(self, rows: int) -> Any:
-        """The memory for a batch of this size. It is created after the callbacks, which may have set the weights."""
+        """The memory for a batch of this number of rows.
+
+        If there is none yet, it is made now: callbacks, which may set the weights, were called before.
+        """
         if rows != self.batches.rows:
             if rows not in self.other_mems:
                 self.other_mems[rows] = self.start(rows)
@@ -50,7 +64,7 @@ class LoopState:
         return self.mems
 
     def after_step(self, logs: dict[str, tf.Tensor], rows: int, mems: Any, totals: tf.Tensor) -> None:
-        """Stores the results of a call of the graph for a batch of this size."""
+        """Stores the results of a call of the graph for a batch of this number of rows."""
         self.totals = totals
         if rows == self.batches.rows:
             self.mems = mems
@@ -61,8 +75,10 @@ class LoopState:
             self.own_sums[name] = total + logs[name], steps + 1
 
     def logs(self) -> dict[str, float]:
-        """The logs of an epoch: the mean nll and its metrics, and the number of tokens left out. The gradient norm and
-        the logs of a user's own step are means over the steps.
+        """The logs of an epoch: `log_names`, and those of a user's own step.
+
+        The loss is the mean over all tokens, and the metrics are computed from it. `overflow` is the number of tokens
+        left out. The gradient norm and the logs of a user's own step are means over the steps.
         """
         nll, tokens, overflow, grad_norm, steps = self.totals.numpy()
         logs = {"loss": nll / tokens if tokens else 0.0, "grad_norm": grad_norm / max(steps, 1), "overflow": overflow}
@@ -85,31 +101,37 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
 
     `strategy.run` takes and returns values of all replicas. `mems` is such a value, which never leaves its replica. The
     logs of a step are the same on every replica, so those of the first replica are used. For additional logs of a
-    user's own step, the mean over the replicas is used. The function reads and changes `model.loop`.
+    user's own step, the mean over the replicas is used.
 
     Args:
         model: a `MemoryModel`.
         step_name: "train_step" or "test_step".
         log_names: names of the logs.
+
+    Returns:
+        A function that takes an iterator of batches, runs the steps, and returns the logs of the last one. It reads and
+        changes `model.loop`.
     """
     strategy = model.distribute_strategy
     step = model.step_with_memory(step_name)
     zero = np.zeros([], model.loss_dtype)
-    known = {"loss", "tokens", "overflow", "grad_norm", *log_names}
+    library_logs = {"loss", "tokens", "overflow", "grad_norm", *log_names}
 
     def one_step(shape, data, mems, totals):
         def replica_step(data, mems):
             """The step of one replica."""
             for x in data:
                 x.set_shape(shape)  # because tf.distribute loses it
-            # Nothing is compiled if the size may vary.
+            # XLA compiles no parts of the step if the shape may vary.
             with fusing(False) if None in shape else contextlib.nullcontext():
                 return step(data, mems)
 
         logs, mems = strategy.run(replica_step, args=(data, mems))
         local_results = {name: of_replicas(value) for name, value in logs.items()}
         own_logs = {
-            name: tf.reduce_mean(tf.stack(values), 0) for name, values in local_results.items() if name not in known
+            name: tf.reduce_mean(tf.stack(values), 0)
+            for name, values in local_results.items()
+            if name not in library_logs
         }
         logs = {"overflow": zero, "grad_norm": zero, **{name: values[0] for name, values in local_results.items()}}
         exact = {name: tf.cast(value, totals.dtype) for name, value in logs.items() if name not in own_logs}
@@ -140,17 +162,17 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         several_steps = tf.function(several_steps, reduce_retracing=True, autograph=False)
 
     def function(iterator):
-        """Makes the next steps, and returns the logs of the last one. Raises StopIteration at the end."""
+        """Runs the steps of one call, and returns the logs of the last one. Raises StopIteration without a batch."""
         stop = any_worker(strategy, model.stop_requested)
         logs = None
         state = model.loop
-        if not state.begun and is_own(model, "reset_metrics"):
+        if not state.begun and is_overridden(model, "reset_metrics"):
             allowed = "a method that calls super().reset_metrics(), which begins an epoch or an evaluation"
             raise ParameterError("reset_metrics", model.reset_metrics, allowed)
         replicas = strategy.num_replicas_in_sync
         rows = state.batches.rows // replicas
         # Whether the length is static must not depend on the first segment or on the number of remaining steps.
-        # Otherwise a resumed run would round differently from a run without a break.
+        # Otherwise a resumed run would round differently from one that was not interrupted.
         tgt_len = state.batches.tgt_len if model.static_shapes or model.steps_per_execution == 1 else None
         for n in state.batches.calls(iterator, model.steps_per_execution):
             if n > 1:
@@ -160,7 +182,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
                 data = next(iterator, None)
                 if data is None:
                     break
-                rows_of_batch, length, data = described(data)
+                rows_of_batch, length, data = shape_and_data(data)
                 known_rows = rows_of_batch if model.static_shapes or rows_of_batch == rows else None
                 run = functools.partial(one_step, (known_rows, tgt_len if length == tgt_len else None), data)
             with model.stepping:
@@ -174,9 +196,11 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
     return function
 
 
-def described(data: tuple) -> tuple[int, int, tuple]:
-    """`(rows, length, data)` of a batch: the shape of a replica's share, and the batch. Weights without columns, which
-    mean that all labels count, are left out; see `checked_batches.py`.
+def shape_and_data(data: tuple) -> tuple[int, int, tuple]:
+    """`(rows, length, data)` of a batch: the shape of a replica's share, and the batch.
+
+    Weights of the shape `[rows, 0]` are left out of the batch. They mean that all labels count, see
+    `checked_batches.py`.
     """
     shapes = [of_replicas(x)[0].shape for x in data]
     return *shapes[0], data if len(data) < 3 or shapes[2][1] else data[:2]

@@ -47,8 +47,8 @@ from txl_tf.training.keras_arguments import (
     IN_ORDER,
     by_name,
     check_steps_take,
-    is_own,
-    metric_names,
+    checked_metric_names,
+    is_overridden,
     refuse,
     refuse_hooks,
 )
@@ -75,7 +75,9 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     Attributes:
         loop: the `LoopState` of the method that this thread runs, or of the last `fit`.
         stepping: a lock that is held while a step runs.
-        stop_agreed: whether the current step should be the last, the same on every worker.
+        stop_agreed: whether the current step should be the last. It is the same on every worker.
+        running_method: "fit" or "evaluate" while one of them runs in any thread, else `None`.
+        user_metrics: metrics that the user has added.
     """
 
     carried_names = ("mems",)
@@ -88,10 +90,10 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._fitted = LoopState()
+        self._fitted = LoopState()  # the state of the last `fit`
         self._running = threading.local()  # its `loop` is the state of the method that this thread runs
-        self._methods: list[str] = []  # that run in any thread
-        self._carried = threading.local()
+        self._methods: list[str] = []  # names of the methods that run in any thread
+        self._carried = threading.local()  # see `SegmentStep`
         self._turns = {"training": Turns(), "test_on_batch": Turns()}
         self.stepping = threading.RLock()
         self.reset_memory()
@@ -129,10 +131,10 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             loss, loss_weights, weighted_metrics: not supported. Weights of labels apply to loss and metrics.
             metrics: list with `"perplexity"` (the exponential of the mean nll), `"bits"` (the mean nll in bits) or
                 both. The logs contain them in addition to `loss`.
-            run_eagerly: run the steps without a graph, for debugging.
-            steps_per_execution: training steps in one call of the compiled graph.
-            jit_compile: compile forward and backward pass with XLA.
-            auto_scale_loss: scale the loss if the model computes in float16 with weights in float32.
+            run_eagerly: whether to run the steps without a graph, for debugging.
+            steps_per_execution: number of steps in one call of the compiled graph.
+            jit_compile: whether to compile forward and backward pass with XLA.
+            auto_scale_loss: whether to scale the loss if the model computes in float16 with weights in float32.
             gradient_accumulation_steps: number of parts of a batch, each with its share of the rows, which are computed
                 one after the other to save memory. The result is the same as for the whole batch.
             static_shapes: whether all tensors of a step, and of `generate`, have static shapes, as TPUs need.
@@ -147,7 +149,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         """
         self._check_hooks()
         refuse("compile", {"loss": loss, "loss_weights": loss_weights, "weighted_metrics": weighted_metrics})
-        metrics = metric_names(metrics)
+        metrics = checked_metric_names(metrics)
         at_least(1)("steps_per_execution", steps_per_execution)
         at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
         if bin_capacities is not None:
@@ -170,7 +172,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     def _check_hooks(self) -> None:
         """Raises ParameterError if the model overrides a hook of Keras that it does not use."""
         unused = dict(HOOKS_OF_MEMORY_MODEL)
-        if is_own(self, "predict") and is_own(self, "predict_on_batch"):
+        if is_overridden(self, "predict") and is_overridden(self, "predict_on_batch"):
             del unused["predict_step"], unused["make_predict_function"]
         refuse_hooks(self, unused)
         check_steps_take(self, "train_step", "test_step")
@@ -210,7 +212,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         """
         self.check_compiled("fit")
         kwargs = {"steps_per_epoch": None, **by_name(super().fit, x, *args, **kwargs)}
-        with self._turns["training"]("fit"), plain_messages(), self._run("fit"):
+        with self._turns["training"]("fit"), plain_messages(), self._marked_as_running("fit"):
             batches = self._prepare(kwargs.pop("x", None), allow_shuffled=allow_shuffled)
             refuse("fit", kwargs)
             self.check_steps(kwargs["steps_per_epoch"])
@@ -228,7 +230,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
                 return self.evaluate(validation, callbacks=callbacks, **options)
 
             self.make_train_function()
-            step = self._by_name("train_function")
+            step = self._current("train_function")
             try:
                 return fitting.fit(self, step, epochs, kwargs, None if validation is None else validate)
             finally:
@@ -247,6 +249,11 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             float: the sum of weight times nll over all batches, divided by the sum of the weights. Without weights, it
             is the mean over all tokens. With metrics, a list of the loss and the metrics. With `return_dict=True`, a
             dictionary of them.
+
+        Raises:
+            ParameterError: as `fit`. While another thread runs `fit`, only if the user has added metrics, which both
+                methods update.
+            tf.errors.InvalidArgumentError: as `fit`.
         """
         self.check_compiled("evaluate")
         kwargs = by_name(super().evaluate, x, *args, **kwargs)
@@ -263,22 +270,22 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         state = LoopState(tuple(self.metrics_names), batches, start=self._start_evaluation(batches))
         # A user's metrics are shared with `fit`, because they are not part of the loop's state.
         turn = self._turns["training"]("evaluate") if self.user_metrics else contextlib.nullcontext()
-        with turn, self.running(state), plain_messages(), self._run("evaluate"):
+        with turn, self.running(state), plain_messages(), self._marked_as_running("evaluate"):
             self.make_test_function()
             epochs = self._epochs(batches, kwargs.get("steps"))
-            logs = fitting.evaluate(self, self._by_name("test_function"), epochs, kwargs)
+            logs = fitting.evaluate(self, self._current("test_function"), epochs, kwargs)
         return self._result(logs, return_dict)
 
     def _epochs(self, batches: Batches, steps: int | None) -> fitting.Epochs:
-        """The calls of an epoch of `steps` steps, or of one over all batches."""
+        """The calls of an epoch of `steps` steps; with `None`, of all batches."""
         count = batches.count
         if batches.repeated:  # the dataset itself has no end
             steps = steps or count
             count = tf.data.INFINITE_CARDINALITY
         return fitting.Epochs(batches.dataset, count, steps, self.steps_per_execution)
 
-    def _by_name(self, function: str) -> Callable[[Any], dict[str, Any]]:
-        """Calls the current value of an attribute: a callback may have the function made again."""
+    def _current(self, function: str) -> Callable[[Any], dict[str, Any]]:
+        """A function that calls the attribute `function` as it is then: a callback may cause it to be made again."""
         return lambda iterator: getattr(self, function)(iterator)
 
     def _start_evaluation(self, batches: Any) -> Callable[[int], Any]:
@@ -286,13 +293,14 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
         If a user has overridden a method of training but not `evaluation_nll`, it is the memory of training.
         """
-        own = is_own(self, "segment_nll") or is_own(self, "initial_mems")
-        if own and not is_own(self, "evaluation_nll"):
+        own = is_overridden(self, "segment_nll") or is_overridden(self, "initial_mems")
+        if own and not is_overridden(self, "evaluation_nll"):
             return functools.partial(self._on_replicas, self.initial_mems)
         return lambda rows: self._on_replicas(self.start_evaluation, rows, batches.tgt_len)
 
     @contextlib.contextmanager
-    def _run(self, method: str) -> Iterator[None]:
+    def _marked_as_running(self, method: str) -> Iterator[None]:
+        """In this block, `running_method` knows that `method` runs."""
         self._methods.append(method)
         try:
             yield
@@ -305,7 +313,10 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         return self._methods[0] if self._methods else None
 
     def _result(self, logs: Any, return_dict: bool) -> Any:
-        """Logs in Keras's form: a dictionary; or a list of loss, metrics and other values; or the loss alone."""
+        """Logs in Keras's form: a dictionary or, without `return_dict`, a list of the values, or the loss alone.
+
+        The list has the loss, the metrics and then other values, without `grad_norm` and `overflow`.
+        """
         logs = {name: logs[name] for name in (*self.metrics_names, *sorted(logs.keys() - {*self.metrics_names}))}
         if return_dict:
             return logs
@@ -327,6 +338,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             self.test_function = make_loop(self, "test_step", tuple(self.metrics_names))
 
     def _log_names(self) -> tuple[str, ...]:
+        """Names of the logs of a training step, except those of a user's own step."""
         names = (*self.metrics_names, "grad_norm")
         return (*names, "overflow") if self.static_shapes else names
 
@@ -338,7 +350,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     @property
     def user_metrics(self) -> list[keras.metrics.Metric]:
         """The user's metrics: attributes of the model and of its layers, or the result of an overridden `metrics`."""
-        if is_own(self, "metrics"):
+        if is_overridden(self, "metrics"):
             return self.metrics
         return [metric for metric in self.metrics if metric.name not in self._log_names()]  # Keras has a "loss"
 
@@ -366,6 +378,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         self.build_optimizer()
 
     def _check_rows(self, rows: int, parts: int) -> None:
+        """Raises ParameterError unless the rows can be divided among the replicas, and on each into `parts` parts."""
         replicas = self.distribute_strategy.num_replicas_in_sync
         if rows % (replicas * parts):
             got = f"{rows} rows on {replicas} replicas"
@@ -375,7 +388,14 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             raise ParameterError("batch", rows, f"a multiple of {replicas * parts} rows", message)
 
     def _prepare(self, x: Tensor, evaluation: bool = False, name: str = "x", allow_shuffled: bool = False) -> Batches:
-        """The checked dataset as `Batches`. With several workers, it has only the rows of this worker."""
+        """The checked dataset as distributed `Batches`. With several workers, it has only the rows of this worker.
+
+        Args:
+            x: the dataset, see `fit`.
+            evaluation: whether it is for an evaluation.
+            name: name of the argument, for messages.
+            allow_shuffled: see `fit`.
+        """
         if not isinstance(allow_shuffled, bool):
             raise ParameterError("allow_shuffled", allow_shuffled, [True, False])
         strategy = self.distribute_strategy
@@ -387,7 +407,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             rows = x.batch_size
             self._check_rows(rows, parts)
             dataset = x.dataset(rows_of_this_worker(strategy, rows))
-            options = {"weighs": "never"}  # all workers must run the same step, whatever their labels are
+            options = {"weighs": "never"}  # all workers must run the same step, whichever labels their rows have
         elif not self.network.mem_len and not self.static_shapes:
             options["rows_divide_by"] = strategy.num_replicas_in_sync * parts
         batches = check_batches(dataset, self.network.n_token, self.static_shapes, evaluation, name, **options)
@@ -412,7 +432,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         return Batches(mine, rows, batches.tgt_len, batches.count, batches.count > 0, batches.any_rows)
 
     def _on_replicas(self, function: Any, rows: int, *args: Any) -> Any:
-        """Calls `function(share, *args)` on every replica, where `share` is its number of the `rows`."""
+        """Calls `function(share, *args)` on every replica, where `share` is the number of rows of the replica."""
         strategy = self.distribute_strategy
         share = rows // strategy.num_replicas_in_sync
         with self.stepping:

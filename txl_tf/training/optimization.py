@@ -31,7 +31,7 @@ else:
 
 
 class Slots:
-    """The variables of an optimizer for each weight.
+    """Finds the variables that an optimizer has for a weight.
 
     Args:
         weights: the Keras variables that the optimizer updates.
@@ -57,7 +57,7 @@ class Slots:
             name: see `add`.
         """
         key = id(weight)
-        if key not in self._weights:  # on one of several replicas: the variable of a weight there has the same handle
+        if key not in self._weights:  # on one of several replicas, `weight` is another object with the same handle
             key = id(weight.handle)
             if key not in self._weights:
                 self._weights.update({id(other.value.handle): other for other in self.weights})
@@ -65,13 +65,13 @@ class Slots:
 
 
 class ClipAfterAverage(MixedIntoOptimizer):
-    """Mixin for Keras optimizers that clips the sum of the gradients over all replicas, by value or by global norm.
+    """Mixin for Keras optimizers that sums the gradients over all replicas, then clips them by value or global norm.
 
     Keras's `global_clipnorm` clips the gradients of each replica before it sums them, so two replicas train differently
-    from one. If the loss is divided by the number of replicas, the sum is the average.
+    from one. (If the loss is divided by the number of replicas, the sum is the average.)
 
     With `gradient_accumulation_steps=n`, every n-th batch updates the weights with the mean of the gradients of n
-    batches. The mean is clipped. `iterations`, schedules and the moving average count updates. Each batch sums its
+    batches, which is clipped. `iterations`, schedules and the moving average count updates. Each batch sums its
     gradients over the replicas, so that a checkpoint between two updates contains all of them. (Keras's own
     accumulation sums them over the replicas only in the update, so it stays off.)
 
@@ -84,8 +84,9 @@ class ClipAfterAverage(MixedIntoOptimizer):
     Attributes:
         batches_per_update: number of batches for an update.
         batches: int variable, the number of batches so far; `None` if each of them is an update.
-        gradient_norm: the global norm of the last update before clipping.
+        gradient_norm: float variable, the global norm of the gradients of the last update, before clipping.
         schedule: the learning rate as a function of the number of updates; `None` if it is a number.
+        slots: the variables for each weight, from `build` on.
     """
 
     batches: Any = None
@@ -127,7 +128,8 @@ class ClipAfterAverage(MixedIntoOptimizer):
         self._note_schedule(rate)
 
     def _note_schedule(self, rate: Any) -> None:
-        if isinstance(rate, dict):  # of a configuration
+        """Sets `schedule` from a learning rate."""
+        if isinstance(rate, dict):  # from the configuration of a saved optimizer
             rate = keras.optimizers.schedules.deserialize(rate)
         self.schedule = rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
@@ -149,15 +151,15 @@ class ClipAfterAverage(MixedIntoOptimizer):
         self.start_average(variables)
 
     def add_variable_from_reference(self, reference_variable: Any, name: str | None = None, *args, **kwargs) -> Any:
-        """Keras's method, which makes a variable of the optimizer for a weight. `slots` finds it again."""
+        """Keras's method, which makes a variable of the optimizer for a weight. Adds it to `slots`."""
         variable: Any = super().add_variable_from_reference(reference_variable, name, *args, **kwargs)
         self.slots.add(reference_variable, name, variable)
         return variable
 
     def start_average(self, variables: Iterable[keras.Variable]) -> None:
-        """Starts the moving average, if there is one, with these weights.
+        """Sets the moving average, if there is one, to these weights.
 
-        Keras starts it with the first step, but not if loss scaling skips that step.
+        Keras itself sets it at the first update. If loss scaling skips the first steps, it would be zeros until then.
         """
         if self.use_ema:
             for variable in variables:
@@ -166,18 +168,20 @@ class ClipAfterAverage(MixedIntoOptimizer):
     # ------------------------------------------------------------------------------------------------------- updates
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Updates the weights with the gradients of this replica, or stores the sums of gradients.
+        """Keras's method: updates the weights with gradients, or adds the gradients to the stored sums.
 
-        It takes the place of Keras's method, which would clip before the sum over the replicas. `update_step` is that
-        of Keras or of a subclass.
+        Keras itself would clip before the sum over the replicas. `update_step`, which updates one weight, is that of
+        Keras or of a subclass.
+
+        Args:
+            grads: gradients of this replica; in the cross-replica context, of all replicas.
+            trainable_variables: the weights; by default those of `build`.
         """
         if not len(grads):
             return
         if not self.built:
             self.build(list(trainable_variables))
-        grads, weights = self._checked(
-            grads, self.slots.weights if trainable_variables is None else trainable_variables
-        )
+        grads, weights = self._dense(grads, self.slots.weights if trainable_variables is None else trainable_variables)
         if not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
         if self.batches is None:
@@ -189,12 +193,10 @@ class ClipAfterAverage(MixedIntoOptimizer):
         def keep_or_update(strategy, sums, on_replicas=None):
             """Updates the weights in every `batches_per_update`-th call. In the others, it stores the sums in `totals`.
 
-            It may run in the cross-replica context, where code for each replica must be called by `on_replicas`.
-
             Args:
+                strategy: strategy that has the replicas.
                 sums: gradients summed over replicas and over the batches since the last update.
-                on_replicas: function that calls a function of `sums` on every replica. `None` makes one for the
-                    cross-replica context.
+                on_replicas: function that calls a function of `sums`. By default, it calls it on every replica.
             """
             on_replicas = on_replicas or (
                 lambda function: strategy.extended.call_for_each_replica(function, args=(sums,))
@@ -210,9 +212,13 @@ class ClipAfterAverage(MixedIntoOptimizer):
             tf.distribute.get_replica_context().merge_call(keep_or_update, args=(sums,))
         self.batches.assign_add(1)
 
-    def _checked(self, grads: Any, weights: Any) -> tuple[list[Any], list[Any]]:
-        """Gradients as dense tensors, without the loss scale, and their weights. Weights without a gradient are left
-        out, with a warning.
+    def _dense(self, grads: Any, weights: Any) -> tuple[list[Any], list[Any]]:
+        """`(gradients, weights)`: the gradients as dense tensors, without the loss scale, and their weights.
+
+        Weights without a gradient are left out, after a warning.
+
+        Raises:
+            ParameterError: no weight has a gradient, or the optimizer was not built for a weight.
         """
         missing = [weight.path for grad, weight in zip(grads, weights, strict=True) if grad is None]
         pairs = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
@@ -233,7 +239,10 @@ class ClipAfterAverage(MixedIntoOptimizer):
         _assign_all(totals, [tf.zeros_like(total) for total in sums])
 
     def _update(self, weights: Sequence[Any], grads: Sequence[Any]) -> None:
-        """Updates weights once, and what depends on them. The gradients are the same on every replica."""
+        """Updates weights once, then the moving averages, and applies the constraints of weights.
+
+        `grads` must be the same on every replica.
+        """
         rate = tf.convert_to_tensor(self.learning_rate)
 
         def update(strategy, grads):
@@ -257,7 +266,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
         self.update_step(grad, weight, rate)
 
     def _clipped(self, grads: Sequence[Any]) -> Sequence[Any]:
-        """The gradients after clipping. `gradient_norm` becomes their norm before."""
+        """The gradients after clipping. Sets `gradient_norm` to their norm before clipping."""
         if len({grad.dtype for grad in grads}) > 1:  # for example, a float64 network in a float32 model
             grads = [tf.cast(grad, wide_dtype(*grads)) for grad in grads]
         norm = tf.linalg.global_norm(grads)
@@ -301,7 +310,10 @@ class ClipAfterAverage(MixedIntoOptimizer):
 
 
 def count_of_batches(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The variable in which an optimizer counts batches. `iterations` counts updates, of one or more batches each."""
+    """The variable in which an optimizer counts batches.
+
+    With gradient accumulation, it is not `iterations`, which counts updates of several batches.
+    """
     own = getattr(optimizer, "batches", None)
     if own is not None:
         return own
@@ -310,7 +322,7 @@ def count_of_batches(optimizer: keras.optimizers.Optimizer) -> Any:
 
 
 def _on_all_replicas(function: Callable[..., None], values: Any) -> None:
-    """Calls `function(strategy, values)` in the cross-replica context, where it can update the variables of all."""
+    """Calls `function(strategy, values)` in the cross-replica context, where it can update variables everywhere."""
     if tf.distribute.in_cross_replica_context():
         function(tf.distribute.get_strategy(), values)
     else:
@@ -329,7 +341,7 @@ def _assign_all(variables, values) -> None:
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Adam(ClipAfterAverage, keras.optimizers.Adam):
-    """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`. One operation updates a variable."""
+    """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`. One operation updates a weight, unless `amsgrad`."""
 
     def update_step(self, gradient, variable, learning_rate) -> None:
         """Keras's update as one operation. Keras itself uses 15 operations and takes three times as long."""
@@ -392,7 +404,13 @@ OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb, "sgd": SGD}
 def make_schedule(
     learning_rate: float, warmup_steps: int, train_steps: int, min_lr_ratio: float
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Linear warm-up from 0 to `learning_rate`, then cosine decay. It equals the original's schedule within 1e-7."""
+    """Linear warm-up from 0 to `learning_rate`, then cosine decay to `min_lr_ratio * learning_rate` at `train_steps`.
+
+    It equals the original's schedule within 1e-7.
+
+    Raises:
+        ParameterError: `train_steps` is less than 1, or `warmup_steps` is not in [0, train_steps).
+    """
     at_least(1)("train_steps", train_steps)
     if not is_integer(warmup_steps) or not 0 <= warmup_steps < train_steps:
         allowed = f"lie in [0, train_steps={train_steps})"
@@ -434,9 +452,10 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up to `learning_rate`, then linearly to 0, or constant (fastNLP's `WarmupCallback`).
+    """Linear warm-up to `learning_rate`, then linear decay to 0 or, if `constant`, no decay.
 
-    With a warm-up, its first step has the rate `learning_rate / warmup_steps`, above 0.
+    It is the schedule of fastNLP's `WarmupCallback`. With a warm-up, the first step has the rate `learning_rate /
+    warmup_steps`.
     """
 
     learning_rate: float
@@ -478,10 +497,10 @@ def make_optimizer(
 
     Args:
         learning_rate: the highest learning rate.
-        warmup_steps: steps of the linear warm-up. The first step has the rate 0 or, with the schedules "linear" and
-            "constant", `learning_rate / warmup_steps`.
+        warmup_steps: steps of the linear warm-up, if it is not 0. Its first step has the rate 0 or, with the schedules
+            "linear" and "constant", `learning_rate / warmup_steps`.
         train_steps: the number of all steps, including the warm-up.
-        min_lr_ratio: the last rate of the cosine, divided by the highest.
+        min_lr_ratio: the last rate of the schedule "cosine", divided by the highest.
         clip: the largest global norm of the gradients; `None` for no limit.
         optimizer: "adam", as in the original, "adamw", "lamb" or "sgd".
         weight_decay: weight decay of "adamw" and "lamb".

@@ -26,7 +26,7 @@ from txl_tf.training.keras_arguments import (
     NO_METRICS,
     CompiledMetrics,
     by_name,
-    is_own,
+    is_overridden,
     names_of,
     refuse,
     refuse_hooks,
@@ -39,7 +39,7 @@ _REFUSED = {
     "loss_weights": "the loss is the model's own; sample_weight weighs rows and labels",
 }
 _HOOKS_REFUSED = {"stateless_compute_loss": "fit never calls it with TensorFlow: override compute_loss"}
-_HOOKS = ("train_step", "test_step", "compute_loss", "compute_metrics", "get_metrics_result")  # that steps call
+_HOOKS = ("train_step", "test_step", "compute_loss", "compute_metrics", "get_metrics_result")  # a step calls them
 
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ else:
 
 
 class OnEveryReplica(MixedIntoMetric):
-    """Mixin for Keras metrics whose values every replica sums over all replicas, so that each has the whole result."""
+    """Mixin for Keras metrics that every replica updates with sums over all replicas: each has the whole result."""
 
     def add_variable(self, *args: Any, **kwargs: Any) -> Any:
         return super().add_variable(*args, **{**kwargs, "aggregation": "only_first_replica"})
@@ -60,7 +60,7 @@ class Mean(OnEveryReplica, keras.metrics.Mean):
 
 
 class Resumable(AmongWorkers):
-    """Mixin for Keras models without memory between batches. Models with memory use `MemoryModel`.
+    """Mixin for Keras models without memory between batches. The base of models with memory is `MemoryModel`.
 
     A subclass may override the methods that Keras allows to override: `train_step`, `test_step`, `predict_step`,
     `compute_loss`, `compute_metrics`, `metrics`, `reset_metrics`, ... It must define `loss_share`, `n_classes` and
@@ -69,10 +69,10 @@ class Resumable(AmongWorkers):
     Threads: steps update the metrics of the model, so only one method runs at a time, see `Turns`.
 
     Attributes:
-        measures: the values that the model measures, for a message.
-        takes: the arguments of `fit`, for a message.
-        own_names: names of metrics that the model always measures, and that `compile` may also get.
-        grad_norm: a metric, the norm of the gradients; set by the model.
+        measures: names of the values that the model measures, for a message.
+        takes: description of the arguments of `fit`, for a message.
+        own_names: names of metrics that the model always measures. If `compile` gets one of them, it is ignored.
+        grad_norm: metric with the norm of the gradients. The subclass sets it.
     """
 
     measures: str = "loss"
@@ -80,8 +80,8 @@ class Resumable(AmongWorkers):
     own_names: tuple[str, ...] = ()
     grad_norm: keras.metrics.Metric
     _extra_metrics: CompiledMetrics = NO_METRICS  # the metrics that `compile` was given
-    _class_weights: tuple[float, ...] | None = None  # those of the `fit` that runs, see `class_table`
-    _class_weights_traced: tuple[float, ...] | None = None  # those of the compiled step
+    _class_weights: tuple[float, ...] | None = None  # the class weights of the `fit` that runs, see `class_table`
+    _class_weights_traced: tuple[float, ...] | None = None  # the class weights of the compiled step
     _class_weights_used: bool = False  # whether the compiled step uses them
     _was_reset: bool = False  # whether `reset_metrics` of this class has run since the current method began
     _uncounted: tuple[str, ...] = ()  # names of metrics that the last step did not update
@@ -175,7 +175,7 @@ class Resumable(AmongWorkers):
     def evaluate(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Loss and metrics, as `keras.Model.evaluate` returns them. See `fit` for `x` and `y`.
 
-        It waits while another thread evaluates. It raises an error while another thread runs `fit`.
+        It waits while another thread evaluates. It raises ParameterError while another thread runs `fit`.
         """
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
         with self._turn("evaluate"), plain_messages():
@@ -218,15 +218,18 @@ class Resumable(AmongWorkers):
             self._reset_before_batch()
             return as_numbers(super().test_on_batch(x, y, sample_weight, return_dict))
 
-    def _reset_before_batch(self):
-        """The logs of one batch are of that batch alone. Keras does so from 3.15 on."""
+    def _reset_before_batch(self) -> None:
+        """Resets the metrics, so that the logs of one batch are of that batch alone. Keras does so from 3.15 on."""
         if self.compiled:
             self.reset_metrics()
             self._check_was_reset()
 
     @contextlib.contextmanager
     def _turn(self, method: str) -> Iterator[None]:
-        """In this block, no other thread updates the metrics of the model."""
+        """Waits until no other thread uses the metrics, and checks the overridden methods. Then runs the block alone.
+
+        Raises ParameterError if another thread runs `fit`, or if a hook is overridden that Keras does not call.
+        """
         with self._turns(method):
             refuse_hooks(self, _HOOKS_REFUSED)
             self._was_reset = False
@@ -234,9 +237,10 @@ class Resumable(AmongWorkers):
 
     @contextlib.contextmanager
     def _weighing_classes(self, class_weight: Any) -> Iterator[None]:
-        """In this block, training weights each label by its class.
+        """In this block, a training step gives each label the weight of its class.
 
-        Keras itself would give a row of labels one weight: that of its argmax, which is a position, not a class.
+        Keras itself would give a row of labels a single weight, for the argmax of the row. That is a position, not a
+        class.
         """
         self._class_weights = class_table(class_weight, self.n_classes)
         try:
@@ -244,19 +248,19 @@ class Resumable(AmongWorkers):
         finally:
             self._class_weights = None
 
-    def _trace_again(self, kind: str, constants: Any = None) -> None:
-        """Drops a compiled step if a user has replaced a method that it calls, or if it has other `constants`.
+    def _trace_again(self, kind: str, class_weights: tuple[float, ...] | None = None) -> None:
+        """Drops a compiled step if a user has replaced a method that it calls, or if it has other class weights.
 
         Args:
             kind: "train" or "test".
-            constants: of the next steps: the weights of the classes.
+            class_weights: weights of the classes in the next training steps, which are constants of the graph.
         """
         changed = self.hooks_changed(f"{kind}_function", *_HOOKS)
         if kind == "train":
             self.check_weights()
-            changed |= constants != self._class_weights_traced
+            changed |= class_weights != self._class_weights_traced
             self._class_weights_used &= not changed
-            self._class_weights_traced = constants
+            self._class_weights_traced = class_weights
         compiled, make = {
             "train": (self.train_function, self.make_train_function),
             "test": (self.test_function, self.make_test_function),
@@ -267,14 +271,14 @@ class Resumable(AmongWorkers):
             self.drop_steps_of_workers(f"{kind}_step")
 
     def _watch(self, arguments: dict[str, Any]) -> None:
-        """Adds a callback to the arguments of a method that checks the overridden methods that Keras calls."""
+        """Adds a `_Watch` to the callbacks in the arguments of `fit` or `evaluate`."""
         callbacks = arguments.get("callbacks")
-        if not isinstance(callbacks, keras.callbacks.CallbackList):  # those of `fit`, in which it is already
+        if not isinstance(callbacks, keras.callbacks.CallbackList):  # `fit` passes its list, which has a `_Watch`
             arguments["callbacks"] = [_Watch(self), *keras.tree.flatten(callbacks or [])]
 
     def _check_was_reset(self) -> None:
         """Raises ParameterError if an overridden `reset_metrics` has not called the one of this class."""
-        if not self._was_reset and is_own(self, "reset_metrics") and not is_own(self, "metrics"):
+        if not self._was_reset and is_overridden(self, "reset_metrics") and not is_overridden(self, "metrics"):
             allowed = "a method that calls super().reset_metrics(), which resets the metrics of the library"
             raise ParameterError("reset_metrics", self.reset_metrics, allowed)
 
@@ -285,7 +289,11 @@ class Resumable(AmongWorkers):
             raise ParameterError("class_weight", dict(enumerate(self._class_weights)), allowed)
 
     def first_row(self, rows: int) -> Any:
-        """The index of this replica's first row in the batch. Keras may divide the last batch into unequal shares."""
+        """The index of this replica's first row in the batch, which Keras may have divided into unequal shares.
+
+        Args:
+            rows: number of rows of this replica.
+        """
         context = tf.distribute.get_replica_context()
         number = context.num_replicas_in_sync
         replica = context.replica_id_in_sync_group
@@ -295,7 +303,7 @@ class Resumable(AmongWorkers):
         return tf.cast(tf.reduce_sum(tf.where(tf.range(number) < replica, shares, 0.0)), tf.int32)
 
     def unpacked(self, data: Any) -> tuple[Any, Any, Any]:
-        """`(x, y, sample_weight)` of a batch with labels."""
+        """`(x, y, sample_weight)` of a batch. Raises ParameterError if it has no `y`."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if y is None:
             message = f"x and y must both be given, {self.takes}, or a dataset of such pairs: got no y"
@@ -303,7 +311,10 @@ class Resumable(AmongWorkers):
         return x, y, sample_weight
 
     def weights_in_training(self, labels: Tensor, sample_weight: Any) -> Any:
-        """The weights of a batch, or those of the classes of its labels; `None` without weights."""
+        """The weights in a training step: `sample_weight`, or those of the classes of the labels, or `None`.
+
+        Raises ParameterError if both kinds of weights are given.
+        """
         self._class_weights_used = True
         if self._class_weights is None:
             return sample_weight
@@ -328,7 +339,7 @@ class Resumable(AmongWorkers):
 
     @property
     def own_metrics(self) -> list[keras.metrics.Metric]:
-        """The metrics of the model itself, without the norm of the gradients."""
+        """The metrics of the model itself, without `grad_norm`."""
         raise NotImplementedError
 
     @property
@@ -344,10 +355,13 @@ class Resumable(AmongWorkers):
         for metric in (*self.own_metrics, self.grad_norm, *super().metrics, *self.metrics):
             metric.reset_state()
 
-    # ------------------------------------------------------------------------------------------------ one step of it
+    # ------------------------------------------------------------------------------------------------------- one step
 
     def loss_share(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-        """The loss of this replica's rows, divided by the sum of the weights of all replicas, without regularizers."""
+        """The loss of this replica's rows, divided by the sum of the weights of all replicas, without regularizers.
+
+        Args: see `compute_loss`.
+        """
         raise NotImplementedError
 
     def compute_loss(
@@ -358,10 +372,10 @@ class Resumable(AmongWorkers):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """The loss that a training step minimises. A subclass may override it, as in Keras.
+        """The loss that a training step minimises. A subclass may override this method, as in Keras.
 
-        The loss of a batch is the mean of the results of all replicas. If a subclass overrides it, the logs report its
-        result as `loss`. Otherwise they report only the mean nll.
+        The loss of a batch is the mean of the results of all replicas. With an overridden method, the logs report its
+        result as `loss`. Otherwise `loss` is the mean nll, without regularizers.
 
         Args:
             x, y, sample_weight: a batch, see the model; `sample_weight` may be `None`.
@@ -377,11 +391,11 @@ class Resumable(AmongWorkers):
     @property
     def needs_y_pred(self) -> bool:
         """Whether a user has overridden a method that needs `y_pred`."""
-        return is_own(self, "compute_loss") or is_own(self, "compute_metrics")
+        return is_overridden(self, "compute_loss") or is_overridden(self, "compute_metrics")
 
     def own_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool) -> Any:
-        """This replica's share of the loss that an overridden `compute_loss` returns; `None` without one."""
-        if not is_own(self, "compute_loss"):
+        """This replica's share of the loss from an overridden `compute_loss`; `None` if it is not overridden."""
+        if not is_overridden(self, "compute_loss"):
             return None
         options = {"training": training} if takes_name(self.compute_loss, "training") else {}
         loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)
@@ -390,8 +404,12 @@ class Resumable(AmongWorkers):
     def reported(
         self, logs: Any, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool
     ) -> dict[str, Any]:
-        """The result of a step: `logs` and the user's metrics, or the result of methods that a user has overridden."""
-        if not any(is_own(self, name) for name in ("compute_metrics", "get_metrics_result", "metrics")):
+        """The result of a step: `logs` and the user's metrics.
+
+        If the user has overridden `compute_metrics`, `get_metrics_result` or `metrics`, it is what `compute_metrics`
+        returns instead.
+        """
+        if not any(is_overridden(self, name) for name in ("compute_metrics", "get_metrics_result", "metrics")):
             names = {metric.name for metric in (*self.own_metrics, self.grad_norm)}
             return {**logs, **results_of(metric for metric in self.metrics if metric.name not in names)}
         uncounted = self.only_in_evaluation if training else [self.grad_norm]
@@ -402,7 +420,10 @@ class Resumable(AmongWorkers):
             self._uncounted = ()
 
     def apply_gradients_of(self, loss: Tensor, tape: Any) -> dict[str, Any]:
-        """Updates the weights. Returns logs of the update."""
+        """Updates the weights with the gradients of `loss` on `tape`.
+
+        Returns `{"grad_norm": norm}`, or `{}` if the optimizer does not compute the norm.
+        """
         variables = self.trainable_variables
         self.check_weights()  # again, because the first step may have created the weights
         if variables:
@@ -490,11 +511,16 @@ class Resumable(AmongWorkers):
 
     @property
     def _sums(self) -> list[keras.Variable]:
+        """The variables of all metrics."""
         return [variable for metric in self.metrics for variable in metric.variables]
 
 
 class _Watch(keras.callbacks.Callback):
-    """Checks after the first step of a method what a `Resumable` requires of overridden methods."""
+    """Checks what a `Resumable` requires of overridden methods, while `fit` or `evaluate` runs.
+
+    Before each batch, it checks that `reset_metrics` has reset the metrics of the library. From the second training
+    batch on, and at the end of an epoch, it checks that the step has used the class weights.
+    """
 
     def __init__(self, watched: Resumable) -> None:
         super().__init__()

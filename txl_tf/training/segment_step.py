@@ -3,8 +3,7 @@
 So the memory stays on its device, and the same step runs in eager mode, under XLA, several times in one call and under
 every strategy of `tf.distribute`.
 
-    train_step                  computes the loss of a segment and its gradients, updates the weights, returns new
-    memory
+    train_step                  computes loss and gradients of a segment, updates the weights, returns new memory
         segment_nll             a method of the model: the nll of every label, and new memory
         part_by_part            with gradient accumulation, computes the rows in parts, one after the other
     test_step                   the same without gradients
@@ -20,7 +19,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.fusion import fusing
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.training.distribution import sum_over_replicas
-from txl_tf.training.keras_arguments import is_own, takes
+from txl_tf.training.keras_arguments import is_overridden, takes_by_position
 from txl_tf.training.optimization import global_norm
 from txl_tf.training.trained_model import TrainedModel, apply_gradients, clear_losses
 
@@ -107,9 +106,9 @@ class SegmentStep(TrainedModel):
     def step_with_memory(self, name: str) -> Callable[..., Any]:
         """A step as a function `(data, mems) -> (logs, new_mems)`, whichever of the two signatures it has."""
         step = getattr(self, name)
-        if not is_own(self, name):
+        if not is_overridden(self, name):
             return step
-        by_keras = not takes(step, 2)
+        by_keras = not takes_by_position(step, 2)
 
         def own_step(data, mems):
             if not by_keras:
@@ -144,7 +143,10 @@ class SegmentStep(TrainedModel):
     # ------------------------------------------------------------------------------------------------ loss and update
 
     def _labels_that_count(self, tokens: Tensor, labels: Tensor, weights: Any = None, *done: Tensor) -> tuple[Any, ...]:
-        """`(tokens, labels, weights, *done)`, where labels with the weight 0 are 0 or, with static shapes, -1."""
+        """`(tokens, labels, weights, *done)`. A label with the weight 0, which may be any number, becomes a valid one.
+
+        It becomes 0 or, with static shapes, -1, which `segment_nll` leaves out.
+        """
         if weights is not None:
             labels = tf.where(weights > 0, labels, -1 if self.static_shapes else 0)
         return tokens, labels, weights, *done
@@ -152,13 +154,13 @@ class SegmentStep(TrainedModel):
     @property
     def _may_leave_out(self) -> bool:
         """Whether `segment_nll` may leave out labels, so that their number is known only after it."""
-        return self.static_shapes or is_own(self, "segment_nll")
+        return self.static_shapes or is_overridden(self, "segment_nll")
 
     def _loss_and_gradients(
         self, tokens: Tensor, labels: Tensor, weights: Any, total: Any, mems: Any, dropout_key: Tensor,
         done: Tensor | None = None,
     ) -> tuple[Any, list[Any], Any]:  # fmt: skip
-        """The sums of this replica's rows, the gradients of their share of the mean loss, and new memory.
+        """Computes this replica's share of a training step, part by part with gradient accumulation.
 
         Args:
             weights: float32 `[batch, tgt_len]`, or `None`.
@@ -166,8 +168,9 @@ class SegmentStep(TrainedModel):
             done: bool `[batch, tgt_len]`, or `None`.
 
         Returns:
-            `(sums, gradients, new_mems)`: sums are those of `weighted_sum` and, with static shapes, the number of
-            labels that were left out.
+            `(sums, gradients, new_mems)`: `sums` are the results of `weighted_sum` for this replica's rows and, with
+            static shapes, the number of labels that were left out; `gradients` are those of the rows' share of the mean
+            loss of the batch.
         """
         parts = self.gradient_accumulation_steps
         shares = self.distribute_strategy.num_replicas_in_sync
@@ -234,7 +237,7 @@ def weighted_sum(nll: Tensor, kept: Tensor, weights: Any = None) -> tuple[Any, A
 
     Args:
         nll: `[batch, tgt_len]`, 0 where a label does not count.
-        kept: bool `[batch, tgt_len]`, which labels count; `None` for all.
+        kept: bool `[batch, tgt_len]`, true where a label counts; `None` if all do.
         weights: float32 `[batch, tgt_len]`; `None` for 1 everywhere.
     """
     if weights is not None:
@@ -267,7 +270,7 @@ def part_by_part(
         no_sums: zeros with the shape of `sums`.
         tokens, labels, mems: those of all rows.
         weights, done: in the shape of the labels, or `None`.
-        dropout_key: int `[3]`, see `dropout`. Each part gets the index of its first row.
+        dropout_key: int `[3]`, see `dropout`. In the key of a part, the last number is the index of its first row.
 
     Returns:
         `(sums, gradients, new_mems)`: the totals of sums and gradients, and the memory of all rows.
@@ -285,14 +288,14 @@ def part_by_part(
     rows = shape_of(tokens)[1]
 
     def body(i, sums, gradients, new_mems):
-        of_weights = None if weights is None else weights[i]
-        of_mems = [mem[i] for mem in mems]
+        part_weights = None if weights is None else weights[i]
+        part_mems = [mem[i] for mem in mems]
         key = dropout_key + tf.stack([0, 0, i * rows])
-        of_done = None if done is None else done[i]
-        of_part, of_gradients, of_mems = step(tokens[i], labels[i], of_weights, of_mems, key, of_done)
-        gradients = [total + part for total, part in zip(gradients, of_gradients, strict=True)]
-        new_mems = [ta.write(i, mem) for ta, mem in zip(new_mems, of_mems, strict=True)]
-        return [i + 1, sums + of_part, gradients, new_mems]  # a list, as eager mode expects for a list of first values
+        part_done = None if done is None else done[i]
+        part_sums, part_gradients, part_mems = step(tokens[i], labels[i], part_weights, part_mems, key, part_done)
+        gradients = [total + gradient for total, gradient in zip(gradients, part_gradients, strict=True)]
+        new_mems = [array.write(i, mem) for array, mem in zip(new_mems, part_mems, strict=True)]
+        return [i + 1, sums + part_sums, gradients, new_mems]  # a list, as eager mode expects after a list of values
 
     zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
     arrays = [tf.TensorArray(mem.dtype, parts) for mem in mems]
@@ -303,5 +306,5 @@ def part_by_part(
         parallel_iterations=1,
         maximum_iterations=parts,
     )
-    new_mems = [ta.stack() for ta in new_mems]
+    new_mems = [array.stack() for array in new_mems]
     return sums, gradients, [tf.reshape(mem, [parts * rows, *shape_of(mem)[2:]]) for mem in new_mems]

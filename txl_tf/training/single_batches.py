@@ -33,9 +33,9 @@ class SingleBatches:
     ) -> Any:
         """One step of training on the next segments of a text.
 
-        The memory starts from zeros and is carried from call to call, until `reset_memory`. `test_on_batch` has another
-        memory. `fit` and `evaluate` neither use nor change this memory: after `fit`, it is as before. One call is one
-        step, whatever `steps_per_execution` is. Calls from several threads run one after the other.
+        The memory starts from zeros and is carried from call to call, until `reset_memory`. `test_on_batch` has its own
+        memory. `fit` and `evaluate` neither use nor change these memories. One call is one step, whatever
+        `steps_per_execution` is. Calls from several threads run one after the other.
 
         Args:
             x, y: tokens and labels of the whole batch, int `[batch, tgt_len]` each. Its rows are split over the
@@ -63,8 +63,8 @@ class SingleBatches:
     def test_on_batch(self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """The mean nll of the next segments of a text, without training.
 
-        Arguments, results and errors are those of `train_on_batch`, with one difference: it may run while `fit` runs
-        in another thread, unless the user has added metrics, which `fit` updates, too.
+        For arguments, results and errors, see `train_on_batch`. But it may run while `fit` runs in another thread,
+        unless the user has added metrics, which `fit` updates, too.
         """
         self.check_compiled("test_on_batch")
         self._check_hooks()

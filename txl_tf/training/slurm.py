@@ -18,7 +18,7 @@ _SET_BY_SRUN = (
     "SLURM_LOCALID",
     "SLURMD_NODENAME",
 )
-# Ports 10,000 to 29,999: above those of services, below those that Linux hands out.
+# Ports 10,000 to 29,999 are above those of services, and below those that Linux gives to other programs.
 _FIRST_PORT = 10_000
 _PORTS_OF_A_STEP = 20  # one for each task of the step on a node
 

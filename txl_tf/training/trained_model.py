@@ -23,14 +23,14 @@ _KERAS_ARGUMENTS = ("optimizer", "run_eagerly", "steps_per_execution", "jit_comp
 
 
 class Turns:
-    """A lock for methods of a model that share state, such as metrics. Other threads wait.
+    """A lock for methods of a model that share state, such as metrics. One thread at a time has it; others wait.
 
     ```python
     with turns("evaluate"):     # the same thread may enter again, as `fit` does for its validation
         ...
     ```
 
-    Because `fit` takes long, other threads get a ParameterError while it runs.
+    Because `fit` takes long, other threads do not wait for it, but get a ParameterError.
     """
 
     def __init__(self) -> None:
@@ -66,10 +66,11 @@ class TrainedModel(Unquantized, MixedIntoModel):
     if the model had never been saved.
 
     Attributes:
-        seed: int from which dropout derives in training; set by the model.
-        stop_requested: set it to `True`, for example in a signal handler, to stop `fit` after the current step. All
-            workers stop after the same step.
+        seed: int that decides the dropout masks in training. The subclass sets it.
+        stop_requested: set it to `True`, for example in a signal handler, to request that `fit` stops after the current
+            step. The subclass then sets `stop_agreed` on all workers at the same step.
         carried_names: keys of `carried_arrays`.
+        smaller: advice for a message about quantization.
     """
 
     seed: Any
@@ -78,7 +79,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
     stop_requested = False
     auto_scale_loss = True
     carried_names: tuple[str, ...] = ()
-    _hooks_of: dict[str, list[Any]] | None = None  # methods by the name of the function that was made with them
+    _hooks_of: dict[str, list[Any]] | None = None  # `{compiled function: the methods that it was made with}`
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -179,7 +180,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
 
     @property
     def inner_optimizer(self) -> Any:
-        """The optimizer itself, also where Keras's loss-scaling optimizer wraps it; `None` without one."""
+        """The optimizer, without the wrapper of Keras that scales the loss; `None` if there is no optimizer."""
         optimizer = getattr(self, "optimizer", None)
         return getattr(optimizer, "inner_optimizer", optimizer)
 
@@ -196,9 +197,10 @@ class TrainedModel(Unquantized, MixedIntoModel):
         """Adds the regularizers and the losses of `add_loss` to the loss.
 
         Args:
-            loss: the loss of one of `parts` of this replica's rows. It gets its share of the other losses.
+            loss: the loss of one part of this replica's rows. It gets its share of the other losses: they are divided
+                by the number of parts and of replicas.
             parts: number of parts.
-            fraction: factor for that share; `None` for 1.
+            fraction: factor of the other losses; `None` for 1.
         """
         if not self.losses:
             return loss
@@ -213,11 +215,11 @@ class TrainedModel(Unquantized, MixedIntoModel):
         return {name: float(value) for name, value in self.get_metrics_result().items()}
 
     def carried_arrays(self) -> dict[str, np.ndarray]:
-        """The state that is carried from batch to batch except weights and optimizer. All workers call it together."""
+        """The state that is carried from batch to batch, without weights and optimizer. All workers must call it."""
         return {}
 
     def set_carried_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restores arrays from `carried_arrays`. A callback calls it after `fit` has begun."""
+        """Restores the state from `carried_arrays`. A callback calls it after `fit` has begun."""
 
 
 def results_of(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
@@ -230,12 +232,12 @@ def results_of(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
 
 
 def as_numbers(results: Any) -> Any:
-    """What a method of Keras returned, with a Python number for each scalar: before Keras 3.14, some are tensors."""
+    """The results of a method of Keras, with scalar tensors as Python numbers. Before Keras 3.14, some are tensors."""
     return keras.tree.map_structure(lambda x: float(x) if getattr(x, "shape", None) == () else x, results)
 
 
 class _Whole(keras.Layer):
-    """A layer around a model, which computes nothing."""
+    """A layer that contains a model and returns its input. See `clear_losses`."""
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(name="whole")
@@ -247,20 +249,21 @@ class _Whole(keras.Layer):
 
 
 def clear_losses(model: keras.Model) -> None:
-    """Forgets what layers gave to `add_loss`, as every call of a model does in Keras.
+    """Clears the losses that layers of a model have added by `add_loss`.
 
-    A step that calls only parts of the model needs it, so that losses of the step before do not count again.
+    A step that calls only parts of the model must call it. Otherwise losses of the step before would count again.
     """
-    _Whole(model)(None)
+    _Whole(model)(None)  # Keras clears the losses of a layer and of its parts when an outermost call begins
 
 
 # ------------------------------------------------------------------------------------------------------------ updates
 
 
 def agree_on_overflow(gradients: list[tf.Tensor], optimizer: Any) -> list[tf.Tensor]:
-    """Replaces the gradients by NaN on every replica if float16 has overflowed on any, so that all skip the step.
+    """With loss scaling, replaces the gradients by NaN on all replicas if those of one are not finite.
 
-    Keras's `LossScaleOptimizer` looks only at the gradients of each replica, or of the first, before they are summed.
+    So all replicas skip the step. Keras's `LossScaleOptimizer` would check only the gradients of each replica, or of
+    the first, before they are summed.
     """
     context = tf.distribute.get_replica_context()
     if not is_scaled(optimizer) or context.num_replicas_in_sync == 1:
@@ -272,23 +275,24 @@ def agree_on_overflow(gradients: list[tf.Tensor], optimizer: Any) -> list[tf.Ten
 
 
 def apply_gradients(optimizer: Any, gradients: list[tf.Tensor], variables: Iterable[keras.Variable]) -> None:
-    """Calls `optimizer.apply_gradients` on every replica.
+    """Calls `optimizer.apply_gradients`. A step must call this function on every replica.
 
     A step counts even if float16 overflows and loss scaling skips the update, because its batch is not repeated. With
-    gradient accumulation it does not count: `iterations` then counts updates, and cannot be assigned for a batch. So
-    the next batch uses the dropout key of the skipped one.
+    gradient accumulation, such a step does not count: `iterations` counts updates, not batches. So the next batch uses
+    the dropout key of the skipped one.
 
     Keras sums gradients with `ReplicaContext.all_reduce`, even on one replica. That would keep the graph in memory for
     ever (see `kernels/gradients.py`), so a single replica calls the optimizer in the cross-replica context instead.
-    `LossScaleOptimizer` refuses this context, so it is called as Keras calls it: a graph with it and an optimizer of
-    Keras stays in memory (not one with an optimizer of `make_optimizer`).
+    `LossScaleOptimizer` refuses this context, so it is called as Keras calls it. Then the graph stays in memory, unless
+    the inner optimizer is from `make_optimizer`.
     """
     gradients = agree_on_overflow(gradients, optimizer)
     if is_scaled(optimizer):
         step = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         inner = optimizer.inner_optimizer
-        if not inner.gradient_accumulation_steps and getattr(inner, "batches", None) is None:  # no accumulation
+        accumulates = inner.gradient_accumulation_steps or getattr(inner, "batches", None) is not None
+        if not accumulates:
             optimizer.iterations.assign(step + 1)
     elif tf.distribute.has_strategy():
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -298,5 +302,5 @@ def apply_gradients(optimizer: Any, gradients: list[tf.Tensor], variables: Itera
 
 
 def is_scaled(optimizer: Any) -> bool:
-    """Whether an optimizer is Keras's wrapper around another one, which scales the loss."""
+    """Whether an optimizer is Keras's wrapper that scales the loss for another optimizer."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

@@ -9,7 +9,7 @@ from txl_tf.errors import ParameterError
 
 
 def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[float, ...] | None:
-    """The weight of every class, by default 1; `None` without a `class_weight`.
+    """The weight of every class: its value in `class_weight`, or 1. `None` without a `class_weight`.
 
     Raises:
         ParameterError: `class_weight` is not a dictionary of weights, or has an id that is not a class.

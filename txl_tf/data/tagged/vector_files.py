@@ -28,7 +28,7 @@ import numpy as np
 from txl_tf.data import inputs
 from txl_tf.data.text_files import blocks_in, cut_between, decoded_blocks, lines_of, pieces_with_newlines
 from txl_tf.errors import ParameterError, brief, named
-from txl_tf.files import reading
+from txl_tf.files import naming_read_errors
 
 _HEADER = re.compile(r"[0-9]+[ \t]+[0-9]+[ \t]*")
 _BINARY_HEADER = re.compile(rb"([0-9]+)[ \t]+([0-9]+)[ \t]*\r?\n")
@@ -103,7 +103,7 @@ def _blocks(path: str, option: str) -> Iterator[bytes]:
     if inputs.is_folder(path):
         message = f"{named(path)} is a folder, not a file of vectors"
         raise ParameterError(option, path, "a file of vectors", message)
-    with reading(path), inputs.opened(path) as packed, contextlib.ExitStack() as stack:
+    with naming_read_errors(path), inputs.opened(path) as packed, contextlib.ExitStack() as stack:
         magic = packed.read(6)
         packed.seek(0)
         unpack = next((unpack for begin, unpack in _UNPACKERS.items() if magic.startswith(begin)), None)

@@ -25,7 +25,7 @@ from typing import IO, cast
 import keras
 
 from txl_tf.errors import ParameterError, brief, named
-from txl_tf.files import check_no_link, is_remote, lock, remove, writing
+from txl_tf.files import check_no_link, is_remote, lock, naming_write_errors, remove
 
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
 LM1B_SHARDS = f"{_LM1B}/training-monolingual.tokenized.shuffled/news.en-*"
@@ -109,7 +109,7 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
     needed = [LM1B_VOCAB if dataset == "lm1b" else "train.txt", "valid.txt", "test.txt"]
     if all(os.path.exists(os.path.join(data_dir, name)) for name in needed):
         return
-    with writing(data_dir):
+    with naming_write_errors(data_dir):
         os.makedirs(data_dir, exist_ok=True)
     with lock(data_dir, f"another process is downloading to {data_dir}"):
         _fetch(dataset, data_dir, base_url)

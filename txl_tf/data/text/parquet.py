@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from txl_tf.data import inputs
 from txl_tf.data.text_files import Progress
 from txl_tf.errors import ParameterError, brief, named, shortened
-from txl_tf.files import reading, reason
+from txl_tf.files import naming_read_errors, reason
 
 _ROWS_AT_ONCE = 100
 
@@ -99,7 +99,7 @@ def _opened(path: str) -> Iterator[Any]:
     if not inputs.exists(path):
         raise FileNotFoundError(f"there is no file {named(path)}")
     try:
-        with reading(path), inputs.opened_by_pyarrow(path) as file, ParquetFile(file) as opened:
+        with naming_read_errors(path), inputs.opened_by_pyarrow(path) as file, ParquetFile(file) as opened:
             yield opened
     except pyarrow.ArrowException as error:
         message = f"{path} cannot be read as Parquet: {reason(error)}"

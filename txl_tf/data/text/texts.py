@@ -42,7 +42,7 @@ from txl_tf.data.text_files import (
     whole_lines,
 )
 from txl_tf.errors import ParameterError, brief, named, shortened
-from txl_tf.files import absolute, reading
+from txl_tf.files import absolute, naming_read_errors
 
 JSON_LINES = (".jsonl", ".ndjson")
 TEXT_FIELD = "text"
@@ -564,7 +564,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
     """Opens a packed file for the block. If unpacking it in the block fails, this raises ParameterError."""
     if not inputs.exists(path):
         raise FileNotFoundError(f"there is no file {named(path)}")
-    with reading(path), inputs.opened(path) as file:
+    with naming_read_errors(path), inputs.opened(path) as file:
         try:
             yield file
         except _UNREADABLE as error:

@@ -1,1 +1,1 @@
-"""One record per family: everything in which its runs differ from others."""
+"""One record for each family of models: how its runs are read, trained, evaluated and used."""

@@ -21,7 +21,7 @@ from txl_tf.errors import ParameterError, visible
 from txl_tf.runs.families.pipeline import TranslationPipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.metrics import as_spelt, counted_in, error_rates, group_references, to_metric
+from txl_tf.runs.metrics import counted_in, error_rates, group_references, in_case_of_vocabs, to_metric
 from txl_tf.runs.train import EpochRun
 from txl_tf.vanilla.transformer import Transformer
 from txl_tf.vanilla.translator import Translator, check_search, did_not_end, never_written
@@ -32,7 +32,7 @@ logger = logging.getLogger("txl_tf")
 class PairsRun(EpochRun):
     """One training of an encoder-decoder, on pairs of lines.
 
-    At the end, the sources of the other splits are translated as `final` says.
+    At the end, the sources of all splits except "train" are translated with the settings `final`.
     """
 
     data: PairsConfig
@@ -46,7 +46,7 @@ class PairsRun(EpochRun):
     remedy = "Choose another folder to train on these pairs"
 
     def prepare(self) -> None:
-        """Completes and checks the settings. Shared embeddings need a shared vocabulary."""
+        """Checks the settings. Shared embeddings need a shared vocabulary."""
         super().prepare()
         if self.model_config.share_embeddings and not self.data.share_vocab:
             message = "share_embeddings needs share_vocab, got share_vocab=False"
@@ -64,32 +64,38 @@ class PairsRun(EpochRun):
             data = dataclasses.replace(data, min_freq=0, max_size=None, source_symbols=None, target_symbols=None)
         corpus = read_pairs(data, origin.vocabs, max_len, self._has_unknown(), extends)
         if extends:
-            origin.say_extended(corpus.vocabs)
+            origin.log_extended(corpus.vocabs)
         sizes = (len(lines.ids) for lines in corpus.splits["train"])
         unknown = zip(corpus.unknown("train"), sizes, strict=True)
-        origin.say_unknown(dict(zip(("sources", "targets"), unknown, strict=True)), UNKNOWN)
+        origin.log_unknown(dict(zip(("sources", "targets"), unknown, strict=True)), UNKNOWN)
         return corpus
 
     def _has_unknown(self) -> bool:
         """Whether the vocabularies get `<unk>`.
 
-        New ones do. If the run resumes or takes weights from a checkpoint, they do if those of that run have it.
+        New vocabularies do. If the run resumes, or takes weights from a checkpoint of another run, they get it if a
+        vocabulary of the existing run has it.
         """
         warm_start = self.training.warm_start_path
-        known = self.folder if self.folder.steps() else RunFolder.around(warm_start) if warm_start else None
-        if known is None or not known.has_config():
+        if self.folder.steps():
+            existing = self.folder
+        elif warm_start:
+            existing = RunFolder.around(warm_start)
+        else:
             return True
-        return any(vocab.unk in vocab.ids for vocab in known.load_vocabs())
+        if not existing.has_config():
+            return True
+        return any(vocab.unk in vocab.ids for vocab in existing.load_vocabs())
 
     def from_data(self) -> dict:
-        """The settings that the corpus decides. Raises ParameterError for pairs that are too long."""
+        """The hyper-parameters that the corpus decides. Raises ParameterError for pairs that are too long."""
         check_lengths(self.corpus, self.model_config.max_len)
         target_vocab = self.corpus.vocabs[1]
         max_len = self.model_config.max_len
         if self.training.eval_sources:
             check_search(self.final, len(target_vocab), max_len, never_written(self.final, target_vocab))
         lengths = longest_targets(self.corpus.splits["train"])
-        if self.origin:  # the model has learned the pairs of the other run, too
+        if self.origin:  # the model was trained on the pairs of the other run, too
             lengths = merged_lengths(self.origin.model.target_lengths, lengths)
         sizes = dict(zip(TRANSFORMER.required, map(len, self.corpus.vocabs), strict=True))
         return {**sizes, "target_lengths": lengths}
@@ -111,13 +117,13 @@ class PairsRun(EpochRun):
             logger.info("%s", sentence)
         logger.info("%s: %s symbols; pairs: %s", corpus.names["train"], symbols, sizes)
         for split in corpus.splits:
-            if split != "train" or not self.origin:  # `open_corpus` has logged it
-                self._say_unknown(split)
+            if split != "train" or not self.origin:  # with an origin, `open_corpus` has logged those of "train"
+                self._log_unknown(split)
         parameters = f"{self.model.count_params():,}"
         n_batches = len(self.train_batches)
         logger.info("model: %s parameters, %s; %d batches an epoch", parameters, self.machine.type_name, n_batches)
 
-    def _say_unknown(self, split: str) -> None:
+    def _log_unknown(self, split: str) -> None:
         """Logs which share of the symbols of a split the vocabularies do not have."""
         for number, side, lines in zip(self.corpus.unknown(split), SIDES, self.corpus.splits[split], strict=True):
             if number:
@@ -126,7 +132,7 @@ class PairsRun(EpochRun):
                 logger.info("%s: %s symbols of the %ss, %s, are <unk>", name, f"{number:,}", side, share)
 
     def finish(self) -> dict[str, dict[str, float]]:
-        """Evaluates all splits but that for training, and shows samples of translations."""
+        """Evaluates all splits except "train", and logs samples of translations."""
         results: dict[str, dict[str, float]] = {}
         for split in self.held_out:
             measured = self.evaluate(split)
@@ -140,35 +146,38 @@ class PairsRun(EpochRun):
         return results
 
     def _translate(self, split: str, search: SearchConfig) -> dict[str, float]:
-        """The error rates of the translations of the first `eval_sources` different sources of a split."""
+        """Translates the first `eval_sources` different sources of a split; all of them if the number is negative.
+
+        Logs the error rates and three samples, and returns the error rates.
+        """
         vocabs = self.corpus.vocabs
         source_vocab, target_vocab = vocabs
         translator = Translator(self.model, source_vocab, target_vocab, search, batch_size=256)
-        lines, translations = as_spelt(self.corpus.texts[split], vocabs)
+        lines, translations = in_case_of_vocabs(self.corpus.texts[split], vocabs)
         references = group_references(lines, translations)
         sources = list(references)[: self.training.eval_sources if self.training.eval_sources > 0 else None]
         best = [best for best, *_ in translator.translate(sources, split)]
         texts = [translation.text for translation in best]
-        unended = sum(not translation.ended for translation in best)
+        n_unended = sum(not translation.ended for translation in best)
         right = [references[source] for source in sources]
         rates = error_rates(texts, right, target_vocab.level)
         how = "greedily" if search.beam_size == 1 else f"with beam_size={search.beam_size}"
         unit = counted_in(target_vocab.level)
         wrong = f"{rates['lines']:.2%} of the lines and {rates['symbols']:.2%} of the {unit} wrong"
         logger.info("%s: %s sources translated %s: %s", split, f"{len(sources):,}", how, wrong)
-        if unended:
-            logger.warning("%s: %s", split, did_not_end(unended, len(best), search, self.model))
+        if n_unended:
+            logger.warning("%s: %s", split, did_not_end(n_unended, len(best), search, self.model))
         samples = []
         for i in np.linspace(0, len(sources) - 1, min(3, len(sources)), dtype=int):
-            mark = "" if texts[i] in right[i] else f"   (right: {right[i][0]})"
-            samples.append(f"{visible(sources[i])}  ->  {visible(texts[i])}{visible(mark)}")
+            correction = "" if texts[i] in right[i] else f"   (right: {right[i][0]})"
+            samples.append(f"{visible(sources[i])}  ->  {visible(texts[i])}{visible(correction)}")
             logger.info("  %s", samples[-1])
         self.show_text(f"sample_{split}", "\n".join(samples))
         return rates
 
 
 def least_weights(model: dict) -> int:
-    """About how many weights a model has, at least; see `Family`."""
+    """A rough lower bound of the number of weights; see `Family`."""
     layers = model["num_layers"] * (3 * 4 * model["d_model"] + 2 * 2 * model["dff"])
     return model["d_model"] * (layers + model["target_vocab_size"])
 
@@ -186,8 +195,8 @@ TRANSFORMER = register(
         required=("input_vocab_size", "target_vocab_size"),
         vocabs={"source_vocab": "input_vocab_size", "target_vocab": "target_vocab_size"},
         data=PairsConfig,
-        places=("train_path", "valid_path", "test_path"),
-        reading=("source_level", "target_level", "share_vocab", "lower_case"),
+        paths=("train_path", "valid_path", "test_path"),
+        inherited=("source_level", "target_level", "share_vocab", "lower_case"),
         training=PairsTrainingConfig,
         final=SearchConfig,
         batching=("batch_size", "batch_tokens"),

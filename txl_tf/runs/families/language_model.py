@@ -44,37 +44,38 @@ from txl_tf.runs.setup import (
     name_of,
     open_corpus,
     reset_token_of,
-    without_choice,
+    without_symbol_choice,
 )
 from txl_tf.runs.train import Run
 from txl_tf.training.distribution import broadcast_from_chief, is_chief
 
 logger = logging.getLogger("txl_tf")
 
-_PROMPT = 32  # tokens of the text before a sample, at least; unless the text has no line that ends soon after
-_SEARCHED = 4096  # tokens of the text in which the prompt of a sample is looked for
+_PROMPT = 32  # the least length of the prompt of a sample, tokens
+_SEARCHED = 4096  # the prompt is taken from this many tokens at the beginning of the text
 
 
 def sample_prompt(tokens: np.ndarray, newline: int | None, least: int = _PROMPT) -> np.ndarray:
-    """Returns tokens of a text after which a sample reads well: whole lines that begin a paragraph.
+    """Returns tokens of a text after which a sample reads well: whole lines at the beginning of a paragraph.
 
-    A text without lines or paragraphs in its beginning gives a prompt of `least` tokens.
+    Paragraphs follow an empty line. Without them, the prompt begins at the second line, or else at the first token. It
+    ends at the end of a line, if it then has from `least` to `8 * least` tokens, or else after `least` tokens.
 
     Args:
         tokens: `[n]`, ids of the text.
         newline: id of the token that ends a line; `None` if the vocabulary has none.
-        least: length of the prompt, at least, if the text is long enough.
+        least: the least length of the prompt, if the text is long enough.
     """
     tokens = np.asarray(tokens[:_SEARCHED])
-    begins = np.flatnonzero(tokens == newline) + 1  # lines begin here
-    paragraphs = [begin for begin in begins[1:] if tokens[begin - 2] == newline]
-    start = [*paragraphs, *begins, 0][0]
+    begins = np.flatnonzero(tokens == newline) + 1  # where lines begin
+    begins_of_paragraphs = [begin for begin in begins[1:] if tokens[begin - 2] == newline]
+    start = [*begins_of_paragraphs, *begins, 0][0]
     ends = [end for end in begins if least <= end - start <= 8 * least]
     return tokens[start : ends[0] if ends else start + least]
 
 
 def steps_per_call(limit: int, *ends: int) -> int:
-    """The most steps of a call, up to `limit`, for which a call ends at every multiple of each of `ends`."""
+    """The largest number of steps per call, at most `limit`, that divides all of `ends`."""
     return max(k for k in range(1, limit + 1) if math.gcd(*ends) % k == 0)
 
 
@@ -91,7 +92,7 @@ class LanguageModelRun(Run):
     remedy = "Choose another folder to train on this text; eval_path evaluates it in the vocabulary of the run"
 
     def prepare(self) -> None:
-        """Completes the settings and checks those that do not depend on the text."""
+        """Completes the settings, and checks them as far as they do not depend on the text."""
         model = self.model_config
         training = self.training
         final = self.final
@@ -121,29 +122,32 @@ class LanguageModelRun(Run):
     def open_corpus(self) -> Corpus:
         """Reads the text. A run that starts from another one uses, or extends, the vocabulary of that run."""
         if self.data.get("dataset") in ("text", "pydoc") and self.data.get("raw_text") is None:
-            known = self.origin.source if self.origin else self.folder  # runs of earlier versions have raw text
-            self.data = {**self.data, "raw_text": bool(known.steps()) and known.load_vocabs()[0].raw_text}
+            existing = self.origin.source if self.origin else self.folder  # runs of earlier versions have raw text
+            raw_text = bool(existing.steps()) and existing.load_vocabs()[0].raw_text
+            self.data = {**self.data, "raw_text": raw_text}
         origin = self.origin
         if origin is None:
             return open_corpus(self.data)
         (vocab,) = origin.vocabs
-        bins = list(origin.model.cutoffs)
-        if self.data.get("cutoffs") not in (None, bins):
-            cutoffs = self.data["cutoffs"]
-            message = f"cutoffs must be {bins}, as in {origin.path}, got {cutoffs}"
-            raise ParameterError("cutoffs", cutoffs, [bins], message)
+        cutoffs = list(origin.model.cutoffs)
+        if self.data.get("cutoffs") not in (None, cutoffs):
+            given = self.data["cutoffs"]
+            message = f"cutoffs must be {cutoffs}, as in {origin.path}, got {given}"
+            raise ParameterError("cutoffs", given, [cutoffs], message)
         if not self.data.get("data_dir"):
-            documents = self.data.get("documents")  # by default, whether the vocabulary has them
-            documents = vocab.document is not None if documents is None else documents
-            self.data = {**self.data, "cutoffs": bins, "documents": documents}
+            documents = self.data.get("documents")
+            if documents is None:
+                documents = vocab.document is not None
+            self.data = {**self.data, "cutoffs": cutoffs, "documents": documents}
         extends = self.training.extend_vocab and not origin.resumes
-        data = without_choice(self.data) if self.training.extend_vocab and not extends else self.data
+        # The new symbols were chosen when the training began.
+        data = without_symbol_choice(self.data) if self.training.extend_vocab and not extends else self.data
         corpus = open_corpus(data, vocab, extends)
-        corpus.cutoffs = bins
+        corpus.cutoffs = cutoffs
         difference = corpus.vocab.difference(vocab)
         if extends and corpus.vocab.symbols[: len(vocab)] == vocab.symbols:
-            where = ", in the last cluster of the adaptive softmax" if bins else ""
-            origin.say_extended([corpus.vocab], where)
+            where = ", in the last cluster of the adaptive softmax" if cutoffs else ""
+            origin.log_extended([corpus.vocab], where)
         elif difference:
             message = (
                 f"{name_of(self.data)} has another vocabulary than init_from={origin.path}: {difference}. Prepare "
@@ -154,11 +158,14 @@ class LanguageModelRun(Run):
         unk = corpus.vocab.unk
         if unk is not None and unk in corpus.vocab.ids:
             n_unknown = int(np.sum(tokens == corpus.vocab.ids[unk]))
-            origin.say_unknown({"text": (n_unknown, len(tokens))}, unk)
+            origin.log_unknown({"text": (n_unknown, len(tokens))}, unk)
         return corpus
 
     def from_data(self) -> dict:
-        """The settings that the corpus decides."""
+        """The hyper-parameters that the corpus decides. Also makes the evaluator of the run.
+
+        Raises ParameterError if the text has no ends of documents, and a setting needs them.
+        """
         vocab = self.corpus.vocab
         if self.training.shuffle_documents:
             check_documents("shuffle_documents", vocab)
@@ -174,7 +181,7 @@ class LanguageModelRun(Run):
         return {**data, "by_character": self.corpus.by_character}
 
     def options(self) -> tuple[dict, dict]:
-        """More arguments for the model, and for `compile`. Checks first that every split is long enough."""
+        """Additional arguments for the model and for `compile`. Raises ValueError if a split is too short."""
         for split in self.splits:
             self.evaluator.check(split)
         training = self.training
@@ -195,7 +202,10 @@ class LanguageModelRun(Run):
         return {"recompute": True} if training.recompute else {}, compile_arguments
 
     def _bin_capacities(self, cutoffs: list[int]) -> list[int]:
-        """The capacities of the clusters with static shapes. The chief counts the whole text for all workers."""
+        """The capacities of the clusters with static shapes, see `choose_bin_capacities`.
+
+        The chief counts the tokens of the whole training text for all workers.
+        """
         capacities = [0] * len(cutoffs)
         parts = self.training.gradient_accumulation_steps
         if cutoffs and is_chief(self.strategy):
@@ -207,7 +217,7 @@ class LanguageModelRun(Run):
         log_model(name_of(self.data), self.corpus, self.model, self.strategy, self.machine.type_name)
 
     def fit(self, state: tuple) -> None:
-        """Trains. On TPUs, chooses the steps per call, unless they are given."""
+        """Trains, see `Run.fit`. On TPUs, chooses the steps per call, unless they are given."""
         training = self.training
         if training.steps_per_execution is None and isinstance(self.strategy, tf.distribute.TPUStrategy):
             ends = training.train_steps, training.iterations, training.save_steps, step_of(self.model)
@@ -215,7 +225,6 @@ class LanguageModelRun(Run):
         super().fit(state)
 
     def batches(self, start: int) -> Segments:
-        """The training batches from step `start` on, without end."""
         training = self.training
         text = self.corpus.splits["train"]
         documents = None
@@ -239,10 +248,11 @@ class LanguageModelRun(Run):
         return self.training.train_batch_size * self.training.tgt_len
 
     def finish(self) -> dict[str, float]:
-        """Evaluates the trained model, and shows a sample."""
+        """Evaluates the trained model, and logs a sample."""
         lm = self.model
         chief = self.checkpoints.write
         token_nll = self.final.token_nll if chief else self.final.token_nll and os.devnull
+        # The file `token_nll` is for the last split, the one of `eval_split`.
         paths = {split: token_nll if split == self.splits[-1] else None for split in self.splits}
         results = {split: self.evaluator.run(lm, split, path) for split, path in paths.items()}
         by_segments: Any = results["valid"]
@@ -255,11 +265,11 @@ class LanguageModelRun(Run):
 
     @property
     def samples(self) -> bool:
-        """Whether to sample. With static shapes, the graph of generation would take long to compile."""
+        """Whether to sample after validations. With static shapes, generation would take long to compile."""
         return bool(self.training.sample_tokens) and not self.training.static_shapes
 
     def sample(self) -> None:
-        """Logs and records a text that the model generates after the first tokens of the validation split."""
+        """Logs and records a text that the model generates after `sample_prompt` of the validation split."""
         vocab = self.corpus.vocab
         training = self.training
         newline = newline_ids(vocab)
@@ -281,14 +291,14 @@ class _Data(TextConfig):
 
 
 def least_weights(model: dict) -> int:
-    """About how many weights a model has, at least; see `Family`."""
+    """A rough lower bound of the number of weights; see `Family`."""
     d_model = model["d_model"]
     d_embed = model["d_embed"]
-    first_bin = [*model.get("cutoffs", ()), model["n_token"]][0]
+    words_of_first_cluster = [*model.get("cutoffs", ()), model["n_token"]][0]
     attention = 4 * model["n_head"] * model["d_head"]
     feed_forward = 2 * model["d_inner"]
     projection = d_embed * d_model if d_embed != d_model else 0
-    return first_bin * d_embed + projection + model["n_layer"] * d_model * (attention + feed_forward)
+    return words_of_first_cluster * d_embed + projection + model["n_layer"] * d_model * (attention + feed_forward)
 
 
 def check_model(model: Any) -> None:
@@ -298,7 +308,12 @@ def check_model(model: Any) -> None:
 
 
 def check_positions(model: Any, resets: bool = False) -> None:
-    """Raises ParameterError if hyper-parameters, or resets of the memory, do not fit the scheme of positions."""
+    """Raises ParameterError if hyper-parameters do not fit the scheme of positions.
+
+    Args:
+        model: hyper-parameters, of any family of language models.
+        resets: whether the memory is reset at documents, which not every scheme can do.
+    """
     if "positions" not in model.names():
         return
     scheme = checked_scheme(model.positions, model)
@@ -321,8 +336,8 @@ TRANSFORMER_XL = register(
         required=("n_token", "mem_len"),
         vocabs={"vocab": "n_token"},
         data=_Data,
-        places=("data_path", "data_dir", "vocab_path"),
-        reading=("level", "lower_case", "raw_text"),
+        paths=("data_path", "data_dir", "vocab_path"),
+        inherited=("level", "lower_case", "raw_text"),
         training=TrainingConfig,
         final=EvaluationConfig,
         batching=("tgt_len", "train_batch_size", "static_shapes", "shuffle_documents"),

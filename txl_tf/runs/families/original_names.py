@@ -10,9 +10,9 @@ from txl_tf.transformer_xl.attention import SegmentAttention
 
 
 def original_names(lm: LanguageModel) -> dict[str, Any]:
-    """`{variable name of the original: Keras variable}`, of the weights that the original has, in its order.
+    """`{name in the original program: Keras variable}`, in the original's order.
 
-    A user's own layer has no weights of the original.
+    Weights that the original does not have are left out, as are all weights of a user's own layer.
     """
     network = lm.network
     variables = {"r_w_bias": network.r_w_bias, "r_r_bias": network.r_r_bias, "pos_table": network.pos_table}
@@ -45,7 +45,7 @@ def original_names(lm: LanguageModel) -> dict[str, Any]:
 
 
 def _names_in_layer(attn: SegmentAttention, ff: PositionwiseFF) -> dict[str, Any]:
-    """`{name within the scope of a layer: variable, or None}`; a user's layer norm may lack weights."""
+    """`{name within the scope of a layer: variable}`; `None` for a weight that a user's layer norm does not have."""
     return {
         "rel_attn/qkv/kernel": attn.qkv_kernel,
         "rel_attn/r/kernel": attn.r_kernel,

@@ -2,7 +2,7 @@
 
 ```python
 tagger = txl_tf.pipeline("runs/tener_resume")
-tagger("高勇，男，中国国籍").entities              # the result of a string; a list of results of a list
+tagger("高勇，男，中国国籍").entities              # a string gives a result, a list gives a list of results
 for found in tagger.tag_lines(open("text.txt")):  # any iterator of lines: one result at a time, in bounded memory
     print(found.text, found.entities)
 ```
@@ -38,7 +38,7 @@ from txl_tf.vanilla.translator import Translation, Translator, assumed_length
 
 logger = logging.getLogger("txl_tf")
 
-POOL = 50  # batches of sentences to tag that are read together and sorted by length
+POOL = 50  # as many batches of sentences are read at a time, and sorted by length
 Lines = Iterable[str | bytes | None]  # see `txl_tf.data.lines`
 
 
@@ -74,7 +74,7 @@ class Pipeline:
     Args:
         model: model of a run.
         *vocabs: its vocabularies.
-        checkpoint: what messages call the weights.
+        checkpoint: name of the checkpoint in messages.
     """
 
     def __init__(self, model: keras.Model, *vocabs: Vocab, checkpoint: str | None = None):
@@ -94,7 +94,7 @@ class Pipeline:
         return cls(folder.load_model(path, **changes), *folder.load_vocabs(), checkpoint=folder.name_of(path))
 
     def lines(self, lines: Lines, *arguments: Any, **options: Any) -> Iterator[Any]:
-        """The results of lines, in their order."""
+        """Yields the result of each line, in the order of the lines."""
         raise NotImplementedError(f"{type(self).__name__}.lines")
 
     def __call__(self, lines: str | bytes | Lines, **options: Any) -> Any:
@@ -108,7 +108,8 @@ class Pipeline:
 class LanguagePipeline(Pipeline):
     """The pipeline of a language model: texts that follow prompts, and scores of lines."""
 
-    _WRITING = ["name", "strict", *keywords_of(TextGenerator)[2:], *SAMPLING]  # without `lm` and `vocab`
+    # Options of `generate_lines`: all arguments of `TextGenerator` except `lm` and `vocab`, and those of sampling.
+    _GENERATION_OPTIONS = ["name", "strict", *keywords_of(TextGenerator)[2:], *SAMPLING]
 
     def generate_lines(
         self, prompts: Lines, max_new_tokens: int = 200, *, name: str = "prompts", strict: bool = True, **options: Any
@@ -123,9 +124,10 @@ class LanguagePipeline(Pipeline):
             **options: options of `TextGenerator`, such as `temperature`, `top_p`, `seed`, `stop_strings`, `batch_size`.
 
         Returns:
-            Iterator of texts, without the prompts. With `num_return_sequences` above 1, a list of texts per prompt.
+            Iterator of texts, without the prompts. With `num_return_sequences` above 1, it yields a list of texts for
+            each prompt.
         """
-        check_names("generate_lines", options, self._WRITING)
+        check_names("generate_lines", options, self._GENERATION_OPTIONS)
         writer = TextGenerator(self.model, self.vocabs[0], max_new_tokens, **options)
         answers = writer.generate_lines(prompts, name, strict)
         return (_one_of_one(texts if isinstance(texts, LineError) else texts[1]) for texts in answers)
@@ -133,31 +135,31 @@ class LanguagePipeline(Pipeline):
     lines: Any = generate_lines
 
     def generate_text(self, prompts: str | bytes | Lines, max_new_tokens: int = 200, **options: Any) -> Any:
-        """The text that follows a prompt, or the texts that follow the prompts of a list or iterator.
+        """The text that follows a prompt; for a list of prompts, a list of texts; for an iterator, an iterator.
 
         Arguments: see `generate_lines`.
         """
-        check_names("generate_text", options, self._WRITING)
+        check_names("generate_text", options, self._GENERATION_OPTIONS)
         return self(prompts, max_new_tokens=max_new_tokens, **options)
 
     def score_lines(
         self, lines: Lines, name: str = "text", strict: bool = True, **options: Any
     ) -> Iterator[LineScore | LineError]:
-        """Scores how likely each line is, see `txl_tf.runs.scoring.score_lines`."""
+        """Yields the score of each line, see `txl_tf.runs.scoring.score_lines`."""
         check_names("score_lines", options, ["name", "strict", *ScoringConfig.names()])
         scorer = self._scorer(ScoringConfig(**options))
         return (score for scores in scorer.score(in_blocks(lines), name, strict) for score in scores)
 
     @functools.cached_property
     def _scorer(self) -> Callable[[ScoringConfig], Scorer]:
-        """A function that returns the `Scorer` of a config. It keeps some of them, because they have graphs."""
+        """A function that returns the `Scorer` of a config. It keeps the last eight, because each compiles graphs."""
         return functools.lru_cache(maxsize=8)(lambda config: Scorer(self.model, self.vocabs[0], config))
 
 
 class TranslationPipeline(Pipeline):
     """The pipeline of an encoder-decoder: translations of lines."""
 
-    _has_warned = False  # of an assumed length of the targets
+    _has_warned = False  # whether the warning about the assumed length of the targets was logged
 
     def translate_lines(
         self, lines: Lines, name: str = "source", strict: bool = True, batch_size: int = 64, **options: Any
@@ -172,9 +174,9 @@ class TranslationPipeline(Pipeline):
             **options: options of `SearchConfig`, such as `beam_size`.
 
         Returns:
-            Iterator of the best translation of each line, a `Translation`; with `n_best` above 1, of lists of so many.
-            A `Translation` is a pair of text and score. Its attribute `ended` says whether the text ended before it
-            reached the most symbols, and `unknown` is the number of unknown symbols in the source.
+            Iterator of the best `Translation` of each line. With `n_best` above 1, it yields a list of `n_best` of them
+            for each line. A `Translation` is a pair of text and score. Its attribute `ended` is false if the text was
+            cut at the largest length, and `unknown` is the number of unknown symbols in the source.
         """
         check_names("translate_lines", options, ["name", "strict", "batch_size", *SearchConfig.names()])
         search = SearchConfig(**options)
@@ -222,8 +224,8 @@ class TaggingPipeline(Pipeline):
     Args:
         model, *vocabs, checkpoint: see `Pipeline`.
         window: most tokens that the network reads at a time, see `TextTagger`.
-        sizes: lengths of the training sentences, if they are known. The first longer line causes a warning.
-        splits: whether lines with more sentences than those of the training are cut by default, see
+        sizes: lengths of the training lines; `None` if they are unknown. See `warn_of_length`.
+        splits: whether a line with more sentences than the training lines have is cut by default, see
             `TextTagger.pieces`.
     """
 
@@ -240,8 +242,8 @@ class TaggingPipeline(Pipeline):
         self.window = window
         self.sizes = sizes
         self.splits = splits
-        self._has_warned = False  # of a long sentence
-        self._has_cut = False  # a line, and has logged it
+        self._has_warned = False  # whether the warning about a long sentence was logged
+        self._has_cut = False  # whether the warning about a line that is cut was logged
 
     @classmethod
     def open(
@@ -257,15 +259,17 @@ class TaggingPipeline(Pipeline):
         """Makes the pipeline of a run, see `Pipeline.open`.
 
         Args:
+            folder, path, **changes: see `Pipeline.open`.
             lexicon: for FLAT, words that replace those of the run: a file of words, "jieba", or the words. Words
-                without a row in the vocabulary become its unknown symbol; their number is logged.
-            skip_short_words: whether to leave out words of one character; by default as in the run.
-            max_seq_len: most tokens that are read at a time. A longer line is read in windows. Lines are then cut at
-                the ends of sentences only with `split_sentences` of `tag_lines`. The default is the length of the
-                longest training sentence, at most the `max_seq_len` of the run.
+                without a row in the vocabulary become its unknown symbol; the number of the others is logged.
+            skip_short_words: whether to leave out words of one character in `lexicon`; by default as in the run.
+            max_seq_len: most tokens that are read at a time. A longer line is read in windows. If it is given, lines
+                are cut at the ends of sentences only with `split_sentences` of `tag_lines`. The default is the length
+                of the longest training sentence, at most the `max_seq_len` of the run.
 
         Raises:
-            ParameterError: `lexicon` is given for a model without one, or `max_seq_len` is out of its range.
+            ParameterError: `lexicon` is given for a model without one, `skip_short_words` without `lexicon`, or
+                `max_seq_len` is out of its range.
             ValueError, FileNotFoundError: see `Lexicon.load` and `load_run`.
         """
         max_of_run = folder.read_config()["model"].get("max_seq_len", SentenceConfig.max_seq_len)
@@ -292,13 +296,13 @@ class TaggingPipeline(Pipeline):
         """Tags each line. An empty line has no tags.
 
         Args:
-            lines: lines with a sentence each.
+            lines: lines with one or more sentences each.
             name: what messages call the lines.
             strict: whether a line that cannot be answered raises an error. Otherwise a `LineError` takes its place.
             batch_size: sentences to tag at a time.
             numbers: numbers of the lines, for messages; by default they are counted from 1.
             split_sentences: whether to cut lines at the ends of sentences, see `split_at_ends`, and to tag each
-                sentence by itself. By default, lines with more sentences than those of the training are cut, see
+                sentence by itself. By default, lines with more sentences than the training lines have are cut, see
                 `TextTagger.pieces`, unless the pipeline was opened with `max_seq_len`.
 
         Returns:
@@ -318,6 +322,7 @@ class TaggingPipeline(Pipeline):
             return text, tokens
 
         def answer(sentences: Sequence[tuple[str, list[str]]]) -> Iterator[TaggedLine]:
+            """The results of lines that `encode` has prepared."""
             texts, tokens = zip(*sentences, strict=True) if sentences else ([], [])
             tagged = tagger.tag_in_sentences(tokens, split=split_sentences)
             return map(functools.partial(TaggedLine.of, tagger), texts, tokens, tagged)
@@ -327,12 +332,12 @@ class TaggingPipeline(Pipeline):
     lines: Any = tag_lines
 
     def warn_of_length(self, tokens: Sequence[str], where: str, split_sentences: bool | None = None) -> None:
-        """Warns of the first line that is cut by default, and of the first sentence longer than those of the training.
+        """Warns once of a line that is cut by default, and once of a sentence longer than the longest in training.
 
         Args:
             tokens: tokens of the line.
             where: what the message calls the line.
-            split_sentences: whether the line is cut at the ends of its sentences; `None`: if it has many.
+            split_sentences: see `tag_lines`.
         """
         if self.sizes is None or (self._has_warned and self._has_cut):
             return
@@ -367,9 +372,10 @@ class TaggingPipeline(Pipeline):
 
 
 def line_sizes(folder: RunFolder) -> LineSizes | None:
-    """The lengths of the training sentences of a tagger's run; `None`, and a warning, if they are unknown.
+    """The lengths of the training lines of a tagger's run; `None`, after a warning, if they are unknown.
 
-    Runs of earlier versions do not record them. Then the file is read that the run was trained on.
+    Runs of earlier versions do not record them. For these runs, the training file is read. If it cannot be read, a
+    recorded length of the longest line is returned alone.
     """
     config = folder.read_config()
     training = config.get("training", {})
@@ -401,9 +407,9 @@ def with_lexicon(
     given: str | os.PathLike | Lexicon | Iterable[str] | None = None,
     skip_short_words: bool | None = None,
 ) -> list[Vocab]:
-    """The vocabularies of a run, with other words in the place of its lexicon if they are `given`.
+    """The vocabularies of a run, where the words `given`, if any, replace the words of its lexicon.
 
-    Logs how many of these words have a row in the vocabulary.
+    Logs how many of the given words have a row in the vocabulary.
 
     Args:
         folder: folder of the run.

@@ -17,7 +17,7 @@ from txl_tf.errors import ParameterError, brief
 from txl_tf.schema import check_values
 
 FAMILIES: dict[str, Family] = {}  # `{name: record}`, see `register`
-FIRST = "transformer_xl"  # family of a run whose `config.json` names none: the first versions had no other
+FIRST = "transformer_xl"  # the only family of the first versions, whose `config.json` names none
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -39,7 +39,7 @@ class _ConfigFile:
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Origin:
+class _InitFrom:
     """`"init_from"` of `config.json`: the folder of the run that the run started from, and the name of a checkpoint."""
 
     model_dir: str
@@ -48,37 +48,39 @@ class _Origin:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """A kind of model, and how it is made, trained, evaluated, kept in a folder and served.
+    """A kind of model, and how it is made, trained, evaluated, saved in a folder and served.
 
     Attributes:
         name: the name in `config.json`.
         task: "language_model", "encoder_decoder" or "tagger": which programs open its runs.
-        described: what its runs hold and which programs open them, for messages.
-        model: class of the models. A model of a subclass belongs to the family, too. The class also says how a text is
-            cached, in its `cached_by` and `decoding_cache`, because `generate` needs no run.
-        network: class of the network in the models, where several families share the class of the model, as taggers do.
-        config: group of the hyper-parameters.
+        described: what its runs contain and which programs open them, for messages.
+        model: class of the models. A model of a subclass belongs to the family, too. (How `generate` caches a text is
+            defined by the class, not here, because `generate` needs no run.)
+        network: class of the network in the models, if several families share the class of the model, as taggers do.
+        config: class of the hyper-parameters.
         make: function of the hyper-parameters, and of options of Keras such as `dtype`, that returns a new model.
-        check: function of a `config`. It raises ParameterError where hyper-parameters do not fit each other.
-        least_weights: function of the hyper-parameters, a dictionary: about how many weights a model has, at least.
+        check: function of a `config`. It raises ParameterError if hyper-parameters do not fit each other.
+        least_weights: function of the hyper-parameters, a dictionary, that returns a lower bound, roughly, of the
+            number of weights of the model.
         weight_names: function of a model that returns `{name: variable}` of the weights whose names in checkpoints are
-            those of another program. All other weights are named by their paths.
+            those of another program. All other weights are named by their paths in Keras.
         signatures: name of the signatures of its served models, which `serving/` registers, see
             `txl_tf.serving.signatures.serves`.
         required: hyper-parameters that `config.json` must have, although they have a default elsewhere.
         vocabs: `{name: hyper-parameter}`: the name of each vocabulary, in `config.json` and of its file, and the
             hyper-parameter that is its size, or `None`.
-        data: group of the settings of the data.
-        places: path settings. Changing them does not change the data.
-        reading: settings of the data, or of the vocabulary, that are inherited with the vocabularies when a run starts
-            from another one (`init_from`).
-        final: group of the settings of the evaluation at the end of a training, or `None`.
-        training: group of the settings of the training.
+        data: class of the settings of the data.
+        paths: settings that are paths. The same data may be at other paths when a run resumes.
+        inherited: settings of the data, or of the vocabulary, that a new run takes from the run that it starts from
+            (`init_from`), together with the vocabularies.
+        final: class of the settings of the evaluation at the end of a training, or `None`.
+        training: class of the settings of the training.
         batching: settings of the training that decide the batches. They are fixed once there is a checkpoint.
-        recorded: settings that `config.json` records besides those of every family.
-        monitor, best_of: the metric that decides which checkpoint is the best, and `min` or `max`.
-        default_checkpoint: the checkpoint that is opened by default: "latest", or "best" if there was a validation. The
-            last evaluation of a training is of its weights.
+        recorded: settings that `config.json` records in addition to those of every family.
+        monitor: the metric that decides which checkpoint is the best.
+        best_of: `min` or `max`, which of two values of this metric is better.
+        default_checkpoint: the checkpoint that is opened by default: "latest", or "best" (the latest if there was no
+            validation). The last evaluation of a training is of the weights in this checkpoint.
         rounds: whether `matmul_precision` has an effect on the models. It has none on layers of Keras.
         pipeline: subclass of `Pipeline` that turns text into results.
         run: subclass of `Run` that says how data are read and batched, and how a model is trained and evaluated.
@@ -98,8 +100,8 @@ class Family:
     required: tuple[str, ...]
     vocabs: Mapping[str, str | None]
     data: type[Config]
-    places: tuple[str, ...]
-    reading: tuple[str, ...] = ()
+    paths: tuple[str, ...]
+    inherited: tuple[str, ...] = ()
     final: type[Config] | None = None
     training: type[RunConfig]
     batching: tuple[str, ...]
@@ -113,7 +115,7 @@ class Family:
 
     def check_config(self, values: dict) -> None:
         """Raises ParameterError unless `values` are a `config.json` of this family."""
-        check_values(values, self._config_file)
+        check_values(values, self._config_schema)
         values = {**values, "model": self.config.without_removed(values["model"])}
         for key, groups in self.groups.items():
             check_values(values.get(key, {}), *groups, partial=key != "model", prefix=f"{key}.")
@@ -123,35 +125,45 @@ class Family:
             raise ParameterError(name, None, "given", f"{name} is missing")
         self.check(self.config(**values["model"]))
         if values.get("init_from") is not None:
-            check_values(values["init_from"], _Origin, prefix="init_from.")
+            check_values(values["init_from"], _InitFrom, prefix="init_from.")
         for name in self.vocabs:
             empty_vocab(**values[name])  # checks the values
 
-    def describe(self, data: dict, model: dict, vocabs: list[Vocab]) -> dict:
-        """The content of `config.json` without the training."""
+    def config_content(self, data: dict, model: dict, vocabs: list[Vocab]) -> dict:
+        """The content of `config.json` without the training.
+
+        Args:
+            data, model: settings of the data, and hyper-parameters.
+            vocabs: the vocabularies, in the order of `self.vocabs`.
+        """
         named = {name: vocab.get_config() for name, vocab in zip(self.vocabs, vocabs, strict=True)}
         return {"family": self.name, "data": data, "model": model, **named}
 
     def check_best(self, values: dict) -> None:
         """Raises ParameterError unless `values` are a `best.json` of this family."""
-        check_values(values, self._best_file)
+        check_values(values, self._best_schema)
 
     @functools.cached_property
-    def _config_file(self) -> type:
+    def _config_schema(self) -> type:
+        """The dataclass that checks the keys of `config.json`: `_ConfigFile`, and a key for each vocabulary."""
         vocabs = [(name, Vocab) for name in self.vocabs]
         return dataclasses.make_dataclass("config", vocabs, bases=(_ConfigFile,), kw_only=True)
 
     @functools.cached_property
-    def _best_file(self) -> type:
+    def _best_schema(self) -> type:
         """The dataclass that checks the content of `best.json`."""
         step = dataclasses.field(metadata={"check": at_least(0)})
         value = dataclasses.field(metadata={"check": satisfies(math.isfinite, "be finite")})
-        text = ("text", str | None, None)  # fingerprint of the text of the validation
-        return dataclasses.make_dataclass("best", [("step", int, step), (self.monitor, float, value), text])
+        fields = [
+            ("step", int, step),
+            (self.monitor, float, value),
+            ("text", str | None, None),  # fingerprint of the text of the validation
+        ]
+        return dataclasses.make_dataclass("best", fields)
 
     @property
     def groups(self) -> dict[str, tuple[type[Config], ...]]:
-        """`{key in config.json: groups of the settings in it}`. If two groups have a setting, the last one counts."""
+        """`{key in config.json: classes of the settings in it}`. If two classes have a setting, the last one counts."""
         training = (MachineConfig, OptimizerConfig, self.training)
         if self.final:
             training = (self.final, *training)
@@ -165,10 +177,10 @@ def register(family: Family) -> Family:
 
 
 def family_in(config: dict, task: str | None = None) -> Family:
-    """The family that a `config.json` names.
+    """The family that `config.json` names; `FIRST` if it names none.
 
     Args:
-        config: its content.
+        config: content of `config.json`.
         task: task that the family must have; `None` for any.
 
     Raises:
@@ -194,17 +206,17 @@ def families_of_model(model: keras.Model) -> list[Family]:
 
 
 def family_of_model(model: keras.Model) -> Family:
-    """The family of a model. Where several families share its class, as taggers do, the class of its network decides.
+    """The family of a model. If several families share its class, as taggers do, the class of its network decides.
 
     Raises:
-        ParameterError: no family has the class of the model, or none of those that have it has that of its network.
+        ParameterError: no family has the class of the model or, if several have it, the class of its network.
     """
     families = families_of_model(model)
     return families[0] if len(families) == 1 else _families_of_nearest_base(type(model.network), "network", families)[0]
 
 
 def family_of(config: type[Config]) -> Family:
-    """The family of a group of hyper-parameters, or of the nearest of its bases that has a family.
+    """The family of a class of hyper-parameters, or of the nearest of its bases that has a family.
 
     Raises:
         ParameterError: no family has these hyper-parameters.
@@ -213,7 +225,20 @@ def family_of(config: type[Config]) -> Family:
 
 
 def _families_of_nearest_base(kind: type, attribute: str, families: list[Family]) -> list[Family]:
-    """Those of `families` whose `attribute` is the class `kind`, or the nearest of its bases that one of them has."""
+    """The families of a class.
+
+    Args:
+        kind: the class.
+        attribute: "model", "network" or "config", the attribute of a family that is compared.
+        families: the families among which to choose.
+
+    Returns:
+        The families whose `attribute` is `kind`; without one, those whose `attribute` is the nearest possible base of
+        `kind`.
+
+    Raises:
+        ParameterError: there is no such family.
+    """
     for base in kind.__mro__:
         matches = [family for family in families if getattr(family, attribute) is base]
         if matches:

@@ -1,4 +1,4 @@
-"""The families of taggers: TENER, FLAT with a lexicon, and LSTMs, the baseline of both."""
+"""The families of taggers: TENER, FLAT with a lexicon, and LSTMs, to which both are compared."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from txl_tf.taggers.tener import Tener
 
 logger = logging.getLogger("txl_tf")
 
-WIDTHS = {"vocab": "d_embed", "bigram_vocab": "d_bigram"}  # vocabulary -> hyper-parameter, the width of its embeddings
+WIDTHS = {"vocab": "d_embed", "bigram_vocab": "d_bigram"}  # {vocabulary: hyper-parameter, the width of its embeddings}
 _SCORES = ("precision", "recall", "f1")
 _OF_SINGLE_TOKENS = ("accuracy", "f1")  # metrics of the scheme "none", where both are the same number
 
@@ -56,7 +56,7 @@ class TaggerRun(EpochRun):
 
     @property
     def metrics(self) -> Sequence[str]:
-        """A training measures the loss alone."""
+        """No names: training steps measure only the loss."""
         return ()
 
     @property
@@ -69,7 +69,7 @@ class TaggerRun(EpochRun):
         return "lexicon" in self.folder.family.vocabs
 
     def prepare(self) -> None:
-        """Checks, before the files are read, that the settings of the data fit the family."""
+        """Raises ParameterError if settings of the data do not fit the family or the run's initial weights."""
         super().prepare()
         name = self.folder.family.name.upper()
         lexicon = self.data.lexicon
@@ -84,25 +84,25 @@ class TaggerRun(EpochRun):
             raise ParameterError("lexicon", lexicon, "left out", message)
         if (self.origin or self.training.warm_start_path) and not self.folder.steps():
             # `unit_vectors` scales initial embeddings to length 1, but these embeddings are trained already.
-            check_left_out({"unit_vectors": self.data.unit_vectors}, "the embeddings are those that it starts from")
+            check_left_out({"unit_vectors": self.data.unit_vectors}, "the run starts from trained embeddings")
 
     def open_corpus(self) -> TaggedCorpus:
         """Reads the sentences. A run that starts from another one uses, or extends, the vocabularies of that run."""
         if not self.origin:
-            return read_corpus(self.data, as_before=self.is_old)
+            return read_corpus(self.data, as_before=self.began_in_earlier_version)
         origin = self.origin
         extends = self.training.extend_vocab and not origin.resumes
         data = self.data
         if self.training.extend_vocab and not extends:  # the new symbols were chosen when the training began
             without_vectors: dict[str, Any] = dict.fromkeys(VECTORS)
             data = dataclasses.replace(data, min_freq=None, **without_vectors, lowercase_vectors=False)
-        corpus = read_corpus(data, origin.vocabs, origin.model.labels, extends, self.is_old)
+        corpus = read_corpus(data, origin.vocabs, origin.model.labels, extends, self.began_in_earlier_version)
         if extends:
-            origin.say_extended([corpus.vocab, corpus.bigram_vocab])
+            origin.log_extended([corpus.vocab, corpus.bigram_vocab])
         if corpus.embeddings:
             self._check_widths(corpus, origin)
             logger.info("the symbols that init_from=%s knows keep their weights: vectors are for new ones", origin.path)
-        self._say_unknown(corpus, origin)
+        self._log_unknown(corpus, origin)
         if self.takes_words and not self.data.lexicon:  # the words are those of the other run
             other_data = origin.config["data"]
             known = {name: other_data[name] for name in ("lexicon", "skip_short_words") if name in other_data}
@@ -110,7 +110,7 @@ class TaggerRun(EpochRun):
         return corpus
 
     def _check_widths(self, corpus: TaggedCorpus, origin: Origin) -> None:
-        """Raises ParameterError unless the vectors of new symbols are as wide as the rows of the other run."""
+        """Raises ParameterError unless the vectors of new symbols have the width of the other run's embeddings."""
         for vocab, table in corpus.embeddings.items():
             options = ("bigram_vectors",) if vocab == "bigram_vocab" else ("char_vectors", "word_vectors")
             name = next(option for option in options if getattr(self.data, option))
@@ -122,17 +122,20 @@ class TaggerRun(EpochRun):
                 raise ParameterError(name, getattr(self.data, name), allowed, message)
 
     @functools.cached_property
-    def is_old(self) -> bool:
-        """Whether an earlier version began the run, which kept the scheme of the tags and recorded no columns."""
+    def began_in_earlier_version(self) -> bool:
+        """Whether the run resumes, and an earlier version began it.
+
+        That version did not convert the scheme of the tags, and did not record columns in `config.json`.
+        """
         return bool(self.folder.steps()) and "tag_column" not in self.folder.read_config()["data"]
 
     def data_config(self) -> dict:
-        # With columns in `config.json`, the run would not count as old when it resumes the next time.
-        names = ColumnsConfig.names() if self.is_old else ()
+        # With columns in `config.json`, `began_in_earlier_version` would be false when the run resumes the next time.
+        names = ColumnsConfig.names() if self.began_in_earlier_version else ()
         return {name: value for name, value in super().data_config().items() if name not in names}
 
-    def _say_unknown(self, corpus: TaggedCorpus, origin: Origin) -> None:
-        """Logs which share of the training sentences the vocabularies of another run do not have."""
+    def _log_unknown(self, corpus: TaggedCorpus, origin: Origin) -> None:
+        """Logs which share of the training sentences is unknown to the vocabularies of the other run."""
         sentences = corpus.splits["train"].sentences
         total = sum(sentence.n for sentence in sentences)
         tokens = sum(np.sum(sentence.ids[: sentence.n] == UNKNOWN_ID) for sentence in sentences)
@@ -140,10 +143,13 @@ class TaggerRun(EpochRun):
         if self.data.bigrams:
             bigrams = sum(np.sum(sentence.bigrams == UNKNOWN_ID) for sentence in sentences)
             counts["forms of words" if corpus.level == "word" else "bigrams"] = (int(bigrams), total)
-        origin.say_unknown(counts, str(corpus.vocab.unk), warn_for=[*counts][:1])
+        origin.log_unknown(counts, str(corpus.vocab.unk), warn_for=[*counts][:1])
 
     def from_data(self) -> dict:
-        """The settings that the corpus decides. Raises ParameterError for a sentence longer than `max_seq_len`."""
+        """The hyper-parameters that the corpus decides.
+
+        Raises ParameterError for a sentence of more than `max_seq_len` tokens.
+        """
         corpus = self.corpus
         max_len = self.model_config.max_seq_len
         for split, text in corpus.splits.items():
@@ -156,7 +162,7 @@ class TaggerRun(EpochRun):
                     raise ParameterError("max_seq_len", sentence.n, f"at most {max_len}", message)
         widths = {WIDTHS[name]: table.shape[1] for name, table in corpus.embeddings.items()}
         n_bigram = len(corpus.bigram_vocab) if self.data.bigrams else 0
-        scheme = NONE if corpus.scheme == NONE else None  # `None`: a scheme that the labels show
+        scheme = NONE if corpus.scheme == NONE else None  # `None`: the labels show the scheme
         tag_settings = {"labels": corpus.labels, "scheme": scheme}
         token_settings = {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "token_level": corpus.level}
         return {**token_settings, **tag_settings, **widths}
@@ -168,7 +174,7 @@ class TaggerRun(EpochRun):
 
     @property
     def new_weights(self) -> tuple[str, ...]:
-        """Weights of the scores of tags are new unless the labels are those of the other run."""
+        """The weights of the scores of tags, unless the labels are those of the other run."""
         if self.origin and self.model.labels == self.origin.model.labels:
             return ()
         return ("out_fc/", "crf/")
@@ -182,13 +188,16 @@ class TaggerRun(EpochRun):
 
     @property
     def tables(self) -> dict[str, keras.Variable]:
-        """`{vocabulary: table of embeddings}`."""
+        """`{vocabulary: table of embeddings}`; without bigrams, only for "vocab"."""
         network: Any = self.model.network
         tables = {"vocab": network.embedding, "bigram_vocab": network.bigram_embedding}
         return {name: table for name, table in tables.items() if table is not None}
 
     def start(self) -> None:
-        """Sets the embeddings to the vectors that are given."""
+        """Sets the embeddings to the vectors from files, if there are any. Scales all to length 1 with `unit_vectors`.
+
+        The row of padding becomes 0.
+        """
         for name, table in self.tables.items():
             rows = np.array(self.corpus.embeddings.get(name, table.numpy()))
             if self.data.unit_vectors:
@@ -210,7 +219,7 @@ class TaggerRun(EpochRun):
         logger.info("model: %s; %s; %d batches an epoch", parameters, self.machine.type_name, n_batches)
 
     def show(self, logs: dict, prefix: str) -> str:
-        """The measurements of an interval, or with the prefix "val_" of its validation, as text."""
+        """The loss and the metrics in `logs` as text, see `Progress`."""
         line = f"loss {logs[prefix + 'loss']:.4f}"
         if prefix + "accuracy" in logs:
             return f"{line} | accuracy {logs[prefix + 'accuracy']:.2%}"
@@ -220,7 +229,7 @@ class TaggerRun(EpochRun):
         return f"{line} | precision {precision:.2%} recall {recall:.2%} F1 {f1:.2%}"
 
     def finish(self) -> dict[str, dict[str, float]]:
-        """Evaluates the last and the best weights."""
+        """Evaluates the last weights, then loads and evaluates the best. Returns the results of the best."""
         self.record_validation(self._evaluate("valid", "last"))
         if "test" in self.corpus.splits:
             self._evaluate("test", "last")
@@ -228,7 +237,7 @@ class TaggerRun(EpochRun):
         return {split: self._evaluate(split, best) for split in self.held_out}
 
     def _evaluate(self, split: str, what: str) -> dict[str, float]:
-        """Evaluates the current weights, which are called `what`, on a split, and logs the results."""
+        """Evaluates the current weights on a split, and logs the results. The log calls the weights `what`."""
         measured = self.evaluate(split)
         results = {name: measured[name] for name in ("loss", *self.validated)}
         logger.info("%s, %s: %s", split, what, self.show(results, ""))
@@ -237,7 +246,7 @@ class TaggerRun(EpochRun):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Training(TaggerTrainingConfig):
-    """`"training"` of `config.json`, with the lengths of the lines in the training data, see `LineSizes`."""
+    """The values in `"training"` of `config.json`: settings, and the lengths of the training lines, see `LineSizes`."""
 
     longest_sentence: int | None = None
     usual_sentences: int | None = None
@@ -249,8 +258,8 @@ def make_tagger(network: type, seed: int | None = None, dtype: Any = None, **val
 
     Args:
         network: class of its network.
-        seed, dtype: of both.
-        **values: hyper-parameters, a `LabelConfig` and those of the network.
+        seed, dtype: seed and dtype of the tagger and the network.
+        **values: hyper-parameters: the fields of `LabelConfig`, and arguments of the network.
     """
     options = {name: values.pop(name) for name in LabelConfig.names() if name in values}
     layer = network(**values, seed=seed, dtype=dtype, name="network")
@@ -258,7 +267,7 @@ def make_tagger(network: type, seed: int | None = None, dtype: Any = None, **val
 
 
 def least_weights(model: dict) -> int:
-    """About how many weights a model has, at least; see `Family`."""
+    """A rough lower bound of the number of weights; see `Family`."""
     layers = model["n_layer"] * model["d_model"] * (model["d_model"] + 2 * model["d_inner"])
     return layers + model["n_token"] * model.get("d_embed", 1)
 
@@ -277,8 +286,8 @@ TENER = register(
         required=("n_token", "labels"),
         vocabs={"vocab": "n_token", "bigram_vocab": None},
         data=TaggedConfig,
-        places=("train_path", "valid_path", "test_path", "lexicon", "char_vectors", "bigram_vectors", "word_vectors"),
-        reading=("bigrams", "token_level", "tag_scheme"),
+        paths=("train_path", "valid_path", "test_path", "lexicon", "char_vectors", "bigram_vectors", "word_vectors"),
+        inherited=("bigrams", "token_level", "tag_scheme"),
         training=_Training,
         batching=("batch_size",),
         monitor="val_f1",
