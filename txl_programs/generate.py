@@ -67,7 +67,7 @@ _STOP = r"Stop string, such as \nQ: or <eos>: the text ends with it. May be give
 flags.DEFINE_multi_string("stop", [], _STOP)
 flags.DEFINE_bool("stop_at_newline", False, r"End the text at the end of a line, as --stop='\n'.")
 flags.DEFINE_bool("stop_at_document", True, "End the text at the end of a document, if the run knows documents.")
-flags.DEFINE_bool("interactive", False, "Read lines, and answer each. All of them are kept in one memory.")
+flags.DEFINE_bool("interactive", False, "Read lines, and answer each. The memory keeps all lines and answers.")
 flags.DEFINE_bool("verbose", False, "Print every token with its nll.")
 flags.DEFINE_bool("raw", False, "Write control characters unchanged.")
 flags.DEFINE_integer("mem_len", None, "Length of the memory in positions. Default: as in the run.")
@@ -95,19 +95,31 @@ WRITTEN_AT_ONCE = 4  # tokens that are generated before they are printed
 
 
 class Writer:
-    """Reads prompts, and writes their continuations to the standard output."""
+    """Reads prompts, and writes their continuations to the standard output.
+
+    Args:
+        lm: the language model.
+        vocab: its vocabulary.
+        options: of `Session.write`: sampling, stop tokens and strings, and the seed.
+    """
 
     def __init__(self, lm, vocab, options):
         self.session = Session(lm)
         self.vocab = vocab
         self.options = options
         self.stream = TextStream(vocab)
-        self.echoed = ""
-        self.written = 0
-        self.seconds = 0.0
+        self.echoed = ""  # text of the prompts that were read with `echo`
+        self.written = 0  # number of generated tokens
+        self.seconds = 0.0  # time for these tokens, without the first ones
 
     def read(self, ids, echo=True, show=True):
-        """Reads a prompt. With `echo`, its text is printed, or without `show` before each of `write_samples`."""
+        """Reads a prompt.
+
+        Args:
+            ids: int32 `[n]`, the prompt.
+            echo: whether the prompt belongs to the printed text. With --verbose, it always does.
+            show: whether to print it now. If not, `write_samples` prints it before each of several samples.
+        """
         for start in range(0, len(ids), READ_AT_ONCE):
             piece = ids[start : start + READ_AT_ONCE]
             text = self.as_shown(piece, self.session.read(piece[None])[0])
@@ -117,7 +129,7 @@ class Writer:
                     self.show(text)
 
     def write(self, number):
-        """Generates this many tokens, or fewer if a stop string ends the text."""
+        """Generates and prints `number` tokens, or fewer if a stop string or a stop token ends the text."""
         while number > 0:
             started = time.perf_counter()
             step = min(WRITTEN_AT_ONCE, number)
@@ -132,7 +144,10 @@ class Writer:
         self.show(self.stream.end() + ("" if FLAGS.verbose else "\n"))
 
     def write_samples(self, number, seeds):
-        """Generates a text for each seed. Each continues what was read so far; several begin with it."""
+        """Generates a text of up to `number` tokens for each seed. Each continues the prompts that were read before.
+
+        If there are several, each begins with the prompt, and a line on the standard error numbers it.
+        """
         session = self.session
         stream = self.stream
         prompt = self.echoed
@@ -154,17 +169,22 @@ class Writer:
         return text
 
     def show(self, text):
+        """Prints text, with visible control characters unless --raw is given."""
         sys.stdout.write(text if FLAGS.raw else visible(text))
         sys.stdout.flush()
 
     def report(self):
+        """Prints the number of tokens, and the speed without the first ones, whose graph had to be compiled."""
         timed = self.written - WRITTEN_AT_ONCE
         if timed > 0:
             print(f"{self.written} tokens, {timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
 
 
 def read_prompt(vocab):
-    """The prompt as bytes; `None` if --interactive needs no prompt."""
+    """The prompt as bytes: that of --prompt, of --prompt_file or, without both, of the standard input.
+
+    Returns `None` with --interactive if no prompt is given.
+    """
     check_not_both("prompt", "prompt_file")
     if FLAGS.prompt is not None:
         return os.fsencode(FLAGS.prompt)
@@ -183,7 +203,7 @@ def read_prompt(vocab):
 
 
 def line_of(answer, number=None):
-    """The output for the answer to a prompt of --input: `(prompt, texts)`, or a `LineError`."""
+    """The output for the answer to a line of --input: `(prompt, texts)`, or a `LineError`. `number` is not used."""
     if isinstance(answer, LineError):
         error = {"prompt": answer.text, "error": answer.reason}
         return as_json(error) if FLAGS.format == "json" else "\n" * FLAGS.num_return_sequences
@@ -199,18 +219,18 @@ def model_changes():
 
 
 def sampling_options() -> dict[str, Any]:
-    """The options of sampling."""
+    """The options of sampling, by name; `None` for those that are not given."""
     options = values(("top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed"))
     return options | {"temperature": 0.0 if FLAGS.greedy else FLAGS.temperature}
 
 
 def stop_options():
-    """The options that end a text."""
+    """The options that end a text, by name, without `stop_at_document`."""
     return {"stop_strings": [*map(unescape, FLAGS.stop)], "stop_at_newline": FLAGS.stop_at_newline}
 
 
 def make_answering(folder, path):
-    """The generator for the lines of --input, as the flags describe it, with the weights of a checkpoint."""
+    """The `Answering` that continues lines of --input as the flags describe it, with the checkpoint at `path`."""
     numbers = values(("max_new_tokens", "num_return_sequences", "batch_size", "stop_at_document"))
     options = {**numbers, **sampling_options(), **stop_options()}
     lm = folder.load_model(path, **model_changes())
@@ -220,12 +240,8 @@ def make_answering(folder, path):
 def check_flags():
     """Raises ParameterError for flags that exclude each other, or that have no effect without another flag."""
     input_flags = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
-    sampling_flags = [
-        "top_k",
-        "top_p",
-        "min_p",
-        *changed(["num_return_sequences"]),
-    ]  # 1, the default, is always allowed
+    # --num_return_sequences=1, the default, is allowed even without sampling.
+    sampling_flags = ["top_k", "top_p", "min_p", *changed(["num_return_sequences"])]
     # Each row: flags, whether they have an effect, and the rest of the message, which begins with the flag.
     check_used(
         (input_flags, FLAGS.input is not None, "is for the lines of --input, which is not given"),
@@ -269,7 +285,7 @@ def main():
 
 
 def answer_typed(writer):
-    """Reads lines, and answers each, until Ctrl-D. All of them are kept in one memory."""
+    """Reads lines, and answers each, until Ctrl-D. The memory keeps all lines and answers."""
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.buffer.readline()

@@ -20,7 +20,7 @@ _lost_output: list[str] = []  # why the output could not be written, unless its 
 
 
 def program_name(path: str | None = None) -> str:
-    """The name of the program for messages, such as train.py: the last part of `path` or, without it, of sys.argv[0]."""
+    """The name of the program for messages, such as train.py: the last part of `path`, by default of sys.argv[0]."""
     return os.path.basename(sys.argv[0] if path is None else path)
 
 

@@ -81,8 +81,8 @@ def run_training(main: Callable[[], Any], rows_to_divide: Callable[[], list[int]
 
     Args:
         main: the function that trains, in this process or on a worker.
-        rows_to_divide: function that returns the numbers of rows that every allowed number of workers must divide. By
-            default, there are none.
+        rows_to_divide: function that returns the batch sizes that the number of workers must divide while it may change
+            (--ray_min_workers). By default, there are none.
     """
     run(functools.partial(_train_on_workers, main, rows_to_divide))
 
