@@ -174,7 +174,11 @@ def main():
     is_dates = data.dataset == "dates"
     check_used(
         (changed(["n_pairs"]), is_dates, "is for --dataset=dates"),
-        (changed(["valid_fraction"]), not (is_dates or data.valid_path), "is for your own pairs without --valid_path"),
+        (
+            changed(["valid_fraction"]),
+            not (is_dates or data.valid_path),
+            "is for pairs of your own without --valid_path",
+        ),
     )
     training = config_of(PairsTrainingConfig, settings["training"])
     train_run(

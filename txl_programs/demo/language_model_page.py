@@ -159,7 +159,7 @@ class LanguageModelPage(Board):
 
     @answered
     def write(self, names, prompt, rows, number, *values):
-        """Generates samples with the chosen runs. Yields `(markup, key)`: the texts so far, and a key to continue them."""
+        """Generates samples with the chosen runs. Yields `(markup, key)`, a key to continue the texts."""
         views = self.chosen(names)
         options = self._options(*values)
         number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
