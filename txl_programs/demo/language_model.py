@@ -100,7 +100,7 @@ class LanguageModelView:
     def write(self, samples: list[Sample], number: int, options: dict) -> Iterator[None]:
         """Generates `number` more tokens of every sample, fewer of one that ends. Changes the samples.
 
-        It yields after each token, and returns when all samples have ended.
+        It yields after each round of tokens, one of every sample. It returns early if all samples have ended.
         """
         stops = stops_of(self.vocab, **options["stops"])
         for _ in range(number):
