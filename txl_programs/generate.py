@@ -67,7 +67,7 @@ _STOP = r"Stop string, such as \nQ: or <eos>: the text ends with it. May be give
 flags.DEFINE_multi_string("stop", [], _STOP)
 flags.DEFINE_bool("stop_at_newline", False, r"End the text at the end of a line, as --stop='\n'.")
 flags.DEFINE_bool("stop_at_document", True, "End the text at the end of a document, if the run knows documents.")
-flags.DEFINE_bool("interactive", False, "Read lines, and answer each. The memory keeps all lines and answers.")
+flags.DEFINE_bool("interactive", False, "Read lines, and answer each. All of them are kept in one memory.")
 flags.DEFINE_bool("verbose", False, "Print every token with its nll.")
 flags.DEFINE_bool("raw", False, "Write control characters unchanged.")
 flags.DEFINE_integer("mem_len", None, "Length of the memory in positions. Default: as in the run.")
@@ -169,7 +169,6 @@ class Writer:
         return text
 
     def show(self, text):
-        """Prints text, with visible control characters unless --raw is given."""
         sys.stdout.write(text if FLAGS.raw else visible(text))
         sys.stdout.flush()
 
@@ -203,7 +202,7 @@ def read_prompt(vocab):
 
 
 def line_of(answer, number=None):
-    """The output for the answer to a line of --input: `(prompt, texts)`, or a `LineError`. `number` is not used."""
+    """The output for the answer to a prompt of --input: `(prompt, texts)`, or a `LineError`."""
     if isinstance(answer, LineError):
         error = {"prompt": answer.text, "error": answer.reason}
         return as_json(error) if FLAGS.format == "json" else "\n" * FLAGS.num_return_sequences
@@ -225,12 +224,12 @@ def sampling_options() -> dict[str, Any]:
 
 
 def stop_options():
-    """The options that end a text, by name, without `stop_at_document`."""
+    """The options that end a text."""
     return {"stop_strings": [*map(unescape, FLAGS.stop)], "stop_at_newline": FLAGS.stop_at_newline}
 
 
 def make_answering(folder, path):
-    """The `Answering` that continues lines of --input as the flags describe it, with the checkpoint at `path`."""
+    """The generator for the lines of --input, as the flags describe it, with the weights of a checkpoint."""
     numbers = values(("max_new_tokens", "num_return_sequences", "batch_size", "stop_at_document"))
     options = {**numbers, **sampling_options(), **stop_options()}
     lm = folder.load_model(path, **model_changes())
@@ -240,8 +239,12 @@ def make_answering(folder, path):
 def check_flags():
     """Raises ParameterError for flags that exclude each other, or that have no effect without another flag."""
     input_flags = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
-    # --num_return_sequences=1, the default, is allowed even without sampling.
-    sampling_flags = ["top_k", "top_p", "min_p", *changed(["num_return_sequences"])]
+    sampling_flags = [
+        "top_k",
+        "top_p",
+        "min_p",
+        *changed(["num_return_sequences"]),
+    ]  # 1, the default, is always allowed
     # Each row: flags, whether they have an effect, and the rest of the message, which begins with the flag.
     check_used(
         (input_flags, FLAGS.input is not None, "is for the lines of --input, which is not given"),

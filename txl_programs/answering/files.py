@@ -32,7 +32,7 @@ from txl_tf.files import absolute, lock, same_path, sha256, writing
 from txl_tf.runs.folder import RunFolder
 
 _FILES = ("lexicon",)  # flags that name a file whose content affects the answers
-# Flags that do not affect the answers. (Files of the run are compared by their content.)
+# Flags that do not affect the answers.
 _OTHER_FLAGS = {"model_dir", "ckpt_path", "input", "output", "strict", *ClusterConfig.names()}
 
 
