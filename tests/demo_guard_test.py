@@ -53,14 +53,14 @@ def connections(gr):
 
 @pytest.fixture(scope="module")
 def app(gr):
-    from txl_programs.demo.shell import check_values, make_app
+    from txl_programs.demo.shell import explain_wrong_values, make_app
 
     with gr.Blocks() as page:
         text, number, names = gr.Textbox(), gr.Slider(0, 2), gr.CheckboxGroup(["a", "b"])
         gr.Button().click(answer, [text, number], text)
         gr.Button().click(lambda names: names, names, names)
     for component in (text, number, names):
-        check_values(component)
+        explain_wrong_values(component)
     limits = Limits()
     return make_app(page.queue(max_size=limits.waiting, api_open=False), limits, "127.0.0.1")
 

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import requests
+import tensorflow as tf
 from helpers import SMALL, make_run, program, raises_parameter, randomise, run_here
 from small_runs import make_encoder_decoder, make_tagger
 
@@ -24,7 +25,7 @@ from txl_tf.serving.export import local_signatures
 pytest.importorskip("starlette", reason="the server needs starlette: pip install starlette uvicorn")
 pytest.importorskip("uvicorn", reason="the server needs uvicorn: pip install starlette uvicorn")
 
-from txl_programs.server.app import Guard, Server, make_app  # noqa: E402
+from txl_programs.server.app import Guard, Server, make_app, message_for_client  # noqa: E402
 from txl_programs.server.completions import Bounds, Completions  # noqa: E402
 from txl_programs.web.connections import make_server  # noqa: E402
 
@@ -361,6 +362,25 @@ def test_status_and_metadata(served):
 def test_a_wrong_request_gets_one_sentence(served, values, status):
     found = served.predict(**values)
     assert found.status_code == status and 0 < len(found.json()["error"]) <= 500, found.text
+
+
+@tf.function
+def take_third(values):
+    return tf.gather(values, 3)
+
+
+@tf.function
+def refuse(values):
+    tf.debugging.Assert(tf.size(values) > 2, ["values are", values, "and", tf.size(values)])
+
+
+@pytest.mark.parametrize("function, message", [(refuse, "values are 1 2 and 2"), (take_third, "3 is not in [0, 2)")])
+def test_an_error_of_a_graph_shows_no_code_of_the_server(function, message):
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        function(tf.constant([1, 2]))
+    shown = message_for_client(caught.value)
+    assert message in shown and "\n" not in shown
+    assert not any(word in shown for word in ("node", "File", "Op:", ".py"))
 
 
 def test_other_addresses_and_bodies(served):

@@ -34,9 +34,9 @@ _TEXTS = (str, bytes)
 
 
 def known_names(function: _Function) -> _Function:
-    """Decorator: a call with unknown, missing or too many arguments raises an error that lists the known arguments.
+    """Decorator: a call with unknown, missing or too many arguments raises an error.
 
-    The known arguments are those that the signature names, even if it has `**kwargs`.
+    The known arguments are those that the signature names. Other names are errors even if it has `**kwargs`.
 
     Raises, in a call:
         UnknownArgumentError: the function has no such argument.
@@ -58,11 +58,13 @@ def known_names(function: _Function) -> _Function:
 def checked_call(function: _Function) -> _Function:
     """Decorator: a call with unknown, missing or too many arguments, or with one of another type, raises an error.
 
-    The annotations give the types: int, float, bool, str, bytes, paths, lists and iterables of these, and classes of
-    this library. Other annotations, such as tensors, are not checked, and neither are the elements of an iterator.
+    The annotations give the types: int, float, bool, str, bytes, paths, `None`, lists and iterables of these, and
+    classes of this library. Arguments with other annotations, such as tensors, are not checked. The elements of lists,
+    tuples and sets are checked, those of other iterables are not.
 
     Raises, in a call:
-        UnknownArgumentError, CallError: see `known_names`.
+        UnknownArgumentError: the function has no such argument, and no `**kwargs`.
+        CallError: see `known_names`.
         ArgumentTypeError: an argument has another type.
     """
     called = _name_of(function)
@@ -86,9 +88,13 @@ def checked_call(function: _Function) -> _Function:
 
 
 def with_signature(call: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
-    """Gives the function of a decorator its signature, and removes the link to the decorated function.
+    """Gives `call`, the function that a decorator returns, a signature. Removes its link to the decorated function.
 
     `tf.function` would follow the link: it would call a method without its object and without the checks.
+
+    Args:
+        call: result of `functools.wraps`. It is changed and returned.
+        signature: signature of the decorated function.
     """
     vars(call)["__signature__"] = signature
     del vars(call)["__wrapped__"]
@@ -96,7 +102,7 @@ def with_signature(call: Callable[..., Any], signature: inspect.Signature) -> Ca
 
 
 def checked_init(cls: _Class) -> _Class:
-    """Decorator of a class: its constructor checks its arguments as `checked_call` does."""
+    """Decorator of a class, which it changes: the constructor checks its arguments as `checked_call` does."""
     constructor: Any = cls
     constructor.__init__ = checked_call(constructor.__init__)
     return cls
@@ -111,7 +117,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 def bind_call(
     called: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], hint: str = ""
 ) -> inspect.BoundArguments:
-    """Returns the arguments of a call by their names.
+    """Returns the arguments of a call by their names, without defaults.
 
     Args:
         called: name of the function, for errors.
@@ -120,7 +126,7 @@ def bind_call(
         hint: text to put at the end of an error message.
 
     Raises:
-        UnknownArgumentError: the function has no such argument.
+        UnknownArgumentError: the function has no such argument, and no `**kwargs`.
         CallError: a required argument is missing, or there are too many. The message shows the shortest call.
     """
     parameters = [parameter for name, parameter in signature.parameters.items() if name not in ("self", "cls")]
@@ -139,7 +145,10 @@ def bind_call(
 
 
 def shortest_call(called: str, parameters: Iterable[inspect.Parameter]) -> str:
-    """Returns a call with the required arguments, as text: "repeat(text)"; "repeat(...)" if none is required."""
+    """Returns a call with the required arguments, as text: "repeat(text)"; "repeat(...)" if none is required.
+
+    An argument that can be given only by name is written as `name=name`.
+    """
     required = [parameter for parameter in parameters if parameter.default is parameter.empty]
     arguments = [
         f"{parameter.name}={parameter.name}" if parameter.kind is parameter.KEYWORD_ONLY else parameter.name
@@ -150,13 +159,13 @@ def shortest_call(called: str, parameters: Iterable[inspect.Parameter]) -> str:
 
 
 def unknown_name(module: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> UnknownNameError:
-    """Returns the error for a name that a module does not have, for its `__getattr__`.
+    """Returns the error that the `__getattr__` of a module raises for a name that the module does not have.
 
     Args:
         module: name of the module.
         name: the name.
         known: names that the module has.
-        elsewhere: `{name: what to write in its place}`.
+        elsewhere: `{name that the module does not have: what to write instead}`.
     """
     known = list(known)
     replacement = elsewhere.get(name)
@@ -174,7 +183,7 @@ class _Kind(NamedTuple):
     Attributes:
         name: the type of one value, for messages, such as "an integer".
         several: the type of several values, for messages, such as "integers".
-        has: function of a value, whether it has this type.
+        has: function that tells whether a value has this type.
     """
 
     name: str
@@ -182,16 +191,16 @@ class _Kind(NamedTuple):
     has: Callable[[Any], bool]
 
 
-def _is_truth(value: Any) -> bool:
+def _is_true_or_false(value: Any) -> bool:
     """Whether a value is True, False, 0 or 1, in Python or NumPy."""
     return type(value).__name__ in ("bool", "bool_") or (isinstance(value, numbers.Integral) and value in (0, 1))
 
 
-def _is(kind: Any) -> Callable[[Any], bool]:
-    """Returns a function that tells whether a value is an instance of the class `kind`."""
+def _instance_of(cls: Any) -> Callable[[Any], bool]:
+    """Returns a function that tells whether a value is an instance of the class `cls`."""
 
     def has(value: Any) -> bool:
-        return isinstance(value, kind)
+        return isinstance(value, cls)
 
     return has
 
@@ -199,16 +208,16 @@ def _is(kind: Any) -> Callable[[Any], bool]:
 _KINDS: dict[Any, _Kind] = {
     int: _Kind("an integer", "integers", is_integer),
     float: _Kind("a number", "numbers", is_number),
-    bool: _Kind("True or False", "True or False", _is_truth),
-    str: _Kind("a string", "strings", _is(str)),
-    bytes: _Kind("bytes", "bytes", _is(bytes)),
-    os.PathLike: _Kind("a path", "paths", _is(os.PathLike)),
-    types.NoneType: _Kind("None", "None", _is(types.NoneType)),
+    bool: _Kind("True or False", "True or False", _is_true_or_false),
+    str: _Kind("a string", "strings", _instance_of(str)),
+    bytes: _Kind("bytes", "bytes", _instance_of(bytes)),
+    os.PathLike: _Kind("a path", "paths", _instance_of(os.PathLike)),
+    types.NoneType: _Kind("None", "None", _instance_of(types.NoneType)),
 }
 
 
 def _kind_of(hint: Any) -> _Kind | None:
-    """The kind that an annotation describes; `None` if its values are not checked."""
+    """Returns the `_Kind` that an annotation describes; `None` if values with this annotation are not checked."""
     origin = typing.get_origin(hint)
     inner = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -216,29 +225,31 @@ def _kind_of(hint: Any) -> _Kind | None:
         known = [kind for kind in kinds if kind is not None]
         if len(known) < len(kinds):
             return None
-        names = [_either(list(dict.fromkeys(names))) for names in zip(*(kind[:2] for kind in known), strict=True)]
 
         def has_one(value: Any) -> bool:
             return any(kind.has(value) for kind in known)
 
-        return _Kind(names[0], names[1], has_one)
+        return _Kind(_either([kind.name for kind in known]), _either([kind.several for kind in known]), has_one)
     if origin is os.PathLike:
         return _KINDS[os.PathLike]
     if origin in _LISTS and inner:
         return _list_of(_kind_of(inner[0]))
     if isinstance(hint, type) and hint.__module__.startswith("txl_"):
-        return _Kind(f"a {hint.__name__}", f"{hint.__name__}s", _is(hint))
+        return _Kind(f"a {hint.__name__}", f"{hint.__name__}s", _instance_of(hint))
     return _KINDS.get(hint)
 
 
 def _either(names: list[str]) -> str:
-    """Returns names as text: "a string, a path or None"."""
-    *first, last = names
+    """Returns the different names as text: "a string, a path or None"."""
+    *first, last = dict.fromkeys(names)
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def _list_of(element: _Kind | None) -> _Kind | None:
-    """The kind of lists and other iterables whose elements have a kind. A text is not a list of its characters."""
+    """Returns the `_Kind` of lists and other iterables of such elements; `None` if the elements are not checked.
+
+    A text is not a list of its characters.
+    """
     if element is None:
         return None
 
@@ -247,8 +258,10 @@ def _list_of(element: _Kind | None) -> _Kind | None:
             return False
         if isinstance(value, (list, tuple, set, frozenset)):
             return all(map(element.has, typing.cast("Iterable[Any]", value)))
-        # Elements of other iterables are not checked, except that an array of numbers is no list of strings.
-        may_hold_numbers = hasattr(typing.cast("Any", value), "dtype") and "string" in element.several
-        return not may_hold_numbers or getattr(typing.cast("Any", value).dtype, "kind", "") in ("U", "O")
+        # The elements of other iterables are not checked. But an array of numbers is not a list of strings.
+        is_array = hasattr(typing.cast("Any", value), "dtype")
+        if is_array and "string" in element.several:
+            return getattr(typing.cast("Any", value).dtype, "kind", "") in ("U", "O")
+        return True
 
     return _Kind(f"a list of {element.several}", f"lists of {element.several}", has)

@@ -14,7 +14,7 @@ from txl_config.schema import Check, added_later, check_field
 
 
 def at_least(least: int, most: int | None = None) -> Check:
-    """A check for integers: `least` or more, and not above `most`."""
+    """A check for integers: `least` or more and, if `most` is given, not above it."""
 
     def check(name: str, value: Any) -> None:
         """Raises ParameterError unless the value is an integer within the bounds."""
@@ -29,10 +29,10 @@ def at_least(least: int, most: int | None = None) -> Check:
 
 
 class _OneOf:
-    """A check for strings.
+    """A check: the value must be one of several strings.
 
     Attributes:
-        choices: the strings that are allowed. A flag for the hyper-parameter takes these.
+        choices: the strings that are allowed. The flag of the hyper-parameter accepts only these.
     """
 
     def __init__(self, choices: Collection[str]) -> None:
@@ -44,7 +44,7 @@ class _OneOf:
 
 
 class _OneOfOrInitializer(_OneOf):
-    """A check for one of the strings `choices`, or for a Keras initializer in any form."""
+    """See `one_of_or_initializer`."""
 
     def __call__(self, name: str, value: Any) -> None:
         if not (isinstance(value, str) and value in self.choices) and keras_initializer(value) is None:
@@ -56,24 +56,29 @@ class _OneOfOrInitializer(_OneOf):
 
 
 def one_of(choices: Collection[str]) -> Check:
-    """A check for strings, which must be one of `choices`. Choices that are added later are allowed, too."""
+    """A check: the value must be one of the strings `choices`. Strings that are added later are allowed, too."""
     return _OneOf(choices)
 
 
 def one_of_or_initializer(choices: Collection[str]) -> Check:
-    """A check for one of the strings `choices`, or a Keras initializer: an object, its name or its configuration."""
+    """A check: the value must be one of the strings `choices`, or a Keras initializer, see `keras_initializer`."""
     return _OneOfOrInitializer(choices)
 
 
 def keras_initializer(value: Any) -> Callable[..., Any] | None:
-    """Returns the Keras initializer for an object, a class, a name or a configuration; `None` if there is none."""
+    """Returns the Keras initializer that a value stands for; `None` if it stands for none.
+
+    Args:
+        value: an initializer or another callable, a class of initializers, or the name or the configuration of one.
+    """
     # Imported here, because it takes seconds, and programs should read their flags first. It has no stubs.
     import keras  # pyright: ignore[reportMissingTypeStubs]
 
     initializers: Any = keras.initializers  # Keras has no types for the functions below
     saving: Any = keras.saving
     if isinstance(value, dict):
-        configuration: dict[str, Any] = dict(cast("dict[str, Any]", value))  # Keras wraps dictionaries of layers
+        configuration: dict[str, Any] = dict(cast("dict[str, Any]", value))  # a copy, because Keras wraps dictionaries
+        # A configuration from a file may name any module, but only classes that are registered are used.
         if configuration.get("module") not in (None, "keras.initializers"):
             if saving.get_registered_object(configuration.get("registered_name")) is None:
                 return None
@@ -89,7 +94,7 @@ def keras_initializer(value: Any) -> Callable[..., Any] | None:
 
 
 def satisfies(test: Callable[[Any], bool], what: str) -> Check:
-    """A check by a `test` of the value. The error says: name must `what`, got value."""
+    """A check: `test(value)` must be true. Otherwise the error says: name must `what`, got value."""
 
     def check(name: str, value: Any) -> None:
         if not test(value):
@@ -100,7 +105,7 @@ def satisfies(test: Callable[[Any], bool], what: str) -> Check:
 
 
 def all_of(*checks: Check) -> Check:
-    """A check that makes several `checks`, one after the other."""
+    """A check that calls all `checks`, one after the other."""
 
     def check(name: str, value: Any) -> None:
         for each in checks:
@@ -111,7 +116,10 @@ def all_of(*checks: Check) -> Check:
 
 @added_later
 def not_empty(name: str, value: Any) -> None:
-    """A check: a name of a file or folder, or each of a list, must not be empty, as unset variables of a shell are."""
+    """A check: the name of a file or folder must not be empty. A list must have names, none of which may be empty.
+
+    A name is empty if a command line takes it from a variable of the shell that is not set.
+    """
     names = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else [value]
     if not names or any(name == "" for name in names):
         raise ParameterError(name, value, "a name that is not empty, or left out")
@@ -154,7 +162,14 @@ EVEN_SIZE = all_of(WIDTH, satisfies(lambda value: value % 2 == 0, "be even (half
 
 
 def check_bins(n_token: int, d_embed: int, cutoffs: Sequence[int], div_val: int) -> None:
-    """Raises ParameterError unless `cutoffs` and `div_val` give clusters of at least one word and one dimension."""
+    """Raises ParameterError unless every cluster of the vocabulary has at least one word and one dimension.
+
+    Args:
+        n_token: size of the vocabulary.
+        d_embed: width of the embeddings in the first cluster.
+        cutoffs: first word of each later cluster.
+        div_val: factor by which the embeddings become narrower from cluster to cluster.
+    """
     at_least(1)("n_token", n_token)
     at_least(1)("d_embed", d_embed)
     at_least(1)("div_val", div_val)
@@ -192,11 +207,12 @@ def option(
 
     Args:
         help: the flag's help text.
-        check: called with name and value, except for a default of `None`; raises ParameterError.
+        check: function that raises ParameterError for a wrong value, see `Check`. If the default is `None`, it is not
+            called for the value `None`.
         default: the default. Without it, the hyper-parameter is required.
-        flag: the flag's default, if the original program has another one.
-        free: True if a trained model may change it, because its weights fit every value; or a function that takes the
-            group and returns this.
+        flag: default of the flag, where it is not `default`.
+        free: whether a trained model may change the value, because its weights fit every value; or a function that
+            takes the group and returns whether the model may.
     """
     flag = (None if default is _REQUIRED else default) if flag is _REQUIRED else flag
     return dataclasses.field(default=default, metadata={"help": help, "check": check, "flag": flag, "free": free})
@@ -204,43 +220,46 @@ def option(
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, dataclasses.field))
 def group(cls: type[Group]) -> type[Group]:
-    """Decorator that makes a class of hyper-parameters a frozen dataclass. Type checkers see its fields by `option`."""
+    """Decorator that makes a class of hyper-parameters a frozen dataclass. Its fields are defined by `option`."""
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
 def unless(**values: Any) -> Callable[[Any], bool]:
-    """Predicate for `free`: true unless the group has one of these values."""
+    """A function for `free`: whether the group has none of these values, which are given by name."""
     return lambda config: all(getattr(config, name, None) != value for name, value in values.items())
 
 
 def where(**values: Any) -> Callable[[Any], bool]:
-    """Predicate for `free`: true if the group has one of these values."""
+    """A function for `free`: whether the group has one of these values, which are given by name."""
     return lambda config: any(getattr(config, name, None) == value for name, value in values.items())
 
 
-# `{name: (value, type and check)}` of hyper-parameters that have been checked, see `already_checked`.
+# `{name: (value, (type, check))}` of hyper-parameters that have been checked, see `already_checked`.
 _checked: contextvars.ContextVar[dict[str, tuple[Any, Any]] | None] = contextvars.ContextVar("checked", default=None)
 
 
 def check_fields(group: type[Config], values: Any) -> None:
     """Checks those attributes of an object, such as a network, that are hyper-parameters of `group`.
 
-    It skips those that have been checked, see `already_checked`.
+    It skips values that have been checked, see `already_checked`.
+
+    Raises:
+        ParameterError: a value is wrong.
     """
     known = _checked.get() or {}
     for field in dataclasses.fields(group):
         value = getattr(values, field.name)
-        before, rule = known.get(field.name, (None, None))
-        if before is not value or rule != _rule_of(field):
+        checked_value, checked_rule = known.get(field.name, (None, None))
+        if checked_value is not value or checked_rule != _rule_of(field):
             check_field(field, group, value, field.name)
 
 
 @contextlib.contextmanager
 def already_checked(group: type[Config], values: Any) -> Generator[None]:
-    """Within the block, `check_fields` skips the hyper-parameters of `group` that have the same value in `values`.
+    """Within the block, `check_fields` skips hyper-parameters of `group` whose values are the same objects in `values`.
 
-    A value is checked once: when a group of hyper-parameters is created. The model of the group, and the network in the
-    model, get the same values, and check only those that differ.
+    A group checks its values when it is created. The model that is made from it, and the network in the model, get the
+    same values. In this block, they check only those that differ.
     """
     rules = {field.name: (getattr(values, field.name), _rule_of(field)) for field in dataclasses.fields(group)}
     token = _checked.set(rules)
@@ -251,14 +270,15 @@ def already_checked(group: type[Config], values: Any) -> Generator[None]:
 
 
 def _rule_of(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
+    """The type and the check of a hyper-parameter."""
     return field.type, field.metadata["check"]
 
 
 @group
 class Config:
-    """A group of hyper-parameters."""
+    """A group of hyper-parameters. Its constructor raises ParameterError for a wrong value."""
 
-    removed: ClassVar[Mapping[str, Any]] = {}  # options of earlier versions -> the only value that files may have
+    removed: ClassVar[Mapping[str, Any]] = {}  # names that earlier versions had -> the only value that a file may have
 
     def __post_init__(self) -> None:
         check_fields(type(self), self)
@@ -285,10 +305,10 @@ class Config:
 
     @classmethod
     def without_removed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values from a file without the options that were removed.
+        """Returns the values of a file without the hyper-parameters that were removed from the group.
 
         Raises:
-            ParameterError: such an option has a value that this version does not implement.
+            ParameterError: such a hyper-parameter has a value that this version does not implement.
         """
         for name, only in cls.removed.items():
             if values.get(name, only) != only:

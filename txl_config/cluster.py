@@ -37,7 +37,7 @@ class ClusterConfig(Config):
 
     @property
     def given(self) -> bool:
-        """Whether the program is to run on a cluster."""
+        """Whether the program runs on a cluster."""
         return bool(self.ray_address or self.ray_workers)
 
     @property
@@ -60,7 +60,7 @@ class TrainingClusterConfig(ClusterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.ray_workers:  # a worker itself is started with 0
+        if not self.ray_workers:  # 0 in a worker, which starts no workers itself
             if self.given or self.ray_min_workers:
                 message = "ray_address and ray_min_workers go with ray_workers, the number of workers to train on"
                 raise ParameterError("ray_workers", self.ray_workers, "the number of workers to train on", message)

@@ -101,7 +101,7 @@ class PairFilesConfig(Config):
 
     @property
     def columns(self) -> dict[str, int | None]:
-        """The given columns, by name."""
+        """The columns by name; `None` for a column that is not given."""
         return {"source_column": self.source_column, "target_column": self.target_column}
 
 
@@ -258,9 +258,9 @@ class TaggedConfig(ColumnsConfig):
         if not (self.char_vectors or self.bigram_vectors or self.word_vectors):
             check_left_out({"lowercase_vectors": self.lowercase_vectors}, "there are no vectors")
         if self.valid_fraction != TaggedConfig.valid_fraction:
-            own = "valid_path" if self.valid_path else "dataset=towns" if self.dataset == "towns" else None
-            if own:
-                check_left_out({"valid_fraction": self.valid_fraction}, f"{own} gives the sentences to validate on")
+            source = "valid_path" if self.valid_path else "dataset=towns" if self.dataset == "towns" else None
+            if source:
+                check_left_out({"valid_fraction": self.valid_fraction}, f"{source} gives the sentences to validate on")
         if self.token_level == "char":
             if self.word_vectors and not self.lexicon:
                 message = "word_vectors are for the words of a lexicon: give lexicon, too"

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from txl_config.errors import shortened
 
 _SECONDS_TO_ANSWER = 20
-_OLDEST = {"tensorflow": (2, 18), "keras": (3, 8)}  # of pyproject.toml
+_OLDEST = {"tensorflow": (2, 18), "keras": (3, 8)}  # as in pyproject.toml
 
 
 def is_installed(package: str) -> bool:
@@ -95,7 +95,10 @@ def is_address(address: str) -> bool:
 
 
 def check_listens(address: str, what: str) -> None:
-    """Raises ConnectionError, which names `what`, if no server listens at `host:port`. Libraries would wait for one."""
+    """Raises ConnectionError, which names `what`, if no server listens at `address`, `host:port`.
+
+    Without this check, libraries would wait for the server.
+    """
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_ANSWER).close()
@@ -109,14 +112,15 @@ def wait_for_all(own: str, others: Iterable[str]) -> None:
     All processes of a group call it before they start servers at their addresses. Each call returns once all processes
     have started. It waits in Python, so Ctrl-C and SIGTERM end it at once.
 
-    It does not wait if `own` is not an address of this machine: then the server may listen at all addresses.
+    It does not wait if this process cannot listen at `own` for another reason than those below, for example because
+    the name of the host is unknown. The server then reports the reason.
 
     Args:
         own: `host:port` of this process.
         others: `host:port` of each process of the group; may contain `own`.
 
     Raises:
-        ConnectionError: the port of `own` is in use, or not allowed for this user. Names the address.
+        ConnectionError: the port of `own` is in use, or not allowed for this user. The message names the address.
     """
     missing = set(others) - {own}
     try:
@@ -138,7 +142,10 @@ def wait_for_all(own: str, others: Iterable[str]) -> None:
 
 
 def _listening(address: str) -> socket.socket:
-    """Returns a socket that listens at the port of an address. Raises OSError if it cannot."""
+    """Returns a socket that listens at an address, `host:port`. Raises OSError if it cannot.
+
+    If this machine does not have the address, the socket listens at the port of all its addresses.
+    """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]

@@ -16,7 +16,7 @@ _brief.maxstring = _brief.maxother = _brief.maxlong = 200
 
 
 def brief(value: Any) -> str:
-    """`repr` of a value from an unknown source, shortened. It has no control characters that a terminal would obey."""
+    """`repr` of a value from an unknown source, in at most 200 characters, without control characters."""
     try:
         return shortened(_brief.repr(value), 200)
     except ValueError:  # Python does not write an int of more than 4,300 digits
@@ -24,7 +24,7 @@ def brief(value: Any) -> str:
 
 
 def shortened(message: str, max_characters: int = MOST_CHARACTERS) -> str:
-    """Cuts the middle out of a message with more than `max_characters`. The end often says what to do."""
+    """Cuts the middle out of a message with more than `max_characters`. The end stays: it often says what to do."""
     if len(message) <= max_characters:
         return message
     gap = f" ... ({len(message) - max_characters:,} characters and more are left out) ... "
@@ -34,7 +34,7 @@ def shortened(message: str, max_characters: int = MOST_CHARACTERS) -> str:
 
 
 def named(value: Any) -> str:
-    """Returns a path, an address or another text of the user for a message; the middle of a long one is cut out."""
+    """Returns a path, an address or another value of the user as text for a message. A long text loses its middle."""
     path = cast("os.PathLike[str]", value)
     return shortened(os.fspath(path) if isinstance(value, os.PathLike) else str(value), 180)
 
@@ -98,10 +98,10 @@ class FixedAttributeError(ParameterError, AttributeError):
 
 
 class UnknownNameError(ParameterError, AttributeError):
-    """A module has no public name like the one that was asked for; the message says where to find it.
+    """A module does not have the name that was asked for. The message says what to write instead, where it is known.
 
     Attributes:
-        name: what was asked for, such as `txl_tf.rel_shift`.
+        name: the module and the name, such as `txl_tf.rel_shift`.
         value: the name alone.
         allowed: what to write instead, or the public names.
     """

@@ -194,7 +194,7 @@ class TransformerConfig(Config):
 
 @group
 class SentenceConfig(Config):
-    """Base of networks that read sentences. Sizes of vocabularies are `None` until the text is read."""
+    """Hyper-parameters of all networks that read sentences. `n_token` is `None` until the text is read."""
 
     n_token: int | None = option("Size of the vocabulary: characters, and words of a lattice.", SYMBOLS, default=None)
     n_bigram: int = option("Size of the vocabulary of bigrams; 0 for none.", at_least(0, (1 << 31) - 1), default=0)
@@ -211,7 +211,7 @@ class SentenceConfig(Config):
 
 @group
 class EncoderConfig(SentenceConfig):
-    """Base of `TenerConfig` and `FlatConfig`."""
+    """Hyper-parameters that `TenerConfig` and `FlatConfig` share."""
 
     n_layer: int = option("Layers.", LAYERS, flag=1)
     n_head: int = option("Attention heads.", WIDTH, flag=8)
@@ -307,6 +307,8 @@ class BiLSTMTaggerConfig(LabelConfig, BiLSTMConfig):
 
 def check_places(model: dict[str, Any], **lengths: int) -> None:
     """Raises ParameterError if a segment has more tokens than the model has learned positions.
+
+    A model whose positions are not learned accepts every length.
 
     Args:
         model: the model's hyper-parameters, by name.

@@ -7,7 +7,7 @@
 | base | 13.5 M | 4,200 | 100,000: the defaults of the flags |
 | paper | 40.9 M; words 41.0 M | 12,288; 9,000 | 400,000: the published set-up of enwik8; of WikiText-103 |
 
-And of `train_seq2seq.py` for pairs of lines:
+Presets of `train_seq2seq.py` for pairs of lines:
 
 | preset | weights of the layers | of a step, at most | steps |
 |---|---|---|---|
@@ -31,11 +31,20 @@ PAIR_SIZES = ("num_layers", "d_model", "num_heads", "dff")
 
 SAMPLE_TOKENS = {"word": 50, "char": 200, "byte": 200, "subword": 60}  # level -> tokens of a sample of own text
 BYTES = {"word": 6, "char": 1, "byte": 1, "subword": 4}  # level -> approximate bytes of a token
-_LATER = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
+# Settings that tiny and small share, and those of paper. They differ from the defaults of the flags.
+_SHARED = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
 _PAPER = {"dropatt": 0.0, "untie_r": True, "train_steps": 400_000, "iterations": 200, "save_steps": 4000}
 
 
 def _sized(*sizes: int, segment: int, rows: int, **other_settings: Any) -> dict[str, Any]:
+    """Returns the values `sizes` of the hyper-parameters `SIZES`, and the other settings of a preset.
+
+    Args:
+        *sizes: as many values as `SIZES` has names.
+        segment: tokens of a segment, and positions of memory.
+        rows: rows of a batch.
+        **other_settings: more values by name.
+    """
     lengths = {"tgt_len": segment, "mem_len": segment, "train_batch_size": rows, "eval_batch_size": rows}
     return {**dict(zip(SIZES, sizes, strict=True)), **lengths, **other_settings}
 
@@ -46,10 +55,10 @@ def _recipe(preset: str, level: str) -> dict[str, Any]:
     rate = 2e-3 if level in ("char", "subword") else 1e-3  # with 2e-3, bytes do not learn, and words learn less
     if preset == "tiny":
         segment, rows = (64, 24) if by_word else (96, 16)
-        tiny = _sized(4, 192, 192, 4, 48, 768, segment=segment, rows=rows, learning_rate=rate, dropout=0.0, **_LATER)
+        tiny = _sized(4, 192, 192, 4, 48, 768, segment=segment, rows=rows, learning_rate=rate, dropout=0.0, **_SHARED)
         return tiny | ({"d_embed": 96, "div_val": 2} if level == "word" else {})
     if preset == "small":
-        small = _sized(6, 256, 256, 4, 64, 1024, segment=128, rows=32, learning_rate=1e-3, dropout=0.1, **_LATER)
+        small = _sized(6, 256, 256, 4, 64, 1024, segment=128, rows=32, learning_rate=1e-3, dropout=0.1, **_SHARED)
         return small | ({"d_embed": 128, "div_val": 2} if level == "word" else {})
     if preset == "paper" and by_word:
         return _sized(16, 410, 410, 10, 41, 2100, segment=150, rows=60, proj_share_all_but_first=True, **_PAPER)
@@ -64,7 +73,7 @@ def choose_preset(n_bytes: float, n_gpus: int, n_cores: int) -> str:
 
 
 def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1) -> dict[str, Any]:
-    """Returns `{hyper-parameter: value}` for model, optimizer, training and evaluation; empty for the defaults.
+    """Returns `{hyper-parameter: value}` for model, optimizer, training and evaluation; empty for `base`.
 
     Args:
         preset: one of `PRESETS`.
@@ -96,7 +105,7 @@ def steps_for(epoch_steps: float, epochs: int = 3, least: float = 100, most: int
     Args:
         epoch_steps: steps that read it once.
         epochs: how often to read it.
-        least, most: bounds before the rounding. `least` must be 100 or more.
+        least, most: bounds of the number before it is rounded. `least` must be 100 or more.
     """
     return int(min(most, max(least, epochs * epoch_steps))) // 100 * 100
 
@@ -129,12 +138,19 @@ def pair_settings(preset: str, n_pairs: float, n_tokens: float) -> dict[str, Any
 
 
 def pair_weights(num_layers: int, d_model: int, num_heads: int, dff: int) -> int:
-    """Returns the number of weights in the layers of an encoder-decoder, without biases and layer norms."""
+    """Returns the number of weights in the layers of an encoder-decoder, without biases and layer norms.
+
+    It takes all hyper-parameters `PAIR_SIZES`. `num_heads` does not change the number.
+    """
     return num_layers * (12 * d_model**2 + 4 * d_model * dff)
 
 
 def layer_weights(values: dict[str, Any]) -> int:
-    """Returns the number of weights in the layers of a Transformer-XL, without biases and layer norms."""
+    """Returns the number of weights in the layers of a Transformer-XL, without biases and layer norms.
+
+    Args:
+        values: hyper-parameters by name. Sizes that are missing have the defaults of the flags.
+    """
     sizes = {field: values.get(field, _DEFAULTS[field]) for field in SIZES}
     heads = sizes["n_head"] * sizes["d_head"]
     model = sizes["d_model"]

@@ -32,7 +32,7 @@ _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYW
 
 
 def check_names(function: str, given: dict[str, Any], known: Iterable[str]) -> None:
-    """Raises UnknownArgumentError for a name that is not in `known`. The error lists the known names.
+    """Raises UnknownArgumentError for the first name that is not in `known`. The error lists the known names.
 
     Args:
         function: name of the function that was called, for the message.
@@ -89,7 +89,12 @@ def added_later(check: Check) -> Check:
 
 
 def check_left_out(values: dict[str, Any], why: str) -> None:
-    """Raises ParameterError for the first of `values`, `{name: value}`, that is given (not empty, false or 0)."""
+    """Raises ParameterError for the first of `values`, `{name: value}`, that is given: not `None`, empty, False or 0.
+
+    Args:
+        values: the values, by name.
+        why: why they must be left out: the end of the message.
+    """
     for name, value in values.items():
         if value:
             message = f"{name} must be left out, got {brief(value)}: {why}"
@@ -140,7 +145,13 @@ def check_field(field: dataclasses.Field[Any], group: type[Any], value: Any, nam
 
 
 def check_type(name: str, value: Any, kind: Any) -> None:
-    """Raises ParameterError unless `value` is a `kind`: a plain type, a list, dictionary, union or dataclass."""
+    """Raises ParameterError unless a value has a type.
+
+    Args:
+        name: name of the value, for the message.
+        value: the value. If `kind` is a dataclass: a dictionary with its fields.
+        kind: the type: a plain type, a list, a dictionary with names as keys, a union or a dataclass.
+    """
     if typing.get_origin(kind) in _UNIONS:
         kinds = typing.get_args(kind)
         if value is None and type(None) in kinds:
@@ -149,21 +160,24 @@ def check_type(name: str, value: Any, kind: Any) -> None:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         check_values(value, typing.cast("type[Any]", kind), prefix=f"{name}.")
         return
-    described, is_of = _kind(typing.cast("Any", kind))
+    described, is_of = _description_and_test(typing.cast("Any", kind))
     if not is_of(value):
         raise ParameterError(name, value, described)
 
 
 @functools.cache
 def _types(group: type[Any]) -> dict[str, Any]:
+    """Returns the types of the fields of a dataclass, by name."""
     return typing.get_type_hints(group)
 
 
 def _is_integer(value: Any) -> bool:
+    """Whether a value is an integer of at most 64 bits. True and False are not."""
     return not isinstance(value, bool) and isinstance(value, numbers.Integral) and abs(int(value)) < 1 << 63
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a value is a real number. An integer must have at most 64 bits. True and False are not numbers."""
     return _is_integer(value) if isinstance(value, numbers.Integral) else isinstance(value, numbers.Real)
 
 
@@ -179,21 +193,22 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 
 
 @functools.cache
-def _kind(kind: Any) -> tuple[str, Callable[[Any], bool]]:
-    """Returns how messages describe a type, and a test of its values."""
+def _description_and_test(kind: Any) -> tuple[str, Callable[[Any], bool]]:
+    """Returns how messages describe a type, and a function that tells whether a value has this type."""
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
     if origin in _UNIONS:
-        kinds = [_kind(argument) for argument in arguments]
+        kinds = [_description_and_test(argument) for argument in arguments]
         return " or ".join(described for described, _ in kinds), lambda value: any(is_of(value) for _, is_of in kinds)
     if origin in (list, Sequence, Iterable):
-        each, is_of = _kind(arguments[0])
+        each, is_of = _description_and_test(arguments[0])
         return f"a list ({each} each)", lambda value: isinstance(value, (list, tuple)) and _all_are(is_of, value)
     if origin is dict:
-        each, is_of = _kind(arguments[1])
+        each, is_of = _description_and_test(arguments[1])
         return f"a JSON object ({each} each)", lambda value: isinstance(value, dict) and _all_are(is_of, value.values())
     return _KINDS[kind]
 
 
 def _all_are(is_of: Callable[[Any], bool], values: Any) -> bool:
+    """Whether all values pass the test `is_of`."""
     return all(map(is_of, values))

@@ -11,7 +11,7 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def without_notes(note: re.Pattern[bytes]) -> Generator[None]:
-    """Collects what the block writes to the standard error, and writes it at the end without lines like `note`."""
+    """Collects what the block writes to the standard error. At its end, writes the lines that `note` does not match."""
     try:
         stderr = os.dup(2)
         written = tempfile.TemporaryFile()

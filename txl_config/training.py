@@ -181,7 +181,10 @@ class SearchConfig(Config):
 
 @group
 class EvaluationConfig(Config):
-    """Evaluation. `None` stands for the value that the run was trained with."""
+    """How a language model is evaluated.
+
+    A `tgt_len`, `eval_batch_size` or `reset_memory_at_documents` of `None` stands for the value of the run.
+    """
 
     tgt_len: int | None = option("Tokens of a segment.", LENGTH, default=None)
     eval_batch_size: int | None = option(
@@ -215,7 +218,7 @@ class EvaluationConfig(Config):
 
 @group
 class ScoringConfig(Config):
-    """Settings of scores of text lines: arguments of `Scorer`."""
+    """How lines of text are scored: arguments of `Scorer`."""
 
     start: str | None = option(
         "Text before each line; none: its first token is not scored. Default: the end of a document or of a line.",
@@ -273,10 +276,11 @@ class MachineConfig(Config):
     @property
     def type_name(self) -> str:
         """The type of matrix products, for messages."""
-        exact = self.matmul_precision == "float32"
-        return self.mixed_precision if exact else f"{self.mixed_precision}, products of {self.matmul_precision}"
+        if self.matmul_precision == "float32":
+            return self.mixed_precision
+        return f"{self.mixed_precision}, products of {self.matmul_precision}"
 
     @property
     def dtype_policy(self) -> str:
-        """Keras's name for `mixed_precision`. That must not be "auto"."""
+        """Keras's name for `mixed_precision`, which must not be "auto": see `choose_precision`."""
         return PRECISIONS[self.mixed_precision]

@@ -14,7 +14,7 @@ from txl_programs.program import run
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_list("checkpoints", None, "Checkpoints to average, separated by commas: names in model_dir, or paths.")
-flags.DEFINE_integer("num_last_checkpoints", None, "Average this many of the latest checkpoints instead.")
+flags.DEFINE_integer("num_last_checkpoints", None, "Average this many latest checkpoints, without --checkpoints.")
 flags.DEFINE_string("output_dir", None, "New folder for the averaged run.")
 flags.DEFINE_bool("merge_lora", False, "Add the low-rank updates of LoRA to the weights.")
 flags.mark_flags_as_required(["model_dir", "output_dir"])

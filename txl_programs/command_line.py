@@ -19,13 +19,13 @@ from txl_config.errors import shortened, visible
 from txl_programs.flag_values import FLAGS, given
 from txl_programs.printing import on_one_line, program_name
 
-# Flags that name a file, a folder or an address. `txl_config` checks those that are hyper-parameters.
+# Flags that name a file, a folder or an address, and are not hyper-parameters, which `txl_config` checks.
 _NAMES = (
     "ckpt_path", "corpus", "data_dir", "download_url", "figures", "font", "host", "input", "lexicon", "output",
     "output_dir", "prompt_file", "pytorch_checkpoint", "text_path", "tf1_checkpoint",
 )  # fmt: skip
 
-# Flags, and what other programs call them.
+# Flag -> its names in other programs.
 _ALSO_CALLED = {
     "learning_rate": ("lr", "max_lr", "base_lr"),
     "train_steps": ("epochs", "num_epochs", "max_epochs", "num_train_epochs", "max_step", "max_steps", "max_iters"),
@@ -70,9 +70,10 @@ _ALSO_CALLED = {
 
 
 def parse(argv: Sequence[str]) -> list[str]:
-    """Reads the flags, and returns what is left of the command line.
+    """Reads the flags. Returns the name of the program, and the words of the command line that belong to no flag.
 
-    --help and its relatives end the program with status 0. A mistake ends it with one short line and status 1.
+    --help and similar flags, such as --helpfull, end the program with status 0. A mistake ends it with one short line
+    and status 1.
     """
     flag_files = _flag_files(argv)
     if pipes := list(filter(is_pipe, flag_files)):  # reading from one would wait for ever
@@ -98,7 +99,11 @@ def end(message: str, argv: Sequence[str]) -> NoReturn:
 
 
 def _suggestion(name: str) -> str:
-    """A question that names the flag that was probably meant, with a space in front; empty if no flag is similar."""
+    """Returns " Did you mean --x?" with the flag that was probably meant, and a note; empty if no flag is similar.
+
+    Args:
+        name: the unknown flag, without --.
+    """
     name = name.replace("-", "_")
     meant = [flag for flag, names in _ALSO_CALLED.items() if flag in FLAGS and name in names]
     meant = meant or difflib.get_close_matches(name[:100], list(FLAGS), 1)
@@ -112,7 +117,7 @@ def _suggestion(name: str) -> str:
     return f" Did you mean --{meant[0]}?{note}"
 
 
-# What absl says of a wrong value -> the same in the words of the other errors.
+# Pattern of a message of absl about a wrong value -> the message that the program prints instead.
 _PLAIN = (
     (r"--(\w+)=None: Flag --\1 must have a value other than None\.", r"--\1 must be given"),
     (r"--(\w+)=.*: invalid literal for int\(\) with base 10: (.*)", r"--\1 must be an integer, got \2"),
@@ -125,12 +130,12 @@ _PLAIN = (
 
 
 def _plain(message: str) -> str:
-    """A message of absl in plain words. A message with several lines is about several flags."""
+    """Returns a message of absl in the words of the other errors. A message about several flags has several lines."""
     return "; ".join(map(_plain_part, message.removeprefix("flag ").split("\nflag ")))
 
 
 def _plain_part(message: str) -> str:
-    """A part of an error of absl's flags in this project's words; other parts as they are."""
+    """Returns a message of absl about one flag in the words of the other errors; unchanged if no pattern matches."""
     match = re.fullmatch(r"--(\w+)=(.*): value should be one of <(.*)>", message, re.S)
     if match:
         name, value, choices = match.groups()
@@ -150,7 +155,7 @@ def refuse_stray(argv: Sequence[str]) -> None:
 
 
 def refuse_empty() -> None:
-    """Ends the program if a flag names a file by nothing, as with an unset variable of a shell."""
+    """Ends the program if one of the flags `_NAMES` is given without a name, as by an unset variable of a shell."""
     for name in given(_NAMES):
         if FLAGS[name].value == "":
             end(f"--{name} must not be empty: name a file, or leave it out", sys.argv)
@@ -160,7 +165,12 @@ def refuse_empty() -> None:
 
 
 def _flag_files(argv: Sequence[str], known: Sequence[str] = ()) -> list[str]:
-    """The flag files that the command line names, and those that these files name."""
+    """The flag files that `argv` names, and those that these files name, each once.
+
+    Args:
+        argv: words of the command line, or lines of a flag file.
+        known: flag files that were found before. They come first.
+    """
     paths = list(known)
     for word, following in itertools.pairwise([*argv, ""]):
         match = re.fullmatch(r"--?flagfile(?:=(.*))?", word, re.S)
@@ -172,7 +182,7 @@ def _flag_files(argv: Sequence[str], known: Sequence[str] = ()) -> list[str]:
 
 
 def _lines_of(path: str) -> list[str]:
-    """The lines of a plain flag file. Anything else has none: /dev/stdin, for example, can be read only once."""
+    """The lines of a flag file. None if it cannot be read, or is no plain file: /dev/stdin can be read only once."""
     try:
         with open(path, errors="replace") if os.path.isfile(path) else io.StringIO() as file:
             return [line.strip() for line in file]

@@ -56,9 +56,10 @@ flags.DEFINE_string("to_hub", None, "Repository of the Hugging Face Hub to uploa
 flags.DEFINE_string("license", None, "With --to_hub: license of the model for its card, such as apache-2.0.")
 flags.DEFINE_bool("private", None, "With --to_hub: make a new repository private.")
 
+# Hyper-parameters by where the conversion finds them. The program has flags for these.
 SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_r")
 BINS = ("div_val", "proj_same_dim", "proj_share_all_but_first")
-RECORDED = (*SIZES, *BINS)  # a checkpoint contains them; flags are compared with them
+RECORDED = (*SIZES, *BINS)  # every checkpoint contains them; a flag must have the value of the checkpoint
 MEMORY = ("mem_len", "same_length", "clamp_len")  # a TensorFlow checkpoint does not contain them
 OPTIONAL = ("cutoffs", "layer_norm_epsilon", "pre_lnorm")  # the state_dict of a PyTorch program may lack them
 LEFT_OUT = set(ModelConfig.names()) - {*RECORDED, *MEMORY, *OPTIONAL}
@@ -75,6 +76,7 @@ from txl_tf.convert.original import run_to_tf1, tf1_to_run
 from txl_tf.convert.pytorch import pytorch_to_run
 from txl_tf.runs.folder import RunFolder
 
+# Flags of each conversion.
 CORPUS = ("corpus", "model_dir", "dataset", "data_dir")
 TO_TF1 = ("model_dir", "tf1_checkpoint", "ckpt_path")
 TO_HUB = ("model_dir", "to_hub", "ckpt_path", "license", "private")
@@ -83,13 +85,22 @@ FROM_PYTORCH = ("pytorch_checkpoint", *CORPUS, *RECORDED, *MEMORY, *OPTIONAL)
 
 
 def described(names, model):
-    """Arguments of a model or a layer, as text."""
+    """Returns arguments of a model as text: "n_layer=2 d_model=8".
+
+    Args:
+        names: names of the arguments.
+        model: the model, a layer, or a dictionary of its arguments.
+    """
     arguments = model if isinstance(model, dict) else vars(model)
     return " ".join(f"{name}={arguments[name]}" for name in names)
 
 
 def from_tf1():
-    """Converts a checkpoint of the original program to a run, and prints where its arguments come from."""
+    """Converts a checkpoint of the original program to a run. Prints the model's arguments, and where each comes from.
+
+    Raises:
+        ParameterError: --corpus is not given, or the conversion is not possible.
+    """
     if FLAGS.corpus is None:
         message = "--corpus must be given: the cache.pkl or vocabulary file of the checkpoint"
         raise ParameterError("corpus", None, "the cache.pkl or vocabulary file of the checkpoint", message)
@@ -102,7 +113,7 @@ def from_tf1():
 
 
 def from_pytorch():
-    """Converts a checkpoint of PyTorch to a run, and prints where its arguments come from."""
+    """Converts a checkpoint of PyTorch to a run. Prints the model's arguments, and where each comes from."""
     converted = pytorch_to_run(**values(("pytorch_checkpoint", *CORPUS)), **values(ModelConfig, given_only=True))
     source = converted.source
     print(f"{source.path}: {source.kind}, {converted.n_parameter:,} parameters, {len(converted.vocab):,} symbols")
@@ -114,7 +125,7 @@ def from_pytorch():
 
 
 def to_tf1():
-    """Converts a run to a checkpoint of the original program, and notes settings that this program does not have."""
+    """Converts a run to a checkpoint of the original program. Prints a note on each setting that this program lacks."""
     print(run_to_tf1(**values(TO_TF1)))
     model = ModelConfig(**RunFolder(FLAGS.model_dir).read_config()["model"])
     for name, original in {"layer_norm_epsilon": "1e-12", "reset_token": "no such thing"}.items():
@@ -127,8 +138,8 @@ def check_flags(what, taken):
     """Raises ParameterError for flags that the conversion does not use.
 
     Args:
-        what: the flag that chooses the conversion.
-        taken: the flags that it uses.
+        what: the flag that chooses the conversion, such as "--to_hub".
+        taken: the names of the flags that the conversion uses.
     """
     own = FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
     other_flags = [flag.name for flag in own if flag.name not in ("to_tf1", *taken)]

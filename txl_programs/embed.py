@@ -43,16 +43,16 @@ from txl_tf.files import new_file
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.vectors import TextVectors
 
-TOGETHER = 2000  # lines that are read together if there are several files
+TOGETHER = 2000  # lines in a block, if the input is several files or runs on a cluster
 
 
 def as_text(vector, number=None):
-    """The line of output; empty if the line has no vector."""
+    """The line of output for a vector or a `LineError`, which gives an empty line. `number` is not used."""
     return "\n" if isinstance(vector, LineError) else "\t".join(f"{x:.6g}" for x in vector) + "\n"
 
 
 def make_answering(folder, path):
-    """The vectors of lines, as the flags describe them, with the weights of a checkpoint."""
+    """The `Answering` that gives the vectors of lines as the flags describe them, with the checkpoint at `path`."""
     lm = folder.load_model(path)
     reader = TextVectors(lm, folder.load_vocab(), FLAGS.layer, FLAGS.segment, FLAGS.batch_tokens)
 
@@ -63,7 +63,14 @@ def make_answering(folder, path):
 
 
 def write_array(folder):
-    """Writes the vectors of one file or of the standard input as an array. Returns their `Tally`."""
+    """Writes the vectors of one file or of the standard input as an array, with NaN for a line without a vector.
+
+    Returns:
+        The `Tally` of the lines.
+
+    Raises:
+        ParameterError: the flags ask for a Ray cluster.
+    """
     if cluster_of(ClusterConfig).given:
         message = "--output=....npy is for one file on this machine: with a Ray cluster, give a folder"
         raise ParameterError("output", FLAGS.output, "a folder, with a Ray cluster", message)

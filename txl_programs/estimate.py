@@ -32,11 +32,11 @@ from txl_programs.program import read_flags, run
 
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
-flags.DEFINE_string("model_dir", None, "Folder of an existing run, whose model is estimated. Others have no effect.")
+flags.DEFINE_string("model_dir", None, "Folder of a run, whose model is estimated. Without a run, it has no effect.")
 flags.DEFINE_string("data_dir", None, "Folder of a prepared corpus, for the size of its vocabulary.")
 flags.DEFINE_enum("model", "transformer_xl", MODELS, "Kind of model.")
 flags.DEFINE_enum("preset", None, PRESETS, "Model size and training recipe.")
-flags.DEFINE_bool("do_train", True, "No effect, as the flags of the data and of the schedule.")
+flags.DEFINE_bool("do_train", True, "No effect: txl-train has this flag.")
 flags.DEFINE_integer("n_token", None, "Size of the vocabulary. Default: that of the run or of the data.", lower_bound=1)
 flags.DEFINE_integer("replicas", 1, "Devices that divide the batch.", lower_bound=1)
 define_flags(TrainingConfig)
@@ -60,7 +60,11 @@ SYMBOLS = {"enwik8": 204, "text8": 27, "ptb": 10_000, "wt2": 33_278, "wt103": 26
 
 
 def vocabulary():
-    """`(n_token, cutoffs)` by --n_token and --cutoffs, the prepared corpus or the data set."""
+    """`(n_token, cutoffs)` by --n_token and --cutoffs, else by the prepared --data_dir, else by --dataset.
+
+    Raises:
+        ParameterError: none of them says the size of the vocabulary.
+    """
     from txl_tf.data.text.datasets import PAPER_DATASETS
     from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
 
@@ -80,7 +84,10 @@ def vocabulary():
 
 
 def settings():
-    """The hyper-parameters of the model, and settings of the training by name."""
+    """`(model, training)`: the hyper-parameters of the model, and values that replace defaults of other flags, by name.
+
+    They come from the run in --model_dir, or from the flags and --preset.
+    """
     from txl_tf.runs.folder import RunFolder
 
     folder = RunFolder(FLAGS.model_dir, "language_model") if FLAGS.model_dir else None
@@ -97,7 +104,7 @@ def settings():
 
 
 def shown(n_bytes):
-    """A number of bytes for people."""
+    """A number of bytes in MB or GB, as text of a fixed width."""
     return f"{n_bytes / 1e9:8.2f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:8.2f} MB"
 
 

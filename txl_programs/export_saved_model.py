@@ -57,12 +57,18 @@ flags.DEFINE_bool("skip_short_words", None, "Ignore words of one character in --
 define_flags(SearchConfig)  # for an encoder-decoder
 flags.mark_flags_as_required(["model_dir", "output"])
 
+# Flags that only --format=saved_model uses, and those that only the other formats use.
 OF_SAVED_MODELS = ("version", "weights", "top_n", "max_tokens", "max_rows", "warmup", "lexicon", "skip_short_words")
 OF_OTHERS = ("batch_size", "length", "source_length")
 
 
 def warn_of_longer_texts(folder, max_tokens):
-    """Prints a warning if a served tagger accepts texts that are longer than the training sentences."""
+    """Prints a warning if a served tagger accepts texts that are longer than the training sentences.
+
+    Args:
+        folder: `RunFolder` of the tagger.
+        max_tokens: most tokens of a text that the served model accepts.
+    """
     from txl_tf.runs.families.pipeline import line_sizes
 
     sizes = line_sizes(folder)
@@ -76,7 +82,7 @@ def warn_of_longer_texts(folder, max_tokens):
 
 
 def export_to_other_format():
-    """Writes the run as ONNX or TFLite."""
+    """Writes the run to --output as --format says, ONNX or TFLite, and prints the path."""
     from txl_tf import export_portable
     from txl_tf.runs.folder import RunFolder
 

@@ -55,19 +55,24 @@ def define_flags(config: type[Config], leave_out: Collection[str] = (), **defaul
 
 
 def _kind_of(field: dataclasses.Field) -> str:
-    """The type of a hyper-parameter as it is written, without `| None`: "int", "Sequence[int]" ..."""
+    """The first type in the annotation of a hyper-parameter, as text: "int" of `int | None`, "Sequence[int]", ..."""
     return str(field.type).split(" ")[0]
 
 
 def check_integers(name: str) -> None:
-    """Makes a list flag accept integers only. A wrong value ends the program before it starts."""
+    """Makes a list flag accept only integers from 0 up. Any other value ends the program when it reads its flags."""
     flags.register_validator(
         name, lambda value: all(x.isdecimal() for x in value or []), "must be integers, as 20000,40000"
     )
 
 
 def define_line_flags(lines: str, default: str = "the standard input") -> None:
-    """Defines the flags of a program that answers lines: the run, the input, the output and the Ray cluster."""
+    """Defines the flags of a program that answers lines: the run, the input, the output and the Ray cluster.
+
+    Args:
+        lines: what a line of --input is, for its help text.
+        default: what the program reads without --input, for its help text.
+    """
     several = "Separate several files, folders and patterns by commas"
     source = f"File of {lines}, one on each line; - for the standard input. {several}. Default: {default}."
     flags.DEFINE_string("model_dir", None, "Folder of the run.")
@@ -88,34 +93,36 @@ def values(of: Iterable[str] | type[Config], given_only: bool = False) -> dict[s
     """`{name: value}` of flags.
 
     Args:
-        of: the names of the flags, or a class of `txl_config` whose hyper-parameters are flags.
+        of: the names of the flags, or a class of `txl_config`. Its hyper-parameters without a flag are left out.
         given_only: leave out flags that the command line does not give.
     """
     if isinstance(of, type):
         fields = [field for field in dataclasses.fields(of) if field.name in FLAGS]
         return {field.name: _value(field) for field in fields if FLAGS[field.name].present or not given_only}
-    flags = {name: FLAGS[name] for name in of}
-    return {name: flag.value for name, flag in flags.items() if flag.present or not given_only}
+    return {name: FLAGS[name].value for name in of if FLAGS[name].present or not given_only}
 
 
 def _value(field: dataclasses.Field) -> Any:
-    """The value of the flag of a hyper-parameter."""
+    """The value of the flag of a hyper-parameter. A list of integers is converted from text."""
     value = FLAGS[field.name].value
     return [int(x) for x in value] if value and _kind_of(field) == "Sequence[int]" else value
 
 
 def given(names: Iterable[str]) -> list[str]:
-    """The `names` that are flags of the command line."""
+    """Returns those of the `names` that are flags of this program and that the command line gives."""
     return [name for name in names if name in FLAGS and FLAGS[name].present]
 
 
 def changed(names: Iterable[str]) -> list[str]:
-    """The `given` names whose values are not the defaults. A flag may repeat its default to undo a flag file."""
+    """Returns those of the `given` names whose values are not the defaults.
+
+    A command line may repeat the default of a flag to undo the value of a flag file.
+    """
     return [name for name in given(names) if FLAGS[name].value != FLAGS[name].default]
 
 
 def unused(name: str, why: str) -> ParameterError:
-    """The error for a flag that is given and would have no effect; `why` completes a sentence about the flag."""
+    """Returns the error for a flag that is given and would have no effect. The message is the flag and `why`."""
     return ParameterError(name, FLAGS[name].value, "left out", f"--{name} {why}")
 
 
@@ -123,8 +130,8 @@ def check_used(*rules: tuple[Collection[str], Any, str]) -> None:
     """Raises ParameterError if the command line gives a flag that would have no effect.
 
     Args:
-        *rules: `(names, used, why)`: the flags, whether they have an effect, and the rest of the sentence about one
-            that has none.
+        *rules: `(names, used, why)` each: flags, whether they have an effect, and the rest of the message, which
+            begins with a flag that has none.
     """
     for names, used, why in rules:
         if not used and given(names):
@@ -144,12 +151,13 @@ def check_not_both(one: str, other: str) -> None:
 def completed(group: type[Config], instead: Mapping[str, Any], leave_out: Collection[str] = ()) -> dict[str, Any]:
     """`{name: value}` of the hyper-parameters of a group.
 
-    A value is that of the flag if the command line gives it, else that in `instead`, else the default of the flag.
+    The value is that of the flag if the command line gives the flag, else the one in `instead`, else the default of the
+    flag. A hyper-parameter is left out if it has no flag and no value in `instead`.
 
     Args:
         group: the class.
-        instead: values that replace defaults of flags.
-        leave_out: names of hyper-parameters to leave out.
+        instead: `{name: value}`, which replace defaults of flags.
+        leave_out: names of more hyper-parameters to leave out.
     """
     completed_values = {}
     for field in dataclasses.fields(group):
@@ -164,15 +172,18 @@ def completed(group: type[Config], instead: Mapping[str, Any], leave_out: Collec
 
 
 def config_of(group: type[Group], instead: Mapping[str, Any] | None = None, leave_out: Collection[str] = ()) -> Group:
-    """The hyper-parameters of a group, checked; see `completed`."""
+    """The group with the values of `completed`. Raises ParameterError if a value is wrong."""
     return group(**completed(group, instead or {}, leave_out))
 
 
 def cluster_of(group: type[ClusterConfig] | type[TrainingClusterConfig]) -> Any:
     """The settings of the Ray cluster.
 
+    Args:
+        group: their class.
+
     Raises:
-        ParameterError: flags describe a cluster, and no flag asks for one.
+        ParameterError: a value is wrong, or flags describe a cluster and no flag asks for one.
     """
     cluster = config_of(group)
     needs = "is for a Ray cluster: give --ray_workers, too"
@@ -183,7 +194,12 @@ def cluster_of(group: type[ClusterConfig] | type[TrainingClusterConfig]) -> Any:
 def optimizer_config(training: RunConfig, instead: Mapping[str, Any]) -> OptimizerConfig:
     """The hyper-parameters of the optimizer.
 
-    If the default of --warmup_steps is not less than the number of training steps, the warm-up takes a tenth of them.
+    If --warmup_steps is not given and its default is not less than the number of training steps, the warm-up takes a
+    tenth of them, and a message says so. For the schedule noam, the default stays.
+
+    Args:
+        training: the settings of the training.
+        instead: see `completed`.
     """
     arguments = completed(OptimizerConfig, instead)
     steps = training.train_steps

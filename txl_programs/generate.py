@@ -95,19 +95,31 @@ WRITTEN_AT_ONCE = 4  # tokens that are generated before they are printed
 
 
 class Writer:
-    """Reads prompts, and writes their continuations to the standard output."""
+    """Reads prompts, and writes their continuations to the standard output.
+
+    Args:
+        lm: the language model.
+        vocab: its vocabulary.
+        options: of `Session.write`: sampling, stop tokens and strings, and the seed.
+    """
 
     def __init__(self, lm, vocab, options):
         self.session = Session(lm)
         self.vocab = vocab
         self.options = options
         self.stream = TextStream(vocab)
-        self.echoed = ""
-        self.written = 0
-        self.seconds = 0.0
+        self.echoed = ""  # text of the prompts that were read with `echo`
+        self.written = 0  # number of generated tokens
+        self.seconds = 0.0  # time for these tokens, without the first ones
 
     def read(self, ids, echo=True, show=True):
-        """Reads a prompt. With `echo`, its text is printed, or without `show` before each of `write_samples`."""
+        """Reads a prompt.
+
+        Args:
+            ids: int32 `[n]`, the prompt.
+            echo: whether the prompt belongs to the printed text. With --verbose, it always does.
+            show: whether to print it now. If not, `write_samples` prints it before each of several samples.
+        """
         for start in range(0, len(ids), READ_AT_ONCE):
             piece = ids[start : start + READ_AT_ONCE]
             text = self.as_shown(piece, self.session.read(piece[None])[0])
@@ -117,7 +129,7 @@ class Writer:
                     self.show(text)
 
     def write(self, number):
-        """Generates this many tokens, or fewer if a stop string ends the text."""
+        """Generates and prints `number` tokens, or fewer if a stop string or a stop token ends the text."""
         while number > 0:
             started = time.perf_counter()
             step = min(WRITTEN_AT_ONCE, number)
@@ -132,7 +144,10 @@ class Writer:
         self.show(self.stream.end() + ("" if FLAGS.verbose else "\n"))
 
     def write_samples(self, number, seeds):
-        """Generates a text for each seed. Each continues what was read so far; several begin with it."""
+        """Generates a text of up to `number` tokens for each seed. Each continues the prompts that were read before.
+
+        If there are several, each begins with the prompt, and a line on the standard error numbers it.
+        """
         session = self.session
         stream = self.stream
         prompt = self.echoed
@@ -158,13 +173,17 @@ class Writer:
         sys.stdout.flush()
 
     def report(self):
+        """Prints the number of tokens, and the speed without the first ones, whose graph had to be compiled."""
         timed = self.written - WRITTEN_AT_ONCE
         if timed > 0:
             print(f"{self.written} tokens, {timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
 
 
 def read_prompt(vocab):
-    """The prompt as bytes; `None` if --interactive needs no prompt."""
+    """The prompt as bytes: that of --prompt, of --prompt_file or, without both, of the standard input.
+
+    Returns `None` with --interactive if no prompt is given.
+    """
     check_not_both("prompt", "prompt_file")
     if FLAGS.prompt is not None:
         return os.fsencode(FLAGS.prompt)
@@ -199,7 +218,7 @@ def model_changes():
 
 
 def sampling_options() -> dict[str, Any]:
-    """The options of sampling."""
+    """The options of sampling, by name; `None` for those that are not given."""
     options = values(("top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed"))
     return options | {"temperature": 0.0 if FLAGS.greedy else FLAGS.temperature}
 
@@ -269,7 +288,7 @@ def main():
 
 
 def answer_typed(writer):
-    """Reads lines, and answers each, until Ctrl-D. All of them are kept in one memory."""
+    """Reads lines, and answers each, until Ctrl-D. The memory keeps all lines and answers."""
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.buffer.readline()

@@ -18,15 +18,16 @@ Result = TypeVar("Result")
 
 
 def names_of(model_dirs: Sequence[str]) -> list[str]:
-    """Names for runs: the last parts of their paths, or the whole paths if two are the same."""
+    """Names for runs: the last parts of their paths, or the whole paths if two runs would have the same name."""
     names = [os.path.basename(os.path.normpath(path)) for path in model_dirs]
     return names if len(set(names)) == len(names) else list(model_dirs)
 
 
 def with_checkpoint(folder: RunFolder, use: Callable[[str], Result]) -> Result:
-    """Calls `use` with the path of the checkpoint that --ckpt_path names, and prints its name to the standard error.
+    """Calls `use` with the path of the checkpoint that --ckpt_path names, and returns its result.
 
-    If a training run deletes the checkpoint before it is read, `use` is called again with the next one.
+    Before the call, it prints the name of the checkpoint to the standard error. If a training run deletes the
+    checkpoint before it is read, it calls `use` again with the next one.
     """
 
     def named(path: str) -> Result:
@@ -37,23 +38,28 @@ def with_checkpoint(folder: RunFolder, use: Callable[[str], Result]) -> Result:
 
 
 def load_model(folder: RunFolder, **changes: Any) -> Any:
-    """The model of a run with the weights of the checkpoint that --ckpt_path names."""
+    """The model of a run with the weights of the checkpoint that --ckpt_path names.
+
+    Args:
+        folder: of the run.
+        **changes: hyper-parameters of the model that differ from those of the run.
+    """
     return with_checkpoint(folder, functools.partial(folder.load_model, **changes))
 
 
 def settings_to_resume(folder: RunFolder, places: Sequence[str]) -> dict[str, Any] | None:
-    """All settings of the run in `folder`, by group, with which its training resumes from --model_dir alone.
+    """All settings of the run in `folder`, if its training resumes from --model_dir alone.
 
     Args:
         folder: of the run.
         places: the flags that say where the data is.
 
     Returns:
-        `None` if the folder has no checkpoint, or the command line says where the data is. Then flags that are not
-        given have their usual defaults.
+        `{"data": ..., "model": ..., "training": ...}`, settings by name each. `None` if the folder has no checkpoint or
+        no config.json, or if the command line gives one of the flags `places`.
 
     Raises:
-        ParameterError: --preset is given.
+        ParameterError: the training resumes from --model_dir alone, and --preset is given.
     """
     if not folder.steps() or not folder.has_config() or given(places):
         return None
@@ -70,10 +76,13 @@ def origin_of(folder: RunFolder, task: str) -> tuple[Origin | None, dict[str, An
 
     Args:
         folder: of the new run.
-        task: that the other run must have.
+        task: task that the other run must have, such as "tagger".
 
     Returns:
-        `(origin, settings)`. Without --init_from the origin is `None`, and the settings are empty.
+        `(origin, settings)`. Without --init_from, the origin is `None`, and each group of settings is empty.
+
+    Raises:
+        ParameterError: see `Origin`.
     """
     if not FLAGS.init_from:
         return None, {"data": {}, "model": {}, "training": {}}

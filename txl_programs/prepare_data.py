@@ -43,7 +43,7 @@ flags.DEFINE_bool("debug", None, "No effect, as in the original.")
 flags.mark_flag_as_required("data_dir")
 
 
-OWN_TEXT = (
+OWN_TEXT = (  # flags for the user's own text and for Python's manual
     "level", "valid_fraction", "min_freq", "max_size", "lower_case", "vocab_size", "subword_type", "documents",
     "text_field", "raw_text", "skip_bad_lines",
 )  # fmt: skip
@@ -55,9 +55,9 @@ def check_flags():
     dataset = f"--dataset={FLAGS.dataset}"
     level = f"--level={FLAGS.level}"
     vocab_path = f"--vocab_path={FLAGS.vocab_path}"
-    every = ["download", "download_url", "shard_tokens", *TextConfig.names(), *ClusterConfig.names()]
+    preparation_flags = ["download", "download_url", "shard_tokens", *TextConfig.names(), *ClusterConfig.names()]
     check_used(
-        (every, not FLAGS.verify, "is for a preparation, and --verify only checks one"),
+        (preparation_flags, not FLAGS.verify, "is for a preparation, and --verify only checks one"),
         (OWN_TEXT, own, f"is for your own text, and {dataset} has the original's tokens"),
         (("text_field", "skip_bad_lines"), FLAGS.dataset != "pydoc", "is for --dataset=text"),
         (("download", "download_url"), not own, f"is for datasets of the paper, not for {dataset}"),

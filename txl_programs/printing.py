@@ -20,12 +20,12 @@ _lost_output: list[str] = []  # why the output could not be written, unless its 
 
 
 def program_name(path: str | None = None) -> str:
-    """The name of the program for messages, such as train.py or txl-train."""
+    """The name of the program for messages, such as train.py: the last part of `path`, by default of sys.argv[0]."""
     return os.path.basename(sys.argv[0] if path is None else path)
 
 
 def on_one_line(message: str) -> str:
-    r"""A message in which newlines of the command line's values, such as in a file's name, are written as `\n`."""
+    r"""Returns a message in which newlines in values of the command line, such as file names, are written as `\n`."""
     values = {word.partition("=")[2] or word for word in sys.argv if "\n" in word}
     for value in sorted(values, key=len, reverse=True):
         message = message.replace(value, value.replace("\n", "\\n"))
@@ -36,7 +36,10 @@ def on_one_line(message: str) -> str:
 
 
 class _StdoutHandler(logging.StreamHandler):
-    r"""Writes to the `sys.stdout` of the moment. Control characters, which could move a cursor, become `\x1b`."""
+    r"""Writes log messages to `sys.stdout`, also if another stream has replaced it.
+
+    Control characters, which could move a cursor, are written like `\x1b`. Long lines are shortened.
+    """
 
     def __init__(self) -> None:
         super().__init__(sys.stdout)
@@ -47,13 +50,16 @@ class _StdoutHandler(logging.StreamHandler):
 
     @stream.setter
     def stream(self, value: Any) -> None:
-        pass
+        """Ignores the stream that the base class sets."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(shortened, visible(super().format(record)).split("\n")))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """If nothing can be written, the program ends as after SIGHUP: a training run saves a checkpoint first."""
+        """Handles an exception in the writing of a message. If it is an OSError, the program ends as after SIGHUP.
+
+        A training run thus saves a checkpoint first.
+        """
         error = sys.exception()
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -67,7 +73,7 @@ class _StdoutHandler(logging.StreamHandler):
 
 
 class _StderrHandler(_StdoutHandler):
-    """The same for `sys.stderr`."""
+    """Writes log messages to `sys.stderr`, as `_StdoutHandler` does to `sys.stdout`."""
 
     @property
     def stream(self) -> Any:
@@ -75,7 +81,7 @@ class _StderrHandler(_StdoutHandler):
 
     @stream.setter
     def stream(self, value: Any) -> None:
-        pass
+        """Ignores the stream that the base class sets."""
 
 
 @contextlib.contextmanager
@@ -107,7 +113,10 @@ def log_to_stdout() -> None:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Around all that a program does: flushes its output, reports lost output, and turns Ctrl-C into status 130."""
+    """Ends the program after the block: flushes its output, and reports output that could not be written.
+
+    Ctrl-C ends it with status 130, and a closed pipe with status 0. A long message in SystemExit is shortened.
+    """
     if sys.stdout is None:  # closed, as after >&-
         sys.stdout = open(os.devnull, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):  # write characters that its encoding lacks as \u8bd7
@@ -134,7 +143,11 @@ def ending() -> Iterator[None]:
 
 
 def close_stdout(error: OSError | None = None) -> None:
-    """Stops writing to an output that failed: a pipe or terminal without a reader, or a full disk."""
+    """Redirects the standard output to /dev/null, because it cannot be written any more.
+
+    Args:
+        error: the reason. `ending` reports it, unless the reader of a pipe or a terminal is gone.
+    """
     if error is not None and error.errno not in (errno.EPIPE, errno.EIO):
         _lost_output.append(error.strerror or str(error))
     with contextlib.suppress(OSError, ValueError):  # it has no file, as in tests
@@ -142,7 +155,10 @@ def close_stdout(error: OSError | None = None) -> None:
 
 
 def message_of(error: Exception) -> str:
-    """The message of an error, on one line, and its notes on lines below."""
+    """The message of an error, and its notes on lines below. Newlines from the command line do not break its line.
+
+    For an argument that cannot be encoded, it says which encoding is needed.
+    """
     from txl_tf.files import reason
 
     message = str(error) if isinstance(error, (ValueError, OSError)) else reason(error)

@@ -34,12 +34,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's errors come a
 if not os.environ.get("KERAS_BACKEND"):  # takes precedence over the backend in ~/.keras/keras.json
     os.environ["KERAS_BACKEND"] = "tensorflow"
 
-_parsed: list[str] = []  # the part of the command line that `read_flags` left over
-_NOTE = re.compile(rb"WARNING: All log messages before absl::InitializeLog|[IW]\d{4} ")  # of TensorFlow's import
+_parsed: list[str] = []  # what `parse` has returned to `read_flags`
+_NOTE = re.compile(rb"WARNING: All log messages before absl::InitializeLog|[IW]\d{4} ")  # lines of TensorFlow's import
 
 
 def read_flags(name: str) -> None:
-    """Reads the flags and imports TensorFlow if the module `name` is the program that runs.
+    """Reads the flags and imports TensorFlow, if `name` is "__main__": then the calling module is the program.
 
     A program calls it before it imports the library, so that --help and a wrong flag need no TensorFlow. Wrong flags
     end the program with status 1, --help with status 0.
@@ -59,10 +59,11 @@ def read_flags(name: str) -> None:
 def run(main: Callable[[], int | None]) -> None:
     """Runs a program: reads its flags unless `read_flags` has, prints the library's messages, and calls `main()`.
 
-    The result of `main` is the exit status. Stray arguments, ValueError and OSError end the program with one line and
-    status 1, or the `status` of the error. Ctrl-C ends it with status 130; a training run saves a checkpoint first.
-    With --verbosity, an error has its traceback. If the reader of the standard output is gone, as with `| head`, the
-    program ends silently with status 0. If the disk is full, it ends with one line and status 1.
+    The result of `main` is the exit status. Stray arguments, ValueError, OSError and TensorFlow's errors end the
+    program with a short message and status 1, or the attribute `status` of the error. Ctrl-C ends it with status 130; a
+    training run saves a checkpoint first. With --verbosity, an error has its traceback. If the reader of the standard
+    output is gone, as with `| head`, the program ends silently with status 0. If the standard output cannot be written
+    for another reason, such as a full disk, it ends with one line and status 1.
     """
     with ending():
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background job ignores SIGINT
@@ -71,7 +72,7 @@ def run(main: Callable[[], int | None]) -> None:
         try:
             app.run(functools.partial(_run, main), flags_parser=parser)
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it is ending already
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the program is ending already
                 signal.signal(number, signal.SIG_IGN)
 
 
@@ -80,13 +81,14 @@ def run_training(main: Callable[[], Any], rows_to_divide: Callable[[], list[int]
 
     Args:
         main: the function that trains, in this process or on a worker.
-        rows_to_divide: function that returns the numbers of rows that every allowed number of workers must divide.
+        rows_to_divide: function that returns the batch sizes that the number of workers must divide while it may change
+            (--ray_min_workers). By default, there are none.
     """
     run(functools.partial(_train_on_workers, main, rows_to_divide))
 
 
 def _run(main: Callable[[], int | None], argv: Sequence[str]) -> int | None:
-    """Runs a program once its flags are parsed. An error of the user's becomes one message, unless --verbosity is 1."""
+    """Runs a program whose flags are parsed. See `run`: without --verbosity, an error of the user is one message."""
     refuse_stray(argv)
     refuse_empty()
     verbose = FLAGS["verbosity"].present
@@ -113,24 +115,32 @@ def _run(main: Callable[[], int | None], argv: Sequence[str]) -> int | None:
 
 
 def _tensorflow_errors() -> tuple[type[Exception], ...]:
-    """TensorFlow's errors, such as a file without permission or too little memory. Called only after an error."""
+    """The base class of TensorFlow's errors, such as a file without permission or too little memory.
+
+    It is a function because its import is slow: Python calls it only after an error.
+    """
     from tensorflow import errors
 
     return (errors.OpError,)
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """Raises KeyboardInterrupt as Python's own handler, but only once: later signals must not disturb the first."""
+    """Raises KeyboardInterrupt for Ctrl-C, except while the program already ends by one or by SystemExit."""
     if not isinstance(sys.exception(), (KeyboardInterrupt, SystemExit)):
         raise KeyboardInterrupt
 
 
 def _train_on_workers(main: Callable[[], Any], rows_to_divide: Callable[[], list[int]]) -> Any:
-    """Trains in this process or, with --ray_address or --ray_workers, starts the same command on workers of Ray.
+    """Trains in this process or, with --ray_workers, starts the same command on workers of Ray.
 
     Args:
-        main: trains in this process.
-        rows_to_divide: returns the numbers of rows that the number of workers must divide.
+        main, rows_to_divide: see `run_training`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ParameterError: flags about the workers or the tracker do not fit together.
     """
     check_used((("tracker_project",), given(["tracker"]), "is for --tracker, which is not given"))
     if FLAGS.ray_workers == 0:  # this process is a worker
@@ -150,6 +160,7 @@ def _train_on_workers(main: Callable[[], Any], rows_to_divide: Callable[[], list
 
 
 def _write_out(data: bytes) -> None:
+    """Writes the output of a worker to the standard output."""
     sys.stdout.buffer.write(data)
     sys.stdout.flush()
 
@@ -175,9 +186,10 @@ def _import_tensorflow() -> None:
 
 @contextlib.contextmanager
 def _hidden(*packages: str) -> Iterator[None]:
-    """In this block, hides packages that Keras imports if they are installed, which takes a second.
+    """In this block, makes the import of these packages fail, except of those that are imported already.
 
-    Keras does not need them at its import. A program that needs one of them can import it later.
+    Keras imports them if they are installed, which takes a second, but does not need them. A program that needs one of
+    them can import it after the block.
     """
     hidden: dict[str, Any] = {name: None for name in packages if name not in sys.modules}
     sys.modules.update(hidden)

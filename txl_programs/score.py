@@ -37,6 +37,7 @@ from txl_programs.flag_values import FLAGS, check_used, config_of, define_flags,
 from txl_programs.printing import messages_to_stderr
 from txl_programs.program import read_flags, run
 
+# Column -> format of its values.
 COLUMNS = {"nll": ".6f", "tokens": "d", "ppl": ".4f", "bpb": ".6f", "bytes": "d", "text": "s"}
 
 define_line_flags("texts")
@@ -57,18 +58,24 @@ from txl_tf.data.vocabulary import newline_ids
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import Scorer
 
-TOGETHER = 2000  # lines that are scored together if there are several files
+TOGETHER = 2000  # lines in a block, if the input is several files or runs on a cluster
 
 
 def as_columns(score, number=None):
-    """The line of output with columns; empty if the line has no score."""
+    """The line of output with the --columns of a score. A `LineError` gives an empty line. `number` is not used."""
     if isinstance(score, LineError):
         return "\n"
     return "\t".join(format(getattr(score, name), COLUMNS[name]) for name in FLAGS.columns) + "\n"
 
 
 def as_object(score, number=None, *, symbols):
-    """The line of output with JSON."""
+    """The line of output with a JSON object for a score or a `LineError`.
+
+    Args:
+        score: the score or the error.
+        number: not used.
+        symbols: symbols of the vocabulary, by id.
+    """
     if isinstance(score, LineError):
         return as_json({"text": score.text, "error": score.reason})
     numbers = {name: getattr(score, name) for name in ("nll", "ppl", "bpb")}
@@ -81,16 +88,17 @@ def as_object(score, number=None, *, symbols):
 
 
 def _rounded(value):
+    """A number with six decimal places; `None` for nan and infinity, which JSON does not have."""
     return round(value, 6) if math.isfinite(value) else None
 
 
 def summands(score):
-    """The numbers to add up over all lines: the arguments of `report`."""
+    """The numbers to add up over all lines: `nll`, `tokens`, `size` and `lines` of `report`."""
     return score.nll, score.tokens, score.bytes, 1
 
 
 def make_answering(folder, path):
-    """The scorer of lines, as the flags describe it, with the weights of a checkpoint."""
+    """The `Answering` that scores lines as the flags describe it, with the checkpoint at `path`."""
     lm = folder.load_model(path, **values(("mem_len", "clamp_len"), given_only=True))
     scorer = Scorer(lm, folder.load_vocab(), config_of(ScoringConfig))
 
@@ -123,7 +131,11 @@ def report(nll, tokens, size, lines, seconds):
     """Prints the totals of the text to the standard error.
 
     Args:
-        seconds: time for all lines; `None` if some were scored before.
+        nll: sum of the nll of all tokens, in nats.
+        tokens: number of tokens.
+        size: number of bytes.
+        lines: number of lines that have a score.
+        seconds: time for all lines; `None` if some were scored by an earlier run of the program.
     """
     summary = f"{lines:,} lines, {tokens:,} tokens"
     if tokens:

@@ -77,13 +77,19 @@ WRITTEN = {**BLANKS, 0: "␀"}  # characters that a file of columns cannot hold 
 
 
 def columns_of(folder):
-    """The columns of the training files. Runs of earlier versions do not record them: the defaults."""
+    """The columns of the training files; the defaults for runs of earlier versions, which do not record them."""
     known = folder.read_config()["data"]
     return ColumnsConfig(**{name: known.get(name) for name in ColumnsConfig.names()})
 
 
 def lines_of(tagged, number=None, tag_first=False):
-    """The output for a sentence, a `TaggedLine` or a `LineError`. With `tag_first`, the tag comes first."""
+    """The output for a `TaggedLine` or a `LineError`, in the --format.
+
+    Args:
+        tagged: the answer to a line.
+        number: not used.
+        tag_first: with --format=conll: whether the tag stands before the token.
+    """
     if FLAGS.format == "json":
         error = {"error": tagged.reason} if isinstance(tagged, LineError) else {"entities": tagged.entities}
         return as_json({"text": tagged.text, **error})
@@ -94,12 +100,12 @@ def lines_of(tagged, number=None, tag_first=False):
 
 
 def text_function(folder):
-    """`lines_of`, with the columns in the order of the run's files."""
+    """`lines_of` for this run: with the tag first if it stands before the token in the training files."""
     return functools.partial(lines_of, tag_first=places_in(2, columns_of(folder)) == (1, 0))
 
 
 def read_tagged(folder):
-    """The sentences of --tagged."""
+    """The sentences of --tagged with their tags, in the scheme of the run's model."""
     config = folder.read_config()
     digits = config["data"].get("segment_digits", False)
     model = config["model"]
@@ -108,15 +114,16 @@ def read_tagged(folder):
 
 
 def open_pipeline(folder, path):
-    """The tagger of a run, as the flags describe it, with the weights of a checkpoint."""
+    """The `TaggingPipeline` of a run, as the flags describe it, with the checkpoint at `path`."""
     changes = values(("constraints", "max_seq_len", "lexicon", "skip_short_words"), given_only=True)
     return TaggingPipeline.open(folder, path, **changes)
 
 
 def compare(sentences, pipeline, format_line):
-    """Tags the sentences of --tagged, and compares with their own tags: prints scores and the confusion of types.
+    """Tags the sentences of --tagged, compares with their own tags, and prints scores and the confusion of types.
 
-    It also writes the entities if --output or --format is given, and the wrong sentences with --list_wrong.
+    With --list_wrong, it also prints the sentences with wrong tags. If --output or --format is given, it also writes
+    the entities.
 
     Args:
         sentences: sentences with their tags, from `read_tagged`.
@@ -148,7 +155,7 @@ def compare(sentences, pipeline, format_line):
 
 
 def make_answering(folder, path):
-    """The tagger of lines, as the flags describe it, with the weights of a checkpoint."""
+    """The `Answering` that tags lines as the flags describe it, with the checkpoint at `path`."""
     tag_lines = functools.partial(
         open_pipeline(folder, path).tag_lines, batch_size=FLAGS.batch_size, split_sentences=FLAGS.split_sentences
     )

@@ -64,7 +64,7 @@ from txl_programs.program import run_training
 
 RELATIVE_ONLY = ("clamp_len", "untie_r")  # flags for relative positions
 ABSOLUTE_ONLY = ("context_len", "pos_embed")  # flags for absolute positions
-FROM_TEXT = ("cutoffs",)  # a hyper-parameter of the model that the text decides
+FROM_TEXT = ("cutoffs",)  # a hyper-parameter of the model that comes from the text
 PLACES = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
 READING = ("text_field", "skip_bad_lines")  # flags for a text that is not prepared
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
@@ -109,10 +109,13 @@ flags.mark_flag_as_required("model_dir")
 
 
 def data_arguments(instead=None):
-    """The corpus that the flags name: `data_dir` alone, or the arguments of `build_corpus`; empty if they name none.
+    """The corpus that the flags name: `{"data_dir": ...}`, or the arguments of `build_corpus`; empty if they name none.
 
     Args:
-        instead: values for flags that are not given.
+        instead: `{name: value}` for flags that are not given.
+
+    Raises:
+        ParameterError: flags about the text are given together with a prepared corpus.
     """
     instead = instead or {}
     text = completed(TextConfig, instead)
@@ -130,7 +133,12 @@ def data_arguments(instead=None):
 
 
 def check_model_flags(group, positions):
-    """Raises ParameterError for a flag of another kind of model, or of another kind of positions."""
+    """Raises ParameterError for a flag that this kind of model or of positions does not use.
+
+    Args:
+        group: the class of the model's hyper-parameters.
+        positions: the scheme of positions.
+    """
     if group is TransformerLMConfig:
         only = "is for --model=transformer_xl: --model=transformer takes --pos_embed=sin or learned"
         check_used((("positions",), False, only))
@@ -143,7 +151,12 @@ def check_model_flags(group, positions):
 
 
 def model_defaults(group, instead):
-    """The values `instead` of the defaults of flags, without those that this kind of model or of positions lacks."""
+    """The values that replace defaults of the model's flags, for this kind of model and of positions.
+
+    Args:
+        group: the class of the model's hyper-parameters.
+        instead: `{name: value}`. Values that the scheme --positions does not use are left out.
+    """
     left_out = ()
     if FLAGS.positions != "relative" and "positions" not in instead:  # presets are for relative positions
         left_out = getattr(SCHEMES[FLAGS.positions], "refused", RELATIVE_ONLY)  # classes exist once they are imported
@@ -154,7 +167,10 @@ def model_defaults(group, instead):
 
 
 def size_of_text(data):
-    """`(level, bytes, tokens)` of the text in `data`, see `data_arguments`: bytes on disk, estimated tokens."""
+    """`(level, bytes, tokens)` of the training text in `data`, see `data_arguments`.
+
+    For a prepared corpus, the bytes are an estimate, otherwise the tokens.
+    """
     from txl_tf.data.inputs import has_ending
     from txl_tf.data.text.corpus import load_corpus
     from txl_tf.data.text.datasets import check_files, make_recipe
@@ -176,9 +192,13 @@ def size_of_text(data):
 
 
 def settings_of(folder):
-    """The class of the model's hyper-parameters, and values for flags that are not given, by group.
+    """`(group, settings)`: the class of the model's hyper-parameters, and values for flags that are not given.
 
-    The values come from --init_from, from the existing run, or from a preset.
+    `settings` has the keys "data", "model" and "training", with values by name each. They come from --init_from, from
+    the existing run, or from a preset. The function logs the preset or the schedule that it chooses.
+
+    Raises:
+        ParameterError: --preset has no effect, or a flag does not fit the run.
     """
     resumed = settings_to_resume(folder, PLACES)
     if resumed:
@@ -189,7 +209,7 @@ def settings_of(folder):
         raise unused("preset", f"has no effect with --init_from={FLAGS.init_from}: the new run has that run's model")
     data = data_arguments(settings["data"])
     own_text = data.get("dataset") == "text"
-    if origin and not origin.resumes:
+    if origin and not origin.resumes:  # a new run that starts from another: a schedule by the size of the text
         training = completed(TrainingConfig, settings["training"])
         tokens_per_step = training["train_batch_size"] * training["tgt_len"]
         schedule = schedule_for(given_steps() or steps_for(size_of_text(data)[-1] / tokens_per_step))
@@ -216,7 +236,7 @@ def settings_of(folder):
 
 
 def given_steps():
-    """`train_steps` of the command line, or `None`."""
+    """The value of --train_steps; `None` if the command line does not give it."""
     return FLAGS.train_steps if FLAGS["train_steps"].present else None
 
 
@@ -266,7 +286,11 @@ def log_defaults():
 
 
 def rows_to_divide():
-    """The numbers of rows that every number of workers must divide, from --ray_min_workers up."""
+    """The batch sizes that the number of workers must divide while it may change (--ray_min_workers).
+
+    Raises:
+        ParameterError: the command line does not give a batch size.
+    """
     for name in ("train_batch_size", "eval_batch_size"):  # the defaults do not count: a preset may change them
         if not FLAGS[name].present:
             message = f"ray_min_workers needs {name}: the number of workers that continue must divide it"
@@ -307,7 +331,11 @@ def train(folder):
 
 
 def evaluate(folder):
-    """Evaluates the run in this folder. Flags that are given change its hyper-parameters."""
+    """Evaluates the run in this folder. Flags that are given change its hyper-parameters for this evaluation.
+
+    Raises:
+        ParameterError: a flag does not fit the run.
+    """
     from txl_tf.runs.evaluate import evaluate_run
 
     group = folder.family.config

@@ -41,7 +41,7 @@ from txl_programs.opening import origin_of, settings_to_resume
 from txl_programs.program import run_training
 
 MODELS = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig, "bilstm": BiLSTMTaggerConfig}
-FROM_DATA = ("labels", "scheme", "n_token", "n_bigram")  # hyper-parameters that the data decides
+FROM_DATA = ("labels", "scheme", "n_token", "n_bigram")  # hyper-parameters that come from the data
 
 flags.DEFINE_string(
     "model_dir", None, "Folder of the run: checkpoints, vocabularies, log.csv, TensorBoard curves. Required."

@@ -82,7 +82,10 @@ flags.mark_flag_as_required("model_dir")
 
 
 def size_of_pairs(data):
-    """`(pairs, bytes, tokens)` of the training data; tokens are an estimate."""
+    """`(pairs, bytes, tokens)` of the training data. The number of tokens on both sides is an estimate.
+
+    Made-up dates have about 35 characters a pair. Of two files of different lengths, the longer one counts.
+    """
     from txl_tf.data.text_files import blocks_of
 
     if data.dataset == "dates":
@@ -135,7 +138,14 @@ def choose_settings(data, exists):
 
 
 def settings_of(folder):
-    """Values for flags that are not given, by group: from --init_from, from the existing run, or from a preset."""
+    """Values for flags that are not given: from --init_from, from the existing run, or from a preset.
+
+    Returns:
+        Dictionary with the keys "data", "model" and "training", with values by name each.
+
+    Raises:
+        ParameterError: --preset has no effect.
+    """
     resumed = settings_to_resume(folder, ("dataset", "train_path"))
     if resumed:
         return resumed
@@ -161,10 +171,14 @@ def main():
 
     settings = settings_of(RunFolder(FLAGS.model_dir, "encoder_decoder"))
     data = config_of(PairsConfig, settings["data"])
-    made = data.dataset == "dates"
+    is_dates = data.dataset == "dates"
     check_used(
-        (changed(["n_pairs"]), made, "is for --dataset=dates"),
-        (changed(["valid_fraction"]), not (made or data.valid_path), "is for pairs of your own without --valid_path"),
+        (changed(["n_pairs"]), is_dates, "is for --dataset=dates"),
+        (
+            changed(["valid_fraction"]),
+            not (is_dates or data.valid_path),
+            "is for pairs of your own without --valid_path",
+        ),
     )
     training = config_of(PairsTrainingConfig, settings["training"])
     train_run(

@@ -13,8 +13,8 @@ cannot be translated, the output has an empty line. The standard error then says
 goes to the standard output, all else to the standard error. At the end, the program prints how many translations were
 cut off because they did not end within --max_new_tokens, and how many symbols of the sources are not in the vocabulary
 (<unk>). In --pairs, several lines may have the same source: each of its targets counts as correct, and error rates
-count the source once. BLEU and chrF need sacrebleu (pip install sacrebleu); --bleu_tokenize chooses its tokenizer. On a
-terminal, control characters are written like \\x1b, unless --raw is given.
+count the source once. BLEU and chrF need sacrebleu: pip install "txl_tf[seq2seq]". --bleu_tokenize chooses its
+tokenizer. On a terminal, control characters are written like \\x1b, unless --raw is given.
 """
 
 import functools
@@ -78,7 +78,7 @@ from txl_tf.vanilla.translator import POOL, Translation, Translator, assumed_len
 
 
 def lines_of(translations, number):
-    """The output for the translations of a source, or for the `LineError` of a line."""
+    """The output for the translations of line `number`, or for its `LineError`."""
     if not (FLAGS.scores or FLAGS.n_best > 1):
         return "\n" if isinstance(translations, LineError) else f"{translations[0].text}\n"
     if isinstance(translations, LineError):
@@ -87,15 +87,23 @@ def lines_of(translations, number):
 
 
 def counts_of(translations):
-    """`(unfinished, unknown, lines)` to add up over the sources: whether the best translation was cut off, the unknown
-    symbols of the source, and whether it has any.
+    """`(unended, unknown, lines)`, numbers to add up over the sources, for `say_counts`.
+
+    They are 1 if the best translation was cut off, else 0; the number of unknown symbols in the source; and 1 if the
+    source has unknown symbols, else 0.
     """
     best = translations[0]
     return int(not best.ended), best.unknown, int(best.unknown > 0)
 
 
 def say_counts(tally, search, model):
-    """Prints how many translations were cut off, and how many symbols of the sources were unknown."""
+    """Prints how many translations were cut off, and how many symbols of the sources were unknown, if there are any.
+
+    Args:
+        tally: `Tally` of all lines, with the sums of `counts_of`.
+        search: `SearchConfig`.
+        model: `TransformerConfig`.
+    """
     unended, unknown, lines = map(int, tally.sums or [0, 0, 0])
     if unended:
         print(did_not_end(unended, tally.lines - tally.missing, search, model), file=sys.stderr)
@@ -107,14 +115,14 @@ def say_counts(tally, search, model):
 
 
 def collecting_best(answers, best):
-    """Yields the answers, and appends the best translation of each to the list `best`; an empty text if it has none."""
+    """Yields the answers. Appends the best translation of each to the list `best`; for a `LineError`, an empty one."""
     for translations in answers:
         best.append(Translation("", 0.0) if isinstance(translations, LineError) else translations[0])
         yield translations
 
 
 def for_every_line(sources, answers):
-    """Yields an answer for every source. `answers` has one for every different source, in order of first occurrence."""
+    """Yields an answer for each of the `sources`. They may repeat; `answers` has one for each different source."""
     answer_of = {}
     for source in sources:
         if source not in answer_of:
@@ -123,15 +131,21 @@ def for_every_line(sources, answers):
 
 
 def report(texts, references, level):
-    """Prints the error rates of the best translations. A source without a translation counts as wrong."""
+    """Prints the error rates of the best translations and, if sacrebleu is installed, BLEU and chrF.
+
+    Args:
+        texts: the best translation of each source; empty, and thus wrong, if the source could not be translated.
+        references: list of the correct targets of each source.
+        level: what a token of a target is.
+    """
     rates = error_rates(texts, references, level)
     lines = f"{rates['lines']:.2%} of {len(texts):,} lines wrong, {rates['symbols']:.2%} of the {counted_in(level)}"
     scores = corpus_scores(texts, references, FLAGS.bleu_tokenize, level)
-    print(lines, *scores.values() or ["(pip install sacrebleu for BLEU and chrF)"], sep="\n", file=sys.stderr)
+    print(lines, *scores.values() or ['(pip install "txl_tf[seq2seq]" for BLEU and chrF)'], sep="\n", file=sys.stderr)
 
 
 def make_answering(folder, path):
-    """The translator of lines, as the flags describe it, with the weights of a checkpoint."""
+    """The `Answering` that translates lines as the flags describe it, with the checkpoint at `path`."""
     model = folder.load_model(path)
     source_vocab, target_vocab = folder.load_vocabs()
     translator = Translator(model, source_vocab, target_vocab, config_of(SearchConfig), FLAGS.batch_size)
@@ -139,7 +153,19 @@ def make_answering(folder, path):
 
 
 def compare(folder, vocabs):
-    """Translates the sources of --pairs, and prints the error rates of the translations."""
+    """Translates the sources of --pairs, writes the translations, and prints their error rates.
+
+    Args:
+        folder: `RunFolder`.
+        vocabs: vocabularies of the sources and of the targets.
+
+    Returns:
+        The `Tally` of the different sources.
+
+    Raises:
+        ParameterError: the pairs cannot be used, or a flag does not fit --pairs.
+        LineError: a source has no translation, with --strict.
+    """
     check_left_out(values(("ray_address", "ray_workers")), "--pairs is for one machine")
     check_output(*FLAGS.pairs)
     reader = PairReader(config_of(PairFilesConfig), [vocab.level for vocab in vocabs])
@@ -154,8 +180,8 @@ def compare(folder, vocabs):
         print(sentence, file=sys.stderr)
     sides = in_case_of_vocabs([without_ends(text.lines) for text in texts], vocabs)
     references = group_references(*sides)
-    first = dict(zip(reversed(sides[0]), reversed(texts[0].numbers), strict=True))
-    numbers = [first[source] for source in references]
+    first_number = dict(zip(reversed(sides[0]), reversed(texts[0].numbers), strict=True))  # the first line of a source
+    numbers = [first_number[source] for source in references]
     best = []
     answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)

@@ -1,4 +1,4 @@
-"""Answers files of lines, in this process or on a Ray cluster. Every input file has an output file of its name."""
+"""Answers files of lines, in this process or on a Ray cluster. An output file has the name of its input file."""
 
 import collections
 import contextlib
@@ -37,17 +37,26 @@ _OTHER_FLAGS = {"model_dir", "ckpt_path", "input", "output", "strict", *ClusterC
 
 
 def answer_input(folder, make_answering, program, together, raw=False):
-    """Answers the lines of --input: as they arrive, or file by file, on a Ray cluster if the flags ask for one.
+    """Answers the lines of --input, and writes the answers to --output or the standard output.
+
+    The lines of one file or of the standard input are answered as they arrive. Several files, or any files if the flags
+    ask for a Ray cluster, are answered block by block.
 
     Args:
         folder: `RunFolder`.
-        make_answering: function from `folder` and the path of a checkpoint to an `Answering`, as the flags describe it.
-        program: name of the module that defines it.
-        together: number of lines in a block of a file; `None` for whole files.
+        make_answering: function that takes `folder` and the path of a checkpoint, and returns an `Answering` as the
+            flags describe it.
+        program: name of the module that defines `make_answering`.
+        together: number of lines in a block; `None` for a whole file.
         raw: see `write_answers`.
 
     Returns:
-        The `Tally` of all lines, and the time in seconds; `None` if some were answered before.
+        `(tally, seconds)`: the `Tally` of all lines, and the time that they took; `None` instead of the time if some
+        lines were answered by an earlier call.
+
+    Raises:
+        ParameterError: --input or --output is not as it must be, or a line has no answer with --strict.
+        OSError: a file cannot be read or written.
     """
     if cluster_of(ClusterConfig).given or _is_several(FLAGS.input):
         answer = functools.partial(_answer_files, folder, make_answering, program, together, _named_files())
@@ -62,7 +71,7 @@ def answer_input(folder, make_answering, program, together, raw=False):
 
 
 def _has_any_end(folder):
-    r"""Whether `\r\n` and `\r` end lines as `\n` does. For a language model of bytes or of raw text they are text."""
+    r"""Whether `\r\n` and `\r` end lines, as `\n` does. For a language model of bytes or of raw text, they do not."""
     return folder.task != "language_model" or folder.load_vocab().has_plain_text
 
 
@@ -74,12 +83,18 @@ def _is_several(inputs):
 
 
 def _answer_files(folder, make_answering, program, together, files, path):
-    """`answer_input` for several files, `(path, name)` each, or on a cluster, with the checkpoint at `path`."""
+    """Answers files block by block. See `answer_input` for the result.
+
+    Args:
+        folder, make_answering, program, together: see `answer_input`.
+        files: `(path, name)` of each file.
+        path: path of the checkpoint.
+    """
     started = time.perf_counter()
     cluster = cluster_of(ClusterConfig)
-    run = functools.partial(_here, make_answering, folder, path)
+    answer_blocks = functools.partial(_answer_here, make_answering, folder, path)
     flags: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
-    flags |= {name: sha256(flags[name]) for name in _named_by(flags)}
+    flags |= {name: sha256(flags[name]) for name in _flags_of_files(flags)}  # the content of a file, not its name
     key = [program, flags, sha256(folder.config_file), sha256(f"{path}.index"), together]
     with naming_write_errors(FLAGS.output):
         tf.io.gfile.makedirs(FLAGS.output)
@@ -87,13 +102,13 @@ def _answer_files(folder, make_answering, program, together, files, path):
         stack.enter_context(lock(FLAGS.output, f"another program writes its answers to {FLAGS.output}"))
         if cluster.given:
             count_workers(stack.enter_context(connected(cluster.ray_address)), cluster)  # before files are read
-            run = functools.partial(_on_cluster, cluster, program, folder, path)
+            answer_blocks = functools.partial(_answer_on_cluster, cluster, program, folder, path)
         any_end = _has_any_end(folder)
         plan = Plan([LineFile(file, name, FLAGS.output, key, any_end) for file, name in files], together)
         total = Tally()
         if plan.before:
             print(f"lines answered before: {plan.before:,}", file=sys.stderr)
-        for tally in plan.answer(functools.partial(_with_progress, run)):
+        for tally in plan.answer(functools.partial(_with_progress, answer_blocks)):
             if FLAGS.strict and tally.messages:
                 raise _as_error(tally)
             say_missing(tally)
@@ -106,7 +121,7 @@ def _answer_files(folder, make_answering, program, together, files, path):
 
 
 def _as_error(tally):
-    """The ValueError for the first line without an answer."""
+    """The ValueError for the first line without an answer in a tally, with the notes of the tally."""
     error = ValueError(tally.messages[0])
     for note in tally.notes:
         error.add_note(note)
@@ -114,10 +129,11 @@ def _as_error(tally):
 
 
 def _named_files():
-    """`(path, name)` of the files of --input.
+    """`(path, name)` of each file of --input. The name is that of its output file, relative to the folder --output.
 
     Raises:
-        ParameterError: a file cannot have an output file of its name in --output.
+        ParameterError: --input names no files, --output is not a folder, two files would have the same output file, or
+            an output file would be one of the input files.
     """
     if FLAGS.input in (None, "-"):
         message = "--ray_address and --ray_workers need --input: files, folders or patterns"
@@ -143,50 +159,60 @@ def _named_files():
 
 
 def _own_flags():
-    """The flags of the program itself."""
+    """The flags of the program itself, without those of absl."""
     return FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
 
 
-def _named_by(flags):
-    """The `flags`, `{name: value}`, that name a file whose content affects the answers."""
+def _flags_of_files(flags):
+    """The names of those `flags`, `{name: value}`, whose value is an existing file that affects the answers."""
     paths = {name: flags[name] for name in _FILES if flags.get(name)}
     return [name for name, path in paths.items() if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)]
 
 
-def _with_progress(run, blocks):
-    """Yields the parts that `run` yields for blocks. Shows a progress bar on a terminal."""
+def _with_progress(answer_blocks, blocks):
+    """Answers blocks, and advances a progress bar if the standard output is a terminal.
+
+    Args:
+        answer_blocks: function that answers blocks, and yields the `part` of each answered `Block`.
+        blocks: list of `Block`.
+
+    Yields:
+        What `answer_blocks` yields.
+    """
     bar = progress_bar(sum(block.lines for block in blocks))
     lines = {block.part: block.lines for block in blocks}
-    for part in run(blocks):
+    for part in answer_blocks(blocks):
         if bar:
             bar.add(lines[part])
         yield part
 
 
-def _here(make_answering, folder, path, blocks):
-    """Answers blocks in this process, and yields their parts."""
+def _answer_here(make_answering, folder, path, blocks):
+    """Answers blocks in this process, and yields the `part` of each answered `Block`."""
     answering = make_answering(folder, path)
     for block in blocks:
         answer_block(answering, block)
         yield block.part
 
 
-def _on_cluster(cluster, program, folder, path, blocks):
-    """Answers blocks on the workers of a cluster, and yields their parts."""
+def _answer_on_cluster(cluster, program, folder, path, blocks):
+    """Answers blocks on the workers of a Ray cluster, and yields the `part` of each answered `Block`."""
     flag_values: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.present}
     flag_values |= {"model_dir": absolute(folder.path), "ckpt_path": absolute(path)}
-    flag_values |= {name: absolute(flag_values[name]) for name in _named_by(flag_values)}
+    flag_values |= {name: absolute(flag_values[name]) for name in _flags_of_files(flag_values)}
     make = functools.partial(make_in_worker, program, folder.task, flag_values)
     return answer_on_cluster(blocks, make, cluster)
 
 
 def make_in_worker(program, task, given):
-    """The `Answering` of a program in a process that has not read its flags.
+    """Returns the `Answering` of a program in a worker, a process that has no command line with flags.
+
+    It sets the flags of this process.
 
     Args:
-        program: name of its module.
-        task: the task of its runs.
-        given: `{name: value}` of the flags that its command line gives.
+        program: name of the program's module.
+        task: task of the run, see `RunFolder`.
+        given: `{name: value}` of the flags that the command line of the program gives.
     """
     module = importlib.import_module(program)
     FLAGS.mark_as_parsed()

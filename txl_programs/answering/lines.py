@@ -18,9 +18,17 @@ from txl_tf.files import check_writable, new_file, same_path
 
 
 def input_lines(any_end=True):
-    """`(lines, name)` of --input: bytes without line ends, and `None` wherever the input pauses.
+    """Opens --input, a file or the standard input, which prompts for lines if it is a terminal.
 
-    A file that cannot be read is an error immediately. `any_end`: see `lines_in`.
+    Args:
+        any_end: see `lines_in`.
+
+    Returns:
+        `(lines, name)`: an iterator of bytes without line ends, with `None` wherever the standard input pauses; and a
+        name for messages.
+
+    Raises:
+        OSError, ParameterError: the input cannot be read. It is raised before the first line is taken.
     """
     if FLAGS.input in (None, "-"):
         if sys.stdin is None:
@@ -33,7 +41,10 @@ def input_lines(any_end=True):
 
 
 def check_output(*inputs):
-    """Raises ParameterError if --output is one of the files `inputs`, and OSError if it cannot be written."""
+    """Raises ParameterError if --output is one of the files `inputs`, and OSError if it cannot be written.
+
+    An input may be `None`.
+    """
     for path in inputs:
         if FLAGS.output and path and os.path.isfile(path) and same_path(path, FLAGS.output):
             message = f"--output must be another file than {path}, whose lines are answered, got {FLAGS.output}"
@@ -45,12 +56,13 @@ def write_answers(answers, text, numbers=nothing, raw=False):
     """Writes each answer to --output or the standard output as soon as it arrives.
 
     Args:
-        answers: an iterator, with a `LineError` for a line without an answer. Its message goes to the standard error.
+        answers: an iterator of answers, with a `LineError` for a line without an answer. Its message goes to the
+            standard error.
         text, numbers: see `Answering`.
         raw: whether control characters go to a terminal unchanged.
 
     Returns:
-        Their `Tally`, without messages.
+        The `Tally` of the answers, without messages.
     """
     tally = Tally()
     with _output(raw) as write:
@@ -77,25 +89,31 @@ def say_how_many(tally):
 
 
 def progress_bar(lines=None):
-    """Keras's progress bar on a terminal, else `None`."""
+    """Keras's progress bar for a number of lines (`None`: unknown); `None` if the standard output is no terminal."""
     return keras.utils.Progbar(lines, verbose=1, unit_name="line") if sys.stdout.isatty() else None
 
 
 @contextlib.contextmanager
 def _output(raw):
-    """A function that writes text to --output, which appears when it is complete, or to the standard output."""
-    if FLAGS.output:
-        bar = progress_bar()
-        with new_file(FLAGS.output) as file:
-            yield lambda text: (file.write(text.encode("utf-8", "surrogateescape")), bar and bar.add(1))
-        return
+    """Yields a function that writes an answer to --output or the standard output. The file appears after the block."""
+    bar = progress_bar() if FLAGS.output else None
 
-    def write(text):
-        """Writes text to the standard output. On a terminal, control characters become visible, unless `raw`."""
+    def write_to_file(text):
+        """Writes an answer to --output, and advances the progress bar on a terminal."""
+        file.write(text.encode("utf-8", "surrogateescape"))
+        if bar:
+            bar.add(1)
+
+    def write_to_stdout(text):
+        """Writes an answer to the standard output. On a terminal, control characters become visible, unless `raw`."""
         if sys.stdout.isatty() and not raw:
             sys.stdout.write(visible(text))
         else:
             sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
         sys.stdout.flush()
 
-    yield write
+    if FLAGS.output:
+        with new_file(FLAGS.output) as file:
+            yield write_to_file
+    else:
+        yield write_to_stdout

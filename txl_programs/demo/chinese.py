@@ -64,7 +64,7 @@ LABELS = {
     "Tag": "标注",
 }
 
-# What the page says in answers.
+# Sentences in answers of the page, and the names that are inserted into them.
 SENTENCES = {
     # what the models are
     "It has {number:,} weights.": "它有 {number:,} 个参数。",
@@ -245,8 +245,8 @@ SENTENCES = {
     "the same entities, probabilities change by at most {most:.3f}": "实体不变，概率最多变化 {most:.3f}",
 }
 
-# Messages of the library: a pattern of the whole message, and the sentence for the page. Groups that SENTENCES has are
-# translated by it.
+# Pattern of a whole message of the library -> sentence for the page. A group of the pattern is a value of the sentence,
+# and is translated if its text is a key of SENTENCES.
 MESSAGES = {
     r"(?P<name>[^:]*?)(?:, line \d+)?: (?P<symbol>.+?) is not in the vocabulary of (?P<number>[\d,]+) symbols.*": (
         "{name}：{symbol} 不在该模型的词表（{number} 个符号）中，请删去或换掉它。"
@@ -266,4 +266,5 @@ MESSAGES = {
         "这一行连同结束符有 {number} 个符号；该模型最多接受 {most} 个。"
     ),
 }
+# For all other messages of the library.
 OTHER = "模型不接受这个输入：{message}"

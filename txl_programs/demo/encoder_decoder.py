@@ -9,11 +9,11 @@ from txl_programs.demo.pieces import ROOM, Place, choices, element, figure, matr
 from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.vanilla.translator import Translation, Translator
 
-BEAMS = (1, 2, 4, 8)  # each has a graph of its own
+BEAMS = (1, 2, 4, 8)  # the beam sizes to choose from; each needs a graph of its own
 
 
 class EncoderDecoderView:
-    """A run of an encoder-decoder.
+    """What the page shows of a run of an encoder-decoder.
 
     Args:
         run: `OpenRun`.
@@ -60,8 +60,12 @@ class EncoderDecoderView:
         """The cross-attention of a head as a matrix: columns are the source, rows are the target.
 
         Args:
-            source, target: lines.
-            pick: "i" or "i:layer:head". The buttons get i. The default is the first head of the last layer.
+            source, target: the source, and the translation that was clicked.
+            pick: "i" or "i:layer:head", where i is the index of the translation. "i" alone stands for the first head of
+                the last layer.
+
+        Raises:
+            ParameterError: the click belongs to another page or model.
         """
         i, *layer_and_head = picked(pick, 1, 3)
         n_layer = self.model.num_layers

@@ -15,15 +15,16 @@ from txl_programs.demo.chinese import LABELS, MESSAGES, OTHER, SENTENCES
 
 LANGUAGES = ("en", "zh")
 _language: ContextVar[str] = ContextVar("language", default="en")
-_LABEL_OF = {"markdown": ("value",), "button": ("value",)}  # other values are texts, which stay as they are
+# Type of a component -> those of its properties that are labels only in this type. Other values are texts of visitors.
+_LABEL_OF = {"markdown": ("value",), "button": ("value",)}
 
 
 class Refusal(ParameterError):
     """An error whose message is a sentence of the page, in the visitor's language.
 
     Args:
-        parameter, found, allowed: see `ParameterError`.
-        sentence, values: of `said`.
+        parameter, found, allowed: name, value and allowed values, see `ParameterError`.
+        sentence, **values: arguments of `said`.
     """
 
     def __init__(self, parameter: str, found: Any, allowed: Any, sentence: str, /, **values: Any):
@@ -31,7 +32,10 @@ class Refusal(ParameterError):
 
 
 def preferred(header: str | None) -> str:
-    """The language of a visitor: the one of `LANGUAGES` that the value of an Accept-Language header puts first."""
+    """The language of a visitor: the one of `LANGUAGES` with the largest weight in an Accept-Language header.
+
+    It is English if the header names neither of them, or if there is no header.
+    """
     best, largest_weight = "en", 0.0
     pattern = re.compile(r"\s*(zh|en)(?:-[\w-]*)?\s*(?:;\s*q\s*=\s*([\d.]{1,6}))?\s*", re.IGNORECASE | re.ASCII)
     for part in (header or "")[:1000].split(","):
@@ -45,7 +49,7 @@ def preferred(header: str | None) -> str:
 
 @contextlib.contextmanager
 def speaking(language: str) -> Iterator[None]:
-    """Has `said`, `explained` and `labels_in` use a language."""
+    """In the block, `said`, `explained` and `labels_in` use the language `language`."""
     token = _language.set(language)
     try:
         yield
@@ -54,7 +58,10 @@ def speaking(language: str) -> Iterator[None]:
 
 
 def said(sentence: str, **values: Any) -> str:
-    """A sentence of the page in the visitor's language, with values in the places of their names."""
+    """A sentence of the page in the visitor's language, with the `values` inserted for the names in braces.
+
+    A sentence that the catalogue lacks stays English.
+    """
     translated = SENTENCES.get(sentence, sentence) if _language.get() == "zh" else sentence
     return translated.format(**values) if values else translated
 
@@ -75,8 +82,9 @@ def labels_in(config: dict[str, Any], page_labels: Mapping[str, str]) -> dict[st
     """Gradio's configuration of a page with labels in the visitor's language.
 
     Args:
-        config: of `gr.Blocks`; it is not changed.
-        page_labels: Chinese for English labels that no catalogue can have, such as those with names of runs.
+        config: configuration of `gr.Blocks`; it is not changed.
+        page_labels: `{English label: Chinese label}` of this page, for labels that the catalogue cannot have, such as
+            those with names of runs.
     """
     if _language.get() == "en":
         return config

@@ -1,6 +1,7 @@
-"""Texts that a language model generates or reads, and the benefit of its memory, as HTML, without the buttons.
+"""Texts that a language model generates or reads, and the benefit of its memory, as HTML.
 
-Every token but the first can be clicked. The click has the index of the token, for `alternatives` and `look`.
+A visitor can click every token but the first. The data of the click is the index of the token, for `alternatives` and
+`look`. The buttons and boxes around the texts are in language_model_page.py.
 """
 
 import dataclasses
@@ -25,15 +26,15 @@ from txl_tf.language.text_generator import TextStream, encode_prompt, stops_of
 from txl_tf.runs.metrics import metric_of, to_metric
 
 READ_AT_ONCE = 512  # tokens of a prompt
-ALTERNATIVES = 10
-WORST = 8.0  # bits of the strongest colour
-MOST_HELP = 4.0  # bits that memory saves, of the strongest colour
-MOST_ROWS = 48  # heads of a picture; of a larger model those of one layer
-STROKE = (
+ALTERNATIVES = 10  # most likely tokens to show
+MAX_SURPRISE = 8.0  # bits of a token that has the strongest colour
+MAX_HELP = 4.0  # bits that the memory saves for a token that has the strongest colour
+MOST_ROWS = 48  # most heads in a picture; if a model has more, the picture shows those of one layer
+ABOUT_SEGMENTS = (
     "The model reads {number} tokens at a time: a blue bar marks where such a segment begins. The memory is what the "
     "model keeps of the segments before."
 )
-SEGMENT = 64  # tokens, where a run does not say what it was trained with
+DEFAULT_TGT_LEN = 64  # tokens of a segment, if the run does not say how it was trained
 
 
 @dataclasses.dataclass
@@ -41,15 +42,15 @@ class Sample:
     """A generated text, which may be continued."""
 
     session: Session
-    stream: TextStream
+    stream: TextStream  # turns new tokens into text
     seed: int
-    text: str = ""
-    tokens: int = 0
-    ended: bool = False
+    text: str = ""  # without the prompt
+    tokens: int = 0  # number of tokens in `text`
+    ended: bool = False  # whether a stop string or a stop token has ended it
 
 
 class LanguageModelView:
-    """A run of a language model.
+    """What the page shows of a run of a language model.
 
     Args:
         run: `OpenRun`.
@@ -62,20 +63,23 @@ class LanguageModelView:
         self.lm = run.model
         (self.vocab,) = run.vocabs
         self.mem_len = self.lm.network.mem_len
-        self.tgt_len = run.config.get("training", {}).get("tgt_len") or SEGMENT
+        self.tgt_len = run.config.get("training", {}).get("tgt_len") or DEFAULT_TGT_LEN
         self.new_session = Session(self.lm)  # copies share its graphs
         self.metric = metric_of(is_by_character_in(run.config["data"], self.vocab))
 
     # --------------------------------------------------------------------------------------------------------- write
 
     def start(self, prompt: str, rows: int, options: dict) -> list[Sample]:
-        """Reads a prompt, and returns the samples for `write`, which are empty.
+        """Reads a prompt. Returns samples without new tokens, for `write`.
 
         Args:
             prompt: text.
             rows: number of samples.
             options: "sampling" and "stops", arguments of `check_sampling` and `stops_of`. With a seed, the samples are
                 the same as with `lm.generate`, for a prompt of up to `READ_AT_ONCE` tokens.
+
+        Raises:
+            ParameterError: the prompt is too long or cannot be encoded, or an option is wrong.
         """
         ids = self.encode(prompt, "The prompt")
         self.check(options)
@@ -94,7 +98,10 @@ class LanguageModelView:
         check_stops(len(self.vocab), None, **stops_of(self.vocab, **options["stops"]), vocab=self.vocab)
 
     def write(self, samples: list[Sample], number: int, options: dict) -> Iterator[None]:
-        """Generates this many more tokens of every sample, fewer if it ends. Yields after each token."""
+        """Generates `number` more tokens of every sample, fewer of one that ends. Changes the samples.
+
+        It yields after each round of tokens, one of every sample. It returns early if all samples have ended.
+        """
         stops = stops_of(self.vocab, **options["stops"])
         for _ in range(number):
             for sample in samples:
@@ -113,14 +120,20 @@ class LanguageModelView:
         sample.ended = sample.session.ended
 
     def show_written(self, prompt: str, samples: list[Sample], writing: bool = False) -> Markup:
-        """The samples, one below the other, each after its prompt."""
+        """The samples, one below the other, each after its prompt.
+
+        Args:
+            prompt: text.
+            samples: the samples.
+            writing: whether their generation goes on; then a cursor stands after each that has not ended.
+        """
         blocks = []
         for i, sample in enumerate(samples):
-            goes_on = writing and not sample.ended
-            cursor = element("span", class_="cursor") if goes_on else Markup("")
+            is_growing = writing and not sample.ended
+            cursor = element("span", class_="cursor") if is_growing else Markup("")
             facts_of = "{number} tokens, seed {seed}, ended" if sample.ended else "{number} tokens, seed {seed}"
             head = said(facts_of, number=sample.tokens, seed=sample.seed)
-            written = sample.text if goes_on else sample.text + sample.stream.copy().end()
+            written = sample.text if is_growing else sample.text + sample.stream.copy().end()
             text = element("div", element("span", prompt, class_="prompt"), written, cursor, class_="written")
             head = said("Sample {i}: {rest}", i=i + 1, rest=head) if len(samples) > 1 else head
             blocks.append(element("div", element("p", head, class_="note"), text))
@@ -129,13 +142,13 @@ class LanguageModelView:
     # ---------------------------------------------------------------------------------------------------------- read
 
     def encode(self, text: str, name: str = "The text") -> np.ndarray:
-        """Ids of a text that is not too long: int32 `[n]`."""
+        """Ids of a text: int32 `[n]`. Raises ParameterError if the text is empty, too long or cannot be encoded."""
         ids = encode_prompt(self.vocab, self.limits.check_text(text, name), name)
         self.limits.check_tokens(len(ids), name)
         return ids
 
     def encode_two(self, text: str) -> np.ndarray:
-        """`encode` for a text of at least two tokens, so that one can be predicted."""
+        """Does the same as `encode`. Also raises ParameterError if there is only one token, which nothing predicts."""
         ids = self.encode(text)
         if len(ids) < 2:
             sentence = "The text has one token only. No token before it can predict it."
@@ -143,7 +156,11 @@ class LanguageModelView:
         return ids
 
     def read(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
-        """Reads a text. Yields `(tokens read, tokens, None)`, and at the end the picture, coloured by nll."""
+        """Reads a text, and shows it coloured by nll.
+
+        Yields:
+            `(tokens that were read, all tokens, None)` after each segment. At the end, the third value is the picture.
+        """
         ids = self.encode_two(text)
         nll = []
         for start, (values,) in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, [self.mem_len])):
@@ -152,7 +169,10 @@ class LanguageModelView:
         yield len(ids), len(ids), self._show_read(ids, np.concatenate(nll))
 
     def _locked(self, steps):
-        """Yields the steps of a computation. Each holds the lock of the run. Steps of other visitors run in between."""
+        """Yields the steps of an iterator. The run is locked while a step is computed, not between two steps.
+
+        So the steps for several visitors take turns.
+        """
         while True:
             with self.run.lock:
                 step = next(steps, None)
@@ -161,23 +181,33 @@ class LanguageModelView:
             yield step
 
     def _show_read(self, ids, nll):
-        """The text, coloured by nll, with the number of tokens and the mean nll."""
+        """The text, coloured by nll, with the number of predicted tokens and the mean nll.
+
+        Args:
+            ids: int32 `[n]`, the text.
+            nll: float32 `[n - 1]`, nats of the tokens from the second on.
+        """
         first, *labels = self._labels(ids)
-        places = [Place(first, look="first", title=said("nothing predicts the first token"))]
+        places = [Place(first, classes="first", title=said("nothing predicts the first token"))]
         for i, (label, value) in enumerate(zip(labels, nll, strict=True), 1):
             bits = to_metric(value, "bpc")
             sentence = "{token}: {bits:.3f} bits, probability {prob:.3g}"
             title = said(sentence, token=short(label), bits=bits, prob=math.exp(-value))
-            places.append(Place(label, bits / WORST, title, str(i)))
+            places.append(Place(label, bits / MAX_SURPRISE, title, str(i)))
         mean = float(nll.mean(dtype=np.float64))
         means = {said("bits per token"): f"{to_metric(mean, 'bpc'):.4f}"}
         if self.metric == "ppl":
             means[said("perplexity")] = f"{to_metric(mean, 'ppl'):.3f}"
-        scale = legend(said("expected"), said("a surprise of {bits:.0f} bits or more", bits=WORST))
+        scale = legend(said("expected"), said("a surprise of {bits:.0f} bits or more", bits=MAX_SURPRISE))
         return element("div", facts(**{said("tokens"): f"{len(nll):,}"}, **means), tokens(places), scale)
 
     def alternatives(self, text: str, pick: str) -> Markup:
-        """The most likely tokens at the clicked position, and the actual token."""
+        """The most likely tokens at the clicked position, and the actual token.
+
+        Args:
+            text: the text.
+            pick: index of the clicked token.
+        """
         ids = self.encode_two(text)
         (place,) = picked(pick, 1)
         self._check_place(place, ids)
@@ -195,6 +225,7 @@ class LanguageModelView:
         return figure(said("Alternatives for token {place}", place=place), bars(rows, chosen=actual), note=note)
 
     def _check_place(self, place, ids):
+        """Raises ParameterError unless `place` is the index of a token of the text that can be clicked."""
         if not 1 <= place < len(ids):
             raise other_click(place, "text", "Score the text again.")
 
@@ -202,11 +233,11 @@ class LanguageModelView:
 
     @property
     def kept(self) -> tuple[int, int, int]:
-        """Lengths of memory to compare: none, half, all."""
+        """The lengths of memory to compare, in positions: none, half, all."""
         return 0, self.mem_len // 2, self.mem_len
 
     def remember(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
-        """Like `read`, with each token coloured by the benefit of the memory."""
+        """Reads a text as `read` does, and shows it coloured by the benefit of the memory for each token."""
         ids = self.encode_two(text)
         values = []
         for start, nll in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, self.kept)):
@@ -215,16 +246,21 @@ class LanguageModelView:
         yield len(ids), len(ids), self._show_remembered(ids, np.concatenate(values, 1))
 
     def _show_remembered(self, ids, nll):
-        """The text, coloured by the bits that the memory saves or costs. `nll` is with none, half and all of it."""
+        """The text, coloured by the bits that the memory saves or costs, and the mean nll.
+
+        Args:
+            ids: int32 `[n]`, the text.
+            nll: float32 `[3, n - 1]`, nats with none, half and all of the memory.
+        """
         places = []
         for i, label in enumerate(self._labels(ids)):
-            look = "first" if i == 0 else ""
+            classes = "first" if i == 0 else ""
             saved = to_metric(nll[0, i - 1] - nll[2, i - 1], "bpc") if i else 0.0
-            look += " segment" if i > 1 and (i - 1) % self.tgt_len == 0 else ""
-            look += " help" if saved > 0 else " harm"
+            classes += " segment" if i > 1 and (i - 1) % self.tgt_len == 0 else ""
+            classes += " help" if saved > 0 else " harm"
             sentence = "{token}: memory saves {bits:.2f} bits"
             title = said(sentence, token=short(label), bits=saved) if i else None
-            places.append(Place(label, abs(saved) / MOST_HELP, title, str(i) if i else None, look))
+            places.append(Place(label, abs(saved) / MAX_HELP, title, str(i) if i else None, classes))
         means = [float(row.mean(dtype=np.float64)) for row in nll]
         names = (
             "bits per token without memory", "with {kept} positions of memory", "with all {kept} positions of memory",
@@ -234,9 +270,9 @@ class LanguageModelView:
         shown = dict(zip(named, bits, strict=True))
         if not self.mem_len:
             shown = {said("bits per token"): bits[0], said("memory of this model"): said("no")}
-        saves = legend(said("memory saves 0"), said("{bits:.0f} bits or more", bits=MOST_HELP), "help")
+        saves = legend(said("memory saves 0"), said("{bits:.0f} bits or more", bits=MAX_HELP), "help")
         scale = element("div", saves, legend(said("costs"), "", "harm"), class_="legends")
-        note = said(STROKE, number=self.tgt_len)
+        note = said(ABOUT_SEGMENTS, number=self.tgt_len)
         return element("div", facts(**shown), tokens(places), scale, element("p", note, class_="note"))
 
     def look(self, text: str, pick: str, room: int = ROOM) -> Markup:
@@ -244,8 +280,11 @@ class LanguageModelView:
 
         Args:
             text: the text.
-            pick: "place", for the mean of all heads, or "place:layer:head".
-            room: pixels of the picture.
+            pick: "place", the index of the clicked token, for the mean of all heads; or "place:layer:head".
+            room: width of the picture in pixels.
+
+        Raises:
+            ParameterError: the click belongs to another page, text or model.
         """
         ids = self.encode_two(text)
         place, *layer_and_head = picked(pick, 1, 3)
@@ -262,29 +301,39 @@ class LanguageModelView:
         return figure(title, *parts, self._show_heads(labels, place, back, layer, head, room))
 
     def _show_worth(self, back):
-        """Bars with the nll of the token with none, half and all of the memory."""
+        """Bars with the nll of the token, in bits, with none, half and all of the memory. `back` is a `LookBack`."""
         if not self.mem_len:
             return element("p", said("This model has no memory."), class_="note")
         names = "no memory", "half: {kept}", "all: {kept}"
         named = [said(name, kept=kept) for name, kept in zip(names, back.kept, strict=True)]
-        bits = [to_metric(nll, "bpc") for nll in back.nll.tolist()]
-        worst = max(WORST, *bits)
-        rows = [(name, nll / worst, said("{bits:.3f} bits", bits=nll)) for name, nll in zip(named, bits, strict=True)]
+        values = [to_metric(nll, "bpc") for nll in back.nll.tolist()]
+        full_bar = max(MAX_SURPRISE, *values)
+        rows = [
+            (name, value / full_bar, said("{bits:.3f} bits", bits=value))
+            for name, value in zip(named, values, strict=True)
+        ]
         return bars(rows, "help")
 
     def _show_looks(self, labels, place, back, layer, head):
-        """The text that the token sees, coloured by the attention of one head or of the mean of all heads."""
+        """The text that the token sees, coloured by the attention of one head or by the mean of all heads.
+
+        Args:
+            labels: labels of all tokens of the text.
+            place: index of the clicked token.
+            back: its `LookBack`.
+            layer, head: the head; `None` for the mean of all heads.
+        """
         probs = back.probs.mean((0, 1)) if layer is None else back.probs[layer, head]
         zeros = max(0, -back.first_key)
         memory_share = float(probs[: back.segment - back.first_key].sum())
         places = []
         for i in range(max(0, back.first_key), place):
             prob = float(probs[i - back.first_key])
-            look = "memory" if i < back.segment else "segment" if i == back.segment else ""
+            classes = "memory" if i < back.segment else "segment" if i == back.segment else ""
             sentence = "{token}: {prob:.3f} of the attention, {back} back"
             title = said(sentence, token=short(labels[i]), prob=prob, back=place - i)
-            places.append(Place(labels[i], prob**0.5, title, None, look))
-        places.append(Place(labels[place], look="asked"))
+            places.append(Place(labels[i], prob**0.5, title, None, classes))
+        places.append(Place(labels[place], classes="asked"))
         template = "the mean of all heads" if layer is None else "layer {layer}, head {head}"
         heads = said(template, layer=layer, head=head)
         sentence = "{which}: {share:.0%} of the attention goes to the memory, which is underlined"
@@ -294,21 +343,24 @@ class LanguageModelView:
         return element("div", tokens(places), element("p", note, class_="note"))
 
     def _show_heads(self, labels, place, back, layer, head, room):
-        """All heads by keys, or the heads of one layer if there are many. A click on a name shows its text."""
+        """A matrix of the attention of all heads, or of the heads of one layer if there are more than `MOST_ROWS`.
+
+        A click on the name of a head shows the text coloured by its attention. Arguments: see `_show_looks` and `look`.
+        """
         n_layer, n_head, n_key = back.probs.shape
         layers = range(n_layer) if n_layer * n_head <= MOST_ROWS else [layer or 0]
-        first = max(0, -back.first_key)
+        n_zeros = max(0, -back.first_key)  # keys before the text
         rows = [
             Place(
                 said("layer {layer} head {head}", layer=i, head=j), pick=f"{place}:{i}:{j}",
-                look="chosen" if (i, j) == (layer, head) else "",
+                classes="chosen" if (i, j) == (layer, head) else "",
             )
             for i in layers for j in range(n_head)
         ]  # fmt: skip
-        values = [back.probs[i, j, first:] for i in layers for j in range(n_head)]
+        values = [back.probs[i, j, n_zeros:] for i in layers for j in range(n_head)]
         columns = [short(label) for label in labels[max(0, back.first_key) : place]]
-        bar = back.segment - max(0, back.first_key)
-        parts = [matrix(values, rows, columns, room, bar if 0 < bar < n_key - first else None, look="at-end")]
+        bar = back.segment - max(0, back.first_key)  # column at which the segment begins
+        parts = [matrix(values, rows, columns, room, bar if 0 < bar < n_key - n_zeros else None, classes="at-end")]
         if len(layers) < n_layer:
             picks = [(str(i), f"{place}:{i}:0") for i in range(n_layer)]
             parts.insert(0, choices(said("Layer"), picks, f"{place}:{layers[0]}:0"))
@@ -317,6 +369,7 @@ class LanguageModelView:
         return element("div", *parts)
 
     def _labels(self, ids):
+        """The labels of tokens, see `labels_of`."""
         return labels_of(self.vocab, ids)
 
 
@@ -326,7 +379,10 @@ def percent(prob: float) -> str:
 
 
 def labels_of(vocab: Vocab, ids: np.ndarray) -> list[str]:
-    """The labels of tokens on the page: their text; a newline for the end of a line; a word and a space."""
+    """The labels of tokens on the page: the text of each; for words, with a space after it.
+
+    A token for the end of a line is a newline. Bytes that are not UTF-8 are written like \\xff.
+    """
     if isinstance(vocab, SubwordVocab):
         return [vocab.token_bytes[i].decode("utf-8", "backslashreplace") or vocab.symbols[i] for i in ids]
     symbols = [vocab.symbols[i].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for i in ids]

@@ -5,7 +5,7 @@ import time
 import gradio as gr
 
 from txl_config import REPETITION_WINDOW
-from txl_config.schema import brief
+from txl_config.errors import brief
 from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.language_model import LanguageModelView
 from txl_programs.demo.limits import Limits, Shelf
@@ -26,13 +26,14 @@ from txl_tf.data.vocabulary import unescape
 GENERATES = "The model continues your prompt, token by token, in the style of the text that it was trained on."
 SCORES = "The stronger the colour of a token, the less the model expected it. Click a token to see the alternatives."
 REMEMBERS = "The greener a token, the more the memory helps to predict it. Click a token to see where the model looks."
-FIRST = 100  # tokens that are generated when the page is opened
-ONE_A_ROW = 260  # pixels of a slider: on a phone, each has a row of its own
-SECONDS = 0.05  # between two updates of a text while it is generated
+FIRST_TOKENS = 100  # tokens that are generated when the page is opened
+ONE_A_ROW = 260  # least pixels of a slider, so that each has a row of its own on a phone
+SECONDS = 0.05  # least time between two updates of a text while it is generated
 TOP_P = "only the most likely tokens that together have this probability"
 MIN_P = "no tokens less likely than this fraction of the most likely one"
 PENALTY = "above 1: tokens that were just written become less likely"
 WINDOW = "the penalty looks at so many last tokens"
+# The options of sampling, in the order of their components.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed")
 # The first texts on the page. They are left out if a run cannot encode them.
 PROMPT = "The import statement"
@@ -45,7 +46,10 @@ PASSAGE = (
 
 
 def whole_or_nothing(name: str, text: str | None) -> int | None:
-    """The integer in a text box; `None` if the box is empty. A number box of Gradio would return 0."""
+    """The integer in a text box; `None` if the box is empty. (A number box of Gradio would return 0.)
+
+    Raises ParameterError, which calls the box `name`, if it has another text.
+    """
     if text is None or not text.strip():
         return None
     try:
@@ -65,7 +69,7 @@ class LanguageModelPage(Board):
         self.shelf = Shelf(2 * limits.visitors)
 
     def build(self) -> None:
-        """Adds the components."""
+        """Adds the components of the three tabs to the page."""
         names = self.choose()
         with gr.Tab("Generate"):
             gr.Markdown(GENERATES)
@@ -80,7 +84,7 @@ class LanguageModelPage(Board):
     # --------------------------------------------------------------------------------------------------------- write
 
     def _build_write(self, names):
-        """The controls and the result of `write` and `go_on`."""
+        """Adds the controls and the result of `write` and `go_on`. `names` is the component that chooses runs."""
         limits = self.limits
         prompt = gr.Textbox(self.spelled(PROMPT), label="Prompt", lines=3, max_lines=12, elem_id="prompt")
         with gr.Row():
@@ -112,14 +116,14 @@ class LanguageModelPage(Board):
             stop_button("stop", *events, *first)
 
     def write_first(self, names, prompt, rows, number, *values):
-        """`write` of a short text; nothing if the first prompt of the page is empty."""
+        """Generates a short text for the first prompt of the page. Changes nothing if that is empty."""
         if prompt:
-            yield from self.write(names, prompt, rows, min(number, FIRST), *values)
+            yield from self.write(names, prompt, rows, min(number, FIRST_TOKENS), *values)
         else:
             yield gr.skip(), gr.skip()
 
     def _build_options(self):
-        """The components of the other options, in the order of `_options`."""
+        """Adds the components of the other options. Returns them in the order of the arguments of `_options`."""
         with gr.Row():
             top_k = gr.Textbox("", label="Top k", info="only the k most likely tokens; empty: all", elem_id="top-k")
             top_p = gr.Slider(0.01, 1, 1, step=0.01, label="Top p", info=TOP_P)
@@ -136,7 +140,11 @@ class LanguageModelPage(Board):
         return [top_k, top_p, min_p, penalty, window, seed, stop, newline, document]
 
     def _options(self, *values):
-        """The options of a `LanguageModelView`, from the values of the components."""
+        """The options of `LanguageModelView.start`. Raises ParameterError if a number is missing or wrong.
+
+        Args:
+            *values: the temperature, and the values of the components of `_build_options`.
+        """
         *sampling, stop, newline, document = values
         options = dict(zip(SAMPLING, sampling, strict=True))
         optional = {name: whole_or_nothing(name, options.pop(name)) for name in ("top_k", "seed")}
@@ -151,7 +159,7 @@ class LanguageModelPage(Board):
 
     @answered
     def write(self, names, prompt, rows, number, *values):
-        """Generates samples with the chosen runs. Yields pictures, and the key to continue them."""
+        """Generates samples with the chosen runs. Yields `(markup, key)`, a key to continue the texts."""
         views = self.chosen(names)
         options = self._options(*values)
         number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
@@ -162,7 +170,7 @@ class LanguageModelPage(Board):
 
     @answered
     def go_on(self, key, number, *values):
-        """Continues the texts of `write`."""
+        """Continues the texts that `write` has kept under the key. Yields what `write` yields."""
         written = self.shelf.get(key)
         options = self._options(*values)
         if written is None:
@@ -175,26 +183,44 @@ class LanguageModelPage(Board):
         yield from self._write(prompt, texts, number, options, key)
 
     def _write(self, prompt, texts, number, options, key):
-        """Continues the texts of all runs in turns, and shows them about every `SECONDS`."""
+        """Generates tokens for all runs in turns, and yields `(markup, key)` about every `SECONDS`.
+
+        Args:
+            prompt: text.
+            texts: `{name of a run: its samples}`.
+            number: new tokens of each sample.
+            options: see `LanguageModelView.start`.
+            key: key of the texts on the shelf.
+        """
 
         def show(writing):
+            """`(markup, key)` of the texts so far. `writing`: whether the generation goes on."""
             shown = {name: self.views[name].show_written(prompt, samples, writing) for name, samples in texts.items()}
             return side_by_side(shown, list(texts)), key
 
         yield show(True)
-        steps = [self.views[name].write(samples, number, options) for name, samples in texts.items()]
-        seen = time.monotonic()
-        while steps:
-            steps = [step for step in steps if next(step, "ended") is None]
-            if time.monotonic() > seen + SECONDS:
+        generators = [self.views[name].write(samples, number, options) for name, samples in texts.items()]
+        last_shown = time.monotonic()
+        while generators:
+            generators = [generator for generator in generators if next(generator, "ended") is None]
+            if time.monotonic() > last_shown + SECONDS:
                 yield show(True)
-                seen = time.monotonic()
+                last_shown = time.monotonic()
         yield show(False)
 
     # --------------------------------------------------------------------------------------------- read and remember
 
     def _build_reading(self, tab, names, read, look, name, label):
-        """The controls and the result of a handler `read`, whose clicks `look` answers."""
+        """Adds a text box, a button, the picture of the text, and the details of a clicked token.
+
+        Args:
+            tab: the tab that contains them. When it is opened, the first text is answered.
+            names: the component that chooses runs.
+            read: handler that shows the text.
+            look: handler of a click in the picture or in the details.
+            name: beginning of the ids of the components.
+            label: label of the button.
+        """
         text = gr.Textbox(self.spelled(PASSAGE), label="Text", lines=4, max_lines=20, elem_id=f"{name}-text")
         with gr.Row():
             button = gr.Button(label, variant="primary", min_width=80, scale=0, elem_id=name)
@@ -212,35 +238,39 @@ class LanguageModelPage(Board):
 
     @answered
     def read(self, names, text):
-        """A text coloured by nll."""
+        """Shows a text coloured by nll, for each chosen run."""
         views = self.chosen(names)
         for shown in in_turns({name: view.read(text) for name, view in views.items()}):
             yield shown, Asked(text, tuple(views), {})
 
     @answered
     def remember(self, names, text):
-        """A text coloured by the benefit of the memory."""
+        """Shows a text coloured by the benefit of the memory, for each chosen run."""
         views = self.chosen(names)
         for shown in in_turns({name: view.remember(text) for name, view in views.items()}):
             yield shown, Asked(text, tuple(views), {})
 
     @answered
     def show_alternatives(self, asked, data: gr.EventData):
-        """The most likely tokens at the clicked position."""
+        """Shows the most likely tokens at the clicked position."""
         asked = self._pick(asked, data)
         answers = {name: self.views[name].alternatives(asked.text, pick) for name, pick in asked.by_run.items()}
         yield side_by_side(answers, asked.names), asked
 
     @answered
     def show_look(self, asked, data: gr.EventData):
-        """The attention of the heads at the clicked position."""
+        """Shows the attention of the heads at the clicked position."""
         asked = self._pick(asked, data)
         room = room_of(asked.by_run)
         answers = {name: self.views[name].look(asked.text, pick, room) for name, pick in asked.by_run.items()}
         yield side_by_side(answers, asked.names), asked
 
     def _pick(self, asked, data):
-        """The click in its run, and in other runs with the same tokens at the same positions."""
+        """`asked` with the data of a click, by the names of the runs that answer it.
+
+        A click on a head is answered by its run. A click on a token is answered by all runs with the same vocabulary,
+        whose tokens are at the same positions.
+        """
         name, pick = self.clicked(asked, data)
         if ":" in pick:
             return asked._replace(by_run={**asked.by_run, name: pick})

@@ -8,7 +8,7 @@ from typing import Any
 
 from txl_programs.demo.language import Refusal, said
 
-CHARACTERS_OF_A_TOKEN = 20  # a text of more characters than this for every token is not even cut into tokens
+CHARACTERS_OF_A_TOKEN = 20  # a text with more characters for each of `max_tokens` is refused before it is encoded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Limits:
     max_new_tokens: int = 500  # most tokens to generate
     max_rows: int = 4  # most samples of a text
     visitors: int = 4  # requests that are answered at the same time
-    examples: bool = True  # whether the page answers the texts that it has at first, before a visitor asks
+    examples: bool = True  # whether a page that is opened shows the answers to its first texts
 
     @property
     def waiting(self) -> int:
@@ -28,7 +28,7 @@ class Limits:
 
     @property
     def most_bytes(self) -> int:
-        """Most bytes of a request: the JSON of the longest text. A character may need six bytes."""
+        """Most bytes of a request: those of the longest text, up to six for a character in JSON, and 64 KiB."""
         return 6 * CHARACTERS_OF_A_TOKEN * self.max_tokens + 2**16
 
     @property
@@ -42,7 +42,7 @@ class Limits:
         return 96
 
     def check_text(self, text: Any, name: str = "The text") -> str:
-        """Returns a text. Raises ParameterError if it is empty or too long."""
+        """Returns `text`. Raises ParameterError, which calls it `name`, if it is empty, too long, or no text."""
         if not isinstance(text, str) or not text:
             raise Refusal(name, text, "not empty", "{name} is empty. Type or paste a text.", name=said(name))
         max_characters = CHARACTERS_OF_A_TOKEN * self.max_tokens
@@ -53,14 +53,14 @@ class Limits:
         return text
 
     def check_tokens(self, number: int, name: str = "The text") -> None:
-        """Raises ParameterError if a text has too many tokens."""
+        """Raises ParameterError if a text, which the message calls `name`, has too many tokens: `number`."""
         if number > self.max_tokens:
             sentence = "{name} has {number:,} tokens. This page accepts at most {most:,}."
             values = {"name": said(name), "number": number, "most": self.max_tokens}
             raise Refusal(name, number, f"at most {self.max_tokens} tokens", sentence, **values)
 
     def check_number(self, name: str, value: Any, most: int) -> int:
-        """Returns an integer from 1 to `most`, which may come as a float. Raises ParameterError for anything else."""
+        """Returns an integer from 1 to `most`; `value` may be a float such as 3.0. Else raises ParameterError."""
         if not isinstance(value, (int, float)) or not float(value).is_integer() or not 1 <= value <= most:
             sentence = "{name} must be a whole number from 1 to {most:,}, got {value}."
             values = {"name": said(name), "most": most, "value": repr(value)}

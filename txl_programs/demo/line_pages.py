@@ -43,7 +43,7 @@ class EncoderDecoderPage(Board):
 
     @answered
     def translate(self, names, source, beams, n_best, penalty):
-        """The best translations of every chosen run."""
+        """Shows the best translations of every chosen run."""
         views = self.chosen(names)
         n_best = self.limits.check_number("Targets", n_best, max(BEAMS))
         translations = {name: view.translate(source, beams, n_best, penalty) for name, view in views.items()}
@@ -55,7 +55,7 @@ class EncoderDecoderPage(Board):
 
     @answered
     def look(self, asked, data: gr.EventData):
-        """The cross-attention of the clicked translation."""
+        """Shows the cross-attention of the clicked translation, or of the clicked head for it."""
         name, pick = self.clicked(asked, data)
         targets = asked.by_run[name]
         i = pick.partition(":")[0]
@@ -86,24 +86,27 @@ class TaggerPage(Board):
 
     @answered
     def tag(self, names, text):
-        """The entities of every chosen run."""
+        """Shows the entities that every chosen run finds."""
         asked = Asked(text, tuple(self.chosen(names)), {})
         yield self._show(asked), asked
 
     @answered
     def look(self, asked, data: gr.EventData):
-        """The attention of the clicked item; or the sentence without the clicked word, or with it again."""
+        """Shows the attention of the clicked item; or the sentence without the clicked word, or with it again.
+
+        The state of a run is `(left_out, pick)`: the words that are removed from the lexicon, and the last click.
+        """
         name, pick = self.clicked(asked, data)
-        left_out, before = asked.by_run.get(name, (frozenset(), ""))
+        left_out, last_pick = asked.by_run.get(name, (frozenset(), ""))
         if pick.startswith(("out:", "in:")):
-            state = self.views[name].toggled(asked.text, left_out, pick), before
+            state = self.views[name].toggled(asked.text, left_out, pick), last_pick
         else:
             state = left_out, pick
         asked = asked._replace(by_run={**asked.by_run, name: state})
         yield self._show(asked), asked
 
     def _show(self, asked):
-        """The pictures of all chosen runs, each with its own clicks."""
+        """The pictures of all chosen runs, each as the clicks in it have left it."""
         shown = {}
         room = room_of(asked.names)
         for name in asked.names:

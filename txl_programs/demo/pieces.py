@@ -12,12 +12,12 @@ from markupsafe import Markup, escape
 from txl_config.errors import visible
 
 ROOM = 1080  # pixels of a picture that has the page to itself
-CELL = 18  # pixels of a matrix
-LEAST_CELL = 6.5
-ROW = 18
-ITEM = 34  # pixels of a character in a lattice
-LEAST_ITEM = 22
-LETTER = 7.3  # pixels of a character in its labels
+CELL = 18  # width of a cell of a matrix in pixels
+LEAST_CELL = 6.5  # its width if the matrix has many columns
+ROW = 18  # height of a row of a matrix in pixels
+ITEM = 34  # width of a character in a lattice in pixels
+LEAST_ITEM = 22  # its width if the sentence is long
+LETTER = 7.3  # width of a character of a label in pixels
 LONGEST = 14  # characters of a label
 SEEN = 0.004  # least probability that is drawn
 
@@ -25,20 +25,20 @@ SEEN = 0.004  # least probability that is drawn
 class Span(NamedTuple):
     """An entity in a text."""
 
-    start: int
+    start: int  # in characters
     end: int  # exclusive
     kind: str
     prob: float
 
 
 class Place(NamedTuple):
-    """A token or a word in a picture: its text, the strength of its colour, and the data of a click on it."""
+    """A token or a word in a picture."""
 
     text: str
-    share: float = 0.0
-    title: str | None = None
-    pick: str | None = None
-    look: str = ""  # classes of style.py
+    share: float = 0.0  # strength of its colour, from 0 to 1
+    title: str | None = None  # text that appears when the mouse is over it
+    pick: str | None = None  # data of a click on it; without, it cannot be clicked
+    classes: str = ""  # of style.py
 
 
 def element(name: str, *children: object, **attributes: object) -> Markup:
@@ -53,12 +53,13 @@ def element(name: str, *children: object, **attributes: object) -> Markup:
 
 
 def _safe(value):
+    """`Markup` as it is; anything else as escaped text with visible control characters."""
     return value if isinstance(value, Markup) else escape(visible(str(value)))
 
 
-def notice(text: str, look: str = "error") -> Markup:
-    """A message to the visitor."""
-    return element("p", text, class_=f"notice {look}")
+def notice(text: str) -> Markup:
+    """An error message to the visitor."""
+    return element("p", text, class_="notice error")
 
 
 def side_by_side(sections: dict[str, Markup], names: Sequence[str]) -> Markup:
@@ -91,7 +92,7 @@ def facts(**values: str) -> Markup:
 
 
 def tokens(places: Iterable[Place]) -> Markup:
-    """A text, with every token on its colour. A newline is visible, and begins a line."""
+    """A text, with every token on its colour. A newline is shown as ↵, and begins a line."""
     return element("div", *map(_token, places), class_="tokens")
 
 
@@ -99,29 +100,30 @@ def _token(place):
     """A token on its colour, with a title and the data of a click."""
     shown = place.text.replace("\n", "↵").replace("\t", "⇥")
     span = element(
-        "span", shown, class_=f"token {place.look}".strip(), style=f"--a:{min(1, place.share):.3f}", title=place.title,
-        data_pick=place.pick, tabindex=0 if place.pick else None, role="button" if place.pick else None,
+        "span", shown, class_=f"token {place.classes}".strip(), style=f"--a:{min(1, place.share):.3f}",
+        title=place.title, data_pick=place.pick, tabindex=0 if place.pick else None,
+        role="button" if place.pick else None,
     )  # fmt: skip
     return span + Markup("<br>") * place.text.count("\n")
 
 
-def legend(low: str, high: str, look: str = "hot") -> Markup:
-    """The meaning of the colours, from none to the strongest."""
-    return element("p", low, element("span", class_=f"scale {look}"), high, class_="legend")
+def legend(low: str, high: str, color: str = "hot") -> Markup:
+    """A scale of a colour, a class of style.py, with the meanings `low` of no colour and `high` of the strongest."""
+    return element("p", low, element("span", class_=f"scale {color}"), high, class_="legend")
 
 
-def bars(rows: Iterable[tuple[str, float, str]], look: str = "cool", chosen: int | None = None) -> Markup:
+def bars(rows: Iterable[tuple[str, float, str]], color: str = "cool", chosen: int | None = None) -> Markup:
     """Rows with a name, a bar and a text.
 
     Args:
         rows: `(name, length from 0 to 1, text)` of each row.
-        look: class of the bars.
+        color: class of the bars in style.py.
         chosen: index of the row that is outlined.
     """
     lines = [
         element(
             "div", element("span", name, class_="name"),
-            element("span", element("span", class_=look, style=f"width:{100 * share:.1f}%"), class_="bar"),
+            element("span", element("span", class_=color, style=f"width:{100 * share:.1f}%"), class_="bar"),
             element("span", label, class_="said"), class_="line chosen" if i == chosen else "line",
         )
         for i, (name, share, label) in enumerate(rows)
@@ -130,7 +132,13 @@ def bars(rows: Iterable[tuple[str, float, str]], look: str = "cool", chosen: int
 
 
 def marked(text: str, spans: Sequence[Span], kinds: Sequence[str]) -> Markup:
-    """A text with its entities, their types and probabilities. Every type has a colour. Entities must not overlap."""
+    """A text with its entities, their types and probabilities. A type has one of six colours.
+
+    Args:
+        text: the text.
+        spans: its entities, in their order. They must not overlap.
+        kinds: all types of entities. The index of a type chooses its colour.
+    """
     parts = []
     end = 0
     for span in spans:
@@ -171,7 +179,7 @@ def matrix(
     columns: Sequence[str],
     room: int,
     bar: int | None = None,
-    look: str = "",
+    classes: str = "",
 ) -> Markup:
     """A picture of the probabilities from rows to columns, coloured by their square roots, because most are small.
 
@@ -181,7 +189,7 @@ def matrix(
         columns: labels above, upright where they are single characters.
         room: width in pixels, unless it is far too small.
         bar: draw a line to the left of this column.
-        look: classes of style.py. With "at-end", a picture that is wider than the page shows its right end first.
+        classes: classes of style.py. With "at-end", a picture that is wider than the page shows its right end first.
     """
     upright = max(map(len, columns), default=0) <= 1
     left = 10 + LETTER * max((len(row.text) for row in rows), default=0)
@@ -191,7 +199,7 @@ def matrix(
     for i, row in enumerate(rows):
         y = top + ROW * i
         label = {"x": left - 6, "y": y + 13, "text_anchor": "end", "data_pick": row.pick}
-        label["class_"] = f"label {row.look}".strip()
+        label["class_"] = f"label {row.classes}".strip()
         parts.append(element("text", row.text, **label))
         parts += _cells(values[i], left, y, cell, f"{row.text} → ", columns)
     width = left + cell * len(columns) + 4
@@ -199,11 +207,19 @@ def matrix(
     if bar is not None:
         x = left + cell * bar
         parts.append(element("line", x1=x, x2=x, y1=top - 2, y2=height - 2, class_="memory"))
-    return picture(width, height, *parts, look=look)
+    return picture(width, height, *parts, classes=classes)
 
 
 def _cells(values, left, y, cell, title, columns):
-    """The rectangles of a row of a `matrix`, without those that are too pale to be seen."""
+    """The rectangles of a row of a `matrix`, without those that are too pale to be seen.
+
+    Args:
+        values: probabilities of the row.
+        left, y: position of the row in pixels.
+        cell: width of a cell in pixels.
+        title: beginning of the title of each rectangle.
+        columns: labels of the columns.
+    """
     size = {"width": round(cell - min(1, cell / 10), 2), "height": ROW - 1, "class_": "hot"}
     return [
         element(
@@ -223,39 +239,37 @@ def _column_label(name, x, y, upright, cell):
     return element("text", name, x=x, y=y + 4, transform=f"rotate(-90 {x} {y})", **size)
 
 
-def picture(width: float, height: float, *parts: Markup, look: str = "") -> Markup:
-    """An SVG picture in its own size, with the classes `look`. It scrolls if the page is narrower."""
+def picture(width: float, height: float, *parts: Markup, classes: str = "") -> Markup:
+    """An SVG picture in its own size, with `classes` of style.py. It scrolls if the page is narrower."""
     drawn = element("svg", *parts, width=f"{width:.0f}", height=f"{height:.0f}", role="img")
-    return element("div", drawn, class_=f"picture {look}".strip())
+    return element("div", drawn, class_=f"picture {classes}".strip())
 
 
-def lattice(characters: Sequence[Place], words: Sequence[tuple[int, int, Place]], wide: float) -> Markup:
+def lattice(characters: Sequence[Place], words: Sequence[tuple[int, int, Place]], cell: float) -> Markup:
     """The characters of a sentence in a row, and the words of the lexicon below the characters that they span.
 
     Args:
         characters: in their order.
-        words: first character, end (exclusive), and the word as a `Place`.
-        wide: width of a character in pixels.
+        words: `(first character, end, place)` of each word; the end is exclusive.
+        cell: width of a character in pixels.
     """
-    parts = []
-    tall = 30
-    for i, place in enumerate(characters):
-        parts += _item(place, wide * i, 0, wide, tall)
-    levels = []  # where the last word of each row ends
+    height = 30  # of an item in pixels
+    row_height = height + 6
+    parts = [_item(place, cell * i, 0, cell, height) for i, place in enumerate(characters)]
+    ends = []  # where the last word of each row ends
     for start, end, place in words:
-        level = next((i for i, last in enumerate(levels) if last <= start), len(levels))
-        levels[level : level + 1] = [end]
-        parts += _item(place, wide * start, (tall + 6) * (level + 1) + 6, wide * (end - start), tall)
-    height = (tall + 6) * (len(levels) + 1) + 6
-    return picture(wide * len(characters) + 2, height, *parts)
+        row = next((i for i, last in enumerate(ends) if last <= start), len(ends))
+        ends[row : row + 1] = [end]
+        parts.append(_item(place, cell * start, row_height * (row + 1) + 6, cell * (end - start), height))
+    return picture(cell * len(characters) + 2, row_height * (len(ends) + 1) + 6, *parts)
 
 
 def _item(place, x, y, width, height):
-    """A box with its text. The whole box can be clicked."""
+    """A box with the text of a `Place`. The whole box can be clicked. Position and size are in pixels."""
     box = element(
-        "rect", x=x + 1, y=y + 1, width=width - 3, height=height - 2, rx=6, class_=f"item {place.look}".strip(),
+        "rect", x=x + 1, y=y + 1, width=width - 3, height=height - 2, rx=6, class_=f"item {place.classes}".strip(),
         style=f"--a:{min(1, place.share):.3f}",
     )  # fmt: skip
     text = element("text", short(place.text), x=x + width / 2, y=y + height / 2 + 6, text_anchor="middle")
     title = [element("title", place.title)] if place.title else []
-    return [element("g", *title, box, text, data_pick=place.pick, class_="pick" if place.pick else None)]
+    return element("g", *title, box, text, data_pick=place.pick, class_="pick" if place.pick else None)

@@ -6,7 +6,7 @@ from typing import Any
 from txl_programs.demo.language import Refusal, said
 from txl_tf.runs.folder import RunFolder
 
-# What a visitor reads about a model, after its name.
+# Family -> what a visitor reads about the model, after its name.
 FAMILIES = {
     "transformer_xl": (
         "is a Transformer-XL: it predicts each token of a text from earlier tokens, and keeps a memory of what it read."
@@ -38,12 +38,17 @@ class OpenRun:
     """A run: its model and vocabularies, and a lock for computations with the model.
 
     Args:
-        model_dir: its folder.
-        name: its name on the page.
+        model_dir: folder of the run.
+        name: name of the run on the page.
 
     Attributes:
-        folder: its `RunFolder`.
-        task: the task of its family, such as "language_model".
+        folder: `RunFolder` of the run.
+        family_name: family of the model, such as "transformer_xl".
+        task: task of the family, such as "language_model".
+        config: `config.json` of the run.
+        vocabs: list of its vocabularies.
+        model: its model.
+        lock: lock to hold during a computation with the model.
     """
 
     def __init__(self, model_dir: str, name: str):
@@ -69,11 +74,11 @@ def picked(pick: Any, *numbers: int) -> list[int]:
     """The integers in the data of a click, such as "0:17".
 
     Args:
-        pick: the data, which anybody may have sent.
+        pick: the data, of any kind and length: a visitor can send anything.
         *numbers: the allowed numbers of integers; 1 and 3 allow "5" and "5:0:1".
 
     Raises:
-        ParameterError: the page cannot have sent it.
+        ParameterError: the page cannot have sent this data.
     """
     parts = pick.split(":") if isinstance(pick, str) and len(pick) < 100 else []
     if len(parts) not in numbers or not all(part.isascii() and part.isdigit() for part in parts):
@@ -82,6 +87,12 @@ def picked(pick: Any, *numbers: int) -> list[int]:
 
 
 def other_click(pick: Any, what: str, remedy: str) -> Refusal:
-    """The error for a click in an old picture, which belongs to another text or model; `remedy` is a sentence."""
+    """The error for a click in an old picture, which belongs to another text or model.
+
+    Args:
+        pick: data of the click.
+        what: what the picture belongs to, such as "text".
+        remedy: a sentence that says what to do.
+    """
     sentence = "This click belongs to another {what}. {remedy}"
     return Refusal("click", pick, f"in a picture of this {what}", sentence, what=said(what), remedy=said(remedy))

@@ -35,12 +35,13 @@ PAGES = {
 
 
 class Page(gr.Blocks):
-    """A page that speaks the language of each visitor's browser."""
+    """A page in the language of each visitor's browser."""
 
-    chinese: Mapping[str, str] = {}  # for labels that the catalogue cannot have
+    chinese: Mapping[str, str] = {}  # English label -> Chinese label, for labels that the catalogue cannot have
 
     @property
     def config(self):
+        """The configuration that browsers get, with labels in the language of the request."""
         return labels_in(self._config, self.chinese)
 
     @config.setter
@@ -58,8 +59,8 @@ def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
     tasks = [task for task in PAGES if any(run.task == task for run in runs)]
     with Page(title="txl_tf", analytics_enabled=False, fill_width=True) as page:
         gr.Markdown(TITLE, elem_id="title")
-        gr.Markdown(described(runs), elem_id="about")
         english = described(runs)
+        gr.Markdown(english, elem_id="about")
         with speaking("zh"):
             page.chinese = {english: described(runs)}
         for task in tasks:
@@ -73,16 +74,16 @@ def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
                     board.build()
     for block in page.blocks.values():
         if isinstance(block, Component):
-            check_values(block)
+            explain_wrong_values(block)
     return page.queue(max_size=limits.waiting, api_open=False, status_update_rate=1)
 
 
-def check_values(component: Component) -> None:
-    """Makes a component answer a wrong value with a sentence, where Gradio would print a traceback.
+def explain_wrong_values(component: Component) -> None:
+    """Makes a component answer a wrong value with a sentence. Without it, Gradio would print a traceback.
 
-    For `None`, the value of an empty box, Gradio would fail. The component passes it on, and the handlers report it.
+    The component passes `None`, the value of an empty box, to the handlers, which report it. Gradio would fail.
     """
-    own = component.preprocess
+    preprocess_of_gradio = component.preprocess
 
     def preprocess(payload):
         """Converts a value that the page sent. Raises gr.Error with a sentence if it is wrong."""
@@ -91,7 +92,7 @@ def check_values(component: Component) -> None:
         try:
             if isinstance(payload, float) and not math.isfinite(payload):
                 raise ValueError(payload)
-            return own(payload)
+            return preprocess_of_gradio(payload)
         except Exception as error:  # any kind of error, because the value may be anything
             if isinstance(error, gr.Error):
                 sentence = explained(ValueError(error.message))
@@ -103,7 +104,7 @@ def check_values(component: Component) -> None:
 
 
 def make_app(page: gr.Blocks, limits: Limits, host: str) -> fastapi.FastAPI:
-    """The application that serves a page at an address of this machine."""
+    """The application that serves a page to requests that name `host`, an address of this machine."""
     app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, page=page, limits=limits, host=host)
     page.state_session_capacity = limits.sessions
@@ -119,10 +120,10 @@ def make_app(page: gr.Blocks, limits: Limits, host: str) -> fastapi.FastAPI:
 
 
 def serve(runs: list[OpenRun], limits: Limits, host: str, port: int) -> None:
-    """Serves the page until it is stopped.
+    """Serves the page of these runs until the program is stopped. Prints the address of the page.
 
     Raises:
-        ParameterError: nothing can listen at this address.
+        ParameterError: the server cannot listen at this host and port.
     """
     try:
         listening = socket.create_server((host, port))

@@ -25,13 +25,13 @@ from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.runs.families.pipeline import line_sizes
 from txl_tf.taggers.text_tagger import TextTagger
 
-MOST_DRAWN = 200  # tokens of a picture
+MOST_DRAWN = 200  # most tokens of a sentence that gets a picture
 OF_ATTENTION = "{text}: {share:.3f} of the attention"
-WORD = 90  # pixels of a token that is a word
+WORD = 90  # width of a token that is a word in pixels
 
 
 class TaggerView:
-    """A run of a tagger.
+    """What the page shows of a run of a tagger.
 
     Args:
         run: `OpenRun`.
@@ -63,7 +63,12 @@ class TaggerView:
         return tokens
 
     def entities(self, text: str, left_out: Collection[str] = ()) -> list[Span]:
-        """The entities of a sentence by characters. Words of the lexicon may be left out."""
+        """The entities of a sentence, in characters.
+
+        Args:
+            text: a sentence.
+            left_out: words to remove from the lexicon.
+        """
         tokens = self.split(text)
         with self.run.lock:
             (tagged,) = self.tagger.tag_in_sentences([tokens], left_out, split=None)
@@ -76,7 +81,8 @@ class TaggerView:
         Args:
             text: a sentence.
             left_out: words to remove from the lexicon. The entities with all words are shown, too.
-            pick: "item", for the mean of all heads, or "item:layer:head". Items are coloured by its attention.
+            pick: data of a click: "item", an index, for the mean of all heads, or "item:layer:head". Items are coloured
+                by the attention of this item to them. Empty: no item was clicked.
             room: width of the picture in pixels.
         """
         spans = self.entities(text)
@@ -90,7 +96,7 @@ class TaggerView:
         return element("div", *parts, self._show_items(text, left_out, pick, room))
 
     def _show_items(self, text, left_out, pick, room):
-        """The characters, the words of the lattice, and the attention."""
+        """The characters and the words of the lattice, coloured by attention, with buttons. Arguments: see `show`."""
         tokens = self.split(text)
         if not hasattr(self.network, "attention_probs"):
             return element("p", said("No picture of attention: this network has none."), class_="note")
@@ -134,7 +140,10 @@ class TaggerView:
         return item, layer, head
 
     def _heads(self, item, layer, head):
-        """Buttons for the mean of all heads and for each of them."""
+        """A legend of the colours, and buttons: one for the mean of all heads, and a row for the heads of each layer.
+
+        They are an empty list if no item was clicked. Arguments: what `_picked` returns.
+        """
         if item is None:
             return []
         clicked = str(item) if layer is None else f"{item}:{layer}:{head}"
@@ -147,7 +156,7 @@ class TaggerView:
         return [legend(said("none"), said("most of the attention")), mean, *heads]
 
     def _words(self, tokens, left_out):
-        """Buttons that remove words from the lexicon, and add them again."""
+        """Buttons that remove the words of a sentence from the lexicon, and put back those that are left out."""
         words = list(dict.fromkeys(match.word for match in self.tagger.encoder.matches(tokens)))
         if not words:
             return Markup("")
@@ -157,10 +166,16 @@ class TaggerView:
         return element("div", *rows, *([choices(said("Put back"), outside, "")] if outside else []))
 
     def toggled(self, text: str, left_out: frozenset, pick: str) -> frozenset:
-        """The words that are left out after a click on "out:word" or "in:word". Only words of the sentence count."""
+        """The words that are left out after a click on "out:word" or "in:word". Only words of the sentence count.
+
+        Args:
+            text: the sentence.
+            left_out: words that were left out before.
+            pick: data of the click.
+        """
         action, _, word = pick.partition(":")
         known = {match.word for match in self.tagger.encoder.matches(self.split(text))}
-        return left_out & known | {word} & known if action == "out" else left_out & known - {word}
+        return (left_out | {word} if action == "out" else left_out - {word}) & known
 
 
 def changed(before: list[Span], after: list[Span]) -> str:

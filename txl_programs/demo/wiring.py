@@ -15,7 +15,7 @@ from txl_programs.demo.pieces import ROOM, element, notice, side_by_side
 from txl_programs.demo.runs import OpenRun
 
 MOST_RUNS = 2  # the largest number of runs side by side
-# A click on what has `data-pick` says so, and in which of the runs' columns; by keyboard, too.
+# JavaScript that reports a click, or the key Enter, on an element with `data-pick`: its data, and the index of the run.
 CLICKS = """
 const say = event => {
   const target = event.target.closest('[data-pick]');
@@ -33,20 +33,20 @@ class Asked(NamedTuple):
 
     text: str = ""
     names: tuple[str, ...] = ()
-    by_run: dict = {}  # name of a run: what clicks in it need, or what was clicked
+    by_run: dict = {}  # name of a run -> what the handlers of its clicks need, such as the last click
 
 
 class Board:
-    """The runs of one task and their views, of which a visitor chooses one or two.
+    """Base of the pages of the tasks. It has the runs of one task, of which a visitor chooses one or two.
 
     Args:
-        runs: `OpenRun` each.
+        runs: list of `OpenRun`.
         limits: `Limits`.
 
     Attributes:
-        view: the class of the views, which a subclass names.
-        opened: the event that a visitor opens the page.
-        views: name of a run -> its view.
+        view: class of the views, which a subclass names.
+        opened: function that adds a handler for the opening of the page.
+        views: `{name of a run: its view}`.
     """
 
     view: type
@@ -57,7 +57,7 @@ class Board:
         self.limits = limits
 
     def spelled(self, text: str) -> str:
-        """A text to begin with, or nothing where one of the runs cannot spell it."""
+        """Returns `text`, a first text of the page; or "" if the vocabulary of one of the runs cannot encode it."""
         try:
             for view in self.views.values():
                 view.encode(text)
@@ -66,7 +66,7 @@ class Board:
         return text
 
     def choose(self) -> gr.CheckboxGroup:
-        """The component to choose runs with; one run needs none."""
+        """Adds the component to choose runs with. It is invisible if there is only one run."""
         names = list(self.views)
         label = "Runs, at most two side by side"
         return gr.CheckboxGroup(names, value=names[:MOST_RUNS], label=label, visible=len(names) > 1)
@@ -83,9 +83,13 @@ class Board:
         """Calls a function for an event. The limit of visitors counts the events of all functions.
 
         Args:
-            event: of a component.
-            function: a handler, with its `inputs` and `outputs`.
+            event: function that adds a handler, such as `button.click`.
+            function: a handler.
+            inputs, outputs: components whose values are arguments and results of the handler.
             cancels: other events, whose handlers stop.
+
+        Returns:
+            The event, to cancel it or to add another handler after it.
         """
         limit = self.limits.visitors
         return event(function, inputs, outputs, concurrency_id="visitors", concurrency_limit=limit, cancels=cancels)
@@ -94,17 +98,18 @@ class Board:
         """Answers the first texts of the page at an event, such as the opening of a tab, if nothing was asked before.
 
         Args:
-            event: of the page or of a tab.
-            function: a handler. The last of its outputs is a state, which is empty before the first answer.
-            inputs, outputs: of the handler.
+            event: see `listen`.
+            function: a handler.
+            inputs, outputs: see `listen`. The last output is a state, which is empty before the first answer.
 
         Returns:
-            List of the event, for `cancels`; empty without examples.
+            List with the event, for `cancels`; empty without examples.
         """
         if not self.limits.examples:
             return []
 
         def answer(state, *values):
+            """Calls the handler, unless the state shows that a visitor has asked before."""
             if state and state != Asked():
                 yield tuple(gr.skip() for _ in outputs)
             else:
@@ -113,7 +118,10 @@ class Board:
         return [self.listen(event, answer, [outputs[-1], *inputs], outputs)]
 
     def clicked(self, asked: Asked, data: gr.EventData) -> tuple[str, str]:
-        """`(name, pick)`: in which run a visitor clicked, and on what."""
+        """`(name, pick)`: the run in whose column a visitor clicked, and the data of the click.
+
+        Raises ParameterError if the click does not belong to the answer to `asked`.
+        """
         sent = data._data if isinstance(data._data, dict) else {}
         places = {str(i): name for i, name in enumerate(asked.names)}
         pick = sent.get("pick")
@@ -129,7 +137,7 @@ def count_slider(most: int, value: int, label: str, **options: Any) -> gr.Slider
 
 
 def pictures(name: str) -> gr.HTML:
-    """A place for pieces, which hears of clicks.
+    """Adds a component that shows HTML pieces, and reports clicks in them.
 
     Its template must stay "${value}": text that gets into a template by another way is run as JavaScript.
     """
@@ -137,13 +145,16 @@ def pictures(name: str) -> gr.HTML:
 
 
 def room_of(names: Collection[str]) -> int:
-    """Pixels of a picture of each of these runs, side by side."""
+    """The width in pixels of a picture of one of these runs, if their pictures are side by side."""
     gap = 20 if len(names) > 1 else 0
     return ROOM // max(1, len(names)) - gap
 
 
 def answered(function: Callable) -> Callable:
-    """Makes a handler of a generator of `(markup, state)`. If it raises ValueError, the page shows the sentence."""
+    """Decorator: makes a handler of a function that yields `(markup, state)`. An error becomes a sentence on the page.
+
+    The sentence is the message of a ValueError. Other errors are printed on the terminal of the server.
+    """
 
     @functools.wraps(function)
     def answer(*arguments, **named):
@@ -161,7 +172,12 @@ def answered(function: Callable) -> Callable:
 
 
 def in_turns(steps: dict[str, Iterator[tuple[int, int, Markup | None]]]) -> Iterator[Markup]:
-    """Runs several computations in turns. Shows the progress of each, and then its result."""
+    """Runs several computations in turns. Yields the progress of all, and the results of those that are done.
+
+    Args:
+        steps: `{name of a run: iterator}`. An iterator yields `(done, total, None)` and, at the end, its result as the
+            third value. The dictionary is emptied.
+    """
     shown = {}
     names = list(steps)
     while steps:
@@ -181,7 +197,7 @@ def progress(done: int, total: int) -> Markup:
 
 
 def stop_button(name: str, *events) -> gr.Button:
-    """A button that stops what these events began; what has been shown so far stays."""
+    """Adds a button that stops the handlers of these events. What they have shown so far stays."""
     button = gr.Button("Stop", variant="stop", min_width=80, scale=0, elem_id=name)
     button.click(None, cancels=list(events), queue=False)
     return button

@@ -1,6 +1,7 @@
 """Pictures of how much context a language model uses.
 
-nll_by_context, draw_context        nll by the number of tokens before, the gain from more tokens, and the paper's RECL
+nll_by_context, draw_context        nll by the number of tokens that the model sees, the gain from more tokens, and the
+                                    paper's relative effective context length (RECL)
 nll_by_position, draw_memory        nll by position in the segment, with and without memory
 draw_memory_along                   nll along one text, with no memory, half of it and all of it
 """
@@ -14,21 +15,21 @@ from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import COLORS, METRICS, Figure, FuncFormatter, colors, tidy
 from txl_tf.runs.metrics import to_metric
 
-HARD = (1.0, 0.5, 0.1)  # r in the paper
-THRESHOLD = 0.01  # of the relative gain, as in the paper
+HARD = (1.0, 0.5, 0.1)  # shares of the hardest tokens that are drawn: r in the paper
+THRESHOLD = 0.01  # smaller relative gains do not count for the RECL, as in the paper
 
 
 def nll_of_windows(lm, windows, segment, empty_memory=False):
-    """Nll of the tokens of windows of a text. A window is read in segments, and the memory is carried along.
+    """Nll of the tokens of windows of a text. A window is read in segments, with memory from segment to segment.
 
     Args:
         lm: language model.
         windows: int `[n, length + 1]`.
         segment: tokens of a segment.
-        empty_memory: begin with an empty memory. Otherwise the memory begins with zeros of full length.
+        empty_memory: whether the memory of the first segment is empty. Otherwise it is zeros of full length.
 
     Returns:
-        float32 `[n, length]`, nats.
+        float32 `[n, length]`, nats of the tokens from the second of each window on.
     """
     rows = []
     for batch in np.split(windows, range(64, len(windows), 64)):
@@ -45,40 +46,41 @@ def nll_of_windows(lm, windows, segment, empty_memory=False):
 
 
 def nll_by_context(lm, ids, step, n_context):
-    """Nll of the same tokens, given ever longer contexts.
+    """Nll of the same tokens with contexts of several lengths.
 
-    A token is predicted from the c tokens before it and nothing else: the memory starts empty, without its zeros.
-    Windows of `step * n_context` tokens start every `step` tokens, so that every token is in `n_context` of them, its
-    contexts c, c + step, c + 2 * step, ... where c is 1 to `step`, each for as many tokens. Segments are as long as a
-    step, so that a longer context never means fewer keys.
+    A window of `step * n_context` tokens starts at every `step`-th token. So a token lies in `n_context` windows. In
+    the window that starts last, it is predicted from c tokens, where c is 1 to `step`; in the others from c + step,
+    c + 2 * step, ... The memory is empty at the beginning of a window, so the model sees nothing else. A segment has
+    `step` tokens, so that a longer context never means fewer keys.
 
     Args:
         lm: `TransformerXLLM`.
-        ids: int `[n]`.
-        step: tokens by which a context is longer than the one before.
+        ids: int `[n]`, the text.
+        step: tokens by which each context is longer than the one before.
         n_context: number of context lengths.
 
     Returns:
-        nll: float64 `[n_context, tokens]`, nats; columns are the tokens of the text that have all contexts.
+        float64 `[n_context, tokens]`, nats, from the shortest context to the longest. It has only the tokens of the
+        text that have all contexts.
 
     Raises:
-        ValueError: the text is too short.
+        ParameterError: the text is too short.
     """
     length = step * n_context
     starts = np.arange(0, len(ids) - length, step)
     if len(starts) < n_context:
-        message = f"the text must have at least {2 * length} tokens for contexts of {length}, got {len(ids)}"
+        message = f"the text must have at least {2 * length} tokens for contexts of up to {length}, got {len(ids)}"
         raise ParameterError("text", len(ids), f"at least {2 * length} tokens", message)
     windows = ids[starts[:, None] + np.arange(length + 1)]
     nll = nll_of_windows(lm, windows, step, empty_memory=True)
     nll = nll.astype(np.float64).reshape(len(starts), n_context, step)
-    # Block b of the text is context number j of the window that starts j blocks earlier.
+    # Block b of the text, of `step` tokens, is block j of the window that starts j blocks earlier: it has context j.
     blocks = range(n_context - 1, len(starts))
     return np.stack([nll[[b - j for b in blocks], j].ravel() for j in range(n_context)])
 
 
 def savings(nll):
-    """The gain of each context length over the one before it, as a share of the perplexity. It may be negative.
+    """The gain of each context length over the one before it, as a fraction of the perplexity. It may be negative.
 
     Args:
         nll: `[n_context, tokens]`, nats.
@@ -92,7 +94,7 @@ def savings(nll):
 def relative_gains(nll, model, hard=1.0):
     """The paper's gain of each context length over the one before it (appendix C), which is never negative.
 
-    A token counts with the better of its two contexts, so that noise counts as gain: `savings` are less.
+    A token counts with the better of its two contexts. So noise counts as gain, too, and `savings` are smaller.
 
     With `l_i(c, t)` the nll of token t under model i given c tokens, and c' the next longer context:
 
@@ -101,12 +103,12 @@ def relative_gains(nll, model, hard=1.0):
         g_i(c,c') = (exp f_i(c,c) - exp f_i(c,c')) / exp f_i(c,c)  relative reduction of perplexity
 
     Args:
-        nll: `[models, n_context, tokens]`, nats, the same tokens for all.
-        model: i.
-        hard: the paper's r, in (0, 1].
+        nll: `[models, n_context, tokens]`, nats, of the same tokens for all models.
+        model: index of the model, i.
+        hard: fraction of the tokens that count, the hardest ones: the paper's r, above 0 and at most 1.
 
     Returns:
-        float64 `[n_context - 1]`: g of contexts 0 to 1, 1 to 2, ...
+        float64 `[n_context - 1]`: g from context length 0 to 1, from 1 to 2, ...
     """
     gains = []
     for short in range(nll.shape[1] - 1):
@@ -119,32 +121,31 @@ def relative_gains(nll, model, hard=1.0):
 
 
 def recl(gains, step):
-    """Relative effective context length: the context after which `step` more tokens gain less than 1% of perplexity
-    in `relative_gains`.
+    """The relative effective context length: the context from which `step` more tokens gain less than `THRESHOLD`.
 
-    A group of one model is compared with its own shorter contexts. The paper's figures are of the group of all the
-    models it compares: a value here compares with others of the same group, text, `step` and r alone.
+    The value depends on the group of models, the text, `step` and r. So it can be compared only with values for the
+    same ones. The paper's values are for the group of all models that it compares. A single model is a group of one: it
+    is compared with its own shorter contexts.
 
     Args:
-        gains: `relative_gains`.
+        gains: `relative_gains` of the model.
         step: tokens from one context to the next.
 
     Returns:
-        int, the (longest) context in tokens. The longest measured where every gain reaches the threshold: the RECL
-        is then that or more.
+        The number of tokens. If all gains reach the threshold, it is the longest context, and the RECL at least that.
     """
     below = np.flatnonzero(gains < THRESHOLD)
     return step * (1 + (below[0] if below.size else len(gains)))
 
 
 def draw_context(nll, names, step, spans, metric):
-    """Figure of nll against context, of the gain from more context, and of the paper's gains, with their RECL.
+    """Figure of the nll against the context, of `savings`, and of `relative_gains` with the RECL.
 
     Args:
-        nll: `[models, n_context, tokens]`, nats.
-        names: of the models.
+        nll: `[models, n_context, tokens]`, nats, see `nll_by_context`.
+        names: names of the models.
         step: tokens from one context to the next.
-        spans: the number of keys that each model attends to.
+        spans: number of keys that each model attends to.
         metric: "bpc" or "ppl".
     """
     contexts = step * (1 + np.arange(nll.shape[1]))
@@ -179,21 +180,22 @@ def draw_context(nll, names, step, spans, metric):
 
 
 def nll_by_position(lm, ids, tgt_len, rows=8):
-    """Nll of the same tokens by their place in a segment, without memory (the zeros a text begins with cost more), and
-    with it.
+    """Nll of the same tokens by their position in a segment, without and with memory.
 
-    The text is read in `rows` rows, each from end to end. The first segment of a row, which has no memory, is left out.
+    The text is cut into rows, and the model reads each row from its beginning to its end. The first segment of a row
+    has no memory yet, so it is left out. "Without memory" is an empty memory: with zeros, the nll would be higher.
 
     Args:
         lm: language model with memory.
-        ids: int `[n]`.
+        ids: int `[n]`, the text.
         tgt_len: tokens of a segment.
+        rows: number of rows.
 
     Returns:
-        float64 `[2, segments, tgt_len]`, nats: without memory, with it.
+        float64 `[2, segments, tgt_len]`, nats: first without memory, then with it, for the segments of all rows.
 
     Raises:
-        ValueError: the text is too short.
+        ParameterError: the text is too short.
     """
     segments = (len(ids) - 1) // (rows * tgt_len)  # of a row
     if segments < 2:
@@ -209,22 +211,22 @@ def nll_by_position(lm, ids, tgt_len, rows=8):
 
 
 def draw_memory(nll, mem_len, metric):
-    """Figure of `nll_by_position`: the benefit of the memory at every position.
+    """Figure of the nll by position in a segment, without and with memory. Close positions are averaged.
 
     Args:
-        nll: `[2, segments, tgt_len]`, nats.
+        nll: `[2, segments, tgt_len]`, nats, see `nll_by_position`.
         mem_len: positions of memory.
         metric: "bpc" or "ppl".
     """
     _, segments, length = nll.shape
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots()
-    bins = np.array_split(np.arange(length), min(16, length))
-    places = [1 + places.mean() for places in bins]
+    groups = np.array_split(np.arange(length), min(16, length))  # of close positions
+    places = [1 + group.mean() for group in groups]  # positions counted from 1
     curves = []
     names = "every segment on its own", f"with a memory of the {mem_len} before"
     for name, values, color in zip(names, nll, COLORS[1::-1], strict=True):
-        curves.append([to_metric(values[:, places].mean(), metric) for places in bins])
+        curves.append([to_metric(values[:, group].mean(), metric) for group in groups])
         label = f"{name}: {to_metric(values.mean(), metric):.2f} {METRICS[metric]}"
         axes.plot(places, curves[-1], "o-", color=color, ms=4, label=label)
     axes.fill_between(places, *curves, color=COLORS[2], alpha=0.15, label="what the memory is worth")
@@ -237,13 +239,14 @@ def draw_memory(nll, mem_len, metric):
 
 
 def draw_memory_along(nll, labels, kept, tgt_len, a_row=100):
-    """Figure of the nll along a text with less and less of its memory, in rows of `a_row` tokens.
+    """Figure of the nll along a text, with none, half and all of the memory.
 
     Args:
-        nll: `[3, n - 1]`, nats: with none, half and all of the memory.
-        labels: of the n tokens.
-        kept: positions of memory of each.
-        tgt_len: tokens of a segment; a line is where one begins.
+        nll: `[3, n - 1]`, nats, with none, half and all of the memory.
+        labels: labels of the n tokens.
+        kept: the three lengths of the memory, in positions.
+        tgt_len: tokens of a segment. A vertical line marks where one begins.
+        a_row: most tokens in a row of the figure.
     """
     bits = nll / math.log(2)
     n = len(labels)

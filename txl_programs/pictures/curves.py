@@ -17,11 +17,12 @@ from txl_tf.runs.metrics import to_metric
 def read_log(model_dir):
     """`log.csv` of a run as `{column: float array}`, with NaN for NA.
 
-    If a killed run repeated steps, the last row of each step counts. Logs written before 2026-11-23 lack the
-    validation after the last step. If it was the best one, it is read from the folder of the best weights.
+    If a run was killed and then repeated steps, the last row of each step counts. Logs that were written before
+    2026-11-23 lack the validation after the last step. If it was the best one, its values come from the folder of the
+    best weights.
 
     Raises:
-        ParameterError: the run has no log.csv, or it is empty.
+        ParameterError: the run has no log.csv, or it has no rows or is damaged.
     """
     path = os.path.join(model_dir, "log.csv")
     if not tf.io.gfile.exists(path):
@@ -52,10 +53,13 @@ def read_log(model_dir):
 
 
 def draw_curves(logs):
-    """Figure of `{name of a run: columns of its log}`.
+    """Figure of the loss, the learning rate and the gradient norm of runs by training step.
+
+    Args:
+        logs: `{name of a run: its log}`, see `read_log`.
 
     Raises:
-        ParameterError: one run is measured in bpc and another in ppl.
+        ParameterError: the runs have different units of loss (see `METRICS`).
     """
     metrics = {next(name for name in METRICS if name in log) for log in logs.values()}
     if len(metrics) > 1:

@@ -16,21 +16,12 @@ except ImportError:  # see `check_matplotlib`
     _missing: Any = None
     Figure = Image = FuncFormatter = MaxNLocator = NullLocator = font_manager = rcParams = _missing
 
-COLORS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-)  # colour-blind people can tell them apart, too
+# Colour-blind people can tell these colours apart, too.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MISSING = 'pictures need matplotlib: pip install "txl_tf[plot]"'
 GREY = "#d8d8d8"  # keys that a query must not see
-METRICS = {
-    "bpc": "bits per character",
-    "ppl": "perplexity",
-    "loss": "loss, nats a sentence",
-}  # taggers have a loss only
+# Column of a log -> label of its axis. The logs of taggers have only the loss.
+METRICS = {"bpc": "bits per character", "ppl": "perplexity", "loss": "loss, nats a sentence"}
 
 
 def check_matplotlib():
@@ -40,6 +31,7 @@ def check_matplotlib():
 
 
 def colors(n):
+    """The first n of `COLORS`, which repeat after the last."""
     return [COLORS[i % len(COLORS)] for i in range(n)]
 
 
@@ -52,7 +44,12 @@ def tidy(axes):
 
 
 def use_font(path, text, family="monospace"):
-    """Sets the font of a family from a file, if one is named, and checks that it has the characters of a text.
+    """Checks that a font has the characters of a text. Before that, makes it the first font of its family.
+
+    Args:
+        path: font file; `None` for the font that Matplotlib uses for the family.
+        text: text to draw.
+        family: Matplotlib's family of fonts, such as "monospace".
 
     Raises:
         ParameterError: the file is not a font, or the font lacks a character, which would be drawn as a box.
@@ -79,7 +76,7 @@ def use_font(path, text, family="monospace"):
 
 
 def write_cells(axes, words, x=0, **style):
-    """Writes a table of words into the cells of an image whose first column is at `x`."""
+    """Writes the words of a table, a list of rows, into the cells of an image whose first column is at `x`."""
     for i, row in enumerate(words):
         for j, word in enumerate(row):
             axes.text(x + j, i, word, ha="center", va="center", **style)

@@ -29,11 +29,11 @@ TERMS = (
 
 
 def attention_of_text(lm, ids, tgt_len, layer):
-    """Probabilities of a layer for the last `tgt_len` ids, those before them given as memory.
+    """Attention probabilities of a layer for the last `tgt_len` ids. The ids before them fill the memory.
 
     Returns:
-        float32 `[n_head, tgt_len, mem_len + tgt_len]`, and how many of its last keys the text fills. The keys before
-        are the zeros that memory begins with.
+        `(probs, n_key)`: float32 `[n_head, tgt_len, mem_len + tgt_len]`, and the number of last keys that are tokens of
+        the text. The keys before them are the zeros of the initial memory.
     """
     probs, _ = lm.attention(ids[None, -tgt_len:], memory_after(lm, ids[:-tgt_len], tgt_len))
     return probs[layer, :, 0].numpy(), min(len(ids), probs.shape[-1])
@@ -43,8 +43,8 @@ def terms_of_text(lm, ids, tgt_len, layer, head):
     """The four terms of a head's scores, and its probabilities, for the last `tgt_len` ids.
 
     Returns:
-        float32 `[4, tgt_len, mem_len + tgt_len]`, `[tgt_len, mem_len + tgt_len]`, and how many of the last keys the
-        text fills.
+        `(terms, probs, n_key)`: float32 `[4, tgt_len, mem_len + tgt_len]` and `[tgt_len, mem_len + tgt_len]`; for
+        `n_key` see `attention_of_text`.
     """
     mems = memory_after(lm, ids[:-tgt_len], tgt_len)
     tokens = tf.constant(ids[None, -tgt_len:])
@@ -55,9 +55,9 @@ def terms_of_text(lm, ids, tgt_len, layer, head):
 
 
 def spread(scores):
-    """Standard deviation over the keys that a query sees, its square averaged over the queries.
+    """The root of the variance of scores over the keys that a query sees, averaged over the queries.
 
-    What is equal for all keys of a query does not move the softmax; this is what is left.
+    A number that is added to all scores of a query does not change their softmax, nor the spread.
 
     Args:
         scores: masked array `[T, K]`.
@@ -66,13 +66,14 @@ def spread(scores):
 
 
 def draw_attention(probs, labels, layer, head=None, same_length=False):
-    """Figure of the attention of one head, or of all as small multiples.
+    """Figure of the attention of one head or of all heads of a layer.
 
     Args:
-        probs: `[n_head, tgt_len, mem_len + tgt_len]`.
-        labels: list of str, what the last keys are; the keys before are zeros.
-        layer, head: for the titles; `None` draws all heads.
-        same_length: of the model.
+        probs: `[n_head, tgt_len, mem_len + tgt_len]`, see `attention_of_text`.
+        labels: labels of the last keys, the tokens of the text. The keys before them are zeros.
+        layer: index of the layer, for the titles.
+        head: index of the head; `None` for all heads.
+        same_length: hyper-parameter of the model, which decides which keys are masked.
     """
     n_head, qlen, klen = probs.shape
     mlen = klen - qlen
@@ -101,11 +102,9 @@ def draw_terms(terms, probs, labels, layer, head, same_length=False):
     """Figure of the terms of one head's scores, each on its own scale, of their sum, and of the probabilities.
 
     Args:
-        terms: `[4, tgt_len, mem_len + tgt_len]`, (a) to (d).
-        probs: `[tgt_len, mem_len + tgt_len]`.
-        labels: list of str, what the last keys are; the keys before are zeros.
-        layer, head: for the title.
-        same_length: of the model.
+        terms, probs: see `terms_of_text`.
+        layer, head: their indices, for the title.
+        labels, same_length: see `draw_attention`.
     """
     _, qlen, klen = terms.shape
     mlen = klen - qlen
@@ -141,9 +140,15 @@ def draw_terms(terms, probs, labels, layer, head, same_length=False):
 
 
 def written_by(model, source, never=()):
-    """Ids that an encoder-decoder writes for the ids of a source, the likeliest every time, with what ends them.
+    """The ids that an encoder-decoder generates for a source, always the most likely one.
 
-    `never`: ids that it must not write.
+    Args:
+        model: `Transformer`.
+        source: int `[S]`.
+        never: ids that it must not generate.
+
+    Returns:
+        int `[T]`, with the end symbol if the target has ended.
     """
     max_new_tokens = int(most_symbols(SearchConfig(), len(source), model))
     options = {"start": START_ID, "end": END_ID, "max_new_tokens": max_new_tokens, "suppress_tokens": never}
@@ -153,30 +158,31 @@ def written_by(model, source, never=()):
 
 
 def attention_of_pair(model, source, target, which, layer):
-    """Weights of a layer while a target is written.
+    """The attention probabilities of a layer while a target is generated.
 
     Args:
         model: `Transformer`.
         source, target: int `[S]` and `[T]`, with their end symbols; the target without its start symbol.
-        which: "encoder", "decoder" or "cross".
-        layer: from 0.
+        which: "encoder" or "decoder" for self-attention; "cross" for the attention from the target to the source.
+        layer: index of the layer.
 
     Returns:
-        float32 `[num_heads, S, S]`, `[num_heads, T, T]` or `[num_heads, T, S]`. Row t of the decoder and of cross is
-        what the model looks at when it writes `target[t]`; keys of the decoder are the start symbol and
-        `target[:-1]`.
+        For "encoder" float32 `[num_heads, S, S]`, for "decoder" `[num_heads, T, T]`, for "cross" `[num_heads, T, S]`.
+        Row t of the last two has the probabilities when the model generates `target[t]`. The keys of "decoder" are the
+        start symbol and `target[:-1]`.
     """
     return model.attention(source[None], np.append(START_ID, target[:-1])[None], which)[layer, :, 0].numpy()
 
 
 def draw_pair(weights, queries, keys, which, layer, head=None):
-    """Figure of the attention of one head of an encoder-decoder, or of all as small multiples.
+    """Figure of the attention of one head of an encoder-decoder, or of all heads of a layer.
 
     Args:
-        weights: `[n_head, queries, keys]`.
-        queries, keys: lists of str, their labels.
+        weights: `[n_head, queries, keys]`, see `attention_of_pair`.
+        queries, keys: labels of the queries and of the keys.
         which: "encoder", "decoder" or "cross".
-        layer, head: for the titles; `None` draws all heads.
+        layer: index of the layer, for the titles.
+        head: index of the head; `None` for all heads.
     """
     n_head, qlen, klen = weights.shape
     single = head is not None
@@ -207,10 +213,10 @@ def heads_grid(n_head, head, width, height):
     Args:
         n_head: number of heads of the model.
         head: the head to show; `None` for all.
-        width, height: inches of a cell.
+        width, height: size of a cell in inches.
 
     Returns:
-        `(figure, grid of axes, heads)`: `heads` are the numbers of the heads that are shown.
+        `(figure, grid, heads)`: the figure, its array of axes, and the indices of the heads that are shown.
     """
     heads, columns = (range(n_head), min(2, n_head)) if head is None else ([head], 1)
     rows = -(-len(heads) // columns)
@@ -222,7 +228,7 @@ def heads_grid(n_head, head, width, height):
 
 
 def show_roots(axes, probs, top, extent=None):
-    """Draws probabilities up to `top`, coloured by their square roots: most are small, and would all look like 0."""
+    """Draws probabilities up to `top`, coloured by their square roots, because most are small. Returns the image."""
     axes.set_facecolor(GREY)
     return axes.imshow(np.sqrt(probs), cmap="Blues", vmin=0, vmax=top**0.5, aspect="auto", extent=extent)
 
@@ -234,7 +240,7 @@ def probability_bar(figure, image, grid, top, shrink=0.8, aspect=30):
         figure: the figure.
         image: from `show_roots`.
         grid: the axes next to which the bar stands.
-        top: the largest probability.
+        top: largest probability of the colours.
         shrink, aspect: see Matplotlib's `colorbar`.
     """
     bar = figure.colorbar(image, ax=grid, shrink=shrink, aspect=aspect, pad=0.01)
@@ -244,12 +250,18 @@ def probability_bar(figure, image, grid, top, shrink=0.8, aspect=30):
 
 
 def segment_extent(qlen, klen):
-    """The extent of an image `[qlen, klen]`: key 0 is the segment's first token, and keys of the memory are < 0."""
+    """Matplotlib's extent of an image `[qlen, klen]`: key 0 is the first of the segment, keys of memory are below 0."""
     return qlen - klen - 0.5, qlen - 0.5, qlen - 0.5, -0.5
 
 
 def mark_memory(axes, qlen, klen, n_key):
-    """A line between memory and segment; hatches where the memory is zeros before the text of `n_key` tokens."""
+    """Draws a line between memory and segment, and hatches over the keys that are zeros before the text.
+
+    Args:
+        axes: axes of an image with `segment_extent`.
+        qlen, klen: numbers of queries and keys.
+        n_key: number of last keys that are tokens of the text.
+    """
     axes.axvline(-0.5, color=COLORS[1], lw=2)
     if klen > n_key:
         axes.axvspan(qlen - klen - 0.5, qlen - n_key - 0.5, facecolor="none", edgecolor="#888888", hatch="///", lw=0)
@@ -257,21 +269,22 @@ def mark_memory(axes, qlen, klen, n_key):
 
 def about_keys(mlen, hatched):
     """The label of the axis of the keys. `hatched`: whether `mark_memory` has drawn hatches."""
-    hatched = ", hatched where it is zeros before the text" if hatched else ""
-    return f"keys: {mlen} of memory{hatched}; right of the line the segment"
+    about_hatches = ", hatched where it is zeros before the text" if hatched else ""
+    return f"keys: {mlen} of memory{about_hatches}; right of the line the segment"
 
 
 def label_segment(axes, labels, qlen, fontsize):
-    """Writes tokens at the image of a segment: all `labels` at the keys, and the last `qlen` at the queries."""
+    """Writes tokens at an image of a segment: all `labels` at the last keys, and the last `qlen` at the queries."""
     label_axes(axes, range(qlen - len(labels), qlen), labels, range(qlen), labels[-qlen:], fontsize)
 
 
 def label_of(symbol):
+    """The label of a symbol in a picture: a space is visible, and control characters are written like in Python."""
     return "␣" if symbol == " " else escape(symbol)
 
 
 def label_axes(axes, columns, keys, rows, queries, fontsize):
-    """Writes tokens at an image's columns and rows."""
+    """Writes the labels `keys` at the columns of an image, and `queries` at its rows."""
     style = {"fontsize": fontsize, "family": "monospace", "parse_math": False}  # a $ is a $
     axes.set_xticks(columns, keys, rotation=90 if max(map(len, keys)) > 2 else 0, **style)
     axes.set_yticks(rows, queries, **style)

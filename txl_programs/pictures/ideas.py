@@ -1,4 +1,4 @@
-"""Pictures of the articles' ideas that need no model. All numbers come from the functions that the models call.
+"""Pictures of ideas of the articles, without a model. All numbers come from the functions that the models call.
 
 draw_masks          which keys a query sees: without memory, with it, with same_length
 draw_shift          how `rel_shift` moves scores by distance to their keys
@@ -15,14 +15,19 @@ from txl_tf.nn.positions import inverse_frequencies
 from txl_tf.transformer_xl.attention import create_mask
 
 MAX_WRITTEN_COLUMNS = 24  # the numbers of a wider matrix are not written into its cells
-LIGHT = ("#cce3f0", "#f7dfcc", "#ccebe3", "#f5e4ed", "#faecd0", "#ddf0fb")  # COLORS, to write on
+LIGHT = ("#cce3f0", "#f7dfcc", "#ccebe3", "#f5e4ed", "#faecd0", "#ddf0fb")  # COLORS, so light that text is legible
 
 
 # ----------------------------------------------------------------------------------------------------------- masks
 
 
 def draw_masks(qlen, mlen):
-    """Figure of three masks of `create_mask`: 1 and grey where a key is masked."""
+    """Figure of three masks of `create_mask`. A masked key is 1 and grey.
+
+    Args:
+        qlen: number of queries.
+        mlen: number of keys in the memory.
+    """
     masks = {
         "(a) causal: no memory": create_mask(qlen, 0),
         f"(b) with a memory of {mlen}": create_mask(qlen, mlen),
@@ -46,6 +51,7 @@ def draw_masks(qlen, mlen):
 
 
 def flat_colors(*names):
+    """Matplotlib's colour map of these colours, without shades in between."""
     from matplotlib.colors import ListedColormap
 
     return ListedColormap(names)
@@ -55,12 +61,15 @@ def flat_colors(*names):
 
 
 def shift_steps(qlen, mlen):
-    """The steps of `rel_shift` for the scores of `qlen` queries by distance, which are numbered from 1 here.
+    """The steps of `rel_shift`, for T = `qlen` queries and K = `mlen + qlen` keys, if the scores are 1, 2, ..., T * K.
 
     Returns:
-        int arrays: `[T, K]`, row i the scores of query i against the distances K - 1, ..., 0; `[T, K + 1]` with a
-        column of zeros in front; `[K + 1, T]`, the same numbers in shorter rows; `[T, K]`, what `rel_shift` returns:
-        those numbers without the first row. Column j is a key there.
+        Four int arrays:
+
+        `[T, K]`: row i has the scores of query i for the distances K - 1, ..., 0.
+        `[T, K + 1]`: a column of zeros is added at the left.
+        `[K + 1, T]`: the same numbers in rows of T.
+        `[T, K]`: the result of `rel_shift`, the same numbers without the first row in rows of K. Column j is key j.
     """
     klen = mlen + qlen
     before = 1 + np.arange(qlen * klen).reshape(qlen, klen)
@@ -70,7 +79,7 @@ def shift_steps(qlen, mlen):
 
 
 def draw_shift(qlen, mlen):
-    """Figure of `shift_steps`: a cell names the distance, its colour the query; grey is masked."""
+    """Figure of `shift_steps`. The text of a cell is its distance, its colour is its query. Masked cells are grey."""
     klen = mlen + qlen
     titles = (
         "1. by distance",
@@ -110,16 +119,20 @@ def draw_shift(qlen, mlen):
 
 
 def rises(products):
-    """The distances at which products, `[n]` from distance 0 on, rise.
+    """The distances k for which the product at k + 1 is larger than the one at k: int array.
 
-    Returns:
-        int array: the distances k for which the product at k + 1 is larger than at k.
+    Args:
+        products: `[n]`, for the distances 0 to n - 1.
     """
     return np.flatnonzero(np.diff(products) > 0)
 
 
 def draw_positions(table):
-    """Figure of a table of positions `[n, d_model]`: the table, its products, and those by signed distance."""
+    """Figure of positional encodings: the table, the products of its rows, and the products by distance.
+
+    Args:
+        table: `[n, d_model]`, the encoding of each position.
+    """
     products = table @ table.T
     middle = len(table) // 2
     figure = Figure(figsize=(13, 4), layout="constrained")
@@ -136,10 +149,10 @@ def draw_positions(table):
     distance_axes.plot(distances, products[middle], color=COLORS[0], label=f"from position {middle}")
     distance_axes.plot(-distances, products[middle], "--", color=COLORS[1], label="the same, mirrored")
     backwards = products[middle, middle::-1]  # distances 0 ... middle
-    up = rises(backwards)
+    rising = rises(backwards)
     title = "the same forwards and backwards"
-    if len(up):
-        title = f"{title}, not monotone:\n{len(up)} of {middle} steps rise, the first after k = {up[0]}"
+    if len(rising):
+        title = f"{title}, not monotone:\n{len(rising)} of {middle} steps rise, the first after k = {rising[0]}"
     distance_axes.set_title(title, fontsize=9)
     distance_axes.set(xlabel="distance k", ylabel="PE(pos) . PE(pos + k)")
     distance_axes.margins(y=0.22)  # room for the legend
@@ -153,13 +166,14 @@ def wavelengths(d_model):
 
 
 def gaps(n, d_model):
-    """Distance between the encodings of two positions that are 1, 2, ..., n - 1 apart: float64 `[n - 1]`.
+    """The distances between the encodings of two positions that are 1, 2, ..., n - 1 apart: float64 `[n - 1]`.
 
-    A pair of sine and cosine goes round a circle: after k of its angles w it is `2 |sin(k w / 2)|` away. No two of n
-    positions are the same where all of these are above 0.
+    A pair of sine and cosine is a point on a circle, which turns by an angle w from one position to the next. After k
+    positions, the point is `2 |sin(k w / 2)|` away from where it was. If all distances are above 0, all n encodings
+    are different.
     """
-    halves = np.pi / wavelengths(d_model) * np.arange(1, n)[:, None]
-    return 2 * np.sqrt(np.sum(np.sin(halves) ** 2, 1))
+    half_angles = np.pi / wavelengths(d_model) * np.arange(1, n)[:, None]  # k * w / 2
+    return 2 * np.sqrt(np.sum(np.sin(half_angles) ** 2, 1))
 
 
 def draw_wavelengths(n, d_model):

@@ -44,9 +44,10 @@ from txl_programs.program import read_flags, run
 
 OF_RUNS = ("curves", "attention", "terms", "memory", "context")
 KINDS = (*OF_RUNS, "scaling", "masks", "shift", "positions", "wavelengths")
+# Kind -> the flag that it needs.
 NEEDS = {**dict.fromkeys(OF_RUNS, "model_dir"), "scaling": "figures"}
 _ATTENTION = ("model_dir", "ckpt_path", "text", "text_path", "layer", "head", "tgt_len", "mem_len", "font")
-USES = {  # kind: the flags that it uses, besides those of all kinds
+USES = {  # kind -> the flags that it uses, besides those that all kinds use
     "curves": ("model_dir",),
     "attention": (*_ATTENTION, "attention"),
     "terms": _ATTENTION,
@@ -58,6 +59,7 @@ USES = {  # kind: the flags that it uses, besides those of all kinds
     "positions": ("positions", "d_model"),
     "wavelengths": ("positions", "d_model"),
 }
+# Kind -> the default of --tgt_len and of --mem_len, where it is not that of the run.
 TGT_LEN = {"attention": 32, "terms": 16, "masks": 5, "shift": 3}
 MEM_LEN = {"masks": 4, "shift": 2}
 MAX_LENGTH = 64  # largest tgt_len and mem_len for masks and shift
@@ -152,6 +154,7 @@ def only_one(model_dirs):
 
 
 def check_index(name, value, n, lowest=0):
+    """Raises ParameterError unless the value of the flag `name` is at least `lowest` and less than n."""
     if not lowest <= value < n:
         allowed = f"lie between {lowest} and {n - 1}"
         raise ParameterError(name, value, allowed, f"{name} must {allowed}, got {value}")
@@ -171,10 +174,10 @@ def check_text_given():
 
 
 def attention():
-    """The picture of the attention of a layer: of a language model in a text, or of an encoder-decoder."""
+    """The figure for kind=attention: the attention of a layer of a language model, or of an encoder-decoder."""
     folder = RunFolder(only_one(FLAGS.model_dir))
     if folder.family.task == "encoder_decoder":
-        return attention_of_run_of_pairs(folder)
+        return encoder_decoder_attention(folder)
     if FLAGS.attention is not None:
         raise unused("attention", f"is for encoder-decoders, and {folder} holds {folder.family.described}")
     lm, ids, tgt_len, layer, labels = text_of_run(RunFolder(folder, "language_model"))
@@ -183,7 +186,7 @@ def attention():
 
 
 def terms():
-    """The picture of the four terms of a head's scores."""
+    """The figure for kind=terms: the four terms of a head's scores."""
     folder = RunFolder(only_one(FLAGS.model_dir), "language_model")
     family = folder.family.name
     if family != "transformer_xl":
@@ -197,10 +200,18 @@ def terms():
 
 
 def text_of_run(folder):
-    """Checked flags of a language model's attention: `(lm, ids, tgt_len, layer, a label for every id)`."""
+    """Opens a language model, and reads the text that the flags name.
+
+    Returns:
+        `(lm, ids, tgt_len, layer, labels)`: the model, the ids of the text and their labels, the number of tokens whose
+        attention is drawn, and the index of the layer.
+
+    Raises:
+        ParameterError: a flag does not fit the model or the text.
+    """
     check_text_given()
     config = folder.read_config()
-    layer = layer_and_head(config["model"]["n_layer"], config["model"]["n_head"])
+    layer = checked_layer(config["model"]["n_layer"], config["model"]["n_head"])
     vocab = folder.load_vocab()
     has_file = FLAGS.text_path is not None
     ids = encode_text(FLAGS.text_path, vocab, config["data"])[0] if has_file else vocab.encode(FLAGS.text)
@@ -212,12 +223,12 @@ def text_of_run(folder):
     return load_model(folder, **changes), ids, tgt_len, layer, labels_of(vocab, ids)
 
 
-def attention_of_run_of_pairs(folder):
-    """The picture of the attention of an encoder-decoder, while it writes its translation of one line."""
+def encoder_decoder_attention(folder):
+    """The figure of the attention of an encoder-decoder while it generates its translation of one line."""
     check_used((("tgt_len", "mem_len"), False, f"is for language models, and {folder} holds an encoder-decoder"))
     check_text_given()
     model = folder.read_config()["model"]
-    layer = layer_and_head(model["num_layers"], model["num_heads"])
+    layer = checked_layer(model["num_layers"], model["num_heads"])
     name = "text" if FLAGS.text_path is None else FLAGS.text_path
     lines = FLAGS.text.split("\n") if FLAGS.text_path is None else without_ends(read_lines(name))
     if len(lines) != 1:
@@ -235,8 +246,8 @@ def attention_of_run_of_pairs(folder):
     return draw_pair(weights, queries, keys, which, layer, FLAGS.head)
 
 
-def layer_and_head(n_layer, n_head):
-    """The layer, from 0, of checked flags."""
+def checked_layer(n_layer, n_head):
+    """The index of the layer, from --layer. Raises ParameterError if the model does not have this layer or --head."""
     check_index("layer", FLAGS.layer, n_layer, lowest=-1)
     if FLAGS.head is not None:
         check_index("head", FLAGS.head, n_head)
@@ -244,13 +255,14 @@ def layer_and_head(n_layer, n_head):
 
 
 def labels_of(vocab, ids):
+    """The labels of ids. Raises ParameterError if the font, which is that of --font, lacks a character of them."""
     labels = [label_of(vocab.symbols[i]) for i in ids]
     use_font(FLAGS.font, "".join(labels))
     return labels
 
 
 def memory():
-    """The picture of the nll with less and less memory: by position in a segment or, with --text, along a text."""
+    """The figure for kind=memory: nll by position in a segment or, with --text, along a text, with less memory."""
     folder = RunFolder(only_one(FLAGS.model_dir), "language_model")
     config = folder.read_config()
     vocab = folder.load_vocab()
@@ -271,7 +283,15 @@ def memory():
 
 
 def memory_along(folder, vocab, mem_len, tgt_len, changes):
-    """The picture of one short text, token by token."""
+    """The figure of the nll of each token of --text with no memory, half of it and all of it.
+
+    Args:
+        folder: `RunFolder`.
+        vocab: vocabulary of the run.
+        mem_len: length of the memory.
+        tgt_len: tokens of a segment.
+        changes: hyper-parameters of the model that differ from those of the run.
+    """
     check_not_both("text", "text_path")
     ids = vocab.encode(FLAGS.text)
     kept = (0, mem_len // 2, mem_len)
@@ -285,7 +305,7 @@ def memory_along(folder, vocab, mem_len, tgt_len, changes):
 
 
 def context():
-    """Draws the mean nll of held-out text, for each run, against the number of tokens that the run sees."""
+    """The figure for kind=context: the mean nll of held-out text against the number of tokens that each run sees."""
     model_dirs = FLAGS.model_dir
     step = FLAGS.context_step
     if FLAGS.ckpt_path:
@@ -314,9 +334,10 @@ def context():
 
 
 def span_of(config):
-    """The largest number of keys that a token sees: memory (--mem_len) and a segment of --context_step tokens.
+    """The largest number of keys that a token sees.
 
-    Without --mem_len, the memory and the segment are those of training.
+    With --mem_len, they are a memory of this length and a segment of --context_step tokens. Otherwise they are the
+    memory and the segment of the training, from the `config` of the run.
     """
     if FLAGS.mem_len is not None:
         return FLAGS.mem_len + FLAGS.context_step
@@ -324,7 +345,10 @@ def span_of(config):
 
 
 def held_out(folder, vocab):
-    """The ids of `text_path`, or of the run's valid split."""
+    """The ids of the text in --text_path or, without it, the first --max_tokens ids of the run's valid split.
+
+    Raises ParameterError if the corpus of the run has changed.
+    """
     if FLAGS.text_path is not None:
         return encode_text(FLAGS.text_path, vocab, folder.read_config()["data"])[0]
     corpus = corpus_of(folder)
@@ -334,7 +358,7 @@ def held_out(folder, vocab):
 
 
 def lengths():
-    """`(tgt_len, mem_len)` for pictures without a run."""
+    """`(tgt_len, mem_len)` for pictures without a run. Raises ParameterError if one is out of range."""
     tgt_len = TGT_LEN[FLAGS.kind] if FLAGS.tgt_len is None else FLAGS.tgt_len
     mem_len = MEM_LEN[FLAGS.kind] if FLAGS.mem_len is None else FLAGS.mem_len
     check_index("tgt_len", tgt_len, MAX_LENGTH + 1, 1)
@@ -343,11 +367,12 @@ def lengths():
 
 
 def curves():
+    """The figure for kind=curves: the logs of the runs in --model_dir."""
     logs = [read_log(model_dir) for model_dir in FLAGS.model_dir]
     return draw_curves(dict(zip(names_of(FLAGS.model_dir), logs, strict=True)))
 
 
-DRAW = {  # kind: function without arguments that returns the figure
+DRAW = {  # kind -> function that returns the figure for the flags
     "curves": curves,
     "attention": attention,
     "terms": terms,

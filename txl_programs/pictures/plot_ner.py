@@ -53,23 +53,45 @@ from txl_tf.taggers.text_tagger import TextTagger
 
 
 def open_tagger(model_dir, family="tener"):
-    """`(tagger, encoder)` of a run of this family."""
+    """`(tagger, encoder)` of a run: the `Tagger`, and the encoder of its sentences.
+
+    Raises ParameterError if the run has another family, or if its network lacks the layer or the head of the flags.
+    """
     folder = RunFolder(model_dir, "tagger")
     family_of_run = folder.family.name
     if family_of_run != family:
         message = f"model_dir {folder} must hold a run of family={family}, got family={family_of_run}"
         raise ParameterError("model_dir", folder.path, f"a run of family={family}", message)
     vocab, bigram_vocab, *lexicon = folder.load_vocabs()
-    return load_model(folder), encoder_of(vocab, bigram_vocab, lexicon[0] if lexicon else None)
+    tagger = load_model(folder)
+    check_layer_and_head(tagger.network)
+    return tagger, encoder_of(vocab, bigram_vocab, lexicon[0] if lexicon else None)
+
+
+def check_layer_and_head(network):
+    """Raises ParameterError if the network does not have the layer and the head of the flags."""
+    for name, value, number in (("layer", FLAGS.layer, network.n_layer), ("head", FLAGS.head, network.n_head)):
+        if value is not None and not 0 <= value < number:
+            allowed = f"lie in [0, {number})"
+            raise ParameterError(name, value, allowed, f"{name} must {allowed}, got {value}")
 
 
 # --------------------------------------------------------------------------------------------------------- direction
 
 
 def tener_curves(network, inputs, max_distance):
-    """The part of TENER's scores that depends on positions, by distance: `[n_head, 2 * max_distance + 1]`.
+    """The part of TENER's scores that depends on positions, by distance.
 
-    It is `(q + v) . R_d + k . R_{-d}`, where q and k are the means over all characters.
+    It is `(q + v) . R_d + k . R_{-d}`, where q and k are the means over all characters. The last term is left out if
+    the model does not have it (`key_position_term`).
+
+    Args:
+        network: `Tener`.
+        inputs: features of sentences, by name; `None` for q = k = 0.
+        max_distance: largest distance in characters.
+
+    Returns:
+        `[n_head, 2 * max_distance + 1]`, for the distances d from `-max_distance` up.
     """
     attention = network.stacked[FLAGS.layer].self_attn
     q, k = mean_queries_and_keys(network, inputs)
@@ -79,7 +101,10 @@ def tener_curves(network, inputs, max_distance):
 
 
 def mean_queries_and_keys(network, inputs):
-    """The mean query and the mean key of each head of a layer, `[n_head, d_head]` each; zeros without characters."""
+    """The mean query and the mean key of each head of the layer of --layer, `[n_head, d_head]` each.
+
+    They are zeros if `inputs`, see `tener_curves`, is `None`.
+    """
     attention = network.stacked[FLAGS.layer].self_attn
     if inputs is None:
         return np.zeros([2, attention.n_head, attention.d_model // attention.n_head])
@@ -88,7 +113,7 @@ def mean_queries_and_keys(network, inputs):
     for before in network.stacked[: FLAGS.layer]:
         x = before(x, mask)
     q, k, *_ = attention.parts(x if network.after_norm else network.stacked[FLAGS.layer].norm1(x))
-    bias = 0 if attention.attn_type == "transformer" else attention.r_r_bias.numpy()
+    bias = 0 if attention.attn_type == "transformer" else attention.r_r_bias.numpy()  # `parts` has added it to q
     by_character = [tf.transpose(part, [1, 2, 0, 3]) for part in (q, k)]  # [B, T, H, D]
     means = [tf.reduce_mean(tf.boolean_mask(part, mask), 0).numpy() for part in by_character]  # [H, D]
     return means[0] - bias, means[1]
@@ -97,9 +122,13 @@ def mean_queries_and_keys(network, inputs):
 def absolute_curves(network, max_distance):
     """Products of absolute positions by distance, averaged over 100 positions.
 
+    Args:
+        network: `Tener` with absolute sinusoids.
+        max_distance: largest distance in characters.
+
     Returns:
-        `[2 * max_distance + 1]`, the products of the sinusoids; and `[n_head, 2 * max_distance + 1]`, after each head's
-        projections.
+        `(plain, projected)`: `[2 * max_distance + 1]`, the products of the sinusoids; and
+        `[n_head, 2 * max_distance + 1]`, the products after the projections of queries and keys of each head.
     """
     attention = network.stacked[FLAGS.layer].self_attn
     places = np.arange(1, 101 + 2 * max_distance, dtype="float32")
@@ -113,11 +142,15 @@ def absolute_curves(network, max_distance):
 
 
 def draw_direction(runs, max_distance):
-    """Figure of the curves of all heads, by signed distance, for runs given as `{name: (tagger, inputs)}`."""
-    figure = Figure(
-        figsize=(5 * (len(runs) + any(is_absolute(t) for t, _ in runs.values())), 3.6), layout="constrained"
-    )
-    panels = []
+    """Figure of the curves of all heads by signed distance.
+
+    Args:
+        runs: `{name of a run: (tagger, inputs)}`, see `tener_curves` for the inputs.
+        max_distance: largest distance in characters.
+    """
+    width = 5 * (len(runs) + any(is_absolute(tagger) for tagger, _ in runs.values()))
+    figure = Figure(figsize=(width, 3.6), layout="constrained")
+    panels = []  # `(title, curves)` each
     for name, (tagger, inputs) in runs.items():
         if is_absolute(tagger):
             plain, projected = absolute_curves(tagger.network, max_distance)
@@ -140,7 +173,29 @@ def draw_direction(runs, max_distance):
     return figure
 
 
+def with_inputs(model_dir):
+    """`(tagger, inputs)` of a run for `draw_direction`: the inputs are the sentences of --text_path, `None` without it.
+
+    Raises ParameterError if the run has neither relative positions nor sinusoids, or if the file has no sentences.
+    """
+    tagger, encoder = open_tagger(model_dir)
+    if is_absolute(tagger) and tagger.network.pos_embed != "sin":
+        message = f"model_dir {model_dir} must have pos_embed=sin, got {tagger.network.pos_embed}"
+        raise ParameterError("model_dir", model_dir, "a run with pos_embed=sin", message)
+    if not FLAGS.text_path:
+        return tagger, None
+    text_tagger = TextTagger(tagger, encoder)
+    sentences = [text_tagger.split(line) for line in without_ends(read_lines(FLAGS.text_path))]
+    if not any(sentences):
+        message = f"text_path {FLAGS.text_path} has no sentences"
+        raise ParameterError("text_path", FLAGS.text_path, "a file with sentences", message)
+    encoded = text_tagger.encode([tokens for tokens in sentences if tokens])
+    arrays = features(encoded, lattice=tagger.reads_lattice)
+    return tagger, {name: tf.constant(array) for name, array in arrays.items()}
+
+
 def is_absolute(tagger):
+    """Whether the attention of a tagger is the vanilla Transformer's, whose positions are absolute."""
     return tagger.network.attn_type == "transformer"
 
 
@@ -148,7 +203,7 @@ def is_absolute(tagger):
 
 
 def draw_lattice(tagger, encoder, text):
-    """Figure of the attention between the items of a sentence: first the characters, then the words."""
+    """Figure of the attention between the items of a sentence: first its characters, then the words of the lexicon."""
     items, probs = TextTagger(tagger, encoder).attention(list(text))
     words = [item.text for item in items]
     use_font(FLAGS.font, text, "sans-serif")
@@ -174,39 +229,13 @@ def main():
     if FLAGS.kind == "lattice":
         if not FLAGS.text or len(FLAGS.model_dir) > 1:
             raise ParameterError("text", FLAGS.text, "given, with one run", "kind=lattice needs --text and one run")
-        tagger, encoder = open_tagger(FLAGS.model_dir[0], "flat")
-        check(tagger.network)
-        figure = draw_lattice(tagger, encoder, FLAGS.text)
+        figure = draw_lattice(*open_tagger(FLAGS.model_dir[0], "flat"), FLAGS.text)
     else:
-        runs = {}
-        for name, model_dir in zip(names_of(FLAGS.model_dir), FLAGS.model_dir, strict=True):
-            tagger, encoder = open_tagger(model_dir)
-            check(tagger.network)
-            if is_absolute(tagger) and tagger.network.pos_embed != "sin":
-                message = f"model_dir {model_dir} must have pos_embed=sin, got {tagger.network.pos_embed}"
-                raise ParameterError("model_dir", model_dir, "a run with pos_embed=sin", message)
-            inputs = None
-            if FLAGS.text_path:
-                text = TextTagger(tagger, encoder)
-                sentences = [text.split(line) for line in without_ends(read_lines(FLAGS.text_path))]
-                if not any(sentences):
-                    message = f"text_path {FLAGS.text_path} has no sentences"
-                    raise ParameterError("text_path", FLAGS.text_path, "a file with sentences", message)
-                encoded = text.encode([tokens for tokens in sentences if tokens])
-                arrays = features(encoded, lattice=tagger.reads_lattice)
-                inputs = {name: tf.constant(array) for name, array in arrays.items()}
-            runs[name] = tagger, inputs
+        names = names_of(FLAGS.model_dir)
+        runs = {name: with_inputs(model_dir) for name, model_dir in zip(names, FLAGS.model_dir, strict=True)}
         figure = draw_direction(runs, FLAGS.distance)
     save(figure, FLAGS.output, 120)
     print(FLAGS.output)
-
-
-def check(network):
-    """Raises ParameterError if the network does not have the layer and the head of the flags."""
-    for name, value, number in (("layer", FLAGS.layer, network.n_layer), ("head", FLAGS.head, network.n_head)):
-        if value is not None and not 0 <= value < number:
-            allowed = f"lie in [0, {number})"
-            raise ParameterError(name, value, allowed, f"{name} must {allowed}, got {value}")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ LOGARITHMIC = ("n_token", "tokens_before")  # arguments of the benchmark that gr
 
 
 def read_figures(path):
-    """Rows of the JSON file of `tools/benchmark.py --scaling`: list of dicts.
+    """Returns the rows of the JSON file of `tools/benchmark.py --scaling`, a list of dictionaries.
 
     Raises:
-        ParameterError: it has no such rows.
-        OSError: it cannot be read.
+        ParameterError: the file has no such rows.
+        OSError: the file cannot be read.
     """
     try:
         with naming_read_errors(path), open(path) as file:
@@ -28,7 +28,12 @@ def read_figures(path):
 
 
 def draw_scaling(rows):
-    """Figure of the cost of a token, with a panel for each mode and argument. The axes begin at 0."""
+    """Figure of the time of a token, with a panel for each mode and argument. Its axis begins at 0.
+
+    Args:
+        rows: dictionaries with "mode", "argument", "contestant", "value" and "microseconds_per_token", see
+            `read_figures`.
+    """
     panels = list(dict.fromkeys((row["mode"], row["argument"]) for row in rows))
     names = list(dict.fromkeys(row["contestant"] for row in rows))
     columns = min(3, len(panels))

@@ -43,7 +43,7 @@ register_url_convertor("name", NameConvertor())
 
 
 class Json(Response):
-    """JSON in ASCII: lone surrogates, which UTF-8 cannot hold, are escaped."""
+    """An answer with JSON in ASCII. Lone surrogates, which UTF-8 cannot hold, are thus escaped."""
 
     media_type = "application/json"
 
@@ -52,13 +52,14 @@ class Json(Response):
 
 
 class Guard:
-    """An ASGI application in front of another one.
+    """An ASGI application in front of another one, to which it passes the requests that may be answered.
 
-    It refuses requests that pages of other sites send, that lack the API key, or that are too large.
+    It refuses requests that name another host, that pages of other sites send, that lack the API key, or whose bodies
+    are too large or of unknown size.
 
     Args:
         app: the application.
-        host: address at which the server listens.
+        host: address at which the server listens. Requests may name it as their host.
         allowed_hosts: other names that requests may give as their host.
         api_key: key that requests must have, `Authorization: Bearer KEY`; `None` for none.
         max_bytes: most bytes of a body.
@@ -89,7 +90,7 @@ class Guard:
         await self.app(scope, receive, send)
 
     def _check(self, scope: dict) -> None:
-        """Raises Failed for a request that must not be answered."""
+        """Raises Failed, with the status of the answer, for a request that is refused."""
         host = host_of(scope)
         if host is None or not is_own_host(host, self.host, self.allowed_hosts):
             raise Failed(400, "the request names another host than this server: see --host and --allowed_hosts")
@@ -161,6 +162,7 @@ class Server:
         return Json({"object": "list", "data": [self._as_openai()]})
 
     def _as_openai(self) -> dict[str, Any]:
+        """The model in OpenAI's list of models."""
         return {"id": self.name, "object": "model", "created": self.started, "owned_by": "txl_tf"}
 
     async def status(self, request: Request) -> Response:
@@ -171,7 +173,7 @@ class Server:
         return Json({**self._as_openai(), "model_version_status": [state]})
 
     async def metadata(self, request: Request) -> Response:
-        """The signatures, as TensorFlow Serving describes them."""
+        """The signatures, in the form of TensorFlow Serving's metadata."""
         self.check_name(request)
         signatures = await asyncio.to_thread(  # the first call traces graphs
             lambda: {name: signature.described() for name, signature in self.signatures.items()}
@@ -181,7 +183,7 @@ class Server:
         return Json({"model_spec": spec, "metadata": {"signature_def": {"@type": kind, "signature_def": signatures}}})
 
     async def predict(self, request: Request) -> Response:
-        """The results of a signature."""
+        """The results of a signature for the inputs of the request."""
         self.check_name(request)
         values = await body_of(request)
         for key in values:
@@ -196,7 +198,7 @@ class Server:
         return Json(await asyncio.to_thread(signature.answer, values, results))
 
     async def complete(self, request: Request) -> Response:
-        """OpenAI's completions."""
+        """The answer of OpenAI's completions, as one JSON object or as server-sent events."""
         if self.completions is None:
             raise Failed(404, "/v1/completions is for language models: use the signatures of this model")
         values = await body_of(request)
@@ -204,12 +206,15 @@ class Server:
         if options.stream:
             events = self.completions.events(options)
             first = await anext(events)  # an error before the first event has a status of its own
-            return StreamingResponse(failing(first, events), media_type="text/event-stream")
+            return StreamingResponse(with_error_event(first, events), media_type="text/event-stream")
         return Json(await while_connected(request, self.completions.answer(options)))
 
 
-async def failing(first: bytes, events: Any) -> AsyncIterator[bytes]:
-    """Yields `first` and the other server-sent events. A later error becomes an event: the status was sent already."""
+async def with_error_event(first: bytes, events: Any) -> AsyncIterator[bytes]:
+    """Yields `first` and the other server-sent events. An error in between becomes the last event.
+
+    It cannot become a status of the answer, because the status was sent before.
+    """
     try:
         yield first
         async for event in events:
@@ -223,7 +228,7 @@ async def failing(first: bytes, events: Any) -> AsyncIterator[bytes]:
 
 
 async def while_connected(request: Request, answer: Awaitable[Any]) -> Any:
-    """Awaits the answer to a request. Cancels it if the client closes the connection."""
+    """Awaits and returns the answer to a request. If the client closes the connection, cancels it and raises Failed."""
     task = asyncio.ensure_future(answer)
     disconnection = asyncio.ensure_future(disconnected(request))
     try:
@@ -245,7 +250,7 @@ async def disconnected(request: Request) -> None:
 
 
 async def body_of(request: Request) -> dict:
-    """Returns the JSON object in the body of a request. Raises Failed if there is none."""
+    """Returns the JSON object in the body of a request. Raises Failed if the body is none, or comes too slowly."""
     try:
         body = await asyncio.wait_for(request.body(), SECONDS_TO_SEND)
     except TimeoutError:
@@ -260,7 +265,11 @@ async def body_of(request: Request) -> dict:
 
 
 def answering(function: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Returns an endpoint that calls `function`, and answers an error of a request with the status of the error."""
+    """Returns an endpoint that calls `function`. If that raises an error, the endpoint answers with its message.
+
+    The status is that of `Failed`; 503 for `Busy`; 400 if the model refuses a value; 500 for other errors of
+    TensorFlow, such as too little memory.
+    """
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -272,26 +281,37 @@ def answering(function: Callable[[Request], Awaitable[Response]]) -> Callable[[R
             answer.headers["retry-after"] = "1"
             return answer
         except (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
-            return failure(request.url.path, Failed(400, said_by(error)))
+            return failure(request.url.path, Failed(400, message_for_client(error)))
         except (tf.errors.OpError, MemoryError) as error:
-            return failure(request.url.path, Failed(500, said_by(error)))
+            return failure(request.url.path, Failed(500, message_for_client(error)))
         except (ValueError, TypeError) as error:  # of the conversion to tensors
             return failure(request.url.path, Failed(400, str(error)))
 
     return endpoint
 
 
-def said_by(error: Exception) -> str:
-    """Returns the message of a graph about a wrong request, without the names of operations."""
+def message_for_client(error: Exception) -> str:
+    """Returns the message of an error of TensorFlow without the operations, files and lines of code that it names.
+
+    Of a failed assertion, it returns the values that the graph reports: a message and, in most cases, a value.
+    """
     message = getattr(error, "message", None) or str(error)
-    failed = re.search(r"assertion failed: \[(.*?)\] \[(.*?)\]", message, re.DOTALL)  # [message] [value]
-    return message if failed is None else f"{failed[1]} {failed[2]}"
+    assertion = re.search(r"assertion failed: \[(.*)\]$", message, re.MULTILINE)  # [message] [value] ...
+    if assertion:
+        return assertion[1].replace("] [", " ")
+    message = re.split(r"\s*\[\[\{\{node|\s*\[Op:", message)[0]  # the operation, after the message
+    if message.startswith("Graph execution error:"):  # a traceback and an empty line stand before the message
+        message = message.rpartition("\n\n")[2]
+    return re.sub(r"^\{\{.*?\}\}\s*", "", message)  # the function, before the message
 
 
 def make_app(
     server: Server, host: str, allowed_hosts: Collection[str] = (), api_key: str | None = None, max_bytes: int = 2**25
 ) -> Guard:
-    """Returns the application of a server, with a `Guard` in front of it."""
+    """Returns the application of a server, with a `Guard` in front of it. See `Guard` for the arguments.
+
+    Another path than those of `Server.routes` is answered with status 404, another method with 405.
+    """
 
     async def missing(request: Request, error: Exception) -> Response:
         return failure(request.url.path, Failed(404, "this server has no such address"))

@@ -1,7 +1,7 @@
 """OpenAI's interface /v1/completions for a language model.
 
-`Options` checks a request. For every text, the decoder gets a `Job`, and a `Choice` turns the tokens of the job into
-text, which it ends at stop strings.
+`Options` checks a request. For every text of the answer, the decoder gets a `Job`. A `Choice` turns the tokens of the
+job into text, and ends it at a stop string.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class Bounds:
 
 
 def whole(values: dict, name: str, default: Any, least: int, most: int) -> Any:
-    """Returns the integer `name` of a request, or its default. Raises Failed if it is none, or out of its range."""
+    """Returns the integer `name` of a request; `default` if it is left out or null.
+
+    Raises Failed if it is no integer, or does not lie between `least` and `most`.
+    """
     value = values.get(name)
     if value is None:
         return default
@@ -64,7 +67,10 @@ def whole(values: dict, name: str, default: Any, least: int, most: int) -> Any:
 
 
 def number(values: dict, name: str, default: float) -> float:
-    """Returns the number `name` of a request, in the range of `OPTIONS`, or its default."""
+    """Returns the number `name` of a request; `default` if it is left out or null.
+
+    Raises Failed if it is no number, or outside its range in `OPTIONS`.
+    """
     value = values.get(name)
     if value is None:
         return default
@@ -75,7 +81,7 @@ def number(values: dict, name: str, default: float) -> float:
 
 
 def flag(values: dict, name: str) -> bool:
-    """Returns the bool `name` of a request; False if it is left out."""
+    """Returns the bool `name` of a request; False if it is left out or null. Raises Failed for any other value."""
     value = values.get(name)
     if value is None:
         return False
@@ -141,7 +147,7 @@ class Options:
         self.seeds = [_seeds(seed, self.n) for _ in self.prompts]
 
     def _stop(self, stop: Any) -> list[str]:
-        """Returns the stop strings of a string, a list or `None`."""
+        """Returns the stop strings of a request as a list. Raises Failed unless it is a string, a list or `None`."""
         stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
         is_list = isinstance(stops, list) and len(stops) <= MOST_STOPS
         if not is_list or not all(isinstance(text, str) and text for text in stops):
@@ -151,7 +157,13 @@ class Options:
         return stops
 
     def _prompts(self, prompt: Any, vocab: Vocab, bounds: Bounds) -> list[np.ndarray]:
-        """Returns the ids of each prompt. `prompt` is a string, a list of ids, or a list of either."""
+        """Returns the ids of each prompt. Raises Failed if one cannot be read.
+
+        Args:
+            prompt: a string, a list of ids, or a list of either; `None` for an empty string.
+            vocab: vocabulary of the model.
+            bounds: bounds of the request.
+        """
         if prompt is None:
             prompt = ""
         is_ids = isinstance(prompt, list) and bool(prompt) and all(type(x) is int for x in prompt)
@@ -162,7 +174,7 @@ class Options:
         return [self._prompt(one_prompt, vocab, bounds.max_tokens) for one_prompt in prompts]
 
     def _prompt(self, prompt: Any, vocab: Vocab, max_tokens: int) -> np.ndarray:
-        """Returns the ids of one prompt, a string or a list of ids."""
+        """Returns the ids of one prompt, a string or a list of ids, int32 `[n]`. Raises Failed if it cannot be read."""
         if isinstance(prompt, list) and all(type(x) is int for x in prompt):
             if any(not 0 <= x < len(vocab) for x in prompt):
                 raise Failed(400, f"prompt must have ids from 0 to {len(vocab) - 1}, got {brief(prompt)}", "prompt")
@@ -190,9 +202,9 @@ def _seeds(seed: int | None, n: int) -> list[int]:
 
 
 class Choice:
-    """One text of an answer, as it grows.
+    """One text of an answer, to which `add` adds new tokens.
 
-    Parts of the text and its tokens are taken with `take` as soon as they are certain, for streaming.
+    For streaming, `take` takes parts of the text and its tokens as soon as they are certain.
 
     Args:
         index: number of the text in the answer.
@@ -212,17 +224,22 @@ class Choice:
         self.tokens: list[dict] = []  # with logprobs: the tokens that were not taken yet, see `_token`
         self.new_tokens = 0
         self.finish_reason: str | None = None
-        self.start = 0  # where the new text begins
+        self.start = 0  # where the new text begins in `text`: after the prompt with `echo`
         self._add_prompt()
 
     def _add_prompt(self) -> None:
+        """Reads the prompt, and begins the text with it for `echo`."""
         prompt_text = self.stream.push(self.prompt)
         if self.options.echo:
             self.text = prompt_text
         self.start = len(self.text)
 
     def add_prompt_tokens(self, alternatives: Alternatives | None) -> None:
-        """Adds the tokens of the prompt with their log-probabilities, for `echo` with `logprobs`."""
+        """Adds the tokens of the prompt with their log-probabilities, for `echo` with `logprobs`.
+
+        Args:
+            alternatives: log-probabilities of the tokens after the first; `None` for a prompt of one token or none.
+        """
         stream = TextStream(self.vocab)
         offset = 0
         for i, token in enumerate(self.prompt.tolist()):
@@ -232,7 +249,7 @@ class Choice:
             offset += len(text)
 
     def add(self, piece: Piece) -> None:
-        """Adds new tokens, up to a stop string."""
+        """Adds new tokens. If the text ends with them, sets `finish_reason`; tokens after a stop string are ignored."""
         for i, token in enumerate(piece.tokens):
             self.new_tokens += 1
             if piece.stopped and i == len(piece.tokens) - 1:  # the end of a document is no text
@@ -279,7 +296,7 @@ class Choice:
         return {"text": text, "offset": offset, "log_prob": round(float(alternatives.log_probs[row]), 6), "top": top}
 
     def take(self) -> tuple[str, list[dict]]:
-        """Takes the text and the tokens that are certain and were not taken yet.
+        """Returns the text and the tokens that are certain and that no earlier call has returned.
 
         Until the text has ended, a suffix of it that is the beginning of a stop string is not certain.
         """
@@ -301,7 +318,7 @@ class Choice:
         return text, taken
 
     def as_json(self) -> dict[str, Any]:
-        """Takes what is certain, and returns it as a choice of the answer."""
+        """Returns the result of `take` as a choice in the form of OpenAI's answers."""
         text, tokens = self.take()
         choice: dict[str, Any] = {"index": self.index, "text": text, "finish_reason": self.finish_reason}
         choice["logprobs"] = None
@@ -332,13 +349,13 @@ class Completions:
         self.bounds = bounds
 
     def checked(self, values: dict) -> Options:
-        """Returns the parameters of a request. Raises Failed if one is wrong."""
+        """Returns the parameters of a request. Raises Failed if one is wrong, or if it is for another model."""
         if values.get("model", self.name) != self.name:
             raise Failed(404, f"model must be {self.name}, got {brief(values['model'])}", "model")
         return Options(values, self.vocab, self.bounds)
 
     async def answer(self, options: Options) -> dict[str, Any]:
-        """Returns the whole answer."""
+        """Generates all texts, and returns the whole answer."""
         answer = self._head()
         choices: list[Choice] = []
         async for _ in self._grown(options, choices):
@@ -348,7 +365,7 @@ class Completions:
         return answer
 
     async def events(self, options: Options) -> AsyncIterator[bytes]:
-        """Yields the answer as server-sent events."""
+        """Generates all texts, and yields the parts of the answer as server-sent events."""
         head = self._head()
         usage = {"usage": None} if options.include_usage else {}
         choices: list[Choice] = []
@@ -366,7 +383,16 @@ class Completions:
         return {**identity, "created": int(time.time()), "model": self.name}
 
     async def _grown(self, options: Options, choices: list[Choice]) -> AsyncIterator[Choice]:
-        """Generates all texts. Yields a choice whenever it has grown, and fills the list `choices` before that."""
+        """Generates all texts. Yields a choice whenever it has new tokens.
+
+        Args:
+            options: options of the request.
+            choices: an empty list. Before the first choice is yielded, the list gets all choices.
+
+        Raises:
+            Busy: too many texts are waiting.
+            Exception: the error that ended a text.
+        """
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
         jobs: list[Job | None] = []
@@ -424,11 +450,13 @@ def _deliverer(loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue, index: in
 
 
 def _cancel(job: Job | None) -> None:
+    """Ends a text early; for `None`, does nothing."""
     if job is not None:
         job.cancelled = True
 
 
 def _usage(options: Options, choices: list[Choice]) -> dict[str, int]:
+    """Returns the numbers of tokens of an answer. The tokens of a prompt count once, even if it has n texts."""
     prompt = sum(map(len, options.prompts))
     new = sum(choice.new_tokens for choice in choices)
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
@@ -444,4 +472,5 @@ def _shown(symbol: str) -> str:
 
 
 def _event(values: dict) -> bytes:
+    """Returns values as a server-sent event."""
     return b"data: " + json.dumps(values).encode() + b"\n\n"

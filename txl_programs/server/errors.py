@@ -7,7 +7,7 @@ class Failed(Exception):
     Args:
         status: HTTP status of the answer.
         message: a sentence for the client.
-        name: the argument that is wrong; `None` if there is none.
+        name: the parameter that is wrong; `None` if no single one is.
     """
 
     def __init__(self, status: int, message: str, name: str | None = None):

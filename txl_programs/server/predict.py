@@ -19,7 +19,9 @@ import numpy as np
 from txl_config.errors import brief
 from txl_programs.server.errors import Failed
 
-MOST_EXACT = 100_000  # numbers of an output that are written with as few digits as float32 needs
+# An output of up to this many numbers is written with as few digits as float32 needs, which takes longer.
+MOST_EXACT = 100_000
+# Type of a tensor -> its name in TensorFlow Serving's metadata.
 DTYPES = {"string": "DT_STRING", "int32": "DT_INT32", "float32": "DT_FLOAT", "int64": "DT_INT64"}
 
 
@@ -58,18 +60,18 @@ class Signature:
         return {key: array_of(key, value, self.inputs[key].dtype.name) for key, value in values.items()}
 
     def _columns(self, inputs: Any) -> dict[str, Any]:
-        """Returns `{name: value}` of "inputs"."""
+        """Returns `{name: value}` of "inputs". Raises Failed if the inputs must have names and have none."""
         if isinstance(inputs, dict) and "b64" not in inputs:
             return inputs
         return {self._only("inputs"): inputs}
 
     def _rows(self, instances: Any) -> dict[str, list]:
-        """Returns `{name: values of all rows}` of "instances"."""
+        """Returns `{name: values of all rows}` of "instances". Raises Failed unless all rows have the same names."""
         if not isinstance(instances, list) or not instances:
             raise Failed(400, f'"instances" must be a list with at least one row, got {brief(instances)}')
         if not isinstance(instances[0], dict) or "b64" in instances[0]:
             return {self._only("instances"): instances}
-        names = instances[0].keys() if isinstance(instances[0], dict) else ()
+        names = instances[0].keys()
         for i, row in enumerate(instances):
             if not isinstance(row, dict) or row.keys() != names:
                 raise Failed(
@@ -78,14 +80,18 @@ class Signature:
         return {name: [row[name] for row in instances] for name in names}
 
     def _only(self, where: str) -> str:
-        """Returns the name of the only input. Raises Failed if there are several."""
+        """Returns the name of the only input. Raises Failed if there are several.
+
+        Args:
+            where: "inputs" or "instances", for the message.
+        """
         if len(self.inputs) != 1:
             known = ", ".join(self.inputs)
             raise Failed(400, f'"{where}" must name the inputs of signature {self.name}, which has several: {known}')
         return next(iter(self.inputs))
 
     def answer(self, request: dict[str, Any], results: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Returns the results as JSON, by columns or rows like the request."""
+        """Returns the results as JSON values, in columns or rows like the inputs of the request."""
         columns = {name: values_of(name, array) for name, array in results.items()}
         if "inputs" in request:
             return {"outputs": columns if len(columns) > 1 else next(iter(columns.values()))}
@@ -102,7 +108,10 @@ class Signature:
 
 
 def array_of(name: str, value: Any, dtype: str) -> np.ndarray:
-    """Returns a JSON value as an array. Raises Failed with status 400 if it is ragged or of another type."""
+    """Returns a JSON value as an array of the type `dtype`; strings become bytes.
+
+    Raises Failed with status 400 if the value has rows of different lengths or another type.
+    """
     value = _without_b64(name, value)
     if dtype == "string":
         array = np.array(value, object)
@@ -128,7 +137,7 @@ def array_of(name: str, value: Any, dtype: str) -> np.ndarray:
 
 
 def _without_b64(name: str, value: Any) -> Any:
-    """Returns a value with bytes in the place of each {"b64": ...}."""
+    """Returns a value with bytes in place of each {"b64": ...}. Raises Failed if that is not base64."""
     if isinstance(value, list):
         return [_without_b64(name, x) for x in value] if value and isinstance(value[0], (list, dict)) else value
     if not isinstance(value, dict):
@@ -142,12 +151,9 @@ def _without_b64(name: str, value: Any) -> Any:
 
 
 def values_of(name: str, array: np.ndarray) -> Any:
-    """Returns an array as a JSON value."""
+    """Returns an array as a JSON value. Bytes become {"b64": ...} if the name ends with "_bytes", else text."""
     if array.dtype == object:
-        if name.endswith("_bytes"):
-            convert: Any = lambda data: {"b64": base64.b64encode(data).decode()}  # noqa: E731
-        else:
-            convert = lambda data: data.decode("utf-8", "replace")  # noqa: E731
+        convert = _as_b64 if name.endswith("_bytes") else _as_text
         flat = np.empty([array.size], object)
         flat[:] = [convert(data) for data in array.ravel()]
         return flat.reshape(array.shape).tolist()
@@ -156,7 +162,16 @@ def values_of(name: str, array: np.ndarray) -> Any:
     return array.tolist()
 
 
+def _as_b64(data: bytes) -> dict[str, str]:
+    return {"b64": base64.b64encode(data).decode()}
+
+
+def _as_text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
 def _described(name: str, spec: Any) -> dict[str, Any]:
+    """Returns an input or output in the form of TensorFlow Serving's metadata."""
     rank = spec.shape.rank
     dims = [{"size": str(-1 if size is None else size), "name": ""} for size in spec.shape] if rank is not None else []
     shape = {"dim": dims, "unknown_rank": rank is None}

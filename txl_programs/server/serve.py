@@ -71,7 +71,12 @@ MISSING = 'the server needs starlette and uvicorn: pip install "txl_tf[serve]"'
 
 
 def read_api_key():
-    """Returns the API key; `None` if there is none."""
+    """Returns the API key of --api_key_file or, without it, of TXL_API_KEY; `None` if neither is set.
+
+    Raises:
+        ParameterError: the key is not a word of ASCII characters.
+        OSError: the file cannot be read.
+    """
     if FLAGS.api_key_file is None:
         key = os.environ.get("TXL_API_KEY")
         source = "TXL_API_KEY"
@@ -88,7 +93,11 @@ def read_api_key():
 
 
 def name_of_model():
-    """Returns the name of the model, which is part of addresses."""
+    """Returns the name of the model: --name, else the last part of --model_dir. It is part of the server's addresses.
+
+    Raises:
+        ParameterError: the name has characters that addresses must not have.
+    """
     name = FLAGS.name or names_of([FLAGS.model_dir])[0]
     if not re.fullmatch(r"[\w.+-]{1,100}", name):
         message = f"name must be letters, digits, _ . + and -, got {named(name)}: give --name"
@@ -97,7 +106,7 @@ def name_of_model():
 
 
 def listen(host, port):
-    """Returns a socket that listens."""
+    """Returns a socket that listens at an address. Raises ParameterError if it cannot."""
     try:
         return socket.create_server((host, port))
     except (OSError, UnicodeError) as error:
@@ -124,7 +133,7 @@ def main():
 
 
 def warm_up(decoder, vocab):
-    """Generates a short text. This compiles the graphs, so the first request need not wait for it."""
+    """Generates a short text, so that the graphs are compiled before the first request."""
     import numpy as np
 
     from txl_tf.serving.decoder import PIECE, Job
@@ -136,7 +145,15 @@ def warm_up(decoder, vocab):
 
 
 def serve(name, model, vocabs, is_language_model, listening, api_key):
-    """Serves a model until the program is stopped."""
+    """Serves a model until the program is stopped.
+
+    Args:
+        name: name of the model.
+        model, vocabs: the model and its vocabularies.
+        is_language_model: whether the server also has /v1/completions.
+        listening: socket that listens.
+        api_key: key that requests must have; `None` for none.
+    """
     from txl_programs.server.app import Server, make_app
     from txl_programs.server.completions import Bounds, Completions
     from txl_programs.web.connections import make_server

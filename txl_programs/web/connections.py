@@ -12,12 +12,12 @@ except ImportError:  # not on Windows
     resource = None
 
 MOST_CONNECTIONS = 256
-BACKLOG = 32  # connections that are accepted at once
+BACKLOG = 32  # connections that may wait to be accepted
 SECONDS_WITHOUT_REQUEST = 10
 
 
 def most_connections() -> int:
-    """The most connections that the server keeps: at most half of the files that this process may open."""
+    """The most connections that the server keeps: half of the files that it may open, but 8 to `MOST_CONNECTIONS`."""
     if resource is None:
         return MOST_CONNECTIONS
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -25,12 +25,16 @@ def most_connections() -> int:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if it gets no request. If there are too many, the longest idle one is closed."""
+    """A connection that is closed after `SECONDS_WITHOUT_REQUEST` if it has no request.
+
+    Attributes:
+        most: most connections of the server, see `connection_made`.
+    """
 
     most = MOST_CONNECTIONS
 
     def connection_made(self, transport):
-        """Accepts a connection. If there are too many, closes the one that has been idle for the longest time."""
+        """Accepts a connection. If there are too many, closes the oldest one that is idle, or this one if none is."""
         super().connection_made(transport)
         self.made_at = self.loop.time()
         if len(self.connections) > self.most:
@@ -46,6 +50,7 @@ class Connection(H11Protocol):
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def _check_later(self):
+        """Calls `_check` after a while, with the request that the connection has now."""
         self.loop.call_later(SECONDS_WITHOUT_REQUEST, self._check, self.cycle)
 
     def _check(self, before):
@@ -62,6 +67,7 @@ class Server(uvicorn.Server):
     """A server that ends silently, even if browsers still have the page open. It closes their connections."""
 
     def handle_exit(self, sig, frame):
+        """Ends the server after a signal. Uvicorn's errors about connections that are cut are not logged."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         super().handle_exit(sig, frame)
 

@@ -6,16 +6,16 @@ import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Collection
 
-MOST_TO_DRAIN = 16 * 2**20  # bytes of a refused request, and how long to wait for them
-SECONDS_TO_DRAIN = 2
+MOST_TO_DRAIN = 16 * 2**20  # bytes of the body of a refused request
+SECONDS_TO_DRAIN = 2  # time to wait for these bytes
 
 
 def is_own_host(host: str, own: str, others: Collection[str] = ()) -> bool:
     """Whether the value of a Host header, in lower case, names this server.
 
-    These are localhost, loopback addresses, the address `own` at which the server listens, and the names `others`. A
-    server that listens at all addresses of the machine accepts every address, but no name: the name of another site
-    can be made to lead here.
+    Names of this server are localhost, loopback addresses, the address `own` at which it listens, and the names
+    `others`. A server that listens at all addresses of the machine also accepts every address as its own, but no other
+    name: anyone can make a name of their site lead to this machine.
     """
     match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]+))(?::\d{1,5})?", host)
     name = match and (match[1] or match[2])
@@ -37,7 +37,10 @@ def host_of(scope: dict) -> str | None:
 
 
 def is_of_other_site(scope: dict) -> bool:
-    """Whether a browser sends a request for a page of another site. A link that opens the page `/` may be there."""
+    """Whether a page of another site makes a browser send this request.
+
+    It is False for a link on another site that opens the page `/`.
+    """
     headers = scope["headers"]
     host = host_of(scope)
     origins = [value.decode("latin-1").lower() for name, value in headers if name == b"origin"]
@@ -51,7 +54,10 @@ def is_of_other_site(scope: dict) -> bool:
 
 
 async def drain(scope: dict, receive: Callable[[], Awaitable[dict]]) -> None:
-    """Throws away the body of a request that is refused, if it comes soon. Most clients read no answer before."""
+    """Reads the body of a refused request, and ignores it. Most clients read no answer before they have sent it.
+
+    It does not read a body that is too large, and stops after `SECONDS_TO_DRAIN`.
+    """
     length = dict(scope["headers"]).get(b"content-length", b"0")
     left = int(length) if length.isdigit() and len(length) < 10 else MOST_TO_DRAIN + 1
     with contextlib.suppress(TimeoutError):

@@ -10,7 +10,7 @@ from txl_config.errors import shortened, visible
 
 
 class Plain(io.TextIOBase):
-    r"""A stream that writes control characters like `\x1b`, and at most 500 characters of every line."""
+    r"""A stream that writes to another one: control characters like `\x1b`, and lines shortened to 500 characters."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream

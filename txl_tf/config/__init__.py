@@ -1,6 +1,7 @@
 """Every hyper-parameter once: type, default, help and check.
 
-Programs need them before TensorFlow is imported, so they are defined in `txl_config`.
+Programs need the hyper-parameters before they import TensorFlow. So `txl_config` defines them, and this module imports
+them from there.
 """
 
 from txl_config import (

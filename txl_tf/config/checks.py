@@ -1,6 +1,6 @@
-"""Checks of hyper-parameters, and what groups of them are made of.
+"""Checks of hyper-parameters, and the parts of their groups.
 
-Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
+Programs need them before they import TensorFlow. So `txl_config` defines them, and this module imports them from there.
 """
 
 from txl_config.checks import (

@@ -1,6 +1,6 @@
-"""Sizes and recipes for a text or pairs of one's own, by its size and the machine.
+"""Presets: sizes of models and training recipes for the user's own text or pairs of lines.
 
-Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
+Programs need them before they import TensorFlow. So `txl_config` defines them, and this module imports them from there.
 """
 
 from txl_config.presets import (

@@ -1,4 +1,4 @@
-"""Decides which requests reach the page: from this page itself, to an open route, small, and of the right form."""
+"""Decides which requests reach the page: only those that the page itself sends, to its routes, in its form and size."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,8 @@ from txl_programs.demo.language import preferred, said, speaking
 from txl_programs.demo.limits import Limits
 from txl_programs.web.senders import drain, host_of, is_of_other_site, is_own_host
 
-# Everything comes from here. The browser itself refuses the rest, whatever Gradio's next version would load.
+# The page loads everything from this server. The browser refuses to load from elsewhere, even if a later version of
+# Gradio asks for it.
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; form-action 'self'; base-uri 'self'; "
@@ -39,10 +40,10 @@ OPEN = {
     "HEAD": re.compile("/"),
     "POST": re.compile(f"{JOIN}|{CANCEL}|/gradio_api/reset/?"),
 }
-STREAMS = re.compile(f"{DATA}|/gradio_api/heartbeat/.*")  # they stay open
+STREAMS = re.compile(f"{DATA}|/gradio_api/heartbeat/.*")  # routes whose answers stay open
 MOST_VALUES = 1000  # in the JSON of a request
-SECONDS_TO_SEND = 10  # the body of a request
-SECONDS_TO_ANSWER = 60  # a request that is no stream
+SECONDS_TO_SEND = 10  # time for the body of a request
+SECONDS_TO_ANSWER = 60  # time for the answer to a request that is no stream
 TOO_MUCH = "A request to this page has at most {most:,} bytes, and no files."
 
 
@@ -55,13 +56,13 @@ class Refused(Exception):
 
 
 class Guard:
-    """An ASGI application in front of the page, which answers every other request with an error message.
+    """An ASGI application in front of the page. It passes the page's own requests on, and answers others with an error.
 
     Args:
-        app: the page's ASGI application.
+        app: ASGI application of the page.
         page: the page.
-        limits: bounds of the bodies and the streams.
-        host: the address at which the server listens; requests may also name it as their host.
+        limits: limits of bodies and streams.
+        host: address at which the server listens. Requests may name it as their host.
     """
 
     def __init__(self, app: Callable, page: gr.Blocks, limits: Limits, host: str):
@@ -81,7 +82,7 @@ class Guard:
             await self._respond(scope, receive, send)
 
     async def _respond(self, scope: dict, receive: Callable, send: Callable) -> None:
-        """Answers a request, in the language of the context."""
+        """Answers a request, in the language of `speaking`."""
 
         async def send_with_policy(message):
             if message["type"] == "http.response.start":
@@ -104,7 +105,7 @@ class Guard:
         await self._answer(scope, replayed(body, receive), send_with_policy)
 
     def _check_sender(self, scope: dict) -> None:
-        """Raises Refused if another site asks: by a name that leads here, or from a page of its own."""
+        """Raises Refused if a request names another host than this server, or comes from a page of another site."""
         host = host_of(scope)
         if host is None or not is_own_host(host, self.host):
             raise Refused(400, "The request names another host than this page's: see --host.")
@@ -112,7 +113,7 @@ class Guard:
             raise Refused(403, "The request comes from a page of another site.")
 
     def _check_route(self, scope: dict) -> None:
-        """Raises Refused unless the route is open and, if it is a stream, names a session and there is room for it."""
+        """Raises Refused unless the page uses the route. Also if a stream names no session, or too many are open."""
         path = scope["path"]
         method = scope["method"]
         if path.startswith("/gradio_api/upload"):
@@ -127,7 +128,7 @@ class Guard:
             raise Refused(503, "Too many visitors have this page open: try again later.")
 
     def _check_size(self, scope: dict) -> None:
-        """Raises Refused unless the headers announce a body that is small and JSON, or none."""
+        """Raises Refused unless the headers announce a small body of JSON or, if the method is not POST, no body."""
         headers = dict(scope["headers"])
         takes_body = scope["method"] == "POST"
         length = headers.get(b"content-length", b"unknown" if takes_body else b"0")
@@ -139,7 +140,7 @@ class Guard:
             raise Refused(415, "The request is not JSON.")
 
     async def _read(self, scope: dict, receive: Callable) -> bytes:
-        """The body of a request, else raises Refused."""
+        """The body of a request, empty unless the method is POST. Raises Refused if it does not come in time."""
         if scope["method"] != "POST":
             return b""
         try:
@@ -149,7 +150,7 @@ class Guard:
             raise Refused(408, sentence, seconds=SECONDS_TO_SEND) from None
 
     def _check_body(self, scope: dict, body: bytes) -> None:
-        """Raises Refused unless the body is as the page itself sends it."""
+        """Raises Refused unless the body has the form in which the page sends it."""
         if scope["method"] != "POST":
             return
         values = parsed(body)
@@ -161,7 +162,7 @@ class Guard:
             check_fields(values, {"event_id": is_event})
 
     def _check_join(self, values: dict) -> None:
-        """Raises Refused if a request for an answer is not as the page itself sends it."""
+        """Raises Refused unless a request for an answer has the form in which the page sends it."""
         check_fields(values, {"session_hash": is_session, "fn_index": is_whole, "data": is_list})
         function = self.page.fns.get(values["fn_index"])
         if function is None or function.fn is None:
@@ -174,6 +175,7 @@ class Guard:
             raise Refused(422, "trigger_id must be a whole number.")
 
     async def _answer(self, scope: dict, receive: Callable, send: Callable) -> None:
+        """Passes a request to the page. Counts open streams, and ends other answers after `SECONDS_TO_ANSWER`."""
         if not STREAMS.fullmatch(scope["path"]):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.app(scope, receive, send), SECONDS_TO_ANSWER)
@@ -185,7 +187,7 @@ class Guard:
             self._streams -= 1
 
     def _forget(self) -> None:
-        """Drops what the queue keeps of sessions whose messages it has dropped; nothing else would."""
+        """Removes the events of sessions whose messages Gradio's queue has removed. Gradio itself keeps them."""
         queue = self.page._queue
         if len(queue.pending_event_ids_session) > 2 * self.limits.sessions:
             for session in queue.pending_event_ids_session.keys() - queue.pending_messages_per_session.keys():
@@ -193,14 +195,17 @@ class Guard:
 
 
 def is_whole(value: Any) -> bool:
+    """Whether a value is an integer from 0 up that fits 32 bits."""
     return type(value) is int and 0 <= value < 2**31
 
 
 def is_session(value: Any) -> bool:
+    """Whether a value has the form of the id of a session."""
     return isinstance(value, str) and re.fullmatch(SESSION, value) is not None
 
 
 def is_event(value: Any) -> bool:
+    """Whether a value has the form of the id of an event, which is that of a session."""
     return is_session(value)
 
 
@@ -209,14 +214,17 @@ def is_list(value: Any) -> bool:
 
 
 def check_fields(values: dict, fields: dict[str, Callable[[Any], bool]]) -> None:
-    """Raises Refused if a field is missing or wrong."""
+    """Raises Refused if a field is missing or wrong. `fields` is `{name: test of its value}`."""
     for name, is_right in fields.items():
         if not is_right(values.get(name)):
             raise Refused(422, "The request has no {name}, or a wrong one: load the page again.", name=name)
 
 
 def parsed(body: bytes) -> dict:
-    """The JSON object of a body of few values, else raises Refused. The values are counted before any is made."""
+    """The JSON object in a body. Raises Refused if there is none, or if it has more than `MOST_VALUES` values.
+
+    The values are counted before the JSON is read, so a body with too many takes no memory.
+    """
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
     too_many = unescaped.count(b'"') > 4 * MOST_VALUES
     outside_strings = b"" if too_many else b"".join(unescaped.split(b'"')[::2])
@@ -232,7 +240,7 @@ def parsed(body: bytes) -> dict:
 
 
 async def whole_body(receive: Callable[[], Awaitable[dict]]) -> bytes:
-    """The body of a request, whose length the server has checked."""
+    """The body of a request, whose length has been checked. Raises Refused if the client closes the connection."""
     parts = []
     while True:
         message = await receive()
@@ -244,7 +252,7 @@ async def whole_body(receive: Callable[[], Awaitable[dict]]) -> bytes:
 
 
 def replayed(body: bytes, receive: Callable[[], Awaitable[dict]]) -> Callable[[], Awaitable[dict]]:
-    """A `receive` that gives a body that has been read, and then whatever else comes."""
+    """A function like `receive` whose first message is a body that has been read. Then it calls `receive`."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again():
