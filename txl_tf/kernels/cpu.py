@@ -50,27 +50,19 @@ def project_heads(x: Tensor, kernel: Tensor, n: int, n_head: int) -> Any:
     d_head = kernel.shape[1] // (n * n_head)
     if not pays([n * n_head, batch, length, d_head]):
         return plain.project_heads(x, kernel, n, n_head)
-    heads = _heads_first(tf.reshape(x, [-1, width]), kernel, n * n_head)
-    return tf.unstack(tf.reshape(heads, [n, n_head, batch, length, d_head]))
-
-
-def _heads_first(rows: Tensor, kernel: Tensor, number: int) -> Any:
-    """`rows` `[n, E]` times `kernel` `[E, number * D]`: `[number, n, D]`.
-
-    One product for every head writes its result in this order, so nothing has to be transposed afterwards.
-    """
 
     @custom_gradient
     def product(rows: Tensor, kernel: Tensor) -> tuple[Any, Callable[[Any], Any]]:
-        """The product, and a function that returns its gradients."""
+        """The product, `[n * H, rows, D]`, and a function that returns its gradients."""
 
         def grad(upstream: Tensor) -> Any:
             upstream = tf.reshape(tf.transpose(upstream, [1, 0, 2]), [-1, kernel.shape[1]])
             return matmul(upstream, kernel, transpose_b=True), matmul(rows, upstream, transpose_a=True)
 
-        return tf.matmul(rows[None], _by_head(kernel, number)), grad
+        return tf.matmul(rows[None], _by_head(kernel, n * n_head)), grad
 
-    return product(rows, kernel)
+    heads = product(tf.reshape(x, [-1, width]), kernel)
+    return tf.unstack(tf.reshape(heads, [n, n_head, batch, length, d_head]))
 
 
 def _by_head(kernel: Tensor, number: int) -> Any:

@@ -89,12 +89,8 @@ class Dropping(Settings):
             return
         if self.seed is None:
             self.store("seed", random.randrange(2**31))
-        locked = self._tracker.locked  # if the layer is built, and its rates were 0 until now
-        self._tracker.unlock()
-        with _strategy_of(self.variables).scope() if locked else contextlib.nullcontext():
+        with unlocked(self):  # it may be built, if its rates were 0 until now
             self.seed_generator = keras.random.SeedGenerator(self.seed)
-        if locked:
-            self._tracker.lock()
 
     def check_setting(self, name: str, value: Any) -> Any:
         value = super().check_setting(name, value)
@@ -155,10 +151,18 @@ class Dropping(Settings):
         super().load_own_variables(store)
 
 
-def _strategy_of(variables: Iterable[Any]) -> Any:
-    """The `tf.distribute` strategy under which variables were made."""
-    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in variables)
-    return next(filter(None, strategies), tf.distribute.get_strategy())
+@contextlib.contextmanager
+def unlocked(layer: Any) -> Generator[None, None, None]:
+    """In this block, a layer that is built accepts new weights and parts. They belong to the strategy of its others."""
+    if not layer._tracker.locked:
+        yield
+        return
+    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in layer.variables)
+    strategy: Any = next(filter(None, strategies), tf.distribute.get_strategy())
+    layer._tracker.unlock()
+    with strategy.scope():
+        yield
+    layer._tracker.lock()
 
 
 # ------------------------------------------------------------------------------------------------------------- layers
@@ -475,16 +479,12 @@ def as_ids(name: str, ids: Any) -> Any:
     values: Any = ids if hasattr(ids, "dtype") else np.asarray(ids)
     if isinstance(values, tf.RaggedTensor | tf.SparseTensor):
         raise dense_error(name, values, "filled up to one length, of integers")
-    if not (values.dtype.kind in "iuf" if isinstance(values, np.ndarray) else _is_number(values.dtype)):
+    is_array = isinstance(values, np.ndarray)
+    if not (values.dtype.kind in "iuf" if is_array else _KINDS["number"](tf.as_dtype(values.dtype))):
         raise ParameterError(name, ids, "integers", f"{name} must be integers, got {shown(ids)}")
     if tf.as_dtype(values.dtype) in (tf.int64, tf.uint32, tf.uint64):
         values = tf.clip_by_value(tf.cast(values, tf.int64), tf.int32.min, tf.int32.max)
     return tf.cast(values, tf.int32)
-
-
-def _is_number(dtype: Any) -> bool:
-    dtype = tf.as_dtype(dtype)
-    return dtype.is_integer or dtype.is_floating
 
 
 def width_of(name: str, shape: Any) -> int:
