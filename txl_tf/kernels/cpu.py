@@ -121,11 +121,7 @@ def takes_one_query(q: Tensor, visible: Tensor | None) -> bool:
 
 
 def attend_with_one_query(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position_scores: Tensor | list[Tensor] | None = None,
-    visible: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, position_scores: Tensor | list[Tensor] | None = None, visible: Tensor | None = None
 ) -> Any:
     """Attention of a single query `[H, 1, D]`, head by head.
 
@@ -316,15 +312,9 @@ def residual_norm(x: Tensor, y: Tensor, norm: Any, drop: Drop = NO_DROP) -> Any:
 
 @fused
 def _residual_norm(
-    shape: Sequence[int],
-    x: Tensor,
-    y: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    epsilon: float,
-    rate: float,
+    shape: Sequence[int], x: Tensor, y: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, rate: float,
     dropout_key: Tensor | None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """`(out, normal, scale)`: the result of `residual_norm`, the same before gamma and beta, and the factor that gave
     it variance 1.
     """
@@ -337,14 +327,9 @@ def _residual_norm(
 
 @fused
 def _residual_norm_grad(
-    shape: Sequence[int],
-    upstream: Tensor,
-    normal: Tensor,
-    scale: Tensor,
-    gamma: Tensor,
-    rate: float,
+    shape: Sequence[int], upstream: Tensor, normal: Tensor, scale: Tensor, gamma: Tensor, rate: float,
     dropout_key: Tensor | None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """The gradients of `x` and `y`, and a tensor whose sum over all rows is the gradient of gamma."""
     dtype = upstream.dtype
     upstream = tf.cast(upstream, tf.float32)

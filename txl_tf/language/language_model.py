@@ -24,25 +24,12 @@ from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
 from txl_tf.nn.base import CheckedCalls, OutputSpecs, as_ids, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.lora import freeze_others, thaw
-from txl_tf.nn.parts import (
-    checked_config,
-    choosing,
-    chosen_class,
-    is_library,
-    registered_classes,
-    why_not_cached,
-)
+from txl_tf.nn.parts import checked_config, choosing, chosen_class, is_library, registered_classes, why_not_cached
 from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.training.distribution import of_replicas
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
-from txl_tf.transformer_xl.cache import (
-    cached_forward,
-    initial_state,
-    position_keys,
-    precompute,
-    whole_segments,
-)
+from txl_tf.transformer_xl.cache import cached_forward, initial_state, position_keys, precompute, whole_segments
 from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.transformer_xl.first_segment import first_segment
 from txl_tf.transformer_xl.inference import weights_with, writable_copy

@@ -34,15 +34,9 @@ def clusters_of(tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases
 
 
 def mask_adaptive_logsoftmax(
-    hidden: Tensor,
-    target: Tensor,
-    tables: Sequence[Tensor],
-    projs: Sequence[Tensor | None],
-    biases: Sequence[Tensor],
-    clusters: tuple[Tensor, Tensor] | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> Any:
+    hidden: Tensor, target: Tensor, tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases: Sequence[Tensor],
+    clusters: tuple[Tensor, Tensor] | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
+) -> Any:  # fmt: skip
     """Negative log-likelihood of every target.
 
     The batch is the first axis. The original's function takes sizes, initializers and `params`, the `ret_params` of the
@@ -70,16 +64,9 @@ def mask_adaptive_logsoftmax(
 
 
 def static_adaptive_logsoftmax(
-    hidden: Tensor,
-    target: Tensor,
-    tables: Sequence[Tensor],
-    projs: Sequence[Tensor | None],
-    biases: Sequence[Tensor],
-    clusters: tuple[Tensor, Tensor] | None,
-    bin_capacities: Any,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> tuple[Any, Any]:
+    hidden: Tensor, target: Tensor, tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases: Sequence[Tensor],
+    clusters: tuple[Tensor, Tensor] | None, bin_capacities: Any, label_smoothing: float = 0.0, z_loss: float = 0.0,
+) -> tuple[Any, Any]:  # fmt: skip
     """`mask_adaptive_logsoftmax` with static shapes: no shape depends on the data, also in the gradient.
 
     Every cluster but the first has a capacity. It computes its first tokens, in order, up to the capacity. The other
@@ -126,12 +113,9 @@ def _flatten(hidden: Tensor, target: Tensor) -> tuple[Any, Any]:
 
 
 def adaptive_log_probs(
-    hidden: Tensor,
-    tables: Sequence[Tensor],
-    projs: Sequence[Tensor | None],
-    biases: Sequence[Tensor],
+    hidden: Tensor, tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases: Sequence[Tensor],
     clusters: tuple[Tensor, Tensor] | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """The distribution over the whole vocabulary, normalised over all clusters.
 
     Args: see `mask_adaptive_logsoftmax`.

@@ -48,14 +48,9 @@ def check_ids(name: str, ids: Any, n_token: int) -> None:
 
 
 def mask_adaptive_embedding_lookup(
-    x: Tensor,
-    tables: Sequence[Tensor],
-    projs: Sequence[Tensor | None],
-    cutoffs: Sequence[int],
-    d_proj: int,
-    dtype: Any = "float32",
-    static_shapes: bool = False,
-) -> Any:
+    x: Tensor, tables: Sequence[Tensor], projs: Sequence[Tensor | None], cutoffs: Sequence[int], d_proj: int,
+    dtype: Any = "float32", static_shapes: bool = False,
+) -> Any:  # fmt: skip
     """Embeddings of the tokens `x`, times `sqrt(d_proj)`.
 
     The batch is the first axis. The original's function takes sizes, initializers and `div_val`, creates the variables,

@@ -38,12 +38,9 @@ class LowRank(MixedIntoLayer):
     lora_alpha: float | None = None
 
     def enable_lora(
-        self,
-        rank: int,
-        lora_alpha: float | None = None,
-        a_initializer: Any = "he_uniform",
+        self, rank: int, lora_alpha: float | None = None, a_initializer: Any = "he_uniform",
         b_initializer: Any = "zeros",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Adds low-rank updates to the kernels of the layer, and freezes the kernels, as Keras's Dense does.
 
         Args:

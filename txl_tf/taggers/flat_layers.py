@@ -112,14 +112,9 @@ class LatticeAttn(Layer):
             self.add_table(name, (self.n_head, self.d_model // self.n_head), "glorot_uniform")
 
     def call(
-        self,
-        x: Tensor,
-        r: Tensor,
-        index: Tensor,
-        mask: Tensor | None = None,
-        training: bool | None = None,
+        self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None, training: bool | None = None,
         dropout_key: Tensor | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         visible = visible_keys(items(x, r, index, mask, self.d_model))
         x, r = self.in_compute_dtype(x, r)
         q, k, v, position_scores = self.parts(x, r, index)
@@ -253,14 +248,9 @@ class FlatLayer(Layer):
         self.ff_1.build((None, None, self.d_inner))
 
     def call(
-        self,
-        x: Tensor,
-        r: Tensor,
-        index: Tensor,
-        mask: Tensor | None = None,
-        training: bool | None = None,
+        self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None, training: bool | None = None,
         dropout_key: Tensor | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         mask = items(x, r, index, mask, self.d_model)
         attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 3)
         x, r = self.in_compute_dtype(x, r)

@@ -75,13 +75,9 @@ class TextTagger:
     """
 
     def __init__(
-        self,
-        tagger: Tagger,
-        encoder: SentenceEncoder,
-        batch_size: int = 64,
-        window: int | None = None,
+        self, tagger: Tagger, encoder: SentenceEncoder, batch_size: int = 64, window: int | None = None,
         sizes: LineSizes | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         at_least(1)("batch_size", batch_size)
         if window is not None:
             at_least(1, tagger.network.max_seq_len)("window", window)

@@ -14,16 +14,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config.checks import NOT_NEGATIVE
-from txl_tf.equations import (
-    Attention,
-    Places,
-    Zeros,
-    attention,
-    attention_block,
-    causal,
-    normalized,
-    project_distances,
-)
+from txl_tf.equations import Attention, Places, Zeros, attention, attention_block, causal, normalized, project_distances
 from txl_tf.kernels.dropout import Drop, split
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.watching import watching

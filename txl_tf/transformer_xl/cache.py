@@ -151,16 +151,9 @@ class RingMemory(NetworkMemory):
     """
 
     def __init__(
-        self,
-        network: Any,
-        weights: Any,
-        tokens: Tensor,
-        state: CachedState,
-        lengths: Tensor | None = None,
-        in_place: bool = False,
-        static_shapes: bool = False,
-        done: Tensor | None = None,
-    ) -> None:
+        self, network: Any, weights: Any, tokens: Tensor, state: CachedState, lengths: Tensor | None = None,
+        in_place: bool = False, static_shapes: bool = False, done: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.state = state
         self.static_shapes = static_shapes
         self.tgt_len = shape_of(tokens)[1]
@@ -232,16 +225,9 @@ class RingOfLayer(CachedKeys):
 
 
 def cached_forward(
-    network: Any,
-    weights: Any,
-    tokens: Tensor,
-    state: CachedState,
-    lengths: Tensor | None = None,
-    in_place: bool = False,
-    static_shapes: bool = False,
-    model: Any = None,
-    done: Tensor | None = None,
-) -> tuple[Any, CachedState]:
+    network: Any, weights: Any, tokens: Tensor, state: CachedState, lengths: Tensor | None = None,
+    in_place: bool = False, static_shapes: bool = False, model: Any = None, done: Tensor | None = None,
+) -> tuple[Any, CachedState]:  # fmt: skip
     """`network(tokens, mems)`, with the memory as a `CachedState`.
 
     Args:

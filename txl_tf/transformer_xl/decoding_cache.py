@@ -8,14 +8,7 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.schema import keywords_of, takes_keyword
-from txl_tf.transformer_xl.cache import (
-    aligned,
-    cached_forward,
-    initial_state,
-    precompute,
-    resized,
-    whole_segments,
-)
+from txl_tf.transformer_xl.cache import aligned, cached_forward, initial_state, precompute, resized, whole_segments
 from txl_tf.transformer_xl.inference import writable_copy
 
 

@@ -57,17 +57,9 @@ class _Stack(Layer):
     """Embedding, positions and layers: encoder or decoder."""
 
     def __init__(
-        self,
-        layer_class: Any,
-        embedding: Any,
-        num_layers: int,
-        max_len: int,
-        pos_embed: Any,
-        rate: float,
-        layer_arguments: Any,
-        seed: Any,
-        **kwargs: Any,
-    ) -> None:
+        self, layer_class: Any, embedding: Any, num_layers: int, max_len: int, pos_embed: Any, rate: float,
+        layer_arguments: Any, seed: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.start_keys(seed, rate=rate, dropatt=layer_arguments["dropatt"], dropact=layer_arguments["dropact"])
         self.d_model = layer_arguments["d_model"]
@@ -105,13 +97,9 @@ class Encoder(_Stack):
     """Computes hidden states `[B, S, E]` of source ids `[B, S]` and, on request, attention weights."""
 
     def call(
-        self,
-        ids: Tensor,
-        mask: Tensor | None = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-        dropout_key: Tensor | None = None,
-    ) -> Any:
+        self, ids: Tensor, mask: Tensor | None = None, return_attention_scores: bool = False,
+        training: bool | None = None, dropout_key: Tensor | None = None,
+    ) -> Any:  # fmt: skip
         embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
         x = self.embed(ids, dropout_key=embed_key)
         weights = {}
@@ -128,14 +116,9 @@ class Decoder(_Stack):
     """Computes hidden states `[B, T, E]` of target ids `[B, T]` from the encoder's output, and attention weights."""
 
     def call(
-        self,
-        ids: Tensor,
-        enc_output: Any,
-        look_ahead_mask: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        training: bool | None = None,
-        dropout_key: Tensor | None = None,
-    ) -> Any:
+        self, ids: Tensor, enc_output: Any, look_ahead_mask: Tensor | None = None, padding_mask: Tensor | None = None,
+        training: bool | None = None, dropout_key: Tensor | None = None,
+    ) -> Any:  # fmt: skip
         embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
         memory = enc_output if isinstance(enc_output, TargetSoFar) else None
         x = self.embed(ids, memory.place if memory else 0, embed_key)
@@ -502,15 +485,9 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     @compiled_method(autograph=False, reduce_retracing=True)
     def _beam_search(
-        self,
-        source: Tensor,
-        start: Any,
-        end: Any,
-        max_new_tokens: int,
-        beam_size: int,
-        length_penalty: float,
+        self, source: Tensor, start: Any, end: Any, max_new_tokens: int, beam_size: int, length_penalty: float,
         allowed: Any = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """The graph of a beam search."""
         options = {"length_penalty": length_penalty, "allowed": allowed}
         return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, **options)
