@@ -210,7 +210,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if tokens.shape != labels.shape:
             message = f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}"
             raise ParameterError("labels", labels, f"of the shape of tokens, {tokens.shape}", message)
-        mems = self._check_mems(tokens, mems)
+        mems = self.network.memory_of_call(tokens, mems)
         done = None if done is None else tf.convert_to_tensor(done)
         if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:
             return self._score(tokens, labels, mems, done, **padding)
@@ -252,7 +252,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             vocabulary, and the memory for the next segment. The exponentials sum to 1 over the vocabulary.
         """
         tokens = self._check_ids("tokens", tokens)
-        return self._log_probs(tokens, self._check_mems(tokens, mems))
+        return self._log_probs(tokens, self.network.memory_of_call(tokens, mems))
 
     @known_names
     def alternatives(self, tokens: Tensor, number: int, mems: Any = None) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -271,7 +271,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         """
         tokens = self._check_ids("tokens", tokens)
         check_integer("number", number, 1, self.network.n_token)
-        return self._alternatives(tokens, tf.constant(number), self._check_mems(tokens, mems))
+        return self._alternatives(tokens, tf.constant(number), self.network.memory_of_call(tokens, mems))
 
     @known_names
     def attention(self, tokens: Tensor, mems: Any = None, padding_mask: Any = None) -> tuple[Tensor, list[Tensor]]:
@@ -290,11 +290,11 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         """
         if padding_mask is not None:
             tokens = tf.convert_to_tensor(tokens)
-            mems = self._check_mems(tokens, mems)
+            mems = self.network.memory_of_call(tokens, mems)
             padding_mask = self.network.check_padding(padding_mask, tokens, mems[0])
             tokens = tf.where(padding_mask, tokens, 0)
         tokens = self._check_ids("tokens", tokens)
-        return self._attention(tokens, self._check_mems(tokens, mems), padding_mask)
+        return self._attention(tokens, self.network.memory_of_call(tokens, mems), padding_mask)
 
     generate = generation.generate
 
@@ -614,9 +614,6 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         check_ids(name, array[array != IGNORED] if name == "labels" else array, self.network.n_token)
         return ids
 
-    def _check_mems(self, tokens: Tensor, mems: Any) -> list[Tensor]:
-        return self.network.memory_of_call(tokens, mems)
-
 
 @keras.saving.register_keras_serializable("txl_tf")
 class TransformerXLLM(LanguageModel):
@@ -671,5 +668,5 @@ class TransformerXLLM(LanguageModel):
         norm: str = "layer", lora_rank: int = 0, lora_alpha: float | None = None, recompute: bool = False,
         seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
-        arguments = {name: getattr(self, name) for name in [*NetworkConfig.names(), "recompute", "seed"]}
+        arguments = values_of(self, [*NetworkConfig.names(), "recompute", "seed"])
         super().__init__(TransformerXL, arguments, **values_of(self, SoftmaxConfig.names()), **kwargs)

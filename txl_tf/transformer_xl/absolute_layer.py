@@ -101,7 +101,10 @@ class MultiHeadAttn(SegmentAttention):
             d_model, n_head, d_head, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, pre_lnorm, norm,
             **kwargs,
         )  # fmt: skip
-        self.scheme = scheme_of_attention(positions, type(self).__name__)
+        self.scheme = scheme_of(positions)
+        if self.scheme.overrides("enter"):
+            allowed = f"a scheme that {type(self).__name__} can use without a network"
+            raise ParameterError("positions", positions, allowed)
         self.scheme.check(self)
 
     def get_config(self) -> dict[str, Any]:
@@ -197,16 +200,3 @@ def zero_keys_by_distance(zero_key: Tensor, scheme: Any, klen: Size) -> Any:
     n_head, _, d_head = zero_key.shape
     keys = tf.broadcast_to(zero_key, [n_head, klen, d_head])
     return scheme.turn(keys, tf.range(klen) - (klen - 1))
-
-
-def scheme_of_attention(positions: Any, owner: str) -> Any:
-    """The scheme for the argument `positions` of an attention. Raises ParameterError if it needs a network.
-
-    Args:
-        positions: the argument.
-        owner: name of the attention's class, for the error.
-    """
-    scheme = scheme_of(positions)
-    if scheme.overrides("enter"):
-        raise ParameterError("positions", positions, f"a scheme that {owner} can use without a network")
-    return scheme

@@ -12,7 +12,27 @@ from txl_tf.transformer_xl.cache import aligned, cached_forward, initial_state, 
 from txl_tf.transformer_xl.inference import writable_copy
 
 
-class MemoryCache:
+class DecodingCache:
+    """Base class of decoding caches. A subclass defines `initial_state`, `read_prompt`, `read` and `read_token`."""
+
+    def precompute(self) -> Any:
+        """Values for `read_token` that depend only on the weights."""
+        return ()
+
+    def aligned(self, state: Any) -> Any:
+        """The same state in a form in which rows of several states can be joined."""
+        return state
+
+
+def padded_left(prompt: Tensor, lengths: Tensor) -> Any:
+    """Prompts, int32 `[B, n]`, with their padding on the left instead of on the right, so that all end together."""
+    n = shape_of(prompt)[1]
+    shifted: Any = tf.gather(prompt, (tf.range(n) - (n - lengths)[:, None]) % n, batch_dims=1)
+    shifted.set_shape(prompt.shape)
+    return shifted
+
+
+class MemoryCache(DecodingCache):
     """The decoding cache of Transformer-XL. It reads every segment with the memory of the text before it.
 
     Args:
@@ -27,7 +47,6 @@ class MemoryCache:
         self.static_shapes = static_shapes
 
     def precompute(self) -> Any:
-        """Values for `read_token` that depend only on the weights."""
         return precompute(self.network)
 
     def initial_state(self, batch_size: Size) -> Any:
@@ -35,7 +54,6 @@ class MemoryCache:
         return initial_state(self.network, batch_size)
 
     def aligned(self, state: Any) -> Any:
-        """The same state in a form in which rows of several states can be joined."""
         return aligned(state)
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: int | None = None) -> tuple[Any, Any]:
@@ -53,10 +71,7 @@ class MemoryCache:
         network = self.network
         static_shapes = self.static_shapes
         batch, n = shape_of(prompt)
-        # Move the padding to the left. Then all prompts end together, and the first new token of every row goes to the
-        # same slot.
-        shifted: Any = tf.gather(prompt, (tf.range(n) - (n - lengths)[:, None]) % n, batch_dims=1)
-        shifted.set_shape(prompt.shape)
+        shifted = padded_left(prompt, lengths)  # the first new token of every row goes to the same slot
         if segment is not None:
             return self._read_pieces(shifted, lengths, segment)
         max_segment = whole_segments(network.mem_len, n) if static_shapes else n
@@ -143,10 +158,10 @@ def in_pieces(
     return output, state
 
 
-class HiddenStateCache:
+class HiddenStateCache(DecodingCache):
     """Replaces `MemoryCache` for a model that cannot be cached. The memory is hidden states, projected for every token.
 
-    It has the methods of `MemoryCache`. The state is a tuple with the memory of every layer.
+    The state is a tuple with the memory of every layer.
 
     Args:
         lm: `TransformerXLLM`.
@@ -157,17 +172,9 @@ class HiddenStateCache:
         self.lm = lm
         self.static_shapes = static_shapes
 
-    def precompute(self) -> Any:
-        """An empty tuple: no value can be computed in advance."""
-        return ()
-
     def initial_state(self, batch_size: Size) -> Any:
         """The state before a text."""
         return tuple(self.lm.initial_mems(batch_size))
-
-    def aligned(self, state: Any) -> Any:
-        """As `MemoryCache.aligned`."""
-        return state
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: int | None = None) -> Any:
         """Reads the prompts, each from the beginning of a text. Arguments and results: see `MemoryCache.read_prompt`.
@@ -185,8 +192,7 @@ class HiddenStateCache:
             if not takes_mask:
                 allowed = "None for a call without padding_mask"
                 raise ParameterError("segment", segment, allowed)
-            shifted = tf.gather(prompt, (tf.range(n) - (n - lengths)[:, None]) % n, batch_dims=1)
-            return in_pieces(self._read_piece, shifted, lengths, segment, tuple(mems))
+            return in_pieces(self._read_piece, padded_left(prompt, lengths), lengths, segment, tuple(mems))
         if takes_mask:
             index: Any = tf.range(n)
             mask = index < lengths[:, None]

@@ -361,7 +361,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     ) -> Any:  # fmt: skip
         if isinstance(mems, NetworkMemory):
             options = {"inputs_embeds": inputs_embeds, "done": done, "output_hidden_states": output_hidden_states}
-            self._check_cached(options)
+            for name, value in options.items():
+                if value is not None and value is not False:
+                    raise NotCacheable(f"{name} is not for a cached memory")
             return self.forward(as_ids("tokens", tokens), mems, static_shapes=static_shapes)
         tokens = self._inputs_of(tokens, inputs_embeds, done)
         padding_mask = mask_of(inputs_embeds) if padding_mask is None else padding_mask
@@ -380,12 +382,6 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         if padding_mask is not None:
             inputs = [unpack(padding_mask, of_layer) for of_layer in inputs]
         return hidden, new_mems, [*inputs, hidden]
-
-    def _check_cached(self, options: dict[str, Any]) -> None:
-        """Raises NotCacheable if a call with a cached memory has one of these arguments."""
-        given = [name for name, value in options.items() if value is not None and value is not False]
-        if given:
-            raise NotCacheable(f"{given[0]} is not for a cached memory")
 
     def _inputs_of(self, tokens: Any, inputs_embeds: Any, done: Any) -> Any:
         """The `tokens` of a call as int32 or, in their place, its `inputs_embeds`; checked."""
@@ -549,12 +545,14 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         # Convert them to tensors, because `gradients.recompute` does not accept variables.
         return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
 
-    def memory_of_call(self, tokens: Tensor, mems: Any) -> Any:
-        """The memory of a call: its argument, checked, or `initial_mems` if it is `None`."""
-        return self.initial_mems(shape_of(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
+    def memory_of_call(self, tokens: Tensor, mems: Any) -> list[Any]:
+        """The memory of a call as a list in the dtype of the network: `initial_mems` if `mems` is `None`.
 
-    def check_mems(self, tokens: Tensor, mems: Any) -> list[Any]:
-        """`mems` as a list in the dtype of the network. Raises ParameterError unless it is a memory of its layers."""
+        Raises:
+            ParameterError: `mems` is not a memory of the network's layers.
+        """
+        if mems is None:
+            return self.initial_mems(shape_of(tokens)[0])
         memories: Any = mems
         if not isinstance(mems, (list, tuple)) and tf.TensorShape(getattr(mems, "shape", [])).rank == 4:
             is_whole = tf.TensorShape(mems.shape)[0] in (None, self.n_layer)
