@@ -21,6 +21,7 @@ from txl_tf.calls import bind_call
 from txl_tf.config.checks import RATE, at_least
 from txl_tf.errors import CallError, ParameterError, brief
 from txl_tf.kernels.shapes import Tensor
+from txl_tf.kernels.watching import Seen, watching
 from txl_tf.nn.arguments import arguments_of
 from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.checkpointed import Checkpointed
@@ -336,6 +337,46 @@ class CheckedCalls(MixedIntoLayer):
         except (TypeError, ValueError) as error:
             check_call(self, args, kwargs, error)
             raise
+
+
+class Attending(MixedIntoLayer):
+    """Mixin of layers that attend by `txl_tf.kernels.attend`, once in a call."""
+
+    def attention_probs(self, *args: Any, **kwargs: Any) -> Any:
+        """The probabilities of a call, without dropout: `[n_head, batch, queries, keys]`.
+
+        Args: those of the call.
+        """
+        with watching() as watched:
+            self(*args, **kwargs)
+        return watched.probs[0]
+
+
+def watch_layers(model: Any, name: str, layers: Sequence[Any], *args: Any, **kwargs: Any) -> tuple[Seen, Any]:
+    """Calls a model and records what the attentions of its layers compute.
+
+    Args:
+        model: the model.
+        name: of what decides the class of the layers, for the error.
+        layers: those that attend, once each.
+        *args, **kwargs: of the call.
+
+    Returns:
+        `(watched, output)`: what the attentions computed, and the output of the model.
+
+    Raises:
+        ParameterError: the layers do not call `txl_tf.layers.attend` once each.
+    """
+    with watching() as watched:
+        output = model(*args, **kwargs)
+    if len(watched.probs) != len(layers):
+        classes = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+        message = (
+            f"attention can be shown only where each of the n_layer={len(layers)} layers calls txl_tf.layers.attend "
+            f"once, got {len(watched.probs)} calls of {classes}"
+        )
+        raise ParameterError(name, layers, "layers that call txl_tf.layers.attend", message)
+    return watched, output
 
 
 class KerasHabits(Settings, OutputSpecs, Checkpointed):

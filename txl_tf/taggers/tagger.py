@@ -475,12 +475,10 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             emissions, mask, tags, row_weights = self._elements(inputs, tags, elements, training=True, dropout_key=key)
             nll, rows = self._nll_and_rows(emissions, mask, tags, row_weights)
             own_loss = self.own_loss(inputs, tags, emissions, elements, training=True)
-            loss = own_loss
-            if loss is None:
-                loss = self.with_penalties(tf.math.divide_no_nan(nll, self.over_replicas(rows)))
-            loss = self.optimizer.scale_loss(loss)
+            mean = tf.math.divide_no_nan(nll, self.over_replicas(rows))
+            loss = self.optimizer.scale_loss(self.with_penalties(mean) if own_loss is None else own_loss)
         update_logs = self.apply_gradients_of(loss, tape)
-        logs = {**self._log_loss(nll, rows, own_loss), **update_logs, **self._measure(emissions, mask, tags, elements)}
+        logs = {**self.log_means(nll, rows, own_loss), **update_logs, **self._measure(emissions, mask, tags, elements)}
         return self.reported(logs, inputs, tags, emissions, elements, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -493,7 +491,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         nll, rows = self._nll_and_rows(emissions, mask, tags, row_weights)
         own_loss = self.own_loss(inputs, tags, emissions, weights, training=False)
         measured = self._measure(emissions, mask, tags, weights)
-        logs = {**self._log_loss(nll, rows, own_loss), **self.spans.result(), **measured}
+        logs = {**self.log_means(nll, rows, own_loss), **self.spans.result(), **measured}
         return self.reported(logs, inputs, tags, emissions, weights, training=False)
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
@@ -522,20 +520,6 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             n_not_empty = tf.reduce_sum(tf.cast(tf.reduce_any(mask, 1), nll.dtype))
             return tf.reduce_sum(nll), n_not_empty
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
-
-    def _log_loss(self, nll: Tensor, rows: int, own_loss: Any = None) -> dict[str, Any]:
-        """Updates the metric of the loss with the sums of a batch, see `_nll_and_rows`, and returns its result.
-
-        Args:
-            own_loss: this replica's share of the loss from the user's `compute_loss`, which is shown instead of the
-                nll. `None` without such a method.
-        """
-        if own_loss is not None:
-            # The shares add up to the loss of the whole batch. The division below is by the rows of all replicas.
-            nll = own_loss * self.over_replicas(rows)
-        nll, rows = tf.unstack(self.over_replicas(tf.stack([nll, rows])))
-        self.loss_mean.update_state(tf.math.divide_no_nan(nll, rows), sample_weight=rows)
-        return {"loss": self.loss_mean.result()}
 
     # --------------------------------------------------------------------------------------------- export and saving
 

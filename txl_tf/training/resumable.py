@@ -72,12 +72,13 @@ class Resumable(AmongWorkers):
         measures: the values that the model measures, for a message.
         takes: the arguments of `fit`, for a message.
         own_names: names of metrics that the model always measures, and that `compile` may also get.
-        grad_norm: a metric, the norm of the gradients; set by the model.
+        loss_mean, grad_norm: metrics, the mean loss and the norm of the gradients; set by the model.
     """
 
     measures: str = "loss"
     takes: str = "loss"
     own_names: tuple[str, ...] = ()
+    loss_mean: keras.metrics.Metric
     grad_norm: keras.metrics.Metric
     _extra_metrics: CompiledMetrics = NO_METRICS  # the metrics that `compile` was given
     _class_weights: tuple[float, ...] | None = None  # those of the `fit` that runs, see `class_table`
@@ -400,6 +401,27 @@ class Resumable(AmongWorkers):
             return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         finally:
             self._uncounted = ()
+
+    def log_means(
+        self, nll: Tensor, weight: Tensor, own_loss: Any, *others: tuple[keras.metrics.Metric, Tensor]
+    ) -> dict[str, Any]:
+        """Updates metrics with the means of a batch over all replicas, and returns their results as logs.
+
+        Args:
+            nll: this replica's sum of weight times nll, of labels or rows. Its mean updates `loss_mean`.
+            weight: the sum of these weights.
+            own_loss: the result of `own_loss`, which is shown instead of the nll.
+            *others: `(metric, sum)` of other metrics.
+        """
+        if own_loss is not None:
+            # The shares add up to the loss of the whole batch. The division below is by the weights of all replicas.
+            nll = own_loss * self.over_replicas(weight)
+        metrics = [self.loss_mean, *(metric for metric, _ in others)]
+        sums = [nll, *(total for _, total in others), weight]
+        *totals, weight = tf.unstack(self.over_replicas(tf.stack(sums)))
+        for metric, total in zip(metrics, totals, strict=True):
+            metric.update_state(tf.math.divide_no_nan(total, weight), sample_weight=weight)
+        return {metric.name: metric.result() for metric in metrics}
 
     def apply_gradients_of(self, loss: Tensor, tape: Any) -> dict[str, Any]:
         """Updates the weights. Returns logs of the update."""

@@ -17,9 +17,8 @@ from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.equations import Attention, Places, Zeros, attention, attention_block, causal, normalized, project_distances
 from txl_tf.kernels.dropout import Drop, split
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.kernels.watching import watching
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, check_length, check_sizes, check_tensors
+from txl_tf.nn.base import Attending, Layer, check_length, check_sizes, check_tensors
 from txl_tf.nn.lora import LowRank
 from txl_tf.nn.masks import HEADS_FIRST, as_bool, as_mask, mask_of, seen, seen_by_article
 from txl_tf.nn.ops import make_norm, norm_of, norm_of_zeros, own_initializer
@@ -134,7 +133,7 @@ def visible_keys(attn_mask: Tensor | None, w: Tensor, mems: Tensor | None) -> An
     return tf.transpose(visible, HEADS_FIRST) if len(visible.shape) == 4 else visible
 
 
-class SegmentAttention(LowRank, Layer):
+class SegmentAttention(LowRank, Attending, Layer):
     """Base class of attention to memory and segment, with its residual connection and layer norm.
 
     A subclass defines the call.
@@ -202,15 +201,6 @@ class SegmentAttention(LowRank, Layer):
         k, v = tf.unstack(tf.reshape(heads, [2, self.n_head, 1, self.d_head]))
         output = None if o_kernel is None else tf.linalg.matvec(o_kernel, tf.reshape(v, [-1]), transpose_a=True)
         return Zeros(k, v, output)
-
-    def attention_probs(self, *args: Any, **kwargs: Any) -> Any:
-        """The probabilities of a call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.
-
-        Args: those of the call.
-        """
-        with watching() as watched:
-            self(*args, **kwargs)
-        return watched.probs[0]
 
     def segment_of(
         self, w: Tensor, attn_mask: Tensor | None = None, mems: Tensor | None = None, **positions: Tensor

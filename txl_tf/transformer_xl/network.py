@@ -17,7 +17,6 @@ from txl_tf.errors import ParameterError, UnsupportedError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.packing import pack, unpack, unpack_pairs
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.kernels.watching import watching
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import (
     Dropping,
@@ -31,6 +30,7 @@ from txl_tf.nn.base import (
     memories_by_name,
     shown,
     tensor_error,
+    watch_layers,
 )  # fmt: skip
 from txl_tf.nn.embedding import AdaptiveEmbedding
 from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
@@ -664,15 +664,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         if padding_mask is not None:
             _, _, padding_mask, _ = self.packed(self._inputs_of(tokens, None, None), mems, padding_mask)
             options["padding_mask"] = padding_mask
-        with watching() as watched:
-            _, new_mems = self(tokens, mems, **options)
-        if len(watched.probs) != self.n_layer:
-            attentions = {type(getattr(layer, "rel_attn", layer)).__name__ for layer in self.decoder_layers}
-            message = (
-                f"attention can be shown only where each of the n_layer={self.n_layer} layers calls "
-                f"txl_tf.layers.attend once, got {len(watched.probs)} calls of {', '.join(sorted(attentions))}"
-            )
-            raise ParameterError("layer_class", self.decoder_layers, "layers that call txl_tf.layers.attend", message)
+        watched, (_, new_mems) = watch_layers(self, "layer_class", self.decoder_layers, tokens, mems, **options)
         return watched, padding_mask, new_mems
 
     @property

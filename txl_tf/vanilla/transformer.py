@@ -437,8 +437,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             logits = self(inputs, training=True, dropout_key=key)
             sums = self.sums_of(logits, labels, weights)
             own_loss = self.own_loss(inputs, labels, logits, weights, training=True)
-            loss = self.with_penalties(tf.math.divide_no_nan(sums[1], n_labels)) if own_loss is None else own_loss
-            loss = self.optimizer.scale_loss(loss)
+            mean = tf.math.divide_no_nan(sums[1], n_labels)
+            loss = self.optimizer.scale_loss(self.with_penalties(mean) if own_loss is None else own_loss)
         update_logs = self.apply_gradients_of(loss, tape)
         logs = {**self._logs(sums, own_loss), **update_logs, **self._measure(labels, logits, weights)}
         return self.reported(logs, inputs, labels, logits, weights, training=True)
@@ -460,21 +460,10 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         _, smoothed, _, tokens = self.sums_of(y_pred, y, sample_weight)
         return tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
 
-    def _logs(self, sums: Tensor, own_loss: Any = None) -> dict[str, Any]:
-        """Updates the metrics of loss and accuracy with the `sums_of` a batch, and returns their results.
-
-        Args:
-            own_loss: this replica's share of the loss from the user's `compute_loss`, which is shown instead of the
-                nll. `None` without such a method.
-        """
-        nll, _, correct, tokens = sums  # without the smoothed nll
-        if own_loss is not None:
-            # The shares add up to the loss of the whole batch. The division below is by the tokens of all replicas.
-            nll = own_loss * self.over_replicas(tokens)
-        nll, correct, tokens = tf.unstack(self.over_replicas(tf.stack([nll, correct, tokens])))
-        for metric, total in ((self.loss_mean, nll), (self.accuracy, correct)):
-            metric.update_state(tf.math.divide_no_nan(total, tokens), sample_weight=tokens)
-        return {metric.name: metric.result() for metric in (self.loss_mean, self.accuracy)}
+    def _logs(self, sums: Any, own_loss: Any) -> dict[str, Any]:
+        """`log_means` of the `sums_of` a batch."""
+        nll, _, right, tokens = sums  # without the smoothed nll
+        return self.log_means(nll, tokens, own_loss, (self.accuracy, right))
 
     def input_signature(self) -> Any:
         return tuple(keras.InputSpec(shape=(None, None), dtype="int32", name=name) for name in ("source", "target"))
