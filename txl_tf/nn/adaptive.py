@@ -226,12 +226,10 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
 
     def weights_with(self, embedding: Any) -> tuple[Any, Any, Any, Any]:
         """Arguments of the pure functions: tables, projections, biases and clusters."""
-
-        def tied(i: int) -> Any:
-            return embedding.projs[i if self.div_val > 1 else 0]
-
-        shares = [self.shares_projection(i) and self.is_projected(i) for i in range(len(self.projs))]
-        projs = [tied(i) if is_shared else self.projs[i] for i, is_shared in enumerate(shares)]
+        projs = list(self.projs)
+        for i in range(len(projs)):
+            if self.shares_projection(i) and self.is_projected(i):
+                projs[i] = embedding.projs[i if self.div_val > 1 else 0]
         return embedding.tables if self.tie_weight else self.tables, projs, self.biases, self.clusters
 
     def call(self, hidden: Tensor, embedding: Any = None) -> Tensor:

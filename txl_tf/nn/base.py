@@ -326,10 +326,7 @@ def check_call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error:
 
 
 class CheckedCalls(MixedIntoLayer):
-    """Mixin of models: a call that does not fit the signature raises an error that names the argument.
-
-    `Layer` does the same in its own call.
-    """
+    """Mixin of layers and models: a call that does not fit the signature raises an error that names the argument."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -425,7 +422,7 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
         return previous_mask if rank == 2 and previous_mask.dtype == tf.bool else None
 
 
-class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
+class Layer(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.layers.Layer):
     """A layer. Its output has the shape of its first input, unless it overrides `compute_output_shape`."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -438,11 +435,7 @@ class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
         args, kwargs = memories_by_name(self, args, kwargs)
         if not tf.executing_eagerly():
             remember_graph(self)
-        try:
-            return super().__call__(*args, **kwargs)
-        except (TypeError, ValueError) as error:
-            check_call(self, args, kwargs, error)
-            raise
+        return super().__call__(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """`layers`, the parts of the layer, as models have it. So `summary(expand_nested=True)` shows them.

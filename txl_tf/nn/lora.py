@@ -51,7 +51,9 @@ class LowRank(MixedIntoLayer):
         Raises:
             ParameterError: an argument is out of its range, the layer is not built, or it has low-rank updates already.
         """
-        check_lora(rank, lora_alpha)
+        at_least(1)("rank", rank)
+        if lora_alpha is not None:
+            POSITIVE("lora_alpha", lora_alpha)
         if not self.built or self.lora_enabled:
             allowed = "a layer that is built" if not self.built else "a layer without low-rank updates"
             raise ParameterError("enable_lora", self.name, allowed, f"enable_lora needs {allowed}: {self.name}")
@@ -115,13 +117,6 @@ class LowRank(MixedIntoLayer):
         scale = (self.lora_alpha or 0.0) / (self.lora_rank or 1)
         update: Any = tf.matmul(a, b) * scale
         return tf.convert_to_tensor(kernel) + tf.cast(update, tf.convert_to_tensor(kernel).dtype)
-
-
-def check_lora(rank: Any, lora_alpha: Any) -> None:
-    """Raises ParameterError for arguments of `enable_lora` that are out of their ranges."""
-    at_least(1)("rank", rank)
-    if lora_alpha is not None:
-        POSITIVE("lora_alpha", lora_alpha)
 
 
 def low_rank_parts(layers: Iterable[Any]) -> list[Any]:

@@ -281,7 +281,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def _hidden(self, inputs: Any, training: bool | None, dropout_key: Tensor | None) -> Tensor:
         """The result of the network, `[batch, time, width]`. It gets those arguments that its call takes."""
-        takes = self._network_arguments
+        takes = inspect.signature(self.network.call).parameters
         options = {"training": training} if "training" in takes else {}
         if "dropout_key" in takes:
             options["dropout_key"] = dropout_key
@@ -297,10 +297,6 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             options["padding_mask"] = mask
         hidden = self.network(inputs, **options)
         return hidden[0] if isinstance(hidden, (tuple, list)) else hidden
-
-    @functools.cached_property
-    def _network_arguments(self) -> Any:
-        return inspect.signature(self.network.call).parameters
 
     @known_names
     def nll(self, inputs: Any, tags: Tensor, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:

@@ -19,11 +19,11 @@ from txl_tf.kernels.packing import pack, unpack, unpack_pairs
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import (
+    CheckedCalls,
     Dropping,
     KerasHabits,
     NotCacheable,
     as_ids,
-    check_call,
     check_layer,
     check_length,
     check_tensors,
@@ -90,7 +90,7 @@ def unknown_zero(tokens: Tensor, static_shapes: bool) -> Any:
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
+class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Model):
     """Transformer-XL without its softmax, for language models and for other Keras models.
 
     ```python
@@ -348,11 +348,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = memories_by_name(self, args, kwargs)
-        try:
-            return super().__call__(*args, **kwargs)
-        except (TypeError, ValueError) as error:
-            check_call(self, args, kwargs, error)
-            raise
+        return super().__call__(*args, **kwargs)
 
     def call(
         self, tokens: Tensor | None = None, mems: Any = None, padding_mask: Tensor | None = None,
