@@ -375,11 +375,6 @@ class Resumable(AmongWorkers):
         loss = self.with_penalties(self.loss_share(x, y, y_pred, sample_weight))
         return loss * self.distribute_strategy.num_replicas_in_sync
 
-    @property
-    def needs_y_pred(self) -> bool:
-        """Whether a user has overridden a method that needs `y_pred`."""
-        return is_own(self, "compute_loss") or is_own(self, "compute_metrics")
-
     def own_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool) -> Any:
         """This replica's share of the loss that an overridden `compute_loss` returns; `None` without one."""
         if not is_own(self, "compute_loss"):

@@ -208,17 +208,9 @@ class RingOfLayer(CachedKeys):
         keys = segment.put(segment.erase_before(self.keys), segment.slots, k)
         values = segment.put(segment.erase_before(self.values), segment.slots, v)
         attn_vec = attend_ring(
-            block,
-            content_q,
-            position_q,
-            keys,
-            values,
-            self.weights.position_keys,
-            segment.slots[0],
-            segment.max_distance,
-            segment.zero_beyond,
-            segment.static_shapes,
-        )
+            block, content_q, position_q, keys, values, self.weights.position_keys, segment.slots[0],
+            segment.max_distance, segment.zero_beyond, segment.static_shapes,
+        )  # fmt: skip
         with tf.control_dependencies([attn_vec]):  # attention must read the rings before they are erased in place
             self.after = segment.erase_after(keys), segment.erase_after(values)
         return attn_vec

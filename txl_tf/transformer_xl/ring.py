@@ -160,17 +160,9 @@ def attend_ring(
             return None if limit is None else tf.gather(limit, start + tf.range(size), axis=-1)
 
         return _attend_block(
-            block,
-            queries(content_q),
-            queries(position_q),
-            keys,
-            values,
-            r,
-            (first_slot + start) % shape_of(keys)[2],
-            limits(max_distance),
-            limits(zero_beyond),
-            static_shapes,
-        )
+            block, queries(content_q), queries(position_q), keys, values, r, (first_slot + start) % shape_of(keys)[2],
+            limits(max_distance), limits(zero_beyond), static_shapes,
+        )  # fmt: skip
 
     spec = tf.TensorSpec(shape, content_q.dtype)
     blocks = tf.map_fn(attend_from, tf.range(0, tgt_len, size), fn_output_signature=spec, parallel_iterations=1)
