@@ -490,15 +490,13 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     def decoding_cache(self, static_shapes: bool = False) -> Any:
         """The cache of `generate`: of keys and values, or of the hidden states or tokens that they come from."""
-        if not self.has_cache:
-            return (RereadWindow if self.has_window else HiddenStateCache)(self, static_shapes)
-        return self.cached_decoding(static_shapes)
+        if self.has_cache:
+            return self.cached_decoding(static_shapes)
+        return (RereadWindow if self.has_window else HiddenStateCache)(self, static_shapes)
 
     def cached_decoding(self, static_shapes: bool = False) -> Any:
         """The cache of keys and values."""
-        if self.has_window:
-            return WindowCache(self.network, self.context_len, static_shapes, self)
-        return MemoryCache(self.network, static_shapes, self.outputs)
+        return (WindowCache if self.has_window else MemoryCache)(self, static_shapes)
 
     def first_nll(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """The nll of first segments, which have no memory: `[batch, tgt_len]`, as of `score`.

@@ -81,21 +81,7 @@ def _read_in_turn(read_piece: Any, tokens: Tensor, outputs: Tensor, state: Any) 
 
 
 class WindowCache(DecodingCache):
-    """The decoding cache of a vanilla language model.
-
-    Args:
-        network: `TransformerXL` with absolute positions.
-        context_len: number of tokens in a window, at least 2.
-        static_shapes: whether `read_prompt` and `read_token` are for XLA.
-        lm: the language model whose `outputs` are computed. By default, they are the hidden states of the network.
-    """
-
-    def __init__(self, network: Any, context_len: int, static_shapes: bool = False, lm: Any = None) -> None:
-        self.network = network
-        self.lm = lm
-        self.model = network if lm is None else lm.outputs
-        self.context_len = context_len
-        self.static_shapes = static_shapes
+    """The decoding cache of a network with absolute positions: keys and values of a window."""
 
     def precompute(self) -> Any:
         """The values that depend only on the weights, as `WindowWeights`."""
@@ -137,12 +123,7 @@ class WindowCache(DecodingCache):
             hidden, state = self.forward(weights, tokens[:, done:end], state)
             return end, hidden, state
 
-        batch = shape_of(tokens)[0]
-        if self.lm is None:
-            nothing = tf.zeros([batch, 0, self.network.d_model], self.network.compute_dtype)
-        else:
-            nothing = self.lm.no_outputs(batch)
-        hidden, state = _read_in_turn(read_piece, tokens, nothing, state)
+        hidden, state = _read_in_turn(read_piece, tokens, self.lm.no_outputs(shape_of(tokens)[0]), state)
         return hidden, writable_copy(state)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
@@ -186,7 +167,7 @@ class WindowCache(DecodingCache):
             `(hidden, state)`: `[B, T, E]` and the state after the tokens.
         """
         memory = WindowMemory(self.network, weights, tokens, state, in_place, self.static_shapes)
-        return read(self.model, tokens, memory, self.static_shapes)
+        return read(self.lm.outputs, tokens, memory, self.static_shapes)
 
 
 class WindowMemory(NetworkMemory):
@@ -252,17 +233,7 @@ class WindowOfLayer(CachedKeys):
 
 
 class RereadWindow(DecodingCache):
-    """The decoding cache of a network that cannot be cached: it reads the whole window again for every token.
-
-    Args:
-        lm: `TransformerLM`.
-        static_shapes: whether `read_prompt` and `read_token` are for XLA.
-    """
-
-    def __init__(self, lm: Any, static_shapes: bool = False) -> None:
-        self.lm = lm
-        self.context_len = lm.context_len
-        self.static_shapes = static_shapes
+    """The decoding cache of a network that cannot be cached: it reads the whole window again for every token."""
 
     def initial_state(self, batch_size: int) -> WindowState:
         """The state before a text."""

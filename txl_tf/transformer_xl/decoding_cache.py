@@ -13,7 +13,22 @@ from txl_tf.transformer_xl.inference import writable_copy
 
 
 class DecodingCache:
-    """Base class of decoding caches. A subclass defines `initial_state`, `read_prompt`, `read` and `read_token`."""
+    """Base class of decoding caches. A subclass defines `initial_state`, `read_prompt`, `read` and `read_token`.
+
+    Args:
+        lm: the language model whose `outputs` are computed.
+        static_shapes: whether `read_prompt` and `read_token` are for XLA.
+    """
+
+    def __init__(self, lm: Any, static_shapes: bool = False) -> None:
+        self.lm = lm
+        self.network = lm.network
+        self.static_shapes = static_shapes
+
+    @property
+    def context_len(self) -> int:
+        """The number of tokens in a window, with absolute positions."""
+        return self.lm.context_len
 
     def precompute(self) -> Any:
         """Values for `read_token` that depend only on the weights."""
@@ -33,18 +48,7 @@ def padded_left(prompt: Tensor, lengths: Tensor) -> Any:
 
 
 class MemoryCache(DecodingCache):
-    """The decoding cache of Transformer-XL. It reads every segment with the memory of the text before it.
-
-    Args:
-        network: `TransformerXL`.
-        static_shapes: whether `read_prompt` and `read_token` are for XLA.
-        model: is called with the memory; by default, the network.
-    """
-
-    def __init__(self, network: Any, static_shapes: bool = False, model: Any = None) -> None:
-        self.network = network
-        self.model = model
-        self.static_shapes = static_shapes
+    """The decoding cache of Transformer-XL. It reads every segment with the memory of the text before it."""
 
     def precompute(self) -> Any:
         return precompute(self.network)
@@ -77,7 +81,7 @@ class MemoryCache(DecodingCache):
         max_segment = whole_segments(network.mem_len, n) if static_shapes else n
         state = initial_state(network, batch, max_segment)
         weights = precompute(network, max_segment)
-        hidden, state = cached_forward(network, weights, shifted, state, lengths, False, static_shapes, self.model)
+        hidden, state = cached_forward(network, weights, shifted, state, lengths, False, static_shapes, self.lm.outputs)
         state = resized(network, state)
         return hidden[:, -1], state if static_shapes else writable_copy(state)
 
@@ -87,7 +91,7 @@ class MemoryCache(DecodingCache):
         weights = precompute(network, segment)
 
         def read_piece(tokens: Tensor, own: Tensor, carried: Any) -> tuple[Any, Any]:
-            hidden, state = cached_forward(network, weights, tokens, carried, own, model=self.model)
+            hidden, state = cached_forward(network, weights, tokens, carried, own, model=self.lm.outputs)
             return hidden[:, -1], state
 
         state = initial_state(network, shape_of(prompt)[0], segment)
@@ -102,7 +106,7 @@ class MemoryCache(DecodingCache):
         """
         n: Any = tf.shape(tokens)[1]
         state = resized(self.network, state, n)
-        hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state, model=self.model)
+        hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state, model=self.lm.outputs)
         return hidden, writable_copy(resized(self.network, state))
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Any, Any]:
@@ -120,7 +124,7 @@ class MemoryCache(DecodingCache):
             state,
             in_place=not self.static_shapes,  # XLA cannot write in place
             static_shapes=self.static_shapes,
-            model=self.model,
+            model=self.lm.outputs,
         )
         return hidden[:, 0], state
 
@@ -162,15 +166,7 @@ class HiddenStateCache(DecodingCache):
     """Replaces `MemoryCache` for a model that cannot be cached. The memory is hidden states, projected for every token.
 
     The state is a tuple with the memory of every layer.
-
-    Args:
-        lm: `TransformerXLLM`.
-        static_shapes: whether `read_prompt` and `read_token` are for XLA.
     """
-
-    def __init__(self, lm: Any, static_shapes: bool = False) -> None:
-        self.lm = lm
-        self.static_shapes = static_shapes
 
     def initial_state(self, batch_size: Size) -> Any:
         """The state before a text."""
