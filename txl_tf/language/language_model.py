@@ -77,12 +77,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         own_tables: dict[str, Any] = {} if tie_weight else {"tie_weight": False, "initializer": network.initializer}
         self.softmax = softmax_class(
             **own_tables,
-            n_token=network.n_token,
-            d_embed=network.d_embed,
+            **values_of(network, ("n_token", "d_embed", "cutoffs", "div_val", "proj_same_dim")),
             d_proj=network.d_model,
-            cutoffs=network.cutoffs,
-            div_val=network.div_val,
-            proj_same_dim=network.proj_same_dim,
             proj_share_all_but_first=proj_share_all_but_first,
             proj_initializer=network.projection_initializer(),
             dtype=self.dtype_policy,

@@ -94,14 +94,13 @@ def state_of(network: Any, mems: Sequence[Tensor], max_segment: Size = 1) -> Cac
         zeros = attn.zeros(kernel)
         return (k, v) if zeros is None else (k - zeros.k, v - zeros.v)
 
-    attentions = [layer.rel_attn for layer in network.decoder_layers]
-    pairs = [keys_and_values(*of_layer) for of_layer in zip(mems, attentions, strict=True)]
-    keys = [k for k, _ in pairs]
-    values = [v for _, v in pairs]
-    if not network.scheme.turns:
-        return state_from(keys, values, max_segment)
-    keys = [network.scheme.turn(key, tf.range(network.mem_len)) for key in keys]
-    return state_from(keys, values, max_segment, tf.fill([shape_of(mems[0])[0]], network.mem_len))
+    layers = zip(mems, network.decoder_layers, strict=True)
+    keys, values = zip(*(keys_and_values(mem, layer.rel_attn) for mem, layer in layers), strict=True)
+    count: Any = ()
+    if network.scheme.turns:
+        keys = [network.scheme.turn(key, tf.range(network.mem_len)) for key in keys]
+        count = tf.fill([shape_of(mems[0])[0]], network.mem_len)
+    return state_from(keys, values, max_segment, count)
 
 
 def memory_of(network: Any, state: CachedState) -> tuple[Any, Any]:

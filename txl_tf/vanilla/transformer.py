@@ -28,7 +28,7 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, packed_order, packed_places
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language import beam_search
-from txl_tf.nn.arguments import LayerOptions, takes
+from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import (
     CachedMemory,
     CheckedCalls,
@@ -234,22 +234,11 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self.target_embedding = source_embedding = embeddings(self.target_vocab_size, "target_embedding")
         if not self.share_embeddings:
             source_embedding = embeddings(self.input_vocab_size, "source_embedding")
+        layer_arguments = values_of(self, ("d_model", "num_heads", "dff", "norm_first", "dropatt", "dropact"))
         options: dict[str, Any] = {
-            "num_layers": self.num_layers,
-            "max_len": self.max_len,
-            "pos_embed": self.pos_embed,
-            "rate": self.rate,
-            "layer_arguments": {
-                "d_model": self.d_model,
-                "num_heads": self.num_heads,
-                "dff": self.dff,
-                "norm_first": self.norm_first,
-                "dropatt": self.dropatt,
-                "dropact": self.dropact,
-            },
-            "seed": self.draw_key,
-            "dtype": self.dtype_policy,
-        }
+            **values_of(self, ("num_layers", "max_len", "pos_embed", "rate")), "layer_arguments": layer_arguments,
+            "seed": self.draw_key, "dtype": self.dtype_policy,
+        }  # fmt: skip
         self.encoder = Encoder(EncoderLayer, source_embedding, **options, name="encoder")
         self.decoder = Decoder(DecoderLayer, self.target_embedding, **options, name="decoder")
         self.final_layer = None
