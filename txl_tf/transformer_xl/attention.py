@@ -99,22 +99,22 @@ def attention_parts(
     visible: Any = causal(tgt_len, mem_len) if attn_mask is None else seen(attn_mask)
     if len(visible.shape) == 4:  # a mask of heads, [B, H, T, K]
         visible = tf.transpose(visible, HEADS_FIRST)
+    special: dict[str, Any] = {}
+    if content_mask is None:  # no key counts as zeros
+        zeros = None
+    else:
+        special["content"] = tf.cast(content_mask, w.dtype)
     r = u = v = None
     if distances is not None:
         r, u, v, r_kernel = distances
         r = project_distances(r, r_kernel, n_head)  # [H, K, D]
         u = u[:, None, None]
         v = v[:, None, None]
-    elif scheme.turns and zeros is not None and content_mask is not None:
+    elif zeros is not None and scheme.turns:
         r = zero_keys_by_distance(zeros.k, scheme, mem_len + tgt_len)
     if r is not None:
         # `rel_shift` needs a column of zeros. It comes from a key of zeros, so the scores need not be copied for it.
         r = tf.pad(r, [[0, 0], [1, 0], [0, 0]])
-    special: dict[str, Any] = {}
-    if content_mask is None:  # no key counts as zeros
-        zeros = None
-    else:
-        special["content"] = tf.cast(content_mask, w.dtype)
     if zeros is not None:
         zeros = Zeros(zeros.k[:, None], zeros.v[:, None])  # for keys and values [H, B, K, D]
         special["zero_value"] = zeros.v
