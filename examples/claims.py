@@ -13,11 +13,10 @@ on the last tenth of the text: the mean over the seeds, with the lowest and the 
 Python's reference manual.
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from txl_programs.flag_values import FLAGS, check_integers
+from txl_programs.opening import bytes_for_training
 from txl_programs.program import read_flags, run
 
 flags.DEFINE_string("data_path", None, "Text file; default: Python's reference manual.")
@@ -33,7 +32,6 @@ import keras
 import numpy as np
 
 import txl_tf
-from txl_tf.data.text_files import pydoc_text
 
 SIZES = {
     "n_token": 256, "n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "d_inner": 512,
@@ -41,17 +39,6 @@ SIZES = {
 }  # fmt: skip
 ROWS, SEGMENT = 12, 64
 LONGEST = 3 * SEGMENT  # that is read without a break
-
-
-def read_text():
-    """The training bytes and the validation bytes."""
-    text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
-    train, valid = np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
-    if len(valid) <= LONGEST:
-        allowed = f"a file of more than {10 * LONGEST} bytes"
-        message = f"data_path must be {allowed}, got {len(text)} in {FLAGS.data_path}"
-        raise txl_tf.ParameterError("data_path", FLAGS.data_path, allowed, message)
-    return train, valid
 
 
 def trained(lm, text):
@@ -128,7 +115,7 @@ def print_table(title, by_seed):
 
 
 def main():
-    train, valid = read_text()
+    train, valid = bytes_for_training(fewest=LONGEST)
     for claim in (positions, biases, memory):
         if FLAGS.claim in ("all", claim.__name__):
             by_seed = []

@@ -21,6 +21,16 @@ import tensorflow as tf
 from helpers import ROOT, SMALL, eagerly, log_rows, raises_parameter, randomise, run_program, train_run, word_vocab
 from own_parts import SETTINGS, checks_of, expected_nll, wrong
 from saved_models import STRANGER
+from segments import (
+    END,
+    assert_a_cache_continues_hidden_states,
+    assert_cached_segments_are_those_of,
+    assert_documents_get_what_they_get_alone,
+    assert_padding_changes_nothing,
+    assert_prompts_of_unequal_length_get_what_they_get_alone,
+    close,
+    words,
+)
 
 import txl_tf
 from txl_config import SCHEMES as SCHEMES_BY_NAME
@@ -31,8 +41,7 @@ from txl_tf.nn import parts
 from txl_tf.nn.position_schemes import Alibi, Relative, Rotary, Sinusoids, alibi_slopes
 from txl_tf.serving.language_model import LanguageModelSignatures
 from txl_tf.transformer_xl import inference, ring
-from txl_tf.transformer_xl.cache import cached_forward, initial_state, precompute, state_of
-from txl_tf.transformer_xl.inference import writable_copy
+from txl_tf.transformer_xl.cache import cached_forward, initial_state, precompute
 
 SLOW = pytest.mark.slow
 WINDOWS = ("sinusoids", "learned")
@@ -40,26 +49,12 @@ RINGS = ("relative", "alibi", "rotary", "t5")
 SCHEMES = (*RINGS, *WINDOWS)
 SIZES = {**SMALL, "d_head": 4, "dropout": 0.0, "seed": 0}
 BINS = {"cutoffs": [5, 12], "div_val": 2}
-END = 1  # where it is the token that resets the memory
 
 
 def make(positions, seed=0, **options):
     lm = txl_tf.TransformerXLLM(**{**SIZES, "mem_len": 5, "positions": positions, **options})
     randomise(lm, seed, 0.5)
     return lm
-
-
-def close(found, expected, tolerance=1e-5):
-    found, expected = np.asarray(found), np.asarray(expected)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
-
-
-def words(rows=3, n=21, seed=0, borders=None):
-    """int32 `[rows, n]`; where there are `borders` of each row, `END` stands there and nowhere else."""
-    text = np.random.default_rng(seed).integers(2, SMALL["n_token"], [rows, n]).astype(np.int32)
-    for row, places in zip(text, borders or [], strict=False):
-        row[list(places)] = END
-    return text
 
 
 def some(names, fast=()):
@@ -241,27 +236,12 @@ def test_cached_segments_of_any_length_are_those_of_the_network(positions, optio
     if blocks:  # queries in blocks, rows in a loop
         monkeypatch.setattr(ring, "QUERY_BLOCK", 2)
         monkeypatch.setattr(inference, "MAX_UNROLLED_ROWS", 1)
-    network, text = make(positions, **options).network, words(3, 34, borders=[(0, 6, 8, 9, 17), (5, 11, 22, 33), (7,)])
-    weights, state, mems = precompute(network, 6), writable_copy(initial_state(network, 3, 6)), None
-    start = 0
-    for tgt_len in (5, 1, 6, 1, 4, 2, 1, 1, 1, 6, 6):  # goes round the ring of mem_len + 6 slots
-        tokens = tf.constant(text[:, start : start + tgt_len])
-        expected, mems = network(tokens, mems)
-        hidden, state = cached_forward(network, weights, tokens, state, in_place=True)
-        close(hidden, expected)
-        start += tgt_len
+    assert_cached_segments_are_those_of(make(positions, **options).network)
 
 
 @pytest.mark.parametrize("positions", RINGS)
 def test_a_state_of_hidden_states_goes_on_as_those(positions, eager):
-    network, text = make(positions, mem_len=7).network, words(2, 20)
-    _, mems = network(text[:, :9])
-    state, weights = state_of(network, mems, 6), precompute(network, 6)
-    for start in (9, 14):
-        tokens = tf.constant(text[:, start : start + 5])
-        expected, mems = network(tokens, mems)
-        hidden, state = cached_forward(network, weights, tokens, state)
-        close(hidden, expected)
+    assert_a_cache_continues_hidden_states(make(positions, mem_len=7).network)
 
 
 @pytest.mark.parametrize("same_length", [False, pytest.param(True, marks=SLOW)])
@@ -269,46 +249,21 @@ def test_a_state_of_hidden_states_goes_on_as_those(positions, eager):
 @pytest.mark.parametrize("positions", some(RINGS, ["alibi"]))
 def test_prompts_of_unequal_length_get_what_they_get_alone(positions, reset_token, same_length, eager):
     lm = make(positions, mem_len=4, same_length=same_length, reset_token=reset_token)
-    text, lengths = words(3, 12, borders=[(0, 3), (1, 2, 8), (0, 2, 5)]), [4, 6, 1]
-    weights, state = precompute(lm.network, 6), initial_state(lm.network, 3, 6)
-    hidden, state = cached_forward(lm.network, weights, text[:, :6], state, lengths=lengths)
-    after, _ = cached_forward(lm.network, weights, text[:, 6:], state)
-    for b, length in enumerate(lengths):
-        expected, mems = lm.network(text[b : b + 1, 6 - length : 6])
-        close(hidden[b, -length:], expected[0])
-        close(after[b], lm.network(text[b : b + 1, 6:], mems)[0][0])
+    assert_prompts_of_unequal_length_get_what_they_get_alone(lm.network)
 
 
 @pytest.mark.parametrize("positions", some(SCHEMES, ["rotary"]))
 def test_padding_changes_nothing(positions, eager):
     options = {"context_len": 20} if positions in WINDOWS else {"reset_token": END}
     network = make(positions, mem_len=4, **options).network
-    text = words(2, 12, borders=[(3,), (0, 4)])
-    shown = np.array([[1, 1, 0, 1, 1, 1], [0, 1, 1, 0, 0, 1]], bool)
-    hidden, mems = network(np.where(shown, text[:, :6], END), padding_mask=tf.constant(shown))
-    after, _ = network(text[:, 6:], mems)
-    for b in range(2):
-        expected, own_mems = network(text[b : b + 1, :6][:, shown[b]])
-        close(hidden[b][shown[b]], expected[0])
-        close(after[b], network(text[b : b + 1, 6:], own_mems)[0][0])
+    assert_padding_changes_nothing(network, words(2, 12, borders=[(3,), (0, 4)]))
 
 
 @pytest.mark.parametrize("method", ["network", pytest.param("evaluate", marks=SLOW)])
 @pytest.mark.parametrize("positions", some(RINGS, ["alibi"]))
 def test_documents_get_what_they_get_alone(positions, method, eager):
     lm, alone = (make(positions, mem_len=6, reset_token=token) for token in (END, None))
-    text, expected = words(1, 21, borders=[(4, 9, 10, 16)]), []
-    for start, end in ((0, 4), (4, 9), (9, 10), (10, 16), (16, 20)):
-        cuts = [start, *(cut for cut in (5, 10, 15) if start < cut < end), end]
-        mems = None
-        for a, b in zip(cuts, cuts[1:], strict=False):
-            nll, mems = alone.score(text[:, a:b], text[:, a + 1 : b + 1], mems)
-            expected.append(nll)
-    expected, mems, found = np.concatenate(expected, 1), None, []
-    for start in (0, 5, 10, 15):
-        nll, mems = lm.score(text[:, start : start + 5], text[:, start + 1 : start + 6], mems)
-        found.append(nll)
-    close(np.concatenate(found, 1), expected)
+    text, expected = assert_documents_get_what_they_get_alone(lm, alone)
     if method == "evaluate":
         batches = [x.reshape(4, 1, 5) for x in (text[:, :20], text[:, 1:])]
         for options in ({}, {"static_shapes": True}):

@@ -10,13 +10,22 @@ import tensorflow as tf
 from helpers import SMALL, eagerly, raises_parameter, randomise, word_vocab
 from own_parts import SETTINGS, assert_all_methods_agree
 from reference_model import ReferenceModel
+from segments import (
+    END,
+    assert_a_cache_continues_hidden_states,
+    assert_cached_segments_are_those_of,
+    assert_documents_get_what_they_get_alone,
+    assert_padding_changes_nothing,
+    assert_prompts_of_unequal_length_get_what_they_get_alone,
+    close,
+    words,
+)
 
 import txl_tf
 from txl_tf.kernels.dropout import split
 from txl_tf.layers import PositionwiseFF, RMSNorm
-from txl_tf.transformer_xl.cache import cached_forward, initial_state, precompute, state_of
+from txl_tf.transformer_xl.cache import cached_forward, initial_state, precompute
 from txl_tf.transformer_xl.first_segment import first_segment
-from txl_tf.transformer_xl.inference import writable_copy
 
 SLOW = pytest.mark.slow
 PRE = {"pre_lnorm": True}
@@ -29,7 +38,6 @@ VARIANTS = {
     "llama": LLAMA,
     "post_rms": {"norm": "rms", "activation": "swiglu"},
 }
-END = 1  # where it is the token that resets the memory
 
 
 def of(*fast):
@@ -42,19 +50,6 @@ def make(variant, **options):
     lm = txl_tf.TransformerXLLM(**{**SMALL, "d_head": 4, "dropout": 0.0, "seed": 0, "mem_len": 5, **variant, **options})
     randomise(lm, scale=0.5)
     return lm
-
-
-def words(rows=3, n=21, borders=()):
-    """int32 `[rows, n]`, with `END` at the `borders` of each row and nowhere else."""
-    text = np.random.default_rng(0).integers(2, SMALL["n_token"], [rows, n]).astype(np.int32)
-    for row, places in zip(text, borders, strict=False):
-        row[list(places)] = END
-    return text
-
-
-def close(found, expected, tolerance=1e-5):
-    found, expected = np.asarray(found), np.asarray(expected)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 @pytest.fixture
@@ -158,78 +153,35 @@ def test_a_network_with_pre_lnorm_is_the_plain_port(options, eager):
 def test_cached_segments_are_those_of_the_network(variant, options, eager):
     if variant.get("positions") == "sinusoids":
         pytest.skip("a window")
-    network = make(variant, **options).network
-    text = words(3, 34, borders=[(0, 6, 8, 9, 17), (5, 11, 22, 33), (7,)])
-    weights, state, mems = precompute(network, 6), writable_copy(initial_state(network, 3, 6)), None
-    start = 0
-    for tgt_len in (5, 1, 6, 1, 4, 2, 1, 1, 1, 6, 6):
-        tokens = tf.constant(text[:, start : start + tgt_len])
-        expected, mems = network(tokens, mems)
-        hidden, state = cached_forward(network, weights, tokens, state, in_place=True)
-        close(hidden, expected)
-        start += tgt_len
+    assert_cached_segments_are_those_of(make(variant, **options).network)
 
 
 @of("pre", "pre_rotary", "llama")
 def test_a_state_of_hidden_states_and_the_first_segment(variant, eager):
-    network, text = make(variant, mem_len=7).network, words(2, 20)
     if variant.get("positions") == "sinusoids":
         pytest.skip("a window")
-    expected, mems = network(text[:, :9])
-    close(first_segment(network, tf.constant(text[:, :9])), expected)
-    state, weights = state_of(network, mems, 6), precompute(network, 6)
-    for start in (9, 14):
-        tokens = tf.constant(text[:, start : start + 5])
-        expected, mems = network(tokens, mems)
-        hidden, state = cached_forward(network, weights, tokens, state)
-        close(hidden, expected)
+    network, text = make(variant, mem_len=7).network, words(2, 20)
+    close(first_segment(network, tf.constant(text[:, :9])), network(text[:, :9])[0])
+    assert_a_cache_continues_hidden_states(network)
 
 
 @of("pre", "pre_rotary")
 def test_prompts_of_unequal_length_get_what_they_get_alone(variant, eager):
     if variant.get("positions") == "sinusoids":
         pytest.skip("a window")
-    lm = make(variant, mem_len=4, reset_token=END)
-    text, lengths = words(3, 12, borders=[(0, 3), (1, 2, 8), (0, 2, 5)]), [4, 6, 1]
-    weights, state = precompute(lm.network, 6), initial_state(lm.network, 3, 6)
-    hidden, state = cached_forward(lm.network, weights, text[:, :6], state, lengths=lengths)
-    after, _ = cached_forward(lm.network, weights, text[:, 6:], state)
-    for b, length in enumerate(lengths):
-        expected, mems = lm.network(text[b : b + 1, 6 - length : 6])
-        close(hidden[b, -length:], expected[0])
-        close(after[b], lm.network(text[b : b + 1, 6:], mems)[0][0])
+    assert_prompts_of_unequal_length_get_what_they_get_alone(make(variant, mem_len=4, reset_token=END).network)
 
 
 @of("pre", "pre_rotary")
 def test_padding_changes_nothing(variant, eager):
-    network = make(variant, mem_len=4).network
-    text = words(2, 12)
-    shown = np.array([[1, 1, 0, 1, 1, 1], [0, 1, 1, 0, 0, 1]], bool)
-    hidden, mems = network(np.where(shown, text[:, :6], END), padding_mask=tf.constant(shown))
-    after, _ = network(text[:, 6:], mems)
-    for b in range(2):
-        expected, own_mems = network(text[b : b + 1, :6][:, shown[b]])
-        close(hidden[b][shown[b]], expected[0])
-        close(after[b], network(text[b : b + 1, 6:], own_mems)[0][0])
+    assert_padding_changes_nothing(make(variant, mem_len=4).network, words(2, 12))
 
 
 @of("pre", "pre_rotary")
 def test_documents_get_what_they_get_alone(variant, eager):
     if variant.get("positions") == "sinusoids":
         pytest.skip("refused")
-    lm, alone = (make(variant, mem_len=6, reset_token=token) for token in (END, None))
-    text, expected = words(1, 21, borders=[(4, 9, 10, 16)]), []
-    for start, end in ((0, 4), (4, 9), (9, 10), (10, 16), (16, 20)):
-        cuts = [start, *(cut for cut in (5, 10, 15) if start < cut < end), end]
-        mems = None
-        for a, b in zip(cuts, cuts[1:], strict=False):
-            nll, mems = alone.score(text[:, a:b], text[:, a + 1 : b + 1], mems)
-            expected.append(nll)
-    mems, found = None, []
-    for start in (0, 5, 10, 15):
-        nll, mems = lm.score(text[:, start : start + 5], text[:, start + 1 : start + 6], mems)
-        found.append(nll)
-    close(np.concatenate(found, 1), np.concatenate(expected, 1))
+    assert_documents_get_what_they_get_alone(*(make(variant, mem_len=6, reset_token=token) for token in (END, None)))
 
 
 def test_dropout_of_probabilities_reaches_the_value_of_a_zero_memory(eager):

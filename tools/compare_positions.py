@@ -20,13 +20,13 @@ The picture needs matplotlib: pip install -e ".[plot]".
 
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from txl_config import SCHEMES
 from txl_programs.flag_values import FLAGS, check_integers
+from txl_programs.opening import bytes_for_training
 from txl_programs.program import read_flags, run
 
 flags.DEFINE_list("positions", list(SCHEMES), "Schemes to compare.")
@@ -47,9 +47,7 @@ import keras
 import numpy as np
 
 import txl_tf
-from txl_config.errors import ParameterError
 from txl_programs.pictures.drawing import COLORS, Figure, check_matplotlib
-from txl_tf.data.text_files import pydoc_text
 from txl_tf.files import check_writable
 
 SIZES = {
@@ -61,16 +59,6 @@ SEGMENT = 64
 MEMORY = 128
 LONGER = 4 * (SEGMENT + MEMORY) - SEGMENT  # memory with which a token sees four times as many tokens
 STEPS_OF_A_TURN = 20
-
-
-def read_text():
-    """The bytes for training and for validation."""
-    text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
-    train, valid = np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
-    if len(valid) <= 4 * SEGMENT:
-        message = f"data_path must have more than {40 * SEGMENT} bytes, got {len(text)} in {FLAGS.data_path}"
-        raise ParameterError("data_path", FLAGS.data_path, f"a file of more than {40 * SEGMENT} bytes", message)
-    return train, valid
 
 
 def make_model(positions, mem_len, seed):
@@ -172,7 +160,7 @@ def main():
     if FLAGS.output:
         check_matplotlib()
     check_writable(FLAGS.output)
-    train, valid = read_text()
+    train, valid = bytes_for_training(fewest=4 * SEGMENT)
     seconds = compare_speed(FLAGS.positions, train, valid)
     first = seconds[FLAGS.positions[0]]
     print("| positions | parameters | steps | without memory | with memory | gain | 4 times | train | evaluate |")

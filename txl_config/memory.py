@@ -22,10 +22,10 @@ Shapes:
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 from txl_config.errors import ParameterError
+from txl_config.models import Bin, bins
 
 FLOAT = 4  # bytes
 # How many arrays of each kind a layer stores for its gradient, fitted to measurements: see docs/performance.md.
@@ -91,22 +91,16 @@ def count_weights(model: Any) -> int:
     return layers + biases + table + _embedding(model)
 
 
-def bins(model: Any) -> list[tuple[int, int, bool]]:
-    """Returns `(words, width, is_projected)` of each cluster of embedding and softmax."""
-    ends = [0, *model.cutoffs, model.n_token]
-    clusters: list[tuple[int, int, bool]] = []
-    for i, (left, right) in enumerate(itertools.pairwise(ends)):
-        width = model.d_embed // model.div_val**i
-        is_projected = width != model.d_model or (model.div_val > 1 and model.proj_same_dim)
-        clusters.append((right - left, width, is_projected))
-    return clusters
+def _bins(model: Any) -> list[Bin]:
+    """Returns the clusters of embedding and softmax."""
+    return bins(model.n_token, model.d_embed, model.d_model, model.cutoffs, model.div_val, model.proj_same_dim)
 
 
 def _embedding(model: Any) -> int:
     """Returns the number of weights of embedding and softmax, which may share their tables (`tie_weight`)."""
-    clusters = bins(model)
+    clusters = _bins(model)
     # With div_val 1, all clusters have the same width, and one table.
-    tables = clusters if model.div_val > 1 else [(model.n_token, model.d_embed, clusters[0][2])]
+    tables = clusters if model.div_val > 1 else [Bin(model.n_token, model.d_embed, clusters[0].is_projected)]
     embedding = sum(words * width + width * model.d_model * is_projected for words, width, is_projected in tables)
     softmax = model.n_token  # biases
     if not getattr(model, "tie_weight", True):
@@ -176,5 +170,5 @@ def _logits_per_token(model: Any) -> float:
     With clusters: one for each word of the first cluster, one for each later cluster, and about a tenth of the later
     words, because only tokens of a later cluster need its words.
     """
-    first, *others = bins(model)
-    return first[0] + len(others) + 0.1 * sum(words for words, _, _ in others)
+    first, *others = _bins(model)
+    return first.words + len(others) + 0.1 * sum(cluster.words for cluster in others)

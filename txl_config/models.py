@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from txl_config.checks import (
     EVEN_SIZE,
@@ -159,6 +160,29 @@ class TransformerLMConfig(SoftmaxConfig, DecoderConfig):
     pos_embed: str = option(
         "Positions: sinusoids, or a learned table of context_len rows.", one_of(POSITIONS), default="sin"
     )
+
+
+class Bin(NamedTuple):
+    """A cluster of the adaptive embedding and softmax."""
+
+    words: int
+    width: int  # of the embeddings
+    is_projected: bool  # to the width of the hidden states
+
+
+def bins(
+    n_token: int, d_embed: int, d_model: int, cutoffs: Sequence[int], div_val: int, proj_same_dim: bool
+) -> list[Bin]:
+    """Returns the clusters of the vocabulary. Cluster i has the width `d_embed // div_val**i`.
+
+    It is projected if this is not `d_model`; or always, if `div_val` is above 1 with `proj_same_dim`.
+    """
+    div_val = div_val if cutoffs else 1  # it has no effect on a single cluster
+    ends = [0, *cutoffs, n_token]
+    sizes = [right - left for left, right in itertools.pairwise(ends)]
+    widths = [d_embed // div_val**i for i in range(len(sizes))]
+    always = div_val > 1 and proj_same_dim
+    return [Bin(words, width, always or width != d_model) for words, width in zip(sizes, widths, strict=True)]
 
 
 @group

@@ -1,4 +1,4 @@
-"""Opens the runs that flags name."""
+"""Opens the runs that flags name, and the text that --data_path names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from txl_config.errors import ParameterError
 from txl_programs.flag_values import FLAGS, check_used, given
 
 if TYPE_CHECKING:  # slow to import: programs read their flags first
@@ -90,3 +92,22 @@ def origin_of(folder: RunFolder, task: str) -> tuple[Origin | None, dict[str, An
 
     origin = Origin(folder, FLAGS.init_from, task)
     return origin, origin.settings
+
+
+def bytes_for_training(fewest: int) -> list[Any]:
+    """The bytes of --data_path, or of Python's reference manual, int32 `[n]`: for training, and the last tenth.
+
+    Raises:
+        ParameterError: the last tenth has not more than `fewest` bytes.
+    """
+    import numpy as np
+
+    from txl_tf.data.text_files import pydoc_text
+
+    text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
+    parts = np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
+    if len(parts[1]) <= fewest:
+        allowed = f"a file of more than {10 * fewest} bytes"
+        message = f"data_path must be {allowed}, got {len(text)} in {FLAGS.data_path}"
+        raise ParameterError("data_path", FLAGS.data_path, allowed, message)
+    return parts

@@ -41,12 +41,12 @@ from txl_config.presets import (
     PRESETS,
     SAMPLE_TOKENS,
     SIZES,
-    choose_preset,
     layer_weights,
     preset_settings,
     schedule_for,
     steps_for,
 )
+from txl_programs.choosing import chosen_preset, log_choice
 from txl_programs.flag_values import (
     FLAGS,
     changed,
@@ -246,32 +246,16 @@ def choose_settings(data, exists):
     Args:
         exists: whether the run exists already; then nothing is logged.
     """
-    import tensorflow as tf
-
     level, n_bytes, n_tokens = size_of_text(data)
-    n_gpus = len(tf.config.list_physical_devices("GPU"))
-    if FLAGS.strategy == "tpu":
-        n_gpus += 1  # a TPU is as fast as a GPU at least
-    n_cores = os.cpu_count() or 1
-    preset = FLAGS.preset or choose_preset(n_bytes, n_gpus, n_cores)
-    replicas = FLAGS.logical_cpus or max(n_gpus, 1)
-    settings = preset_settings(preset, level, n_tokens, 1 if FLAGS.strategy == "one" else replicas)
+    choice = chosen_preset(n_bytes)
+    replicas = FLAGS.logical_cpus or max(choice.accelerators, 1)
+    settings = preset_settings(choice.preset, level, n_tokens, 1 if FLAGS.strategy == "one" else replicas)
     all_given = settings and set(settings) <= set(given(settings))
-    if exists or all_given:
-        return settings
-    sizes = values(SIZES, given_only=True)
-    message = f"preset {preset}: {layer_weights(settings | sizes) / 1e6:.1f} M parameters besides the embeddings"
-    if given_steps() is None:
-        message += f", {settings.get('train_steps', FLAGS.train_steps):,} steps"
-    if not FLAGS.preset:
+    if not exists and not all_given:
+        sizes = values(SIZES, given_only=True)
+        steps = settings.get("train_steps", FLAGS.train_steps) if given_steps() is None else None
         size = f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.0f} kB"
-        machine = "there is a GPU or a TPU" if n_gpus else f"there is no GPU, but {n_cores} cores"
-        base = f"{layer_weights(sizes) / 1e6:.1f} M parameters"
-        message += f", because the text has {size} and {machine}; --preset=base for {base}"
-    if sizes:
-        given_sizes = ", ".join(f"{name}={value}" for name, value in sizes.items())
-        message += f"; {given_sizes} as given, all else as in the preset"
-    logging.getLogger("txl_tf").info(message)
+        log_choice(choice, layer_weights(settings | sizes), steps, f"the text has {size}", layer_weights(sizes), sizes)
     return settings
 
 

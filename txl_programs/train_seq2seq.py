@@ -19,8 +19,6 @@ txl-average-checkpoints.
   cluster       ray_workers ray_address ray_cpus ray_gpus ray_min_workers ray_restarts       (docs/scale.md)
 """
 
-import logging
-import os
 from typing import Any
 
 from absl import flags
@@ -38,10 +36,10 @@ from txl_config.presets import (
     BYTES,
     PAIR_PRESETS,
     PAIR_SIZES,
-    choose_preset,
     pair_settings,
     pair_weights,
 )
+from txl_programs.choosing import chosen_preset, log_choice
 from txl_programs.flag_values import (
     FLAGS,
     changed,
@@ -109,31 +107,17 @@ def choose_settings(data, exists):
     Args:
         exists: whether the run exists already; then nothing is logged.
     """
-    import tensorflow as tf
-
     n_pairs, n_bytes, n_tokens = size_of_pairs(data)
-    n_gpus = len(tf.config.list_physical_devices("GPU"))
-    n_cores = os.cpu_count() or 1
-    preset = FLAGS.preset or choose_preset(n_bytes, n_gpus, n_cores)
-    settings = pair_settings(preset, n_pairs, n_tokens)
-    sizes = values(PAIR_SIZES, given_only=True)
-    defaults = values(PAIR_SIZES)
+    choice = chosen_preset(n_bytes)
+    settings = pair_settings(choice.preset, n_pairs, n_tokens)
     all_given = settings and set(settings) <= set(given(settings))
-    if exists or not n_bytes or all_given:
-        return settings
-    weights = pair_weights(**{name: settings.get(name, defaults[name]) for name in PAIR_SIZES} | sizes) / 1e6
-    steps = FLAGS.train_steps if FLAGS["train_steps"].present else settings.get("train_steps", FLAGS.train_steps)
-    says = f"preset {preset}: {weights:.1f} M parameters besides the embeddings, {steps:,} steps"
-    if not FLAGS.preset:
-        machine = "there is a GPU" if n_gpus else f"there is no GPU, but {n_cores} cores"
-        sizes_of_base: dict[str, Any] = {name: FLAGS[name].default for name in PAIR_SIZES}
-        base = pair_weights(**sizes_of_base) / 1e6
-        says += f", because there are {n_pairs:,} pairs of {n_bytes / 1e6:,.2f} MB and {machine}; --preset=base for "
-        says += f"{base:.1f} M"
-    given_sizes = [f"{name}={value}" for name, value in sizes.items()]
-    if given_sizes:
-        says += f"; {', '.join(given_sizes)} as given, all else as in the preset"
-    logging.getLogger("txl_tf").info(says)
+    if not exists and n_bytes and not all_given:
+        sizes = values(PAIR_SIZES, given_only=True)
+        defaults: dict[str, Any] = {name: FLAGS[name].default for name in PAIR_SIZES}
+        chosen = {name: settings.get(name, default) for name, default in defaults.items()} | sizes
+        steps = FLAGS.train_steps if FLAGS["train_steps"].present else settings.get("train_steps", FLAGS.train_steps)
+        size = f"there are {n_pairs:,} pairs of {n_bytes / 1e6:,.2f} MB"
+        log_choice(choice, pair_weights(**chosen), steps, size, pair_weights(**defaults), sizes)
     return settings
 
 

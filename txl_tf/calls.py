@@ -14,11 +14,5 @@ from txl_config.calls import (
 )
 
 __all__ = [
-    "bind_call",
-    "checked_call",
-    "checked_init",
-    "known_names",
-    "shortest_call",
-    "unknown_name",
-    "with_signature",
-]
+    "bind_call", "checked_call", "checked_init", "known_names", "shortest_call", "unknown_name", "with_signature",
+]  # fmt: skip

@@ -15,12 +15,6 @@ from txl_config.environment import (
 )
 
 __all__ = [
-    "check_backend",
-    "check_listens",
-    "check_versions",
-    "is_address",
-    "is_installed",
-    "is_pipe",
-    "too_old",
+    "check_backend", "check_listens", "check_versions", "is_address", "is_installed", "is_pipe", "too_old",
     "wait_for_all",
-]
+]  # fmt: skip

@@ -408,14 +408,9 @@ def head_of(first: Cluster, entries: tuple[Tensor, Tensor] | None) -> tuple[Tens
 
 
 def nll(
-    h: Tensor,
-    labels: Tensor,
-    clusters: Sequence[Cluster],
-    entries: tuple[Tensor, Tensor] | None,
-    route: Callable[..., Tensor],
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> Tensor:
+    h: Tensor, labels: Tensor, clusters: Sequence[Cluster], entries: tuple[Tensor, Tensor] | None,
+    route: Callable[..., Tensor], label_smoothing: float = 0.0, z_loss: float = 0.0,
+) -> Tensor:  # fmt: skip
     """Negative log-likelihood of every label (Grave et al. 2017).
 
         p(word) = p(word | head)                                      for words of the first cluster

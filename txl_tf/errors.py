@@ -20,17 +20,6 @@ from txl_config.errors import (
 )
 
 __all__ = [
-    "MOST_CHARACTERS",
-    "ArgumentTypeError",
-    "CallError",
-    "FixedAttributeError",
-    "ParameterError",
-    "UnknownArgumentError",
-    "UnknownNameError",
-    "UnsupportedError",
-    "brief",
-    "located",
-    "named",
-    "shortened",
-    "visible",
-]
+    "MOST_CHARACTERS", "ArgumentTypeError", "CallError", "FixedAttributeError", "ParameterError",
+    "UnknownArgumentError", "UnknownNameError", "UnsupportedError", "brief", "located", "named", "shortened", "visible",
+]  # fmt: skip

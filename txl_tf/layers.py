@@ -11,19 +11,9 @@ from txl_tf.calls import unknown_name as _unknown_name
 from txl_tf.equations import shifted_scores
 from txl_tf.kernels import attend, attention_probs, cross_entropy, embedding_lookup, layer_norm, pairwise_scores
 from txl_tf.kernels.dropout import dropout
-from txl_tf.nn.adaptive import (
-    AdaptiveSoftmax,
-    adaptive_log_probs,
-    mask_adaptive_logsoftmax,
-    static_adaptive_logsoftmax,
-)
+from txl_tf.nn.adaptive import AdaptiveSoftmax, adaptive_log_probs, mask_adaptive_logsoftmax, static_adaptive_logsoftmax
 from txl_tf.nn.embedding import AdaptiveEmbedding, mask_adaptive_embedding_lookup
-from txl_tf.nn.feed_forward import (
-    PositionwiseFF,
-    PositionWiseFFN,
-    point_wise_feed_forward_network,
-    positionwise_ff,
-)
+from txl_tf.nn.feed_forward import PositionwiseFF, PositionWiseFFN, point_wise_feed_forward_network, positionwise_ff
 from txl_tf.nn.ops import LayerNorm, RMSNorm
 from txl_tf.nn.position_schemes import (
     Alibi,
@@ -49,13 +39,7 @@ from txl_tf.public_calls import checked as _checked
 from txl_tf.taggers.crf import CRF, crf_decode, crf_marginals, crf_nll
 from txl_tf.taggers.flat_layers import FlatLayer, LatticeAttn
 from txl_tf.taggers.lattice import Pairs, PositionFusion, distance_table, distinct_pairs, span_distances
-from txl_tf.taggers.tener_layers import (
-    TenerAttn,
-    TenerLayer,
-    tener_position_scores,
-    two_way_positions,
-    two_way_scores,
-)
+from txl_tf.taggers.tener_layers import TenerAttn, TenerLayer, tener_position_scores, two_way_positions, two_way_scores
 from txl_tf.transformer_xl.absolute_layer import MultiHeadAttn, TransformerLMLayer, multihead_attn
 from txl_tf.transformer_xl.attention import RelMultiHeadAttn, create_mask, rel_multihead_attn
 from txl_tf.transformer_xl.documents import document_mask

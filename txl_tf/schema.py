@@ -19,16 +19,6 @@ from txl_config.schema import (
 )
 
 __all__ = [
-    "Check",
-    "added_later",
-    "brief",
-    "check_field",
-    "check_left_out",
-    "check_names",
-    "check_type",
-    "check_values",
-    "did_you_mean",
-    "differing",
-    "keywords_of",
-    "takes_keyword",
-]
+    "Check", "added_later", "brief", "check_field", "check_left_out", "check_names", "check_type", "check_values",
+    "did_you_mean", "differing", "keywords_of", "takes_keyword",
+]  # fmt: skip

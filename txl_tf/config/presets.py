@@ -19,16 +19,6 @@ from txl_config.presets import (
 )
 
 __all__ = [
-    "BYTES",
-    "PAIR_PRESETS",
-    "PAIR_SIZES",
-    "PRESETS",
-    "SIZES",
-    "choose_preset",
-    "layer_weights",
-    "pair_settings",
-    "pair_weights",
-    "preset_settings",
-    "schedule_for",
-    "steps_for",
-]
+    "BYTES", "PAIR_PRESETS", "PAIR_SIZES", "PRESETS", "SIZES", "choose_preset", "layer_weights", "pair_settings",
+    "pair_weights", "preset_settings", "schedule_for", "steps_for",
+]  # fmt: skip

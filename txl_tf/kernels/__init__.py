@@ -33,24 +33,7 @@ from txl_tf.kernels.chosen import (
 )
 
 __all__ = [
-    "attend",
-    "attention_probs",
-    "add_bias",
-    "attend_with_one_query",
-    "cross_entropy",
-    "embedding_lookup",
-    "head_matmul",
-    "join_heads",
-    "layer_norm",
-    "logits",
-    "masked_softmax",
-    "pairwise_scores",
-    "products_of_heads",
-    "project",
-    "project_heads",
-    "project_output",
-    "relu_layer",
-    "residual_norm",
-    "rms_norm",
-    "takes_one_query",
-]
+    "add_bias", "attend", "attend_with_one_query", "attention_probs", "cross_entropy", "embedding_lookup",
+    "head_matmul", "join_heads", "layer_norm", "logits", "masked_softmax", "pairwise_scores", "products_of_heads",
+    "project", "project_heads", "project_output", "relu_layer", "residual_norm", "rms_norm", "takes_one_query",
+]  # fmt: skip

@@ -24,14 +24,9 @@ from txl_tf.kernels.watching import watched
 
 
 def attention_probs(
-    q: Tensor,
-    k: Tensor,
-    position_scores: Tensor | None = None,
-    visible: Tensor | None = None,
-    scale: float = 1.0,
-    content: Tensor | None = None,
-    zero_keys: Any = 0,
-) -> Tensor:
+    q: Tensor, k: Tensor, position_scores: Tensor | None = None, visible: Tensor | None = None, scale: float = 1.0,
+    content: Tensor | None = None, zero_keys: Any = 0,
+) -> Tensor:  # fmt: skip
     """`softmax((q.k + position_scores) * scale)` over the keys that a query sees.
 
     Args: as in `attend`.
@@ -55,19 +50,10 @@ def attention_probs(
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position_scores: Tensor | list[Tensor] | None = None,
-    visible: Tensor | None = None,
-    scale: float = 1.0,
-    dropatt: float = 0.0,
-    dropout_key: Tensor | None = None,
-    *,
-    content: Tensor | None = None,
-    zero_keys: Any = 0,
-    zero_value: Tensor | None = None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, position_scores: Tensor | list[Tensor] | None = None,
+    visible: Tensor | None = None, scale: float = 1.0, dropatt: float = 0.0, dropout_key: Tensor | None = None, *,
+    content: Tensor | None = None, zero_keys: Any = 0, zero_value: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Attention: `softmax((q.k + position_scores) * scale)` over the keys, times the values.
 
     Args:

@@ -50,27 +50,19 @@ def project_heads(x: Tensor, kernel: Tensor, n: int, n_head: int) -> Any:
     d_head = kernel.shape[1] // (n * n_head)
     if not pays([n * n_head, batch, length, d_head]):
         return plain.project_heads(x, kernel, n, n_head)
-    heads = _heads_first(tf.reshape(x, [-1, width]), kernel, n * n_head)
-    return tf.unstack(tf.reshape(heads, [n, n_head, batch, length, d_head]))
-
-
-def _heads_first(rows: Tensor, kernel: Tensor, number: int) -> Any:
-    """`rows` `[n, E]` times `kernel` `[E, number * D]`: `[number, n, D]`.
-
-    One product for every head writes its result in this order, so nothing has to be transposed afterwards.
-    """
 
     @custom_gradient
     def product(rows: Tensor, kernel: Tensor) -> tuple[Any, Callable[[Any], Any]]:
-        """The product, and a function that returns its gradients."""
+        """The product, `[n * H, rows, D]`, and a function that returns its gradients."""
 
         def grad(upstream: Tensor) -> Any:
             upstream = tf.reshape(tf.transpose(upstream, [1, 0, 2]), [-1, kernel.shape[1]])
             return matmul(upstream, kernel, transpose_b=True), matmul(rows, upstream, transpose_a=True)
 
-        return tf.matmul(rows[None], _by_head(kernel, number)), grad
+        return tf.matmul(rows[None], _by_head(kernel, n * n_head)), grad
 
-    return product(rows, kernel)
+    heads = product(tf.reshape(x, [-1, width]), kernel)
+    return tf.unstack(tf.reshape(heads, [n, n_head, batch, length, d_head]))
 
 
 def _by_head(kernel: Tensor, number: int) -> Any:
@@ -129,11 +121,7 @@ def takes_one_query(q: Tensor, visible: Tensor | None) -> bool:
 
 
 def attend_with_one_query(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position_scores: Tensor | list[Tensor] | None = None,
-    visible: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, position_scores: Tensor | list[Tensor] | None = None, visible: Tensor | None = None
 ) -> Any:
     """Attention of a single query `[H, 1, D]`, head by head.
 
@@ -324,15 +312,9 @@ def residual_norm(x: Tensor, y: Tensor, norm: Any, drop: Drop = NO_DROP) -> Any:
 
 @fused
 def _residual_norm(
-    shape: Sequence[int],
-    x: Tensor,
-    y: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    epsilon: float,
-    rate: float,
+    shape: Sequence[int], x: Tensor, y: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, rate: float,
     dropout_key: Tensor | None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """`(out, normal, scale)`: the result of `residual_norm`, the same before gamma and beta, and the factor that gave
     it variance 1.
     """
@@ -345,14 +327,9 @@ def _residual_norm(
 
 @fused
 def _residual_norm_grad(
-    shape: Sequence[int],
-    upstream: Tensor,
-    normal: Tensor,
-    scale: Tensor,
-    gamma: Tensor,
-    rate: float,
+    shape: Sequence[int], upstream: Tensor, normal: Tensor, scale: Tensor, gamma: Tensor, rate: float,
     dropout_key: Tensor | None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """The gradients of `x` and `y`, and a tensor whose sum over all rows is the gradient of gamma."""
     dtype = upstream.dtype
     upstream = tf.cast(upstream, tf.float32)

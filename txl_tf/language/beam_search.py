@@ -23,13 +23,7 @@ from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import write_tokens
-from txl_tf.language.sampling import (
-    check_integer,
-    check_sampling,
-    sample_categorical,
-    top_k_top_p,
-    uniform_draws,
-)
+from txl_tf.language.sampling import check_integer, check_sampling, sample_categorical, top_k_top_p, uniform_draws
 from txl_tf.language.stopping import no_stops
 from txl_tf.nn.embedding import check_ids
 
@@ -134,15 +128,9 @@ def writable(model: Any, suppressed: Iterable[int]) -> Tensor:
 
 
 def sample_sequences(
-    model: Any,
-    source: Tensor,
-    start: Any,
-    end: Any,
-    max_new_tokens: int,
-    sampling: Any,
-    limits: Tensor | None = None,
+    model: Any, source: Tensor, start: Any, end: Any, max_new_tokens: int, sampling: Any, limits: Tensor | None = None,
     allowed: Any = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Generates one target for every source by sampling, or by greedy search if `sampling` is `None`.
 
     Args:
@@ -193,16 +181,9 @@ def _decoder(
 
 
 def beam_search(
-    model: Any,
-    source: Tensor,
-    start: Any,
-    end: Any,
-    max_new_tokens: int,
-    beam_size: int,
-    length_penalty: Any,
-    limits: Any = None,
-    allowed: Any = None,
-) -> tuple[Tensor, Tensor]:
+    model: Any, source: Tensor, start: Any, end: Any, max_new_tokens: int, beam_size: int, length_penalty: Any,
+    limits: Any = None, allowed: Any = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Searches the most likely targets of every source with `beam_size` hypotheses.
 
     A step extends every hypothesis by every token. The `beam_size` finished targets with the best scores are kept, and
@@ -236,16 +217,9 @@ def beam_search(
 
 
 def search(
-    decode: Callable[..., Any],
-    select: Callable[..., Any],
-    caches: Any,
-    start: Any,
-    end: Any,
-    max_new_tokens: Any,
-    beam_size: int,
-    length_penalty: Tensor,
-    limits: Tensor,
-) -> tuple[Tensor, Tensor]:
+    decode: Callable[..., Any], select: Callable[..., Any], caches: Any, start: Any, end: Any, max_new_tokens: Any,
+    beam_size: int, length_penalty: Tensor, limits: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The beam search of `beam_search`, whatever the model is.
 
     Args:

@@ -45,6 +45,7 @@ from txl_tf.language.sampling import (
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
 from txl_tf.nn.embedding import check_ids
 from txl_tf.schema import check_names, keywords_of
+from txl_tf.transformer_xl.decoding_cache import padded_left
 
 
 class TextState(NamedTuple):
@@ -175,7 +176,7 @@ def search_tokens(
     cache = lm.decoding_cache()
     hidden, state = cache.read_prompt(prompt, lengths, segment)
     weights = cache.precompute()
-    rows = left_padded(prompt, lengths)
+    rows = marked_left(prompt, lengths)
     first = repeated((hidden, state, rows, tf.zeros([shape_of(prompt)[0], room], tf.int32)), beam_size)
 
     def decode(last: Tensor, i: Tensor, carried: Any) -> tuple[Any, Any]:
@@ -204,11 +205,10 @@ def search_tokens(
     return joined(prompt, lengths, ids, new_lengths, tf.zeros_like(new_lengths), stops)
 
 
-def left_padded(prompt: Tensor, lengths: Tensor) -> Any:
+def marked_left(prompt: Tensor, lengths: Tensor) -> Any:
     """Prompts, int32 `[B, n]`, with -1 on the left of shorter ones, instead of padding on the right."""
     n = shape_of(prompt)[1]
-    place = tf.range(n) - (n - lengths)[:, None]
-    return tf.where(place >= 0, tf.gather(prompt, place % n, batch_dims=1), -1)
+    return tf.where(tf.range(n) >= (n - lengths)[:, None], padded_left(prompt, lengths), -1)
 
 
 def joined(prompt: Tensor, lengths: Tensor, new: Tensor, new_lengths: Tensor, excess: Tensor, stops: Stops) -> Texts:
@@ -253,7 +253,7 @@ def generate_tokens(
     hidden, state = cache.read_prompt(prompt, lengths, segment) if segment else cache.read_prompt(prompt, lengths)
     text = TextState(hidden, state, remember_segment(nothing, prompt, lengths))
     text, prompt, lengths = repeated((text, prompt, lengths), number)
-    before = None if logits_processor is None else left_padded(prompt, lengths)
+    before = None if logits_processor is None else marked_left(prompt, lengths)
     written, _ = continue_text(
         lm, cache, precompute_for(lm, cache), text, uniform, limits, sampling, stops,
         processor=logits_processor, prompt=before,

@@ -24,25 +24,12 @@ from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
 from txl_tf.nn.base import CheckedCalls, OutputSpecs, as_ids, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.lora import freeze_others, thaw
-from txl_tf.nn.parts import (
-    checked_config,
-    choosing,
-    chosen_class,
-    is_library,
-    registered_classes,
-    why_not_cached,
-)
+from txl_tf.nn.parts import checked_config, choosing, chosen_class, is_library, registered_classes, why_not_cached
 from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.training.distribution import of_replicas
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
-from txl_tf.transformer_xl.cache import (
-    cached_forward,
-    initial_state,
-    position_keys,
-    precompute,
-    whole_segments,
-)
+from txl_tf.transformer_xl.cache import cached_forward, initial_state, position_keys, precompute, whole_segments
 from txl_tf.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.transformer_xl.first_segment import first_segment
 from txl_tf.transformer_xl.inference import weights_with, writable_copy
@@ -90,12 +77,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         own_tables: dict[str, Any] = {} if tie_weight else {"tie_weight": False, "initializer": network.initializer}
         self.softmax = softmax_class(
             **own_tables,
-            n_token=network.n_token,
-            d_embed=network.d_embed,
+            **values_of(network, ("n_token", "d_embed", "cutoffs", "div_val", "proj_same_dim")),
             d_proj=network.d_model,
-            cutoffs=network.cutoffs,
-            div_val=network.div_val,
-            proj_same_dim=network.proj_same_dim,
             proj_share_all_but_first=proj_share_all_but_first,
             proj_initializer=network.projection_initializer(),
             dtype=self.dtype_policy,
@@ -223,7 +206,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if tokens.shape != labels.shape:
             message = f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}"
             raise ParameterError("labels", labels, f"of the shape of tokens, {tokens.shape}", message)
-        mems = self._check_mems(tokens, mems)
+        mems = self.network.memory_of_call(tokens, mems)
         done = None if done is None else tf.convert_to_tensor(done)
         if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:
             return self._score(tokens, labels, mems, done, **padding)
@@ -265,7 +248,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             vocabulary, and the memory for the next segment. The exponentials sum to 1 over the vocabulary.
         """
         tokens = self._check_ids("tokens", tokens)
-        return self._log_probs(tokens, self._check_mems(tokens, mems))
+        return self._log_probs(tokens, self.network.memory_of_call(tokens, mems))
 
     @known_names
     def alternatives(self, tokens: Tensor, number: int, mems: Any = None) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -284,7 +267,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         """
         tokens = self._check_ids("tokens", tokens)
         check_integer("number", number, 1, self.network.n_token)
-        return self._alternatives(tokens, tf.constant(number), self._check_mems(tokens, mems))
+        return self._alternatives(tokens, tf.constant(number), self.network.memory_of_call(tokens, mems))
 
     @known_names
     def attention(self, tokens: Tensor, mems: Any = None, padding_mask: Any = None) -> tuple[Tensor, list[Tensor]]:
@@ -303,11 +286,11 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         """
         if padding_mask is not None:
             tokens = tf.convert_to_tensor(tokens)
-            mems = self._check_mems(tokens, mems)
+            mems = self.network.memory_of_call(tokens, mems)
             padding_mask = self.network.check_padding(padding_mask, tokens, mems[0])
             tokens = tf.where(padding_mask, tokens, 0)
         tokens = self._check_ids("tokens", tokens)
-        return self._attention(tokens, self._check_mems(tokens, mems), padding_mask)
+        return self._attention(tokens, self.network.memory_of_call(tokens, mems), padding_mask)
 
     generate = generation.generate
 
@@ -503,15 +486,13 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     def decoding_cache(self, static_shapes: bool = False) -> Any:
         """The cache of `generate`: of keys and values, or of the hidden states or tokens that they come from."""
-        if not self.has_cache:
-            return (RereadWindow if self.has_window else HiddenStateCache)(self, static_shapes)
-        return self.cached_decoding(static_shapes)
+        if self.has_cache:
+            return self.cached_decoding(static_shapes)
+        return (RereadWindow if self.has_window else HiddenStateCache)(self, static_shapes)
 
     def cached_decoding(self, static_shapes: bool = False) -> Any:
         """The cache of keys and values."""
-        if self.has_window:
-            return WindowCache(self.network, self.context_len, static_shapes, self)
-        return MemoryCache(self.network, static_shapes, self.outputs)
+        return (WindowCache if self.has_window else MemoryCache)(self, static_shapes)
 
     def first_nll(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """The nll of first segments, which have no memory: `[batch, tgt_len]`, as of `score`.
@@ -627,9 +608,6 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         check_ids(name, array[array != IGNORED] if name == "labels" else array, self.network.n_token)
         return ids
 
-    def _check_mems(self, tokens: Tensor, mems: Any) -> list[Tensor]:
-        return self.network.memory_of_call(tokens, mems)
-
 
 @keras.saving.register_keras_serializable("txl_tf")
 class TransformerXLLM(LanguageModel):
@@ -684,5 +662,5 @@ class TransformerXLLM(LanguageModel):
         norm: str = "layer", lora_rank: int = 0, lora_alpha: float | None = None, recompute: bool = False,
         seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
-        arguments = {name: getattr(self, name) for name in [*NetworkConfig.names(), "recompute", "seed"]}
+        arguments = values_of(self, [*NetworkConfig.names(), "recompute", "seed"])
         super().__init__(TransformerXL, arguments, **values_of(self, SoftmaxConfig.names()), **kwargs)

@@ -283,15 +283,9 @@ OPTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def check_sampling(
-    batch: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: Any = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    repetition_window: int = REPETITION_WINDOW,
-) -> Sampling:
+    batch: int, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: Any = None,
+    min_p: float | None = None, repetition_penalty: float | None = None, repetition_window: int = REPETITION_WINDOW,
+) -> Sampling:  # fmt: skip
     """Checks the options of sampling, see `generate`, and returns them for each row of the batch."""
     floats = {
         "temperature": temperature,

@@ -22,12 +22,7 @@ from txl_tf.nn.embedding import check_ids
 
 
 def sliding_window_nll(
-    lm: Any,
-    tokens: Any,
-    window: int,
-    batch_size: int = 16,
-    step: int = 1,
-    progress: Callable[[int], Any] | None = None,
+    lm: Any, tokens: Any, window: int, batch_size: int = 16, step: int = 1, progress: Callable[[int], Any] | None = None
 ) -> np.ndarray:
     """The nll of a text, where each token is predicted from its own window.
 

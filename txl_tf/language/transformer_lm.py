@@ -84,9 +84,7 @@ class TransformerLM(LanguageModel):
         norm: str = "layer", lora_rank: int = 0, lora_alpha: float | None = None, recompute: bool = False,
         seed: int | None = None, **kwargs: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
-        arguments: dict[str, Any] = {
-            name: getattr(self, name) for name in [*DecoderConfig.names(), "recompute", "seed"]
-        }
+        arguments = values_of(self, [*DecoderConfig.names(), "recompute", "seed"])
         arguments["positions"] = SCHEME_OF[self.pos_embed]
         super().__init__(AbsoluteTransformer, arguments, **values_of(self, SoftmaxConfig.names()), **kwargs)
 

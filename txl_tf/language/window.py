@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from txl_tf.equations import Places
 from txl_tf.kernels.shapes import Tensor, shape_of
+from txl_tf.transformer_xl.decoding_cache import DecodingCache
 from txl_tf.transformer_xl.inference import layer_weights, read, row_by_row, writable_copy, zero_keys
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.transformer_xl.ring import write
@@ -50,22 +51,37 @@ def window_start(length: Tensor, context_len: int) -> Tensor:
     return step * -(tf.minimum(context_len - length, 0) // step)
 
 
-class WindowCache:
-    """The decoding cache of a vanilla language model, with the methods of `MemoryCache`.
+def _read_in_turn(read_piece: Any, tokens: Tensor, outputs: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """Reads `tokens`, int32 `[B, n]`, piece by piece.
 
     Args:
-        network: `TransformerXL` with absolute positions.
-        context_len: number of tokens in a window, at least 2.
-        static_shapes: whether `read_prompt` and `read_token` are for XLA.
-        lm: the language model whose `outputs` are computed. By default, they are the hidden states of the network.
+        read_piece: function of the number of tokens that have been read and of the state. Returns this number after the
+            next piece, the outputs for the piece, and the state.
+        tokens: see above.
+        outputs: those of no tokens, `[B, 0, any]`.
+        state: the state before the tokens.
+
+    Returns:
+        `(outputs, state)`: `[B, n, any]`, and the state after the tokens.
     """
 
-    def __init__(self, network: Any, context_len: int, static_shapes: bool = False, lm: Any = None) -> None:
-        self.network = network
-        self.lm = lm
-        self.model = network if lm is None else lm.outputs
-        self.context_len = context_len
-        self.static_shapes = static_shapes
+    def body(done, outputs, state):
+        done, new_outputs, state = read_piece(done, state)
+        return done, tf.concat([outputs, new_outputs], 1), state
+
+    shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, outputs.shape[2]])
+    _, outputs, state = tf.while_loop(
+        lambda done, *_: done < tf.shape(tokens)[1],
+        body,
+        (0, outputs, state),
+        shape_invariants=(*shapes, tf.nest.map_structure(lambda tensor: tensor.shape, state)),
+        parallel_iterations=1,
+    )
+    return outputs, state
+
+
+class WindowCache(DecodingCache):
+    """The decoding cache of a network with absolute positions: keys and values of a window."""
 
     def precompute(self) -> Any:
         """The values that depend only on the weights, as `WindowWeights`."""
@@ -84,10 +100,6 @@ class WindowCache:
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState(keys, values, tokens, tf.zeros([batch_size], tf.int32))
 
-    def aligned(self, state: Any) -> Any:
-        """As `MemoryCache.aligned`."""
-        return state
-
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
         """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`."""
         batch, n = shape_of(prompt)
@@ -104,27 +116,14 @@ class WindowCache:
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """Reads `tokens`, int32 `[B, n]`, window after window. Returns `(hidden, state)`, with hidden `[B, n, E]`."""
         weights = self.precompute()
-        n = tf.shape(tokens)[1]
 
-        def read_piece(done, hidden, state):
+        def read_piece(done, state):
             state = self.with_room(weights, state)
-            end = tf.minimum(n, done + self.context_len - tf.reduce_max(state.length))
-            new_hidden, state = self.forward(weights, tokens[:, done:end], state)
-            return end, tf.concat([hidden, new_hidden], 1), state
+            end = tf.minimum(tf.shape(tokens)[1], done + self.context_len - tf.reduce_max(state.length))
+            hidden, state = self.forward(weights, tokens[:, done:end], state)
+            return end, hidden, state
 
-        batch = shape_of(tokens)[0]
-        if self.lm is None:
-            hidden = tf.zeros([batch, 0, self.network.d_model], self.network.compute_dtype)
-        else:
-            hidden = self.lm.no_outputs(batch)
-        shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, hidden.shape[2]])
-        _, hidden, state = tf.while_loop(
-            lambda done, *_: done < n,
-            read_piece,
-            (0, hidden, state),
-            shape_invariants=(*shapes, tf.nest.map_structure(lambda tensor: tensor.shape, state)),
-            parallel_iterations=1,
-        )
+        hidden, state = _read_in_turn(read_piece, tokens, self.lm.no_outputs(shape_of(tokens)[0]), state)
         return hidden, writable_copy(state)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
@@ -168,7 +167,7 @@ class WindowCache:
             `(hidden, state)`: `[B, T, E]` and the state after the tokens.
         """
         memory = WindowMemory(self.network, weights, tokens, state, in_place, self.static_shapes)
-        return read(self.model, tokens, memory, self.static_shapes)
+        return read(self.lm.outputs, tokens, memory, self.static_shapes)
 
 
 class WindowMemory(NetworkMemory):
@@ -233,31 +232,13 @@ class WindowOfLayer(CachedKeys):
         return row_by_row(attend_row, content_q)
 
 
-class RereadWindow:
-    """The decoding cache of a network that cannot be cached: it reads the whole window again for every token.
-
-    Args:
-        lm: `TransformerLM`.
-        static_shapes: whether `read_prompt` and `read_token` are for XLA.
-    """
-
-    def __init__(self, lm: Any, static_shapes: bool = False) -> None:
-        self.lm = lm
-        self.context_len = lm.context_len
-        self.static_shapes = static_shapes
-
-    def precompute(self) -> Any:
-        """An empty tuple: no value is computed in advance."""
-        return ()
+class RereadWindow(DecodingCache):
+    """The decoding cache of a network that cannot be cached: it reads the whole window again for every token."""
 
     def initial_state(self, batch_size: int) -> WindowState:
         """The state before a text."""
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
-
-    def aligned(self, state: Any) -> Any:
-        """As `MemoryCache.aligned`."""
-        return state
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
         """Reads the prompts, each from the beginning of a text: see `MemoryCache.read_prompt`."""
@@ -272,20 +253,11 @@ class RereadWindow:
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """Reads `tokens`, int32 `[B, n]`, one by one. Returns `(outputs, state)`, with outputs `[B, n, any]`."""
 
-        def read_one(i, outputs, state):
+        def read_one(i, state):
             output, state = self.read_token((), tokens[:, i], state)
-            return i + 1, tf.concat([outputs, output[:, None]], 1), state
+            return i + 1, output[:, None], state
 
-        outputs = self.lm.no_outputs(shape_of(tokens)[0])
-        shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, outputs.shape[2]])
-        _, outputs, state = tf.while_loop(
-            lambda i, *_: i < tf.shape(tokens)[1],
-            read_one,
-            (0, outputs, state),
-            shape_invariants=(*shapes, tf.nest.map_structure(lambda tensor: tensor.shape, state)),
-            parallel_iterations=1,
-        )
-        return outputs, state
+        return _read_in_turn(read_one, tokens, self.lm.no_outputs(shape_of(tokens)[0]), state)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """Reads one token for each row. Arguments and results: see `MemoryCache.read_token`."""

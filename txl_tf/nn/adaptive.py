@@ -34,15 +34,9 @@ def clusters_of(tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases
 
 
 def mask_adaptive_logsoftmax(
-    hidden: Tensor,
-    target: Tensor,
-    tables: Sequence[Tensor],
-    projs: Sequence[Tensor | None],
-    biases: Sequence[Tensor],
-    clusters: tuple[Tensor, Tensor] | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> Any:
+    hidden: Tensor, target: Tensor, tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases: Sequence[Tensor],
+    clusters: tuple[Tensor, Tensor] | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
+) -> Any:  # fmt: skip
     """Negative log-likelihood of every target.
 
     The batch is the first axis. The original's function takes sizes, initializers and `params`, the `ret_params` of the
@@ -70,16 +64,9 @@ def mask_adaptive_logsoftmax(
 
 
 def static_adaptive_logsoftmax(
-    hidden: Tensor,
-    target: Tensor,
-    tables: Sequence[Tensor],
-    projs: Sequence[Tensor | None],
-    biases: Sequence[Tensor],
-    clusters: tuple[Tensor, Tensor] | None,
-    bin_capacities: Any,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> tuple[Any, Any]:
+    hidden: Tensor, target: Tensor, tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases: Sequence[Tensor],
+    clusters: tuple[Tensor, Tensor] | None, bin_capacities: Any, label_smoothing: float = 0.0, z_loss: float = 0.0,
+) -> tuple[Any, Any]:  # fmt: skip
     """`mask_adaptive_logsoftmax` with static shapes: no shape depends on the data, also in the gradient.
 
     Every cluster but the first has a capacity. It computes its first tokens, in order, up to the capacity. The other
@@ -126,12 +113,9 @@ def _flatten(hidden: Tensor, target: Tensor) -> tuple[Any, Any]:
 
 
 def adaptive_log_probs(
-    hidden: Tensor,
-    tables: Sequence[Tensor],
-    projs: Sequence[Tensor | None],
-    biases: Sequence[Tensor],
+    hidden: Tensor, tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases: Sequence[Tensor],
     clusters: tuple[Tensor, Tensor] | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """The distribution over the whole vocabulary, normalised over all clusters.
 
     Args: see `mask_adaptive_logsoftmax`.
@@ -242,12 +226,10 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
 
     def weights_with(self, embedding: Any) -> tuple[Any, Any, Any, Any]:
         """Arguments of the pure functions: tables, projections, biases and clusters."""
-
-        def tied(i: int) -> Any:
-            return embedding.projs[i if self.div_val > 1 else 0]
-
-        shares = [self.shares_projection(i) and self.is_projected(i) for i in range(len(self.projs))]
-        projs = [tied(i) if is_shared else self.projs[i] for i, is_shared in enumerate(shares)]
+        projs = list(self.projs)
+        for i in range(len(projs)):
+            if self.shares_projection(i) and self.is_projected(i):
+                projs[i] = embedding.projs[i if self.div_val > 1 else 0]
         return embedding.tables if self.tie_weight else self.tables, projs, self.biases, self.clusters
 
     def call(self, hidden: Tensor, embedding: Any = None) -> Tensor:

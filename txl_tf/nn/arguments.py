@@ -157,7 +157,7 @@ def stored_names(cls: type) -> list[str]:
 
 def arguments_of(layer: Any) -> dict[str, Any]:
     """Returns `{name: value}` of the stored arguments of a layer or model, with serialized initializers."""
-    values = {name: getattr(layer, name) for name in stored_names(type(layer))}
+    values = values_of(layer, stored_names(type(layer)))
     for name, value in values.items():
         if name.endswith(_INITIALIZERS) and callable(value):
             values[name] = keras.initializers.serialize(keras.initializers.get(value))

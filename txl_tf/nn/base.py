@@ -21,6 +21,7 @@ from txl_tf.calls import bind_call
 from txl_tf.config.checks import RATE, at_least
 from txl_tf.errors import CallError, ParameterError, brief
 from txl_tf.kernels.shapes import Tensor
+from txl_tf.kernels.watching import Seen, watching
 from txl_tf.nn.arguments import arguments_of
 from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.checkpointed import Checkpointed
@@ -89,12 +90,8 @@ class Dropping(Settings):
             return
         if self.seed is None:
             self.store("seed", random.randrange(2**31))
-        locked = self._tracker.locked  # if the layer is built, and its rates were 0 until now
-        self._tracker.unlock()
-        with _strategy_of(self.variables).scope() if locked else contextlib.nullcontext():
+        with unlocked(self):  # it may be built, if its rates were 0 until now
             self.seed_generator = keras.random.SeedGenerator(self.seed)
-        if locked:
-            self._tracker.lock()
 
     def check_setting(self, name: str, value: Any) -> Any:
         value = super().check_setting(name, value)
@@ -155,10 +152,18 @@ class Dropping(Settings):
         super().load_own_variables(store)
 
 
-def _strategy_of(variables: Iterable[Any]) -> Any:
-    """The `tf.distribute` strategy under which variables were made."""
-    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in variables)
-    return next(filter(None, strategies), tf.distribute.get_strategy())
+@contextlib.contextmanager
+def unlocked(layer: Any) -> Generator[None, None, None]:
+    """In this block, a layer that is built accepts new weights and parts. They belong to the strategy of its others."""
+    if not layer._tracker.locked:
+        yield
+        return
+    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in layer.variables)
+    strategy: Any = next(filter(None, strategies), tf.distribute.get_strategy())
+    layer._tracker.unlock()
+    with strategy.scope():
+        yield
+    layer._tracker.lock()
 
 
 # ------------------------------------------------------------------------------------------------------------- layers
@@ -321,10 +326,7 @@ def check_call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error:
 
 
 class CheckedCalls(MixedIntoLayer):
-    """Mixin of models: a call that does not fit the signature raises an error that names the argument.
-
-    `Layer` does the same in its own call.
-    """
+    """Mixin of layers and models: a call that does not fit the signature raises an error that names the argument."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -332,6 +334,46 @@ class CheckedCalls(MixedIntoLayer):
         except (TypeError, ValueError) as error:
             check_call(self, args, kwargs, error)
             raise
+
+
+class Attending(MixedIntoLayer):
+    """Mixin of layers that attend by `txl_tf.kernels.attend`, once in a call."""
+
+    def attention_probs(self, *args: Any, **kwargs: Any) -> Any:
+        """The probabilities of a call, without dropout: `[n_head, batch, queries, keys]`.
+
+        Args: those of the call.
+        """
+        with watching() as watched:
+            self(*args, **kwargs)
+        return watched.probs[0]
+
+
+def watch_layers(model: Any, name: str, layers: Sequence[Any], *args: Any, **kwargs: Any) -> tuple[Seen, Any]:
+    """Calls a model and records what the attentions of its layers compute.
+
+    Args:
+        model: the model.
+        name: of what decides the class of the layers, for the error.
+        layers: those that attend, once each.
+        *args, **kwargs: of the call.
+
+    Returns:
+        `(watched, output)`: what the attentions computed, and the output of the model.
+
+    Raises:
+        ParameterError: the layers do not call `txl_tf.layers.attend` once each.
+    """
+    with watching() as watched:
+        output = model(*args, **kwargs)
+    if len(watched.probs) != len(layers):
+        classes = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+        message = (
+            f"attention can be shown only where each of the n_layer={len(layers)} layers calls txl_tf.layers.attend "
+            f"once, got {len(watched.probs)} calls of {classes}"
+        )
+        raise ParameterError(name, layers, "layers that call txl_tf.layers.attend", message)
+    return watched, output
 
 
 class KerasHabits(Settings, OutputSpecs, Checkpointed):
@@ -380,7 +422,7 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
         return previous_mask if rank == 2 and previous_mask.dtype == tf.bool else None
 
 
-class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
+class Layer(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.layers.Layer):
     """A layer. Its output has the shape of its first input, unless it overrides `compute_output_shape`."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -393,11 +435,7 @@ class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
         args, kwargs = memories_by_name(self, args, kwargs)
         if not tf.executing_eagerly():
             remember_graph(self)
-        try:
-            return super().__call__(*args, **kwargs)
-        except (TypeError, ValueError) as error:
-            check_call(self, args, kwargs, error)
-            raise
+        return super().__call__(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """`layers`, the parts of the layer, as models have it. So `summary(expand_nested=True)` shows them.
@@ -475,16 +513,12 @@ def as_ids(name: str, ids: Any) -> Any:
     values: Any = ids if hasattr(ids, "dtype") else np.asarray(ids)
     if isinstance(values, tf.RaggedTensor | tf.SparseTensor):
         raise dense_error(name, values, "filled up to one length, of integers")
-    if not (values.dtype.kind in "iuf" if isinstance(values, np.ndarray) else _is_number(values.dtype)):
+    is_array = isinstance(values, np.ndarray)
+    if not (values.dtype.kind in "iuf" if is_array else _KINDS["number"](tf.as_dtype(values.dtype))):
         raise ParameterError(name, ids, "integers", f"{name} must be integers, got {shown(ids)}")
     if tf.as_dtype(values.dtype) in (tf.int64, tf.uint32, tf.uint64):
         values = tf.clip_by_value(tf.cast(values, tf.int64), tf.int32.min, tf.int32.max)
     return tf.cast(values, tf.int32)
-
-
-def _is_number(dtype: Any) -> bool:
-    dtype = tf.as_dtype(dtype)
-    return dtype.is_integer or dtype.is_floating
 
 
 def width_of(name: str, shape: Any) -> int:

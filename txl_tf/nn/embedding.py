@@ -22,6 +22,7 @@ from typing import Any, Self, Unpack
 import keras
 import tensorflow as tf
 
+from txl_config.models import Bin, bins
 from txl_tf.config import check_bins
 from txl_tf.equations import Cluster, embed
 from txl_tf.errors import ParameterError, brief
@@ -47,14 +48,9 @@ def check_ids(name: str, ids: Any, n_token: int) -> None:
 
 
 def mask_adaptive_embedding_lookup(
-    x: Tensor,
-    tables: Sequence[Tensor],
-    projs: Sequence[Tensor | None],
-    cutoffs: Sequence[int],
-    d_proj: int,
-    dtype: Any = "float32",
-    static_shapes: bool = False,
-) -> Any:
+    x: Tensor, tables: Sequence[Tensor], projs: Sequence[Tensor | None], cutoffs: Sequence[int], d_proj: int,
+    dtype: Any = "float32", static_shapes: bool = False,
+) -> Any:  # fmt: skip
     """Embeddings of the tokens `x`, times `sqrt(d_proj)`.
 
     The batch is the first axis. The original's function takes sizes, initializers and `div_val`, creates the variables,
@@ -119,16 +115,20 @@ class AdaptiveBins(Layer):
         self.proj_initializer = keras.initializers.get(proj_initializer or "glorot_uniform")
 
     @property
+    def bins(self) -> list[Bin]:
+        """The clusters."""
+        return bins(self.n_token, self.d_embed, self.d_proj, self.cutoffs, self.div_val, self.proj_same_dim)
+
+    @property
     def bin_sizes(self) -> list[int]:
-        ends = [0, *self.cutoffs, self.n_token]
-        return [right - left for left, right in zip(ends, ends[1:], strict=False)]
+        return [cluster.words for cluster in self.bins]
 
     def bin_width(self, i: int) -> int:
-        return self.d_embed // self.div_val**i
+        return self.bins[i].width
 
     def is_projected(self, i: int) -> bool:
-        """Whether cluster i has a projection: if the widths differ, or if `div_val` is above 1 with `proj_same_dim`."""
-        return self.bin_width(i) != self.d_proj or (self.div_val > 1 and self.proj_same_dim)
+        """Whether cluster i has a projection."""
+        return self.bins[i].is_projected
 
     def make_tables(self) -> list[Any]:
         """Makes the tables of the clusters. Clusters of the same width share one table."""

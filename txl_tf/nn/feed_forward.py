@@ -25,15 +25,9 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {"relu": None, "gel
 
 
 def feed_forward(
-    x: Tensor,
-    kernel_1: Tensor,
-    bias_1: Tensor,
-    kernel_2: Tensor,
-    bias_2: Tensor,
-    activation: Callable[[Tensor], Tensor] = tf.nn.relu,
-    rate: float = 0.0,
-    dropout_key: Tensor | None = None,
-) -> Tensor:
+    x: Tensor, kernel_1: Tensor, bias_1: Tensor, kernel_2: Tensor, bias_2: Tensor,
+    activation: Callable[[Tensor], Tensor] = tf.nn.relu, rate: float = 0.0, dropout_key: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`dropout(activation(x kernel_1 + bias_1)) kernel_2 + bias_2`: the feed-forward net of all layers.
 
     Args:
@@ -52,14 +46,9 @@ def feed_forward(
 
 
 def positionwise_ff(
-    inp: Tensor,
-    kernel_1: Tensor,
-    bias_1: Tensor,
-    kernel_2: Tensor,
-    bias_2: Tensor,
-    rate: float = 0.0,
+    inp: Tensor, kernel_1: Tensor, bias_1: Tensor, kernel_2: Tensor, bias_2: Tensor, rate: float = 0.0,
     dropout_key: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`relu(inp kernel_1 + bias_1) kernel_2 + bias_2`, with dropout after the relu and at the end.
 
     Args:

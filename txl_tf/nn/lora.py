@@ -7,7 +7,6 @@ the update to W; then the model is an ordinary one again.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +16,7 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.config.checks import POSITIVE
 from txl_tf.errors import ParameterError
+from txl_tf.nn.base import unlocked
 from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.nn.settings import change_graphs
 
@@ -38,12 +38,9 @@ class LowRank(MixedIntoLayer):
     lora_alpha: float | None = None
 
     def enable_lora(
-        self,
-        rank: int,
-        lora_alpha: float | None = None,
-        a_initializer: Any = "he_uniform",
+        self, rank: int, lora_alpha: float | None = None, a_initializer: Any = "he_uniform",
         b_initializer: Any = "zeros",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Adds low-rank updates to the kernels of the layer, and freezes the kernels, as Keras's Dense does.
 
         Args:
@@ -54,7 +51,9 @@ class LowRank(MixedIntoLayer):
         Raises:
             ParameterError: an argument is out of its range, the layer is not built, or it has low-rank updates already.
         """
-        check_lora(rank, lora_alpha)
+        at_least(1)("rank", rank)
+        if lora_alpha is not None:
+            POSITIVE("lora_alpha", lora_alpha)
         if not self.built or self.lora_enabled:
             allowed = "a layer that is built" if not self.built else "a layer without low-rank updates"
             raise ParameterError("enable_lora", self.name, allowed, f"enable_lora needs {allowed}: {self.name}")
@@ -80,10 +79,8 @@ class LowRank(MixedIntoLayer):
         return layer
 
     def _add_updates(self, rank: int, lora_alpha: float | None, a_initializer: Any, b_initializer: Any) -> None:
-        """Makes the weights of the updates. A layer that is built is locked: Keras refuses new weights."""
-        locked = self._tracker.locked
-        self._tracker.unlock()
-        with _scope_of(self.variables) if locked else contextlib.nullcontext():
+        """Makes the weights of the updates."""
+        with unlocked(self):
             for name in self.lora_kernels:
                 kernel = getattr(self, name)
                 n_in, n_out = kernel.shape
@@ -93,8 +90,6 @@ class LowRank(MixedIntoLayer):
                     weight = self.add_weight(name=f"{name}_lora_{part}", shape=shape, initializer=initializer)
                     setattr(self, f"{name}_lora_{part}", weight)
                 kernel.trainable = False
-        if locked:
-            self._tracker.lock()
         self.lora_enabled = True
         self.lora_rank = rank
         self.lora_alpha = float(rank if lora_alpha is None else lora_alpha)
@@ -124,13 +119,6 @@ class LowRank(MixedIntoLayer):
         return tf.convert_to_tensor(kernel) + tf.cast(update, tf.convert_to_tensor(kernel).dtype)
 
 
-def check_lora(rank: Any, lora_alpha: Any) -> None:
-    """Raises ParameterError for arguments of `enable_lora` that are out of their ranges."""
-    at_least(1)("rank", rank)
-    if lora_alpha is not None:
-        POSITIVE("lora_alpha", lora_alpha)
-
-
 def low_rank_parts(layers: Iterable[Any]) -> list[Any]:
     """All parts of these layers that may have low-rank updates."""
     return [part for layer in layers for part in layer._flatten_layers() if isinstance(part, LowRank)]
@@ -153,9 +141,3 @@ def thaw(model: Any) -> None:
     """Makes the weights that `freeze_others` froze trainable again."""
     for weight in vars(model).pop("_frozen_by_lora", []):
         weight.trainable = True
-
-
-def _scope_of(variables: Any) -> Any:
-    """The scope of the distribution strategy under which these variables were made."""
-    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in variables)
-    return next(filter(None, strategies), tf.distribute.get_strategy()).scope()

@@ -11,6 +11,9 @@
 
 The first three rows are Keras's convention. The others are the convention of the articles (docs/articles.md). Numbers
 are 0 or 1. Eager calls raise an error for other numbers; graphs do not check them.
+
+The functions take the `name` of an argument, for errors, its mask, and `sizes`, the `{name: size}` of the dimensions
+that are known. They raise a ParameterError if the mask has another shape, or if it is neither bool nor such numbers.
 """
 
 from collections.abc import Sequence
@@ -78,11 +81,7 @@ def mask_of_call(x: Any, mask: Any) -> Any:
 
 
 def as_bool(name: str, mask: Any) -> Any:
-    """A mask of bool or of numbers 0 and 1, as bool.
-
-    Raises:
-        ParameterError: the mask is neither.
-    """
+    """A mask of bool or of numbers 0 and 1, as bool."""
     return tf.cast(checked_numbers(name, mask), tf.bool)
 
 
@@ -113,12 +112,7 @@ def checked_numbers(name: str, mask: Any) -> Any:
 def check_broadcasts(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[str], hint: str = "") -> None:
     """Raises ParameterError unless a mask has two or more dimensions and broadcasts to the last of `dims`.
 
-    Args:
-        name: of the argument, for the error.
-        mask: a tensor.
-        sizes: `{name: size}` of the dimensions that are known.
-        dims: names of the dimensions.
-        hint: text at the end of the message.
+    The message ends with the `hint`.
     """
     expected_sizes = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
     fits = len(expected_sizes) == mask.shape.rank > 1 and all(
@@ -134,15 +128,8 @@ def check_broadcasts(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence
 def seen_by_article(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[str]) -> Any:
     """Converts a mask as in the articles about the Transformer: the result is true where a query sees a key.
 
-    In such a mask, the number 1 hides a key and 0 shows it. A bool mask is true where a query sees a key.
-
-    Args: as in `check_broadcasts`.
-
-    Returns:
-        bool, of the mask's shape.
-
-    Raises:
-        ParameterError: the mask does not broadcast, or contains numbers other than 0 and 1.
+    In such a mask, the number 1 hides a key and 0 shows it. A bool mask is true where a query sees a key. The mask must
+    broadcast to the last of `dims`.
     """
     mask = checked_numbers(name, mask)
     if mask.shape.rank is not None:
@@ -173,15 +160,10 @@ def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
     """Converts a mask as Keras has it, which is true or 1 where a query sees a key.
 
     Args:
-        name: of the argument, for the errors.
         mask: `[queries, keys]`, `[batch, queries, keys]` or `[batch, num_heads, queries, keys]`; a dimension may be 1.
-        sizes: `{name: size}` of the dimensions that are known.
 
     Returns:
         bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
-
-    Raises:
-        ParameterError: the mask has another shape, or contains numbers other than 0 and 1.
     """
     mask = as_bool(name, mask)
     if mask.shape.rank == 4:
@@ -195,16 +177,11 @@ def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str) -> Any:
     """Converts a mask of the elements of a sequence, `[batch, dim]`, which is false at padding.
 
     Args:
-        name: of the argument, for the errors.
         mask: bool or numbers 0 and 1, true or 1 where there is an element.
-        sizes: `{name: size}` of the dimensions that are known.
         dim: "queries" or "keys".
 
     Returns:
         bool `[1, batch, 1, keys]`, or `[1, batch, queries, 1]`.
-
-    Raises:
-        ParameterError: the mask has another shape, or contains numbers other than 0 and 1.
     """
     mask = as_bool(name, mask)
     if not mask.shape.is_compatible_with([sizes.get("batch"), sizes.get(dim)]):
@@ -215,16 +192,11 @@ def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str) -> Any:
 def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
     """Converts the argument `mask` of a layer of the vanilla Transformer, a name that Keras and the articles share.
 
-    Args:
-        name: of the argument, for the errors.
-        mask: see the table at the top of this module.
-        sizes: `{name: size}` of the dimensions that are known.
-
     Returns:
         bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
 
     Raises:
-        ParameterError: the mask has another shape, or it has numbers that the two conventions read differently.
+        ParameterError: also if the two conventions read the numbers of the mask differently.
     """
     mask = tf.convert_to_tensor(mask)
     rank = mask.shape.rank

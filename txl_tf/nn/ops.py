@@ -30,7 +30,7 @@ def norm_of(layer_norm: Any) -> Any:
     if not tf.executing_eagerly():
         remember_graph(layer_norm)
     if is_rms:
-        return functools.partial(ops.rms_norm, gamma=layer_norm.gamma_in_float32(), epsilon=layer_norm.epsilon)
+        return functools.partial(ops.rms_norm, gamma=at_least_float32(layer_norm.gamma), epsilon=layer_norm.epsilon)
     return *layer_norm.weights_in_float32(), layer_norm.epsilon
 
 
@@ -52,8 +52,30 @@ def norm_of_zeros(layer_norm: Any, width: int, dtype: Any) -> Any:
     return tf.cast(layer_norm(tf.zeros([1, 1, width], dtype))[0, 0], dtype)
 
 
+class _Norm(Layer):
+    """Base class of the norms, with `epsilon` and the weight `gamma`. A subclass defines the call."""
+
+    gamma: Any
+    free_settings = {"epsilon": FREE_EPSILON}
+
+    @stored
+    def __init__(self, epsilon: float = 1e-12, **kwargs: Unpack[LayerOptions]) -> None:
+        super().__init__(**kwargs)
+        NOT_NEGATIVE("epsilon", epsilon)
+        self.epsilon = float(epsilon)
+
+    def build(self, input_shape: Any) -> None:
+        shape = (width_of("inputs", input_shape),)
+        self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones", autocast=False)
+
+    def _checked(self, inputs: Tensor) -> Tensor:
+        """The argument of a call as a tensor, because custom gradients do not reach variables."""
+        check_tensors({"width": self.gamma.shape[0]}, inputs=(inputs, "float ... width"))
+        return tf.convert_to_tensor(inputs)
+
+
 @keras.saving.register_keras_serializable("txl_tf")
-class LayerNorm(Layer):
+class LayerNorm(_Norm):
     """`layer_norm` with its own weights `gamma` and `beta`.
 
     ```python
@@ -70,25 +92,14 @@ class LayerNorm(Layer):
         A tensor like `inputs`, whose last axis has mean `beta` and standard deviation `gamma`.
     """
 
-    gamma: Any
     beta: Any
-    free_settings = {"epsilon": FREE_EPSILON}
-
-    @stored
-    def __init__(self, epsilon: float = 1e-12, **kwargs: Unpack[LayerOptions]) -> None:
-        super().__init__(**kwargs)
-        NOT_NEGATIVE("epsilon", epsilon)
-        self.epsilon = float(epsilon)
 
     def build(self, input_shape: Any) -> None:
-        shape = (width_of("inputs", input_shape),)
-        self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones", autocast=False)
-        self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros", autocast=False)
+        super().build(input_shape)
+        self.beta = self.add_weight(name="beta", shape=self.gamma.shape, initializer="zeros", autocast=False)
 
     def call(self, inputs: Tensor) -> Tensor:
-        check_tensors({"width": self.gamma.shape[0]}, inputs=(inputs, "float ... width"))
-        inputs = tf.convert_to_tensor(inputs)  # custom gradients do not reach variables
-        return ops.layer_norm(inputs, *self.weights_in_float32(), self.epsilon)
+        return ops.layer_norm(self._checked(inputs), *self.weights_in_float32(), self.epsilon)
 
     def weights_in_float32(self) -> tuple[Tensor, Tensor]:
         """`(gamma, beta)` in float32, or in float64 if the layer is float64."""
@@ -96,7 +107,7 @@ class LayerNorm(Layer):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class RMSNorm(Layer):
+class RMSNorm(_Norm):
     """Divides by the root mean square, with a weight `gamma`.
 
     ```python
@@ -116,26 +127,8 @@ class RMSNorm(Layer):
         Zhang and Sennrich 2019.
     """
 
-    gamma: Any
-    free_settings = {"epsilon": FREE_EPSILON}
-
-    @stored
-    def __init__(self, epsilon: float = 1e-12, **kwargs: Unpack[LayerOptions]) -> None:
-        super().__init__(**kwargs)
-        NOT_NEGATIVE("epsilon", epsilon)
-        self.epsilon = float(epsilon)
-
-    def build(self, input_shape: Any) -> None:
-        shape = (width_of("inputs", input_shape),)
-        self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones", autocast=False)
-
     def call(self, inputs: Tensor) -> Tensor:
-        check_tensors({"width": self.gamma.shape[0]}, inputs=(inputs, "float ... width"))
-        return ops.rms_norm(tf.convert_to_tensor(inputs), self.gamma_in_float32(), self.epsilon)
-
-    def gamma_in_float32(self) -> Tensor:
-        """`gamma` in float32, or in float64 if the layer is float64."""
-        return at_least_float32(self.gamma)
+        return ops.rms_norm(self._checked(inputs), at_least_float32(self.gamma), self.epsilon)
 
 
 class Linear(Layer):

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
+from txl_tf.nn.settings import owner_of
 
 
 def is_library(part: Any, cls: Any) -> bool:
@@ -67,30 +68,20 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
     known = vars(model).setdefault("_graphs", {})  # dropped when a part changes
     if "why_not_cached" not in known:
         parts = own_parts(model)
-        error = _error_of_trace(read) if parts else None
-        if error is not None:
+        reason = None
+        try:
+            if parts:
+                with tf.init_scope():
+                    tf.function(read, autograph=False).get_concrete_function()
+        except Exception as error:
+            reason = error
+            message = re.search("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)  # in the text that Keras adds
             logging.getLogger("txl_tf").warning(
                 "%s cannot be computed from cached keys and values, so evaluation and generation are slower: %s",
-                ", ".join(parts), _cause(error),
+                ", ".join(parts), message[1] if message else error,
             )  # fmt: skip
-        known["why_not_cached"] = error
+        known["why_not_cached"] = reason
     return known["why_not_cached"]
-
-
-def _error_of_trace(read: Callable[[], Any]) -> Exception | None:
-    """The error that tracing a function raises, or `None`."""
-    try:
-        with tf.init_scope():
-            tf.function(read, autograph=False).get_concrete_function()
-    except Exception as error:
-        return error
-    return None
-
-
-def _cause(error: Exception) -> str:
-    """The message of an error, without the text that Keras adds around it."""
-    causes = re.findall("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)
-    return causes[0] if causes else str(error)
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
@@ -143,8 +134,7 @@ def registered_classes(**parts: Any) -> dict[str, str]:
 
 def checked_config(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of a model. Raises ParameterError unless a model that is made from it has the same parts."""
-    is_part = vars(model).get("_owner", lambda: None)() is not None
-    if is_part or not own_parts(model):
+    if owner_of(model) is not None or not own_parts(model):
         return config
     try:
         copy_of_model = type(model).from_config(config)

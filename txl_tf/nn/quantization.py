@@ -41,7 +41,9 @@ class Unquantized(MixedIntoLayer):
             )
             raise UnsupportedError("quantize", mode, self.smaller, message)
         model, filters = call
-        layers = [layer for layer in _leaves(model) if _is_chosen(layer, filters)]
+        # The layers without parts, whose method `keras.Model.quantize` calls, in its order.
+        leaves = [layer for layer in model._flatten_layers() if len(layer._flatten_layers()) == 1]
+        layers = [layer for layer in leaves if _is_chosen(layer, filters)]
         if self is next(layer for layer in layers if isinstance(layer, Unquantized)):
             warnings.warn(_report(mode, model, layers), stacklevel=5)  # shows the line that calls `model.quantize`
 
@@ -59,11 +61,6 @@ def _call_of_model() -> tuple[Any, Any] | None:
             return frame.f_locals["self"], frame.f_locals.get("filters")  # older versions of Keras have none
         frame = frame.f_back
     return None
-
-
-def _leaves(model: Any) -> list[Any]:
-    """The layers without parts, whose method `keras.Model.quantize` calls, in its order."""
-    return [layer for layer in model._flatten_layers() if len(layer._flatten_layers()) == 1]
 
 
 def _is_chosen(layer: Any, filters: Any) -> bool:

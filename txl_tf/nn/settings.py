@@ -130,14 +130,15 @@ class Settings(MixedIntoLayer):
         classes = type(self).__mro__
         if not any(_group(cls) or vars(cls).get("free_settings") is not None for cls in classes):
             return
-        given_layers = [layer for value in arguments for layer in _layers_in(value)]
+        given = [layer for value in arguments for layer in _as_list(value) if isinstance(layer, keras.Layer)]
+        given_layers = [part for layer in given for part in layer._flatten_layers()]
         for layer in given_layers:
             add_user(layer, self)
         ids = set(map(id, given_layers))
         for part in self._flatten_layers(include_self=False):
             if isinstance(part, Settings) and id(part) not in ids:
                 part.__dict__.setdefault("_owner", weakref.ref(self))
-        self.__dict__["_settings"] = frozenset([*stored_names(type(self)), *_fixed(type(self))])
+        self.__dict__["_settings"] = frozenset([*stored_names(type(self)), *_merged(type(self), "fixed_settings")])
 
 
 class compiled_method:
@@ -163,6 +164,11 @@ class compiled_method:
         if name not in graphs:
             graphs[name] = tf.function(self.method.__get__(instance), **self.options)
         return graphs[name]
+
+
+def owner_of(layer: Any) -> Any:
+    """The layer or model that has made a `layer` as its part, or `None`."""
+    return vars(layer).get("_owner", lambda: None)()
 
 
 def add_user(layer: Any, user: Any) -> None:
@@ -213,8 +219,7 @@ def change(x: Any, name: str, value: Any) -> None:
         if not isinstance(part, Settings):
             message = f"{name} of {_named(x)} cannot change: its part {_named(part)} would keep {brief(current)}"
             raise FixedAttributeError(name, value, f"{brief(current)}, as it was made", message)
-    _drop_graphs_of(x)
-    _check_no_graph(x, name, value, current)
+    change_graphs(x, name, value, current)
     for part, own_name in copies:
         part.store(own_name, value)
     for layer in x._flatten_layers():
@@ -223,13 +228,35 @@ def change(x: Any, name: str, value: Any) -> None:
 
 
 def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
-    """Drops the graphs of the library in which `x` was called, because what it computes changes.
+    """Drops the graphs in which `x` was called, because its attribute `name` changes from `current` to `value`.
+
+    These are the graphs of `x`, of the layers that contain it, and of those that it was given to as an argument.
 
     Raises:
-        FixedAttributeError: a graph exists that the library cannot drop.
+        FixedAttributeError: another graph exists, which the library cannot drop, in which `x` or a part was called.
     """
-    _drop_graphs_of(x)
-    _check_no_graph(x, name, value, current)
+    waiting: list[Any] = [x]
+    done: list[Any] = []
+    while waiting:
+        one = waiting.pop()
+        if one is None or any(one is other for other in done):
+            continue
+        done.append(one)
+        one.drop_graphs()
+        waiting += [owner_of(one), *vars(one).get("_users", ())]
+
+    def exists() -> bool:
+        return any(vars(layer).get("_seen_in") for layer in x._flatten_layers())
+
+    if exists():
+        gc.collect()  # dropped graphs are in reference cycles
+    if exists():
+        message = (
+            f"{name} of {_named(x)} cannot change from {brief(current)} to {brief(value)}: a compiled graph outside "
+            f"this library still uses {brief(current)}. If it is of a Keras model, compile() frees it (after predict, "
+            f"del model.predict_function first). A tf.function can be deleted. Or make a new {type(x).__name__}"
+        )
+        raise FixedAttributeError(name, value, f"{brief(current)} while compiled graphs have it", message)
 
 
 def is_part(x: Any, name: str, value: Any) -> bool:
@@ -255,7 +282,7 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     current = type(x) if name == "__class__" else getattr(x, name, None)
     if value is current:
         return
-    fixed = _merged_over_bases(type(x), "fixed_methods")  # never called where x is a part: a new one has no effect
+    fixed = _merged(type(x), "fixed_methods")  # never called where x is a part: a new one has no effect
 
     def is_replaced(method: str) -> bool:
         if name == "__class__":
@@ -266,8 +293,7 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     if changed:
         message = f"{changed[0]} of {_named(x)} cannot change: {fixed[changed[0]]}"
         raise FixedAttributeError(changed[0], value, f"that of {type(x).__name__}", message)
-    _drop_graphs_of(x)
-    _check_no_graph(x, name, value, current)
+    change_graphs(x, name, value, current)
     store(name, value)
     if isinstance(current, keras.Layer):
         x._tracker.untrack(current)  # else Keras would keep the old part and its weights
@@ -284,23 +310,19 @@ def free_settings_of(x: Any) -> dict[str, Check]:
     for cls in reversed(type(x).__mro__):
         group = _group(cls)
         if group is not None:
-            free |= {field.name: functools.partial(_check_of_group, field, group) for field in group.free_fields(x)}
+            free |= {field.name: _check_of(field, group) for field in group.free_fields(x)}
         free |= vars(cls).get("free_settings") or {}
-    fixed = _fixed(type(x))
+    fixed = _merged(type(x), "fixed_settings")
     return {name: check for name, check in free.items() if name not in fixed}
 
 
-def _check_of_group(field: Any, group: type[Config], name: str, value: Any) -> None:
-    check_field(field, group, value, name)
+def _check_of(field: Any, group: type[Config]) -> Check:
+    return lambda name, value: check_field(field, group, value, name)
 
 
 def _group(cls: type) -> type[Config] | None:
     """The `Config` whose fields the class's own constructor takes, or `None`."""
     return getattr(vars(cls).get("__init__"), "group", None)
-
-
-def _fixed(cls: type) -> dict[str, str]:
-    return _merged_over_bases(cls, "fixed_settings")
 
 
 def _copies(x: Any, name: str) -> Iterator[tuple[Any, str]]:
@@ -312,7 +334,7 @@ def _copies(x: Any, name: str) -> Iterator[tuple[Any, str]]:
 
 def _parts_with(x: Any, name: str) -> Iterator[tuple[Any, str]]:
     """`(part, name)` of the parts of `x` with a copy of its setting."""
-    for path in _copied(type(x)).get(name, ()):
+    for path in _merged(type(x), "copied_settings").get(name, ()):
         *names, own_name = path.split(".")
         parts = [x]
         for attribute in names:
@@ -321,11 +343,7 @@ def _parts_with(x: Any, name: str) -> Iterator[tuple[Any, str]]:
             yield part, own_name
 
 
-def _copied(cls: type) -> dict[str, tuple[str, ...]]:
-    return _merged_over_bases(cls, "copied_settings")
-
-
-def _merged_over_bases(cls: type, name: str) -> dict[str, Any]:
+def _merged(cls: type, name: str) -> dict[str, Any]:
     """Merges the dictionaries that a class and its base classes have as the attribute `name`."""
     return {key: value for base in reversed(cls.__mro__) for key, value in vars(base).get(name, {}).items()}
 
@@ -339,10 +357,10 @@ def _as_list(x: Any) -> list[Any]:
 
 def _governing(x: Any, name: str) -> tuple[Any, str | None]:
     """`(owner, setting)`: the layer that contains `x`, and its setting whose only copy is `name` of `x`, or `None`."""
-    owner = vars(x).get("_owner", lambda: None)()
+    owner = owner_of(x)
     if owner is None:
         return None, None
-    for setting in _copied(type(owner)):
+    for setting in _merged(type(owner), "copied_settings"):
         parts = list(_parts_with(owner, setting))
         if len(parts) == 1 and parts[0][0] is x and parts[0][1] == name:
             return owner, setting
@@ -354,46 +372,10 @@ def _fixed_error(x: Any, name: str, value: Any, current: Any, owner: Any) -> Fix
     if owner is not None:
         todo = f"it is a part of {_named(owner)}, whose settings apply to all its parts"
     else:
-        todo = _fixed(type(x)).get(name) or f"make a new {type(x).__name__} with {name}={brief(value)}"
+        instead = _merged(type(x), "fixed_settings").get(name)
+        todo = instead or f"make a new {type(x).__name__} with {name}={brief(value)}"
     message = f"{name} of {_named(x)} is {brief(current)} and cannot change to {brief(value)}: {todo}"
     return FixedAttributeError(name, value, f"{brief(current)}, as it was made", message)
-
-
-def _drop_graphs_of(x: Any) -> None:
-    """Drops the graphs of `x`, of the layers that contain it, and of those that it was given to as an argument."""
-    waiting: list[Any] = [x]
-    done: list[Any] = []
-    while waiting:
-        one = waiting.pop()
-        if one is None or any(one is other for other in done):
-            continue
-        done.append(one)
-        one.drop_graphs()
-        waiting += [vars(one).get("_owner", lambda: None)(), *vars(one).get("_users", ())]
-
-
-def _check_no_graph(x: Any, name: str, value: Any, current: Any) -> None:
-    """Raises FixedAttributeError while a graph exists in which `x` or a part of it was called."""
-
-    def exists() -> bool:
-        return any(vars(layer).get("_seen_in") for layer in x._flatten_layers())
-
-    if exists():
-        gc.collect()  # dropped graphs are in reference cycles
-    if exists():
-        message = (
-            f"{name} of {_named(x)} cannot change from {brief(current)} to {brief(value)}: a compiled graph outside "
-            f"this library still uses {brief(current)}. If it is of a Keras model, compile() frees it (after predict, "
-            f"del model.predict_function first). A tf.function can be deleted. Or make a new {type(x).__name__}"
-        )
-        raise FixedAttributeError(name, value, f"{brief(current)} while compiled graphs have it", message)
-
-
-def _layers_in(value: Any) -> Iterator[Any]:
-    """All layers in an argument that is a layer or a list of layers, with their parts."""
-    for layer in _as_list(value):
-        if isinstance(layer, keras.Layer):
-            yield from layer._flatten_layers()
 
 
 def _in_constructor(x: Any) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 
 from txl_tf.errors import ParameterError
-from txl_tf.nn.base import shown
+from txl_tf.nn.base import shown, unlocked
 from txl_tf.nn.bases import MixedIntoLayer
 
 
@@ -149,11 +149,8 @@ class Tied(MixedIntoLayer):
             self.show("embedding", embedding)
         else:
             self._check_holders(embedding, hidden)
-            locked = self._tracker.locked
-            self._tracker.unlock()  # this layer may be built already
-            self.embedding = embedding
-            if locked:
-                self._tracker.lock()
+            with unlocked(self):  # it may be built already
+                self.embedding = embedding
             if not self.trainable:
                 embedding.trainable = False
             embedding.owners.add(self)
@@ -206,9 +203,7 @@ class Tied(MixedIntoLayer):
         embedding = self.embedding
         config: Any = keras.saving.serialize_keras_object(embedding)
         serialized: Any = keras.saving.serialize_keras_object(embedding)
-        if (
-            "shared_object_id" in serialized
-        ):  # Keras is writing a file, from which all owners of an object get the same one
+        if "shared_object_id" in serialized:  # Keras is writing a file, from which all owners get the same object
             return config
         elsewhere = embedding._inbound_nodes or "/" in embedding.path or len(embedding.owners) > 1
         return None if self.place is not None or elsewhere else config

@@ -46,8 +46,7 @@ def crf_nll(
     Returns:
         `[B]` in nats, for whole rows.
     """
-    mask = _elements(emissions, mask)
-    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
+    emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
     return log_norm(emissions, transitions, mask) - tf.reduce_sum(_path_terms(emissions, tags, mask, transitions), 1)
 
 
@@ -76,12 +75,13 @@ def checked_tags(tags: Tensor, mask: Tensor, n_tag: int) -> Tensor:
 
 def _path_scores(
     emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
-) -> tuple[Tensor, Tensor]:
-    """`(emissions, transitions)` in the dtype of the computation. Args: see `crf_nll`.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`(emissions, transitions, mask)`: scores in the dtype of the computation, and bool. Args: see `crf_nll`.
 
     The scores of starts and ends are added to the emissions of the first and last elements. Emissions at padding are 0:
     large ones would overflow in the gradients, and infinity times 0 is NaN.
     """
+    mask = _elements(emissions, mask)
     dtype = wide_dtype(emissions, transitions, start, end)
     emissions = tf.where(mask[..., None], tf.cast(emissions, dtype), tf.zeros([], dtype))
     if start is not None:
@@ -89,7 +89,7 @@ def _path_scores(
     if end is not None:
         last = mask & tf.logical_not(tf.pad(mask[:, 1:], [[0, 0], [0, 1]]))
         emissions += tf.cast(last, dtype)[..., None] * tf.cast(end, dtype)
-    return emissions, tf.cast(transitions, dtype)
+    return emissions, tf.cast(transitions, dtype), mask
 
 
 def _path_terms(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor) -> Tensor:
@@ -187,8 +187,7 @@ def crf_decode(
     Returns:
         `(tags, score)`: int32 `[B, T]`, 0 at padding, and float `[B]`.
     """
-    mask = _elements(emissions, mask)
-    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
+    emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
     stay = tf.range(emissions.shape[-1])
 
     def step(state, element):
@@ -217,8 +216,7 @@ def best_path(
 
     The time must be known. Args and results: see `crf_decode`.
     """
-    mask = _elements(emissions, mask)
-    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
+    emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
     time = emissions.shape[1]
     stay = tf.range(emissions.shape[-1])
     score = emissions[:, 0]
@@ -237,8 +235,7 @@ def best_path(
 
 def crf_marginals(emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None) -> Tensor:
     """The probability of every tag at every position: float `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
-    mask = _elements(emissions, mask)
-    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
+    emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
     alphas = _alphas(emissions, transitions, mask)
     both = alphas + _betas(emissions, transitions, mask) - _log_norm(alphas, mask)[:, None, None]
     return tf.where(mask[..., None], tf.exp(both), 0.0)
@@ -257,7 +254,7 @@ def crf_piece_log_probs(
         `(begins, ends)`, `[B, T]` each. The piece from s to e, inclusive, has the log-probability
         `begins[s] + ends[e]`.
     """
-    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
+    emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
     tags = tf.cast(tags, tf.int32)
     alphas = _alphas(emissions, transitions, mask)
     scores = tf.cumsum(_path_terms(emissions, tags, mask, transitions), 1)

@@ -17,16 +17,15 @@ from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes
-from txl_tf.nn.base import check_layer
 from txl_tf.nn.masks import with_mask
 from txl_tf.nn.ops import Linear
 from txl_tf.taggers.flat_layers import FlatLayer
 from txl_tf.taggers.lattice import PositionFusion, distance_table, distinct_pairs
-from txl_tf.taggers.tener import SentenceNetwork
+from txl_tf.taggers.tener import AttendingNetwork
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class Flat(SentenceNetwork):
+class Flat(AttendingNetwork):
     """The encoder of FLAT.
 
     ```python
@@ -85,7 +84,6 @@ class Flat(SentenceNetwork):
     }  # fmt: skip
 
     copied_settings = {"dropout": ("stacked.dropout",), "dropatt": ("stacked.attn.dropatt",)}
-    stacked: Any  # list of `FlatLayer`
 
     @property
     def needs_bigrams(self) -> bool:
@@ -183,20 +181,3 @@ class Flat(SentenceNetwork):
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.shapes_of_inputs(shapes, named)["bigrams"], self.d_model)
-
-    def attention_probs(self, inputs: Any, layer: int) -> Tensor:
-        """The attention probabilities of one layer, without dropout: `[n_head, batch, items, items]`.
-
-        Args:
-            inputs: the inputs of a call.
-            layer: number of the layer, from 0 on. A negative number counts from the last layer.
-        """
-        layer = check_layer(layer, self.n_layer)
-        self.build_at_once()
-        inputs = self.checked(inputs)
-        x = self.embed(inputs)
-        is_item = self.items_of(inputs)
-        fused, index = self.positions(inputs)  # one `fused` for all layers, or one for each
-        for i in range(layer):
-            x = self.stacked[i](x, fused[i % len(fused)], index, is_item)
-        return self.stacked[layer].attn.attention_probs(x, fused[layer % len(fused)], index, is_item)

@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from txl_tf.config import RESIDUALS, FlatConfig, one_of
 from txl_tf.errors import ParameterError
-from txl_tf.kernels import attend, attention_probs, join_heads, pairwise_scores
+from txl_tf.kernels import attend, join_heads, pairwise_scores
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, check_heads, check_sizes, check_tensors
+from txl_tf.nn.base import Attending, Layer, check_heads, check_sizes, check_tensors
 from txl_tf.nn.feed_forward import feed_forward
 from txl_tf.nn.masks import mask_of_call
 from txl_tf.nn.ops import LayerNorm, Linear
@@ -45,7 +45,7 @@ def items(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int) -> Te
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class LatticeAttn(Layer):
+class LatticeAttn(Attending, Layer):
     """Attention over a lattice (`MultiHead_Attention_Lattice_rel_save_gpumm` of the original program).
 
     ```python
@@ -112,14 +112,9 @@ class LatticeAttn(Layer):
             self.add_table(name, (self.n_head, self.d_model // self.n_head), "glorot_uniform")
 
     def call(
-        self,
-        x: Tensor,
-        r: Tensor,
-        index: Tensor,
-        mask: Tensor | None = None,
-        training: bool | None = None,
+        self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None, training: bool | None = None,
         dropout_key: Tensor | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         visible = visible_keys(items(x, r, index, mask, self.d_model))
         x, r = self.in_compute_dtype(x, r)
         q, k, v, position_scores = self.parts(x, r, index)
@@ -147,13 +142,6 @@ class LatticeAttn(Layer):
         u_bias, v_bias = (tf.cast(bias, q.dtype)[:, None, None] for bias in (self.u, self.v))
         r = self.positions(r)
         return q + u_bias, k, v, pairwise_scores(q + v_bias, r, tf.cast(index, tf.int32))
-
-    def attention_probs(self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The probabilities of the call, without dropout: `[n_head, batch, items, items]`."""
-        visible = visible_keys(items(x, r, index, mask, self.d_model))
-        x, r = self.in_compute_dtype(x, r)
-        q, k, _, position_scores = self.parts(x, r, index)
-        return attention_probs(q, k, position_scores, visible, self.score_scale)
 
 
 def split_heads(x: Tensor, n_head: int) -> Tensor:
@@ -253,14 +241,9 @@ class FlatLayer(Layer):
         self.ff_1.build((None, None, self.d_inner))
 
     def call(
-        self,
-        x: Tensor,
-        r: Tensor,
-        index: Tensor,
-        mask: Tensor | None = None,
-        training: bool | None = None,
+        self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None, training: bool | None = None,
         dropout_key: Tensor | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         mask = items(x, r, index, mask, self.d_model)
         attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 3)
         x, r = self.in_compute_dtype(x, r)

@@ -147,8 +147,8 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self.spans = SpanScores(single=scheme == NONE, dtype=self.metric_dtype)
 
         self._called_with: Any = None  # the inputs for `_signature`, if only a call of the network shows them
-        if self._knows_mask:
-            self.build_at_once(getattr(self.network, "input_shapes", None))
+        if self.reads_sentences:
+            self.build_at_once(self.network.input_shapes)
 
     def _allowed(self) -> Any:
         if not self.constraints:
@@ -159,10 +159,10 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """Raises ParameterError if no allowed path contains one of the labels."""
         unused = unused_labels(self.labels, self.scheme)
         if unused:
-            must = (
+            message = (
                 f"labels must have all tags of their kinds, got {', '.join(self.labels)}: no path in their scheme has "
+                f"{', '.join(unused)}. constraints=False allows every path"
             )
-            message = f"{must}{', '.join(unused)}. constraints=False allows every path"
             raise ParameterError("labels", self.labels, "tags that paths in their scheme have", message)
 
     def check_setting(self, name: str, value: Any) -> Any:
@@ -179,7 +179,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     @property
     def reads_sentences(self) -> bool:
-        """Whether the network is a `SentenceNetwork`, which reads sentences by the ids of their tokens."""
+        """Whether the network is a `SentenceNetwork`, which knows the mask and the shapes of its inputs."""
         return isinstance(self.network, SentenceNetwork)
 
     @property
@@ -187,24 +187,13 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """Whether the network reads words of a lexicon in addition to the characters, as `Flat` does."""
         return self.reads_sentences and self.network.reads_lattice
 
-    @property
-    def _knows_mask(self) -> bool:
-        """Whether the network computes the mask of its inputs and knows their shapes, as `Tener` and `Flat` do."""
-        return hasattr(self.network, "mask_of")
-
-    @property
-    def _width(self) -> int | None:
-        """Width of the network's output; `None` if it is known only after a call."""
-        if self._knows_mask:
-            return self.network.d_model
-        outputs = getattr(self.network, "outputs", None)  # a functional model, or a `Sequential` with its input
-        return outputs[0].shape[-1] if outputs else None
-
     def build(self, inputs_shape: Any = None) -> None:
-        if self._knows_mask and not self.network.built:
-            getattr(self.network, "build_at_once", self.network.build)()
-        if self._width:
-            self._build_rest(self._width)
+        outputs = getattr(self.network, "outputs", None)  # of a functional model, or a `Sequential` with its input
+        if self.reads_sentences:
+            self.network.build_at_once()
+            self._build_rest(self.network.d_model)
+        elif outputs:
+            self._build_rest(outputs[0].shape[-1])
         self.built = True
 
     def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> None:
@@ -243,7 +232,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         dropout_key = self.key_of_call(keras.tree.flatten(inputs)[0], training, dropout_key)
         network_key, output_key = split(dropout_key, 2)
         hidden = self._hidden(inputs, training, network_key)
-        if not self._knows_mask:
+        if not self.reads_sentences:
             self._called_with = _described(inputs)
         self._build_rest(hidden.shape[-1])
         hidden = dropout(hidden, self.output_dropout, output_key)
@@ -255,7 +244,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         inputs_shape = self.named_shapes(shapes, named)["inputs"]
-        if self._knows_mask:
+        if self.reads_sentences:
             batch, time, _ = self.network.compute_output_shape(inputs_shape)
         else:
             batch, time, *_ = inputs_shape["mask"] if isinstance(inputs_shape, dict) else inputs_shape
@@ -270,7 +259,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def _mask_of(self, inputs: Any) -> Tensor:
         """bool `[batch, time]`, true at elements. The network knows it, or it is an input, or id 0 is padding."""
-        if self._knows_mask:
+        if self.reads_sentences:
             return self.network.mask_of(self.network.checked(inputs))
         if isinstance(inputs, dict):
             if "mask" not in inputs:
@@ -281,12 +270,12 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def _hidden(self, inputs: Any, training: bool | None, dropout_key: Tensor | None) -> Tensor:
         """The result of the network, `[batch, time, width]`. It gets those arguments that its call takes."""
-        takes = self._network_arguments
+        takes = inspect.signature(self.network.call).parameters
         options = {"training": training} if "training" in takes else {}
         if "dropout_key" in takes:
             options["dropout_key"] = dropout_key
         mask = self._mask_of(inputs)
-        if self._knows_mask:
+        if self.reads_sentences:
             inputs = self.network.checked(inputs)
         elif isinstance(inputs, dict):
             inputs = {name: x for name, x in inputs.items() if name != "mask"}
@@ -297,10 +286,6 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             options["padding_mask"] = mask
         hidden = self.network(inputs, **options)
         return hidden[0] if isinstance(hidden, (tuple, list)) else hidden
-
-    @functools.cached_property
-    def _network_arguments(self) -> Any:
-        return inspect.signature(self.network.call).parameters
 
     @known_names
     def nll(self, inputs: Any, tags: Tensor, training: bool | None = None, dropout_key: Tensor | None = None) -> Tensor:
@@ -475,12 +460,10 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             emissions, mask, tags, row_weights = self._elements(inputs, tags, elements, training=True, dropout_key=key)
             nll, rows = self._nll_and_rows(emissions, mask, tags, row_weights)
             own_loss = self.own_loss(inputs, tags, emissions, elements, training=True)
-            loss = own_loss
-            if loss is None:
-                loss = self.with_penalties(tf.math.divide_no_nan(nll, self.over_replicas(rows)))
-            loss = self.optimizer.scale_loss(loss)
+            mean = tf.math.divide_no_nan(nll, self.over_replicas(rows))
+            loss = self.optimizer.scale_loss(self.with_penalties(mean) if own_loss is None else own_loss)
         update_logs = self.apply_gradients_of(loss, tape)
-        logs = {**self._log_loss(nll, rows, own_loss), **update_logs, **self._measure(emissions, mask, tags, elements)}
+        logs = {**self.log_means(nll, rows, own_loss), **update_logs, **self._measure(emissions, mask, tags, elements)}
         return self.reported(logs, inputs, tags, emissions, elements, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -493,7 +476,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         nll, rows = self._nll_and_rows(emissions, mask, tags, row_weights)
         own_loss = self.own_loss(inputs, tags, emissions, weights, training=False)
         measured = self._measure(emissions, mask, tags, weights)
-        logs = {**self._log_loss(nll, rows, own_loss), **self.spans.result(), **measured}
+        logs = {**self.log_means(nll, rows, own_loss), **self.spans.result(), **measured}
         return self.reported(logs, inputs, tags, emissions, weights, training=False)
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
@@ -523,31 +506,12 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             return tf.reduce_sum(nll), n_not_empty
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
-    def _log_loss(self, nll: Tensor, rows: int, own_loss: Any = None) -> dict[str, Any]:
-        """Updates the metric of the loss with the sums of a batch, see `_nll_and_rows`, and returns its result.
-
-        Args:
-            own_loss: this replica's share of the loss from the user's `compute_loss`, which is shown instead of the
-                nll. `None` without such a method.
-        """
-        if own_loss is not None:
-            # The shares add up to the loss of the whole batch. The division below is by the rows of all replicas.
-            nll = own_loss * self.over_replicas(rows)
-        nll, rows = tf.unstack(self.over_replicas(tf.stack([nll, rows])))
-        self.loss_mean.update_state(tf.math.divide_no_nan(nll, rows), sample_weight=rows)
-        return {"loss": self.loss_mean.result()}
-
     # --------------------------------------------------------------------------------------------- export and saving
 
     def input_signature(self) -> Any:
         """The specs of the inputs, for `export`."""
-        if self._knows_mask:
-            dims = {**self.network.input_dims}
-            if not self.network.needs_bigrams:
-                del dims["bigrams"]
-            return _signature(
-                [(name, [None] * len(dims_of_input.split()), "int32") for name, dims_of_input in dims.items()]
-            )
+        if self.reads_sentences:
+            return _signature([(name, shape, "int32") for name, shape in self.network.input_shapes.items()])
         if self._called_with is not None:
             return _signature(self._called_with)
         if not hasattr(self.network, "inputs"):  # a functional model has them

@@ -17,7 +17,7 @@ from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, takes
-from txl_tf.nn.base import Layer, as_ids, check_layer, check_tensors, shown
+from txl_tf.nn.base import Layer, as_ids, check_layer, check_tensors, shown, watch_layers
 from txl_tf.nn.masks import with_mask
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
@@ -58,8 +58,11 @@ class SentenceNetwork(Layer):
     @property
     def input_shapes(self) -> dict[str, tuple]:
         """The shapes of the inputs for any batch and length, which `build` and `compute_output_shape` take."""
-        names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
-        return {name: (None,) * len(self.input_dims[name].split()) for name in names}
+        return {name: (None,) * len(self.input_dims[name].split()) for name in self._input_names}
+
+    @property
+    def _input_names(self) -> list[str]:
+        return [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
 
     def shapes_of_inputs(self, shapes: tuple, named: dict[str, Any]) -> dict[str, Any]:
         """The shapes of the inputs by name, from the arguments of `compute_output_shape`."""
@@ -95,7 +98,7 @@ class SentenceNetwork(Layer):
         Raises:
             ParameterError: an input is missing or has another shape.
         """
-        names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
+        names = self._input_names
         if not isinstance(inputs, dict) or set(names) - set(inputs):
             got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else shown(inputs)
             allowed = f"a dictionary with {', '.join(names)}"
@@ -133,8 +136,29 @@ class SentenceNetwork(Layer):
         return (*self.shapes_of_inputs(shapes, named)["chars"], self.d_model)
 
 
+class AttendingNetwork(SentenceNetwork):
+    """Base class of `Tener` and `Flat`, whose layers attend to all items of a sentence: `stacked`, a list."""
+
+    n_layer: int
+    stacked: Any
+
+    def attention_probs(self, inputs: Any, layer: int) -> Tensor:
+        """The attention probabilities of one layer, without dropout.
+
+        Args:
+            inputs: see the call.
+            layer: number of the layer, from 0 on. A negative number counts from the last layer.
+
+        Returns:
+            `[n_head, batch, items, items]`. Each row sums to 1 over the keys, and is 0 at keys that are padding. The
+            rows of padding have no meaning.
+        """
+        layer = check_layer(layer, self.n_layer)
+        return watch_layers(self, "stacked", self.stacked, inputs)[0].probs[layer]
+
+
 @keras.saving.register_keras_serializable("txl_tf")
-class Tener(SentenceNetwork):
+class Tener(AttendingNetwork):
     """The encoder of TENER.
 
     ```python
@@ -172,7 +196,6 @@ class Tener(SentenceNetwork):
     """
 
     copied_settings = {"dropout": ("stacked.dropout",), "dropatt": ("stacked.dropatt",)}
-    stacked: Any  # list of `TenerLayer`
 
     @takes(TenerConfig)
     def __init__(
@@ -231,24 +254,3 @@ class Tener(SentenceNetwork):
         for layer, key in zip(self.stacked, keys[4:], strict=True):
             x = layer(x, mask, dropout_key=key)
         return with_mask(x, mask)
-
-    def attention_probs(self, inputs: Any, layer: int) -> Tensor:
-        """The attention probabilities of one layer, without dropout.
-
-        Args:
-            inputs: see the call.
-            layer: number of the layer, from 0 on. A negative number counts from the last layer.
-
-        Returns:
-            `[n_head, batch, length, length]`. Each row sums to 1 over the keys, and is 0 at keys that are padding. The
-            rows of padding have no meaning.
-        """
-        layer = check_layer(layer, self.n_layer)
-        self.build_at_once()
-        inputs = self.checked(inputs)
-        mask = self.mask_of(inputs)
-        x = self.embed(inputs)
-        for earlier_layer in self.stacked[:layer]:
-            x = earlier_layer(x, mask)
-        chosen_layer = self.stacked[layer]
-        return chosen_layer.self_attn.attention_probs(x if self.after_norm else chosen_layer.norm1(x), mask)

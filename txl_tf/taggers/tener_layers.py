@@ -21,12 +21,12 @@ import tensorflow as tf
 from txl_tf.config import ATTN_TYPES, one_of
 from txl_tf.equations import shifted_scores
 from txl_tf.errors import ParameterError
-from txl_tf.kernels import attend, attention_probs, join_heads, project_heads
+from txl_tf.kernels import attend, join_heads, project_heads
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, check_heads, check_sizes, check_tensors
+from txl_tf.nn.base import Attending, Layer, check_heads, check_sizes, check_tensors
 from txl_tf.nn.feed_forward import PositionWiseFFN
 from txl_tf.nn.masks import mask_of_call
 from txl_tf.nn.ops import LayerNorm, Linear
@@ -102,7 +102,7 @@ def visible_keys(mask: Tensor) -> Tensor | None:
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class TenerAttn(Layer):
+class TenerAttn(Attending, Layer):
     """The attention of TENER (`RelativeMultiHeadAttn` of the original program), and `MultiHeadAttn` for comparison.
 
     ```python
@@ -180,12 +180,6 @@ class TenerAttn(Layer):
         u_bias = tf.cast(self.r_r_bias, q.dtype)
         v_bias = tf.cast(self.r_w_bias, q.dtype)
         return q + u_bias[:, None, None], k, v, tener_position_scores(q, k, v_bias, self.key_position_term)
-
-    def attention_probs(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The probabilities of the call, without dropout: `[n_head, batch, length, length]`."""
-        visible = visible_keys(elements(x, mask, self.d_model))
-        q, k, _, position_scores = self.parts(*self.in_compute_dtype(x))
-        return attention_probs(q, k, position_scores, visible, self.score_scale)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

@@ -75,13 +75,9 @@ class TextTagger:
     """
 
     def __init__(
-        self,
-        tagger: Tagger,
-        encoder: SentenceEncoder,
-        batch_size: int = 64,
-        window: int | None = None,
+        self, tagger: Tagger, encoder: SentenceEncoder, batch_size: int = 64, window: int | None = None,
         sizes: LineSizes | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         at_least(1)("batch_size", batch_size)
         if window is not None:
             at_least(1, tagger.network.max_seq_len)("window", window)
@@ -209,16 +205,15 @@ class TextTagger:
     def _tag(self, encoded: list[Encoded]) -> list[TaggedText]:
         """Tags the sentences of one batch. Sentences that are longer than a window are tagged one by one."""
         fitting = [sentence for sentence in encoded if 0 < sentence.n <= self.most]
-        results = iter(self._tag_fitting(fitting) if fitting else [])
+        results = iter(())
+        if fitting:
+            lengths = [sentence.n for sentence in fitting]
+            results = iter(self._read(lengths, self._entities(features(fitting, self.lattice))))
         empty = TaggedText([], [])
         return [
             empty if not sentence.n else self._tag_long(sentence) if sentence.n > self.most else next(results)
             for sentence in encoded
         ]
-
-    def _tag_fitting(self, encoded: list[Encoded]) -> list[TaggedText]:
-        entities = self._entities(features(encoded, self.lattice))
-        return self._read([sentence.n for sentence in encoded], entities)
 
     def _tag_long(self, sentence: Encoded) -> TaggedText:
         """Tags a sentence by the emissions of overlapping windows, which are cut in the middle of each overlap."""

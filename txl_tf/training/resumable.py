@@ -72,12 +72,13 @@ class Resumable(AmongWorkers):
         measures: names of the values that the model measures, for a message.
         takes: description of the arguments of `fit`, for a message.
         own_names: names of metrics that the model always measures. If `compile` gets one of them, it is ignored.
-        grad_norm: metric with the norm of the gradients. The subclass sets it.
+        loss_mean, grad_norm: metrics, the mean loss and the norm of the gradients. The subclass sets them.
     """
 
     measures: str = "loss"
     takes: str = "loss"
     own_names: tuple[str, ...] = ()
+    loss_mean: keras.metrics.Metric
     grad_norm: keras.metrics.Metric
     _extra_metrics: CompiledMetrics = NO_METRICS  # the metrics that `compile` was given
     _class_weights: tuple[float, ...] | None = None  # the class weights of the `fit` that runs, see `class_table`
@@ -388,11 +389,6 @@ class Resumable(AmongWorkers):
         loss = self.with_penalties(self.loss_share(x, y, y_pred, sample_weight))
         return loss * self.distribute_strategy.num_replicas_in_sync
 
-    @property
-    def needs_y_pred(self) -> bool:
-        """Whether a user has overridden a method that needs `y_pred`."""
-        return is_overridden(self, "compute_loss") or is_overridden(self, "compute_metrics")
-
     def own_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool) -> Any:
         """This replica's share of the loss from an overridden `compute_loss`; `None` if it is not overridden."""
         if not is_overridden(self, "compute_loss"):
@@ -418,6 +414,27 @@ class Resumable(AmongWorkers):
             return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         finally:
             self._uncounted = ()
+
+    def log_means(
+        self, nll: Tensor, weight: Tensor, own_loss: Any, *others: tuple[keras.metrics.Metric, Tensor]
+    ) -> dict[str, Any]:
+        """Updates metrics with the means of a batch over all replicas, and returns their results as logs.
+
+        Args:
+            nll: this replica's sum of weight times nll, of labels or rows. Its mean updates `loss_mean`.
+            weight: the sum of these weights.
+            own_loss: the result of `own_loss`, which is shown instead of the nll.
+            *others: `(metric, sum)` of other metrics.
+        """
+        if own_loss is not None:
+            # The shares add up to the loss of the whole batch. The division below is by the weights of all replicas.
+            nll = own_loss * self.over_replicas(weight)
+        metrics = [self.loss_mean, *(metric for metric, _ in others)]
+        sums = [nll, *(total for _, total in others), weight]
+        *totals, weight = tf.unstack(self.over_replicas(tf.stack(sums)))
+        for metric, total in zip(metrics, totals, strict=True):
+            metric.update_state(tf.math.divide_no_nan(total, weight), sample_weight=weight)
+        return {metric.name: metric.result() for metric in metrics}
 
     def apply_gradients_of(self, loss: Tensor, tape: Any) -> dict[str, Any]:
         """Updates the weights with the gradients of `loss` on `tape`.

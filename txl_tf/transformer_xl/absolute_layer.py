@@ -8,18 +8,15 @@ table of distances, such as ALiBi and rotary. So networks with different positio
 from typing import Any, Unpack
 
 import keras
-import tensorflow as tf
 
-from txl_tf.equations import Attention, Places, Zeros, attention, attention_block
+from txl_tf.equations import attention
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import Drop, split
-from txl_tf.kernels.shapes import Size, Tensor, shape_of
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.ops import norm_of
 from txl_tf.nn.position_schemes import scheme_of
-from txl_tf.transformer_xl.attention import SegmentAttention, keys_of, visible_keys, zeros_of
+from txl_tf.transformer_xl.attention import SegmentAttention, attention_parts
 from txl_tf.transformer_xl.layer import TransformerXLLayer
-from txl_tf.transformer_xl.memory import HiddenStates, Memory
 
 
 def multihead_attn(
@@ -41,26 +38,6 @@ def multihead_attn(
     scheme = scheme_of(positions)
     memory, weights = attention_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme, content_mask)
     return attention(w, memory, weights, Drop(dropatt, dropout_key))
-
-
-def attention_parts(
-    w: Tensor, attn_mask: Tensor | None, mems: Tensor | None, qkv_kernel: Tensor, o_kernel: Tensor, n_head: int,
-    scheme: Any, content_mask: Tensor | None = None, zeros: Zeros | None = None,
-) -> tuple[HiddenStates, Attention]:  # fmt: skip
-    """The arguments `memory` and `w` of `txl_tf.equations.attention`.
-
-    Args: as in `multihead_attn`, and
-        scheme: a `Positions`.
-        zeros: those of `SegmentAttention.zeros`; `None`: keys and values of a zero memory are zeros.
-    """
-    klen = keys_of(w, mems)
-    special, of_keys = zeros_of(content_mask, w, zeros)
-    r = None
-    if zeros is not None and of_keys is not None and scheme.turns:
-        r = tf.pad(zero_keys_by_distance(zeros.k, scheme, klen), [[0, 0], [1, 0], [0, 0]])
-    places = Places(klen, visible_keys(attn_mask, w, mems), r, shape_of(w)[1], special)
-    scale = (o_kernel.shape[0] // n_head) ** -0.5
-    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme, zeros=of_keys)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -101,7 +78,10 @@ class MultiHeadAttn(SegmentAttention):
             d_model, n_head, d_head, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, pre_lnorm, norm,
             **kwargs,
         )  # fmt: skip
-        self.scheme = scheme_of_attention(positions, type(self).__name__)
+        self.scheme = scheme_of(positions)
+        if self.scheme.overrides("enter"):
+            allowed = f"a scheme that {type(self).__name__} can use without a network"
+            raise ParameterError("positions", positions, allowed)
         self.scheme.check(self)
 
     def get_config(self) -> dict[str, Any]:
@@ -116,24 +96,7 @@ class MultiHeadAttn(SegmentAttention):
         self, w: Tensor, attn_mask: Any = None, mems: Any = None, content_mask: Tensor | None = None,
         training: bool | None = None, dropout_key: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
-        if isinstance(mems, Memory):
-            mems.check(self, w, attn_mask)
-            memory = mems
-            weights = mems.weights_of_attention()
-        else:
-            visible, mems = self.segment_of(w, attn_mask, mems)
-            w, mems, qkv_kernel, o_kernel = self.in_compute_dtype(
-                w, mems, self.kernel("qkv_kernel"), self.kernel("o_kernel")
-            )
-            zeros = None if content_mask is None else self.zeros(qkv_kernel)
-            memory, weights = attention_parts(
-                w, visible, self.memory_of(mems), qkv_kernel, o_kernel, self.n_head, self.scheme, content_mask, zeros
-            )
-        drop_probs = Drop(self.dropatt, dropatt_key)
-        drop_output = Drop(self.dropout, output_key)
-        norm = norm_of(self.layer_norm)
-        return attention_block(w, memory, weights, norm, drop_probs, drop_output, self.pre_lnorm)
+        return self.attend_segment(w, attn_mask, mems, content_mask, training, dropout_key)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -184,29 +147,3 @@ class TransformerLMLayer(TransformerXLLayer):
         attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
         output = self.rel_attn(w=w, attn_mask=attn_mask, mems=mems, content_mask=content_mask, dropout_key=attn_key)
         return self.ff(output, dropout_key=ff_key)
-
-
-def zero_keys_by_distance(zero_key: Tensor, scheme: Any, klen: Size) -> Any:
-    """The key of a zero memory, turned for the distances `klen - 1, ..., 0`: `[H, klen, D]`.
-
-    Args:
-        zero_key: `[H, 1, D]`.
-        scheme: turns keys, so that products of queries and keys depend only on their distance.
-        klen: the number of distances.
-    """
-    n_head, _, d_head = zero_key.shape
-    keys = tf.broadcast_to(zero_key, [n_head, klen, d_head])
-    return scheme.turn(keys, tf.range(klen) - (klen - 1))
-
-
-def scheme_of_attention(positions: Any, owner: str) -> Any:
-    """The scheme for the argument `positions` of an attention. Raises ParameterError if it needs a network.
-
-    Args:
-        positions: the argument.
-        owner: name of the attention's class, for the error.
-    """
-    scheme = scheme_of(positions)
-    if scheme.overrides("enter"):
-        raise ParameterError("positions", positions, f"a scheme that {owner} can use without a network")
-    return scheme

@@ -21,13 +21,9 @@ from txl_tf.kernels.shapes import Tensor
 
 
 def apply_layers(
-    layers: Sequence[Any],
-    hidden: Tensor,
-    arguments: Sequence[tuple[Tensor, ...]],
-    dropout_keys: Sequence[Any] | None = None,
-    as_loop: bool = False,
-    recompute: bool | None = False,
-) -> tuple[Any, Any]:
+    layers: Sequence[Any], hidden: Tensor, arguments: Sequence[tuple[Tensor, ...]],
+    dropout_keys: Sequence[Any] | None = None, as_loop: bool = False, recompute: bool | None = False,
+) -> tuple[Any, Any]:  # fmt: skip
     """`hidden = layer(hidden, *arguments[i], dropout_key=dropout_keys[i])` for one layer after the other.
 
     Args:
@@ -53,12 +49,9 @@ def apply_layers(
 
 
 def _run_in_loop(
-    layers: Sequence[Any],
-    hidden: Tensor,
-    arguments: Sequence[tuple[Tensor, ...]],
-    dropout_keys: Sequence[Any],
+    layers: Sequence[Any], hidden: Tensor, arguments: Sequence[tuple[Tensor, ...]], dropout_keys: Sequence[Any],
     recompute: bool | None,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:  # fmt: skip
     """`apply_layers` as a loop, in which the first layer is called with the weights of each layer."""
     n_layer = len(layers)
     first = layers[0]

@@ -14,21 +14,11 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config.checks import NOT_NEGATIVE
-from txl_tf.equations import (
-    Attention,
-    Places,
-    Zeros,
-    attention,
-    attention_block,
-    causal,
-    normalized,
-    project_distances,
-)
+from txl_tf.equations import Attention, Places, Zeros, attention, attention_block, causal, normalized, project_distances
 from txl_tf.kernels.dropout import Drop, split
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.kernels.watching import watching
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, check_length, check_sizes, check_tensors
+from txl_tf.nn.base import Attending, Layer, check_length, check_sizes, check_tensors
 from txl_tf.nn.lora import LowRank
 from txl_tf.nn.masks import HEADS_FIRST, as_bool, as_mask, mask_of, seen, seen_by_article
 from txl_tf.nn.ops import make_norm, norm_of, norm_of_zeros, own_initializer
@@ -85,68 +75,71 @@ def rel_multihead_attn(
     Returns:
         `[B, T, E]`.
     """
-    memory, weights = relative_parts(
-        w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, Relative(), content_mask
+    n_head = r_w_bias.shape[0]
+    distances = (r, r_w_bias, r_r_bias, r_kernel)
+    memory, weights = attention_parts(
+        w, attn_mask, mems, qkv_kernel, o_kernel, n_head, Relative(), content_mask, distances=distances
     )
     return attention(w, memory, weights, Drop(dropatt, dropout_key))
 
 
-def relative_parts(
-    w: Tensor, r: Tensor, r_w_bias: Tensor, r_r_bias: Tensor, attn_mask: Tensor | None, mems: Tensor | None,
-    qkv_kernel: Tensor, r_kernel: Tensor, o_kernel: Tensor, scheme: Any, content_mask: Tensor | None = None,
-    zeros: Zeros | None = None,
+def attention_parts(
+    w: Tensor, attn_mask: Tensor | None, mems: Tensor | None, qkv_kernel: Tensor, o_kernel: Tensor, n_head: int,
+    scheme: Any, content_mask: Tensor | None = None, zeros: Zeros | None = None, distances: Any = None,
 ) -> tuple[HiddenStates, Attention]:  # fmt: skip
     """The arguments `memory` and `w` of `txl_tf.equations.attention`.
 
-    Args: as in `rel_multihead_attn`, and
-        scheme: a `Relative`.
+    Args: as in `multihead_attn`, and
+        scheme: a `Positions`.
         zeros: those of `SegmentAttention.zeros`; `None`: keys and values of a zero memory are zeros.
+        distances: `(r, r_w_bias, r_r_bias, r_kernel)` of `rel_multihead_attn`; `None`: the scheme is not relative.
     """
-    n_head, d_head = r_w_bias.shape
-    # `rel_shift` needs a column of zeros. It comes from a key of zeros, so that the scores need not be copied for it.
-    r_k = tf.pad(project_distances(r, r_kernel, n_head), [[0, 0], [1, 0], [0, 0]])
-    special, zeros = zeros_of(content_mask, w, zeros)
-    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), r_k, shape_of(w)[1], special)
-    u = r_w_bias[:, None, None]
-    v = r_r_bias[:, None, None]
-    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, scheme, u, v, zeros)
+    tgt_len = shape_of(w)[1]
+    mem_len = 0 if mems is None else shape_of(mems)[1]
+    visible: Any = causal(tgt_len, mem_len) if attn_mask is None else seen(attn_mask)
+    if len(visible.shape) == 4:  # a mask of heads, [B, H, T, K]
+        visible = tf.transpose(visible, HEADS_FIRST)
+    special: dict[str, Any] = {}
+    if content_mask is None:  # no key counts as zeros
+        zeros = None
+    else:
+        special["content"] = tf.cast(content_mask, w.dtype)
+    r = u = v = None
+    if distances is not None:
+        r, u, v, r_kernel = distances
+        r = project_distances(r, r_kernel, n_head)  # [H, K, D]
+        u = u[:, None, None]
+        v = v[:, None, None]
+    elif zeros is not None and scheme.turns:
+        r = zero_keys_by_distance(zeros.k, scheme, mem_len + tgt_len)
+    if r is not None:
+        # `rel_shift` needs a column of zeros. It comes from a key of zeros, so the scores need not be copied for it.
+        r = tf.pad(r, [[0, 0], [1, 0], [0, 0]])
+    if zeros is not None:
+        zeros = Zeros(zeros.k[:, None], zeros.v[:, None])  # for keys and values [H, B, K, D]
+        special["zero_value"] = zeros.v
+    places = Places(mem_len + tgt_len, visible, r, tgt_len, special)
+    scale = (o_kernel.shape[0] // n_head) ** -0.5
+    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme, u, v, zeros)
 
 
-def keys_of(w: Tensor, mems: Tensor | None) -> Any:
-    """The number of keys for a segment `[B, T, E]` and a memory `[B, M, E]`, which may be `None`."""
-    return shape_of(w)[1] + (0 if mems is None else shape_of(mems)[1])
-
-
-def zeros_of(content_mask: Tensor | None, w: Tensor, zeros: Zeros | None = None) -> tuple[dict[str, Any], Any]:
-    """The `special` of `Places`, and the `zeros` of `Attention`, for keys and values `[H, B, K, D]`.
+def zero_keys_by_distance(zero_key: Tensor, scheme: Any, klen: Size) -> Any:
+    """The key of a zero memory, turned for the distances `klen - 1, ..., 0`: `[H, klen, D]`.
 
     Args:
-        content_mask: of the call; `None`: no key counts as zeros.
-        w: the segment, in whose dtype attention computes.
-        zeros: those of `SegmentAttention.zeros`.
+        zero_key: `[H, 1, D]`.
+        scheme: turns keys, so that products of queries and keys depend only on their distance.
+        klen: the number of distances.
     """
-    if content_mask is None:
-        return {}, None
-    special = {"content": tf.cast(content_mask, w.dtype)}
-    if zeros is None:
-        return special, None
-    zeros = Zeros(zeros.k[:, None], zeros.v[:, None])
-    return {**special, "zero_value": zeros.v}, zeros
+    n_head, _, d_head = zero_key.shape
+    keys = tf.broadcast_to(zero_key, [n_head, klen, d_head])
+    return scheme.turn(keys, tf.range(klen) - (klen - 1))
 
 
-def visible_keys(attn_mask: Tensor | None, w: Tensor, mems: Tensor | None) -> Any:
-    """An `attn_mask`, in any form that the call of a layer takes, as bool that is true where a query sees a key."""
-    if attn_mask is None:
-        return causal(shape_of(w)[1], 0 if mems is None else shape_of(mems)[1])
-    visible = seen(attn_mask)
-    # A mask of heads is [B, H, T, K]; attention needs [H, B, T, K].
-    return tf.transpose(visible, HEADS_FIRST) if len(visible.shape) == 4 else visible
-
-
-class SegmentAttention(LowRank, Layer):
+class SegmentAttention(LowRank, Attending, Layer):
     """Base class of attention to memory and segment, with its residual connection and layer norm.
 
-    A subclass defines the call.
+    A subclass defines the call, which returns the result of `attend_segment`.
 
     Attributes:
         relative: whether there is an `r_kernel`. A subclass sets it.
@@ -212,23 +205,36 @@ class SegmentAttention(LowRank, Layer):
         output = None if o_kernel is None else tf.linalg.matvec(o_kernel, tf.reshape(v, [-1]), transpose_a=True)
         return Zeros(k, v, output)
 
-    def attention_probs(self, *args: Any, **kwargs: Any) -> Any:
-        """The probabilities of a call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.
-
-        Args: those of the call.
-        """
-        with watching() as watched:
-            self(*args, **kwargs)
-        return watched.probs[0]
-
-    def segment_of(
-        self, w: Tensor, attn_mask: Tensor | None = None, mems: Tensor | None = None, **positions: Tensor
-    ) -> tuple[Any, Any]:
-        """Checks the arguments of a call.
+    def attend_segment(
+        self, w: Tensor, attn_mask: Any, mems: Any, content_mask: Tensor | None, training: bool | None,
+        dropout_key: Tensor | None, *distances: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """The result of a call.
 
         Args:
-            w, attn_mask, mems: of the call.
-            **positions: `r`, `r_w_bias` and `r_r_bias` of the call.
+            w, attn_mask, mems, content_mask, training, dropout_key: of the call, see `RelMultiHeadAttn`.
+            *distances: `r`, `r_w_bias` and `r_r_bias` of the call, if it has them.
+        """
+        dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
+        if isinstance(mems, Memory):
+            mems.check(self, w, *distances, attn_mask)
+            memory = mems
+            weights = mems.weights_of_attention()
+        else:
+            visible, mems = self.segment_of(w, attn_mask, mems, *distances)
+            kernels = [self.kernel("qkv_kernel"), self.kernel("o_kernel")]
+            w, mems, qkv_kernel, o_kernel = self.in_compute_dtype(w, mems, *kernels)
+            memory, weights = attention_parts(
+                w, visible, self.memory_of(mems), qkv_kernel, o_kernel, self.n_head, self.scheme, content_mask,
+                zeros=None if content_mask is None else self.zeros(qkv_kernel),
+                distances=self.in_compute_dtype(*distances, self.r_kernel) if distances else None,
+            )  # fmt: skip
+        drop_probs = Drop(self.dropatt, dropatt_key)
+        drop_output = Drop(self.dropout, output_key)
+        return attention_block(w, memory, weights, norm_of(self.layer_norm), drop_probs, drop_output, self.pre_lnorm)
+
+    def segment_of(self, w: Tensor, attn_mask: Any, mems: Tensor | None, *distances: Tensor) -> tuple[Any, Any]:
+        """Checks the arguments of a call, see `attend_segment`.
 
         Returns:
             `(visible, mems)`: bool, true where a query sees a key; and `[batch, mem_len, d_model]`.
@@ -243,7 +249,7 @@ class SegmentAttention(LowRank, Layer):
         mlen = shape_of(mems)[1]
         sizes["keys"] = mlen + qlen if isinstance(mlen + qlen, int) else None
         shapes = {"r": "float 1 keys d_model", "r_w_bias": "float n_head d_head", "r_r_bias": "float n_head d_head"}
-        check_tensors(sizes, **{name: (x, shapes[name]) for name, x in positions.items()})
+        check_tensors(sizes, **{name: (x, shapes[name]) for name, x in zip(shapes, distances, strict=False)})
         if attn_mask is None:
             visible = causal(qlen, mlen)
         else:
@@ -310,23 +316,4 @@ class RelMultiHeadAttn(SegmentAttention):
         self, w: Tensor, r: Tensor, r_w_bias: Tensor, r_r_bias: Tensor, attn_mask: Any = None, mems: Any = None,
         content_mask: Tensor | None = None, training: bool | None = None, dropout_key: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
-        if isinstance(mems, Memory):
-            mems.check(self, w, r, r_w_bias, r_r_bias, attn_mask)
-            memory = mems
-            weights = mems.weights_of_attention()
-        else:
-            visible, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
-            w, r, r_w_bias, r_r_bias, mems = self.in_compute_dtype(w, r, r_w_bias, r_r_bias, mems)
-            qkv_kernel, r_kernel, o_kernel = self.in_compute_dtype(
-                self.kernel("qkv_kernel"), self.r_kernel, self.kernel("o_kernel")
-            )
-            zeros = None if content_mask is None else self.zeros(qkv_kernel)
-            memory, weights = relative_parts(
-                w, r, r_w_bias, r_r_bias, visible, self.memory_of(mems), qkv_kernel, r_kernel, o_kernel, self.scheme,
-                content_mask, zeros,
-            )  # fmt: skip
-        drop_probs = Drop(self.dropatt, dropatt_key)
-        drop_output = Drop(self.dropout, output_key)
-        norm = norm_of(self.layer_norm)
-        return attention_block(w, memory, weights, norm, drop_probs, drop_output, self.pre_lnorm)
+        return self.attend_segment(w, attn_mask, mems, content_mask, training, dropout_key, r, r_w_bias, r_r_bias)

@@ -94,14 +94,13 @@ def state_of(network: Any, mems: Sequence[Tensor], max_segment: Size = 1) -> Cac
         zeros = attn.zeros(kernel)
         return (k, v) if zeros is None else (k - zeros.k, v - zeros.v)
 
-    attentions = [layer.rel_attn for layer in network.decoder_layers]
-    pairs = [keys_and_values(*of_layer) for of_layer in zip(mems, attentions, strict=True)]
-    keys = [k for k, _ in pairs]
-    values = [v for _, v in pairs]
-    if not network.scheme.turns:
-        return state_from(keys, values, max_segment)
-    keys = [network.scheme.turn(key, tf.range(network.mem_len)) for key in keys]
-    return state_from(keys, values, max_segment, tf.fill([shape_of(mems[0])[0]], network.mem_len))
+    layers = zip(mems, network.decoder_layers, strict=True)
+    keys, values = zip(*(keys_and_values(mem, layer.rel_attn) for mem, layer in layers), strict=True)
+    count: Any = ()
+    if network.scheme.turns:
+        keys = [network.scheme.turn(key, tf.range(network.mem_len)) for key in keys]
+        count = tf.fill([shape_of(mems[0])[0]], network.mem_len)
+    return state_from(keys, values, max_segment, count)
 
 
 def memory_of(network: Any, state: CachedState) -> tuple[Any, Any]:
@@ -151,16 +150,9 @@ class RingMemory(NetworkMemory):
     """
 
     def __init__(
-        self,
-        network: Any,
-        weights: Any,
-        tokens: Tensor,
-        state: CachedState,
-        lengths: Tensor | None = None,
-        in_place: bool = False,
-        static_shapes: bool = False,
-        done: Tensor | None = None,
-    ) -> None:
+        self, network: Any, weights: Any, tokens: Tensor, state: CachedState, lengths: Tensor | None = None,
+        in_place: bool = False, static_shapes: bool = False, done: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.state = state
         self.static_shapes = static_shapes
         self.tgt_len = shape_of(tokens)[1]
@@ -215,33 +207,18 @@ class RingOfLayer(CachedKeys):
         keys = segment.put(segment.erase_before(self.keys), segment.slots, k)
         values = segment.put(segment.erase_before(self.values), segment.slots, v)
         attn_vec = attend_ring(
-            block,
-            content_q,
-            position_q,
-            keys,
-            values,
-            self.weights.position_keys,
-            segment.slots[0],
-            segment.max_distance,
-            segment.zero_beyond,
-            segment.static_shapes,
-        )
+            block, content_q, position_q, keys, values, self.weights.position_keys, segment.slots[0],
+            segment.max_distance, segment.zero_beyond, segment.static_shapes,
+        )  # fmt: skip
         with tf.control_dependencies([attn_vec]):  # attention must read the rings before they are erased in place
             self.after = segment.erase_after(keys), segment.erase_after(values)
         return attn_vec
 
 
 def cached_forward(
-    network: Any,
-    weights: Any,
-    tokens: Tensor,
-    state: CachedState,
-    lengths: Tensor | None = None,
-    in_place: bool = False,
-    static_shapes: bool = False,
-    model: Any = None,
-    done: Tensor | None = None,
-) -> tuple[Any, CachedState]:
+    network: Any, weights: Any, tokens: Tensor, state: CachedState, lengths: Tensor | None = None,
+    in_place: bool = False, static_shapes: bool = False, model: Any = None, done: Tensor | None = None,
+) -> tuple[Any, CachedState]:  # fmt: skip
     """`network(tokens, mems)`, with the memory as a `CachedState`.
 
     Args:

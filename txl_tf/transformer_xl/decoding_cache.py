@@ -8,33 +8,49 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.schema import keywords_of, takes_keyword
-from txl_tf.transformer_xl.cache import (
-    aligned,
-    cached_forward,
-    initial_state,
-    precompute,
-    resized,
-    whole_segments,
-)
+from txl_tf.transformer_xl.cache import aligned, cached_forward, initial_state, precompute, resized, whole_segments
 from txl_tf.transformer_xl.inference import writable_copy
 
 
-class MemoryCache:
-    """The decoding cache of Transformer-XL. It reads every segment with the memory of the text before it.
+class DecodingCache:
+    """Base class of decoding caches. A subclass defines `initial_state`, `read_prompt`, `read` and `read_token`.
 
     Args:
-        network: `TransformerXL`.
+        lm: the language model whose `outputs` are computed.
         static_shapes: whether `read_prompt` and `read_token` are for XLA.
-        model: is called with the memory; by default, the network.
     """
 
-    def __init__(self, network: Any, static_shapes: bool = False, model: Any = None) -> None:
-        self.network = network
-        self.model = model
+    def __init__(self, lm: Any, static_shapes: bool = False) -> None:
+        self.lm = lm
+        self.network = lm.network
         self.static_shapes = static_shapes
+
+    @property
+    def context_len(self) -> int:
+        """The number of tokens in a window, with absolute positions."""
+        return self.lm.context_len
 
     def precompute(self) -> Any:
         """Values for `read_token` that depend only on the weights."""
+        return ()
+
+    def aligned(self, state: Any) -> Any:
+        """The same state in a form in which rows of several states can be joined."""
+        return state
+
+
+def padded_left(prompt: Tensor, lengths: Tensor) -> Any:
+    """Prompts, int32 `[B, n]`, with their padding on the left instead of on the right, so that all end together."""
+    n = shape_of(prompt)[1]
+    shifted: Any = tf.gather(prompt, (tf.range(n) - (n - lengths)[:, None]) % n, batch_dims=1)
+    shifted.set_shape(prompt.shape)
+    return shifted
+
+
+class MemoryCache(DecodingCache):
+    """The decoding cache of Transformer-XL. It reads every segment with the memory of the text before it."""
+
+    def precompute(self) -> Any:
         return precompute(self.network)
 
     def initial_state(self, batch_size: Size) -> Any:
@@ -42,7 +58,6 @@ class MemoryCache:
         return initial_state(self.network, batch_size)
 
     def aligned(self, state: Any) -> Any:
-        """The same state in a form in which rows of several states can be joined."""
         return aligned(state)
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: int | None = None) -> tuple[Any, Any]:
@@ -60,16 +75,13 @@ class MemoryCache:
         network = self.network
         static_shapes = self.static_shapes
         batch, n = shape_of(prompt)
-        # Move the padding to the left. Then all prompts end together, and the first new token of every row goes to the
-        # same slot.
-        shifted: Any = tf.gather(prompt, (tf.range(n) - (n - lengths)[:, None]) % n, batch_dims=1)
-        shifted.set_shape(prompt.shape)
+        shifted = padded_left(prompt, lengths)  # the first new token of every row goes to the same slot
         if segment is not None:
             return self._read_pieces(shifted, lengths, segment)
         max_segment = whole_segments(network.mem_len, n) if static_shapes else n
         state = initial_state(network, batch, max_segment)
         weights = precompute(network, max_segment)
-        hidden, state = cached_forward(network, weights, shifted, state, lengths, False, static_shapes, self.model)
+        hidden, state = cached_forward(network, weights, shifted, state, lengths, False, static_shapes, self.lm.outputs)
         state = resized(network, state)
         return hidden[:, -1], state if static_shapes else writable_copy(state)
 
@@ -79,7 +91,7 @@ class MemoryCache:
         weights = precompute(network, segment)
 
         def read_piece(tokens: Tensor, own: Tensor, carried: Any) -> tuple[Any, Any]:
-            hidden, state = cached_forward(network, weights, tokens, carried, own, model=self.model)
+            hidden, state = cached_forward(network, weights, tokens, carried, own, model=self.lm.outputs)
             return hidden[:, -1], state
 
         state = initial_state(network, shape_of(prompt)[0], segment)
@@ -94,7 +106,7 @@ class MemoryCache:
         """
         n: Any = tf.shape(tokens)[1]
         state = resized(self.network, state, n)
-        hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state, model=self.model)
+        hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state, model=self.lm.outputs)
         return hidden, writable_copy(resized(self.network, state))
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Any, Any]:
@@ -112,7 +124,7 @@ class MemoryCache:
             state,
             in_place=not self.static_shapes,  # XLA cannot write in place
             static_shapes=self.static_shapes,
-            model=self.model,
+            model=self.lm.outputs,
         )
         return hidden[:, 0], state
 
@@ -150,31 +162,15 @@ def in_pieces(
     return output, state
 
 
-class HiddenStateCache:
+class HiddenStateCache(DecodingCache):
     """Replaces `MemoryCache` for a model that cannot be cached. The memory is hidden states, projected for every token.
 
-    It has the methods of `MemoryCache`. The state is a tuple with the memory of every layer.
-
-    Args:
-        lm: `TransformerXLLM`.
-        static_shapes: whether `read_prompt` and `read_token` are for XLA.
+    The state is a tuple with the memory of every layer.
     """
-
-    def __init__(self, lm: Any, static_shapes: bool = False) -> None:
-        self.lm = lm
-        self.static_shapes = static_shapes
-
-    def precompute(self) -> Any:
-        """An empty tuple: no value can be computed in advance."""
-        return ()
 
     def initial_state(self, batch_size: Size) -> Any:
         """The state before a text."""
         return tuple(self.lm.initial_mems(batch_size))
-
-    def aligned(self, state: Any) -> Any:
-        """As `MemoryCache.aligned`."""
-        return state
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: int | None = None) -> Any:
         """Reads the prompts, each from the beginning of a text. Arguments and results: see `MemoryCache.read_prompt`.
@@ -192,8 +188,7 @@ class HiddenStateCache:
             if not takes_mask:
                 allowed = "None for a call without padding_mask"
                 raise ParameterError("segment", segment, allowed)
-            shifted = tf.gather(prompt, (tf.range(n) - (n - lengths)[:, None]) % n, batch_dims=1)
-            return in_pieces(self._read_piece, shifted, lengths, segment, tuple(mems))
+            return in_pieces(self._read_piece, padded_left(prompt, lengths), lengths, segment, tuple(mems))
         if takes_mask:
             index: Any = tf.range(n)
             mask = index < lengths[:, None]

@@ -52,13 +52,9 @@ class Mask(NamedTuple):
 
 
 def document_mask(
-    attn_mask: Tensor,
-    tokens: Tensor | None = None,
-    reset_token: int | None = None,
-    same_length: bool = False,
-    lengths: Tensor | None = None,
-    done: Tensor | None = None,
-) -> Mask:
+    attn_mask: Tensor, tokens: Tensor | None = None, reset_token: int | None = None, same_length: bool = False,
+    lengths: Tensor | None = None, done: Tensor | None = None,
+) -> Mask:  # fmt: skip
     """The masks for a segment in which documents begin. See the example of `TransformerXLLayer`.
 
     Args:

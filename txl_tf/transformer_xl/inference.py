@@ -14,8 +14,7 @@ from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.base import NotCacheable
 from txl_tf.nn.bound import bound
 from txl_tf.nn.feed_forward import PositionwiseFF
-from txl_tf.transformer_xl.absolute_layer import zero_keys_by_distance
-from txl_tf.transformer_xl.attention import SegmentAttention
+from txl_tf.transformer_xl.attention import SegmentAttention, zero_keys_by_distance
 
 # Attention is written out in the graph for each row of a batch up to this size. Larger or unknown batches use a loop.
 MAX_UNROLLED_ROWS = 16

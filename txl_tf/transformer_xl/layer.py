@@ -12,7 +12,7 @@ from txl_tf.nn.base import Layer
 from txl_tf.nn.feed_forward import PositionwiseFF
 from txl_tf.nn.lora import low_rank_parts
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
-from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
+from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS, owner_of
 from txl_tf.transformer_xl.attention import RelMultiHeadAttn
 
 
@@ -89,7 +89,7 @@ class TransformerXLLayer(Layer):
 
     def get_config(self) -> dict[str, Any]:
         parts = [part.name for part in low_rank_parts([self]) if part.lora_enabled]
-        if parts and vars(self).get("_owner", lambda: None)() is None:
+        if parts and owner_of(self) is None:
             message = f"merge_lora of {', '.join(parts)} must come before {self.name} is saved or cloned"
             raise ParameterError("enable_lora", parts, "merged before the layer is saved or cloned", message)
         config = {**super().get_config(), **registered_classes(attention_class=self.rel_attn)}

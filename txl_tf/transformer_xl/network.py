@@ -17,20 +17,20 @@ from txl_tf.errors import ParameterError, UnsupportedError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.packing import pack, unpack, unpack_pairs
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.kernels.watching import watching
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import (
+    CheckedCalls,
     Dropping,
     KerasHabits,
     NotCacheable,
     as_ids,
-    check_call,
     check_layer,
     check_length,
     check_tensors,
     memories_by_name,
     shown,
     tensor_error,
+    watch_layers,
 )  # fmt: skip
 from txl_tf.nn.embedding import AdaptiveEmbedding
 from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
@@ -90,7 +90,7 @@ def unknown_zero(tokens: Tensor, static_shapes: bool) -> Any:
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
+class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Model):
     """Transformer-XL without its softmax, for language models and for other Keras models.
 
     ```python
@@ -348,11 +348,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = memories_by_name(self, args, kwargs)
-        try:
-            return super().__call__(*args, **kwargs)
-        except (TypeError, ValueError) as error:
-            check_call(self, args, kwargs, error)
-            raise
+        return super().__call__(*args, **kwargs)
 
     def call(
         self, tokens: Tensor | None = None, mems: Any = None, padding_mask: Tensor | None = None,
@@ -361,7 +357,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     ) -> Any:  # fmt: skip
         if isinstance(mems, NetworkMemory):
             options = {"inputs_embeds": inputs_embeds, "done": done, "output_hidden_states": output_hidden_states}
-            self._check_cached(options)
+            for name, value in options.items():
+                if value is not None and value is not False:
+                    raise NotCacheable(f"{name} is not for a cached memory")
             return self.forward(as_ids("tokens", tokens), mems, static_shapes=static_shapes)
         tokens = self._inputs_of(tokens, inputs_embeds, done)
         padding_mask = mask_of(inputs_embeds) if padding_mask is None else padding_mask
@@ -380,12 +378,6 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         if padding_mask is not None:
             inputs = [unpack(padding_mask, of_layer) for of_layer in inputs]
         return hidden, new_mems, [*inputs, hidden]
-
-    def _check_cached(self, options: dict[str, Any]) -> None:
-        """Raises NotCacheable if a call with a cached memory has one of these arguments."""
-        given = [name for name, value in options.items() if value is not None and value is not False]
-        if given:
-            raise NotCacheable(f"{given[0]} is not for a cached memory")
 
     def _inputs_of(self, tokens: Any, inputs_embeds: Any, done: Any) -> Any:
         """The `tokens` of a call as int32 or, in their place, its `inputs_embeds`; checked."""
@@ -549,12 +541,14 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         # Convert them to tensors, because `gradients.recompute` does not accept variables.
         return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
 
-    def memory_of_call(self, tokens: Tensor, mems: Any) -> Any:
-        """The memory of a call: its argument, checked, or `initial_mems` if it is `None`."""
-        return self.initial_mems(shape_of(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
+    def memory_of_call(self, tokens: Tensor, mems: Any) -> list[Any]:
+        """The memory of a call as a list in the dtype of the network: `initial_mems` if `mems` is `None`.
 
-    def check_mems(self, tokens: Tensor, mems: Any) -> list[Any]:
-        """`mems` as a list in the dtype of the network. Raises ParameterError unless it is a memory of its layers."""
+        Raises:
+            ParameterError: `mems` is not a memory of the network's layers.
+        """
+        if mems is None:
+            return self.initial_mems(shape_of(tokens)[0])
         memories: Any = mems
         if not isinstance(mems, (list, tuple)) and tf.TensorShape(getattr(mems, "shape", [])).rank == 4:
             is_whole = tf.TensorShape(mems.shape)[0] in (None, self.n_layer)
@@ -666,15 +660,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         if padding_mask is not None:
             _, _, padding_mask, _ = self.packed(self._inputs_of(tokens, None, None), mems, padding_mask)
             options["padding_mask"] = padding_mask
-        with watching() as watched:
-            _, new_mems = self(tokens, mems, **options)
-        if len(watched.probs) != self.n_layer:
-            attentions = {type(getattr(layer, "rel_attn", layer)).__name__ for layer in self.decoder_layers}
-            message = (
-                f"attention can be shown only where each of the n_layer={self.n_layer} layers calls "
-                f"txl_tf.layers.attend once, got {len(watched.probs)} calls of {', '.join(sorted(attentions))}"
-            )
-            raise ParameterError("layer_class", self.decoder_layers, "layers that call txl_tf.layers.attend", message)
+        watched, (_, new_mems) = watch_layers(self, "layer_class", self.decoder_layers, tokens, mems, **options)
         return watched, padding_mask, new_mems
 
     @property

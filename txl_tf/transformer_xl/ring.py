@@ -110,17 +110,9 @@ class RingPlaces(NamedTuple):
 
 
 def attend_ring(
-    block: Callable[..., Tensor],
-    content_q: Tensor,
-    position_q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    r: Tensor | None,
-    first_slot: Tensor,
-    max_distance: Tensor | None,
-    zero_beyond: Tensor | None = None,
-    static_shapes: bool = False,
-) -> Any:
+    block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, keys: Tensor, values: Tensor, r: Tensor | None,
+    first_slot: Tensor, max_distance: Tensor | None, zero_beyond: Tensor | None = None, static_shapes: bool = False,
+) -> Any:  # fmt: skip
     """Attends from the queries of one segment to a ring of cached keys and values.
 
     It takes one block of queries and one row of the batch at a time, so that scores stay in the CPU's cache.
@@ -168,17 +160,9 @@ def attend_ring(
             return None if limit is None else tf.gather(limit, start + tf.range(size), axis=-1)
 
         return _attend_block(
-            block,
-            queries(content_q),
-            queries(position_q),
-            keys,
-            values,
-            r,
-            (first_slot + start) % shape_of(keys)[2],
-            limits(max_distance),
-            limits(zero_beyond),
-            static_shapes,
-        )
+            block, queries(content_q), queries(position_q), keys, values, r, (first_slot + start) % shape_of(keys)[2],
+            limits(max_distance), limits(zero_beyond), static_shapes,
+        )  # fmt: skip
 
     spec = tf.TensorSpec(shape, content_q.dtype)
     blocks = tf.map_fn(attend_from, tf.range(0, tgt_len, size), fn_output_signature=spec, parallel_iterations=1)
@@ -188,17 +172,9 @@ def attend_ring(
 
 
 def _attend_block(
-    block: Callable[..., Tensor],
-    content_q: Tensor,
-    position_q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    r: Any,
-    first_slot: Tensor,
-    max_distance: Tensor | None,
-    zero_beyond: Tensor | None,
-    static_shapes: bool,
-) -> Any:
+    block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, keys: Tensor, values: Tensor, r: Any,
+    first_slot: Tensor, max_distance: Tensor | None, zero_beyond: Tensor | None, static_shapes: bool,
+) -> Any:  # fmt: skip
     """Attends to the ring from one block of queries. The arguments are those of `attend_ring`, for these queries."""
     tgt_len = shape_of(content_q)[2]
     klen = shape_of(keys)[2]

@@ -14,15 +14,9 @@ from txl_tf.transformer_xl.attention import rel_multihead_attn
 
 
 def score_terms(
-    w: Tensor,
-    r: Tensor,
-    r_w_bias: Tensor,
-    r_r_bias: Tensor,
-    mems: Tensor | None,
-    qkv_kernel: Tensor,
-    r_kernel: Tensor,
+    w: Tensor, r: Tensor, r_w_bias: Tensor, r_r_bias: Tensor, mems: Tensor | None, qkv_kernel: Tensor, r_kernel: Tensor,
     content_mask: Tensor | None = None,
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """The terms (a) to (d) of the scores of every head. Their sum, masked, is the input of the softmax.
 
     Args: as in `rel_multihead_attn`, without `attn_mask` and `o_kernel`:

@@ -23,16 +23,7 @@ from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CachedMemory, Layer, check_heads, check_length, check_tensors, shown
-from txl_tf.nn.masks import (
-    as_bool,
-    mask_of,
-    seen,
-    seen_by_heads,
-    seen_by_keras,
-    seen_elements,
-    seen_of_mask,
-    with_mask,
-)
+from txl_tf.nn.masks import as_bool, mask_of, seen, seen_by_heads, seen_by_keras, seen_elements, seen_of_mask, with_mask
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
 
@@ -125,15 +116,9 @@ def seen_of_masks(
 
 
 def multi_head_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    visible: Any,
-    o_kernel: Any,
-    o_bias: Any,
-    rate: float = 0.0,
+    q: Tensor, k: Tensor, v: Tensor, visible: Any, o_kernel: Any, o_bias: Any, rate: float = 0.0,
     dropout_key: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The attention of all heads, concatenated and projected.
 
     Args:

@@ -28,7 +28,7 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, packed_order, packed_places
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.language import beam_search
-from txl_tf.nn.arguments import LayerOptions, takes
+from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import (
     CachedMemory,
     CheckedCalls,
@@ -57,17 +57,9 @@ class _Stack(Layer):
     """Embedding, positions and layers: encoder or decoder."""
 
     def __init__(
-        self,
-        layer_class: Any,
-        embedding: Any,
-        num_layers: int,
-        max_len: int,
-        pos_embed: Any,
-        rate: float,
-        layer_arguments: Any,
-        seed: Any,
-        **kwargs: Any,
-    ) -> None:
+        self, layer_class: Any, embedding: Any, num_layers: int, max_len: int, pos_embed: Any, rate: float,
+        layer_arguments: Any, seed: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.start_keys(seed, rate=rate, dropatt=layer_arguments["dropatt"], dropact=layer_arguments["dropact"])
         self.d_model = layer_arguments["d_model"]
@@ -105,13 +97,9 @@ class Encoder(_Stack):
     """Computes hidden states `[B, S, E]` of source ids `[B, S]` and, on request, attention weights."""
 
     def call(
-        self,
-        ids: Tensor,
-        mask: Tensor | None = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-        dropout_key: Tensor | None = None,
-    ) -> Any:
+        self, ids: Tensor, mask: Tensor | None = None, return_attention_scores: bool = False,
+        training: bool | None = None, dropout_key: Tensor | None = None,
+    ) -> Any:  # fmt: skip
         embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
         x = self.embed(ids, dropout_key=embed_key)
         weights = {}
@@ -128,14 +116,9 @@ class Decoder(_Stack):
     """Computes hidden states `[B, T, E]` of target ids `[B, T]` from the encoder's output, and attention weights."""
 
     def call(
-        self,
-        ids: Tensor,
-        enc_output: Any,
-        look_ahead_mask: Tensor | None = None,
-        padding_mask: Tensor | None = None,
-        training: bool | None = None,
-        dropout_key: Tensor | None = None,
-    ) -> Any:
+        self, ids: Tensor, enc_output: Any, look_ahead_mask: Tensor | None = None, padding_mask: Tensor | None = None,
+        training: bool | None = None, dropout_key: Tensor | None = None,
+    ) -> Any:  # fmt: skip
         embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
         memory = enc_output if isinstance(enc_output, TargetSoFar) else None
         x = self.embed(ids, memory.place if memory else 0, embed_key)
@@ -251,22 +234,11 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self.target_embedding = source_embedding = embeddings(self.target_vocab_size, "target_embedding")
         if not self.share_embeddings:
             source_embedding = embeddings(self.input_vocab_size, "source_embedding")
+        layer_arguments = values_of(self, ("d_model", "num_heads", "dff", "norm_first", "dropatt", "dropact"))
         options: dict[str, Any] = {
-            "num_layers": self.num_layers,
-            "max_len": self.max_len,
-            "pos_embed": self.pos_embed,
-            "rate": self.rate,
-            "layer_arguments": {
-                "d_model": self.d_model,
-                "num_heads": self.num_heads,
-                "dff": self.dff,
-                "norm_first": self.norm_first,
-                "dropatt": self.dropatt,
-                "dropact": self.dropact,
-            },
-            "seed": self.draw_key,
-            "dtype": self.dtype_policy,
-        }
+            **values_of(self, ("num_layers", "max_len", "pos_embed", "rate")), "layer_arguments": layer_arguments,
+            "seed": self.draw_key, "dtype": self.dtype_policy,
+        }  # fmt: skip
         self.encoder = Encoder(EncoderLayer, source_embedding, **options, name="encoder")
         self.decoder = Decoder(DecoderLayer, self.target_embedding, **options, name="decoder")
         self.final_layer = None
@@ -454,8 +426,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             logits = self(inputs, training=True, dropout_key=key)
             sums = self.sums_of(logits, labels, weights)
             own_loss = self.own_loss(inputs, labels, logits, weights, training=True)
-            loss = self.with_penalties(tf.math.divide_no_nan(sums[1], n_labels)) if own_loss is None else own_loss
-            loss = self.optimizer.scale_loss(loss)
+            mean = tf.math.divide_no_nan(sums[1], n_labels)
+            loss = self.optimizer.scale_loss(self.with_penalties(mean) if own_loss is None else own_loss)
         update_logs = self.apply_gradients_of(loss, tape)
         logs = {**self._logs(sums, own_loss), **update_logs, **self._measure(labels, logits, weights)}
         return self.reported(logs, inputs, labels, logits, weights, training=True)
@@ -477,21 +449,10 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         _, smoothed, _, tokens = self.sums_of(y_pred, y, sample_weight)
         return tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
 
-    def _logs(self, sums: Tensor, own_loss: Any = None) -> dict[str, Any]:
-        """Updates the metrics of loss and accuracy with the `sums_of` a batch, and returns their results.
-
-        Args:
-            own_loss: this replica's share of the loss from the user's `compute_loss`, which is shown instead of the
-                nll. `None` without such a method.
-        """
-        nll, _, correct, tokens = sums  # without the smoothed nll
-        if own_loss is not None:
-            # The shares add up to the loss of the whole batch. The division below is by the tokens of all replicas.
-            nll = own_loss * self.over_replicas(tokens)
-        nll, correct, tokens = tf.unstack(self.over_replicas(tf.stack([nll, correct, tokens])))
-        for metric, total in ((self.loss_mean, nll), (self.accuracy, correct)):
-            metric.update_state(tf.math.divide_no_nan(total, tokens), sample_weight=tokens)
-        return {metric.name: metric.result() for metric in (self.loss_mean, self.accuracy)}
+    def _logs(self, sums: Any, own_loss: Any) -> dict[str, Any]:
+        """`log_means` of the `sums_of` a batch."""
+        nll, _, right, tokens = sums  # without the smoothed nll
+        return self.log_means(nll, tokens, own_loss, (self.accuracy, right))
 
     def input_signature(self) -> Any:
         return tuple(keras.InputSpec(shape=(None, None), dtype="int32", name=name) for name in ("source", "target"))
@@ -502,15 +463,9 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     @compiled_method(autograph=False, reduce_retracing=True)
     def _beam_search(
-        self,
-        source: Tensor,
-        start: Any,
-        end: Any,
-        max_new_tokens: int,
-        beam_size: int,
-        length_penalty: float,
+        self, source: Tensor, start: Any, end: Any, max_new_tokens: int, beam_size: int, length_penalty: float,
         allowed: Any = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """The graph of a beam search."""
         options = {"length_penalty": length_penalty, "allowed": allowed}
         return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, **options)

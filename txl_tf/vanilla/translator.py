@@ -137,13 +137,9 @@ class Translator:
     """
 
     def __init__(
-        self,
-        model: Transformer,
-        source_vocab: Vocab,
-        target_vocab: Vocab,
-        search: SearchConfig | None = None,
+        self, model: Transformer, source_vocab: Vocab, target_vocab: Vocab, search: SearchConfig | None = None,
         batch_size: int = 64,
-    ) -> None:
+    ) -> None:  # fmt: skip
         at_least(1)("batch_size", batch_size)
         self.model = model
         self.source_vocab = source_vocab
@@ -178,12 +174,9 @@ class Translator:
         return self._search(list(encoded(sources, self.encode, name)))
 
     def translate_lines(
-        self,
-        sources: Iterable[str | bytes | None],
-        name: str = "source",
-        strict: bool = True,
+        self, sources: Iterable[str | bytes | None], name: str = "source", strict: bool = True,
         numbers: Iterable[int] | None = None,
-    ) -> Iterator[list[Translation] | LineError]:
+    ) -> Iterator[list[Translation] | LineError]:  # fmt: skip
         """Translates a stream of lines in bounded memory. Arguments: see `translate` and `txl_tf.data.lines`."""
         return answers(sources, self.encode, self._search, name, strict, POOL * self.batch_size, numbers)
 

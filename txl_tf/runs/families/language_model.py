@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import os
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_config.memory import count_weights
 from txl_tf.config import (
+    Config,
     EvaluationConfig,
     ModelConfig,
     TextConfig,
@@ -290,15 +293,10 @@ class _Data(TextConfig):
     by_character: bool = False
 
 
-def least_weights(model: dict) -> int:
-    """A rough lower bound of the number of weights; see `Family`."""
-    d_model = model["d_model"]
-    d_embed = model["d_embed"]
-    words_of_first_cluster = [*model.get("cutoffs", ()), model["n_token"]][0]
-    attention = 4 * model["n_head"] * model["d_head"]
-    feed_forward = 2 * model["d_inner"]
-    projection = d_embed * d_model if d_embed != d_model else 0
-    return words_of_first_cluster * d_embed + projection + model["n_layer"] * d_model * (attention + feed_forward)
+def least_weights(group: type[Config], model: dict) -> int:
+    """The number of weights of a model of these hyper-parameters, without low-rank updates; see `Family`."""
+    values = {name: model[name] for name in group.names() if name in model}
+    return count_weights(group(**{**values, "lora_rank": 0}))
 
 
 def check_model(model: Any) -> None:
@@ -330,7 +328,7 @@ TRANSFORMER_XL = register(
         config=ModelConfig,
         make=TransformerXLLM,
         check=check_model,
-        least_weights=least_weights,
+        least_weights=functools.partial(least_weights, ModelConfig),
         weight_names=original_names,
         signatures="language_model",
         required=("n_token", "mem_len"),
@@ -361,5 +359,6 @@ TRANSFORMER_LM = register(
         model=TransformerLM,
         config=TransformerLMConfig,
         make=TransformerLM,
+        least_weights=functools.partial(least_weights, TransformerLMConfig),
     )
 )
