@@ -264,10 +264,10 @@ def train_run(model_dir, text, callbacks=(), **changes):
     )
 
 
-def make_run(folder, vocab, **options):
+def make_run(folder, vocab, family=TransformerXLLM, **options):
     """Writes a run of a small random language model with these symbols, and returns the model."""
     model = {**SMALL, "n_token": len(vocab), "mem_len": 4, **options}
-    lm = TransformerXLLM(**model)
+    lm = family(**model)
     randomise(lm)
     RunFolder(folder).create({"dataset": "text"}, model, [vocab], lm, step=1)
     return lm

@@ -211,7 +211,7 @@ class HarnessMethods:
             **sampling,
         )
         prompts = [context or self.vocab.symbols[self.start[0]] for context in contexts]
-        return [_cut(texts[0], until) for _, texts in generator.generate_lines(prompts)]
+        return [_cut(answer.texts[0], until) for answer in generator.generate_lines(prompts)]
 
     @functools.cached_property
     def _n_token(self) -> int:
