@@ -330,7 +330,7 @@ def word_vocab():
 class Subwords:
     """What the library needs of a vocabulary of subwords: as many as `SMALL` has symbols, and no end."""
 
-    level, unk, eos, bos = "subword", None, None, None
+    level, unk, eos, bos, document, document_id = "subword", None, None, None, None, None
     has_plain_text = False
     token_bytes = [
         b"", *(bytes([c]) for c in b"User: \nab"), b"User", b"ser:", b"s:", b"r: a", b"\n\n", b"ab", b"ba",

@@ -234,7 +234,7 @@ def line_of(answer, number=None):
 
 
 def counts_of(answer):
-    """`(unfinished, texts)` to add up over the prompts."""
+    """The numbers to add up over all prompts: the arguments of `say_unfinished`."""
     return answer.ended.count(False), len(answer.ended)
 
 
@@ -301,7 +301,7 @@ def suppressing(vocab, symbols):
     allowed = np.ones([len(vocab)], bool)
     for symbol in symbols:
         if symbol not in vocab.ids:
-            message = f"--suppress_tokens must be a token of the {len(vocab):,} of the vocabulary, got {symbol!r}"
+            message = f"--suppress_tokens must be a token of the vocabulary, got {symbol!r} (--verbose prints tokens)"
             raise ParameterError("suppress_tokens", symbol, "a token of the vocabulary", message)
         allowed[vocab.ids[symbol]] = False
     return lambda tokens, log_probs: tf.where(allowed, log_probs, tf.constant(-np.inf, log_probs.dtype))

@@ -127,6 +127,7 @@ def at_tab(text: str, level: str) -> tuple[str, str]:
 
 
 def _as_bytes(text: str) -> bytes:
+    """A text as bytes, with the bytes that were not UTF-8 as they came."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -225,6 +226,7 @@ class Scorer:
         return _Line(text, size, ids, len(self._ids(context)) if context else 0)
 
     def _ids(self, text: str) -> np.ndarray:
+        """The tokens of a text: int32 `[n]`."""
         return self.vocab.encode(_as_bytes(text) if self.vocab.level == "byte" else text)
 
     def _result(self, line: _Line, token_nll: np.ndarray, first: int = 0) -> LineScore:
