@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import SMALL, raises_parameter, randomise
+from helpers import SMALL, Subwords, raises_parameter, randomise
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
@@ -59,6 +59,14 @@ def test_the_table_is_the_automaton():
     assert (table[1, b], table[1, end]) == (-1, -1)  # nothing but a comes first
     assert table[state, a] == -1 and table[state, end] == 0
     assert table[table[state, b], end] == 0 and table[0, end] == 0 and (table[0, [a, b]] == -1).all()
+
+
+def test_the_end_of_a_document_does_not_spell_its_name():
+    vocab = Subwords()
+    vocab.document, vocab.document_id = "<end>", 0
+    vocab.token_bytes = [b"ab", *vocab.token_bytes[1:]]
+    table = txl_tf.Constraint(vocab, regex="(ab)+", stop_token=vocab.ids["\n"]).table
+    assert table[1, 0] == -1 and table[1, vocab.ids["ab"]] > 0 and table[1, vocab.ids["a"]] > 0
 
 
 @SLOW

@@ -286,6 +286,192 @@ def test_prompts_are_continued_as_they_come(tool, word_run, monkeypatch):
     assert first == again and [text.count(b"\n") for text in (first, second)] == [1, 1]
 
 
+# ------------------------------------------------------------------------ texts that are printed when they are complete
+
+
+@pytest.fixture(scope="module")
+def char_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "characters"
+    vocab = Vocab(level="char", special=["\n"])
+    vocab.count('0123456789-ab {}":')
+    vocab.build()
+    return folder, vocab, make_run(folder, vocab, n_layer=1)
+
+
+def texts_of(vocab, prompt, generated):
+    """The texts after a prompt that `generate` returns with `with_lengths`."""
+    tokens, lengths = (part.numpy() for part in generated)
+    return [vocab.decode(row[len(prompt) : n]) for row, n in zip(tokens, lengths, strict=True)]
+
+
+def test_beam_search_prints_the_best_texts(tool, char_run, tmp_path, capfd):
+    """The same for a prompt alone and for one line among others, and by a pipeline."""
+    folder, vocab, lm = char_run
+    search = {"beam_size": 3, "length_penalty": 1.5, "num_return_sequences": 2}
+    expected = {
+        prompt: texts_of(
+            vocab,
+            prompt,
+            lm.generate(vocab.encode(prompt)[None], 9, stop_token=vocab.ids["\n"], with_lengths=True, **search),
+        )
+        for prompt in ("ab", "7")
+    }
+    arguments = [f"--model_dir={folder}", "--max_new_tokens=9", "--stop_at_newline"]
+    arguments += [f"--{name}={value}" for name, value in search.items()]
+    run_here(tool, *arguments, "--prompt=ab")
+    out, err = capfd.readouterr()
+    assert out == "".join(f"ab{text}\n" for text in expected["ab"]) and "--- 2 of 2" in err
+    (tmp_path / "in").write_text("7\nab\n")
+    run_here(tool, *arguments, f"--input={tmp_path / 'in'}", "--format=json")
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert rows == [{"prompt": prompt, "texts": expected[prompt]} for prompt in ("7", "ab")]
+    found = txl_tf.pipeline(folder).generate_text(["7", "ab"], 9, stop_at_newline=True, **search)
+    assert found == [expected["7"], expected["ab"]] and len(set(expected["ab"])) == 2
+
+
+def test_texts_match_a_regular_expression_and_their_end_is_not_printed(tool, char_run, tmp_path, capfd):
+    pytest.importorskip("outlines_core")
+    folder, vocab, lm = char_run
+    regex = "[0-9]{2}[ab]?"
+    form = txl_tf.Constraint(vocab, regex=regex, stop_token=vocab.ids["\n"])
+    options = {"logits_processor": form, "stop_token": form.stop_token, "with_lengths": True}
+    sampled = lm.generate(vocab.encode("ab")[None], 3, seed=2, temperature=4.0, num_return_sequences=8, **options)
+    expected = texts_of(vocab, "ab", sampled)
+    ended = [text.endswith("\n") for text in expected]
+    arguments = [f"--model_dir={folder}", f"--regex={regex}", "--max_new_tokens=3"]
+    samples = ["--seed=2", "--temperature=4", "--num_return_sequences=8"]
+    run_here(tool, *arguments, *samples, "--prompt=ab")
+    out, err = capfd.readouterr()
+    assert out == "".join(f"ab{text.removesuffix(chr(10))}\n" for text in expected)
+    assert all(re.fullmatch(regex, text.removesuffix("\n")) for text, end in zip(expected, ended, strict=True) if end)
+    assert set(ended) == {False, True} and f"{ended.count(False)} of 8 texts did not end" in err
+    (tmp_path / "in").write_text("ab\n")
+    run_here(tool, *arguments, *samples, f"--input={tmp_path / 'in'}", "--format=json")
+    out, err = capfd.readouterr()
+    texts = [text.removesuffix("\n") for text in expected]
+    assert json.loads(out) == {"prompt": "ab", "texts": texts, "ended": ended}
+    assert f"{ended.count(False)} of 8 texts did not end" in err
+
+    run_here(tool, *arguments, "--beam_size=3", "--prompt=ab")
+    (best,) = texts_of(vocab, "ab", lm.generate(vocab.encode("ab")[None], 3, beam_size=3, **options))
+    assert capfd.readouterr().out == f"ab{best.removesuffix(chr(10))}\n"
+
+
+def test_json_of_a_schema_and_its_file(tool, char_run, tmp_path, capfd):
+    pytest.importorskip("outlines_core")
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"]}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    arguments = [f"--model_dir={char_run[0]}", f"--json_schema={tmp_path / 'schema.json'}", "--seed=1"]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "prompts").write_text("ab\n7\n")
+    files = [f"--input={tmp_path / 'in'}", f"--output={tmp_path / 'out'}"]
+    run_here(tool, *arguments, *files)
+    lines = (tmp_path / "out" / "prompts").read_text().splitlines()
+    assert len(lines) == 2 and all(json.loads(line)["a"] in (1, 22) for line in lines)
+    schema["properties"]["a"]["enum"] = ["b"]  # the answers of the other schema are no answers to this one
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    run_here(tool, *arguments, *files)
+    assert [json.loads(line) for line in (tmp_path / "out" / "prompts").read_text().splitlines()] == [{"a": "b"}] * 2
+    (tmp_path / "schema.json").write_text("{")
+    with raises_parameter("json_schema", "{"):
+        run_here(tool, *arguments, "--prompt=ab")
+
+
+@pytest.mark.parametrize(
+    "flags, end",
+    [
+        ([], "<end>"),
+        pytest.param(["--stop_at_newline"], "\n", marks=pytest.mark.slow),
+        pytest.param(["--nostop_at_document"], "\n", marks=pytest.mark.slow),
+    ],
+)
+def test_a_form_ends_at_the_end_of_a_document_if_there_are_documents(tool, tmp_path, capfd, flags, end):
+    pytest.importorskip("outlines_core")
+    vocab = Vocab(level="char", special=["\n"], document="<end>")
+    vocab.count("ab")
+    vocab.build()
+    lm = make_run(tmp_path / "run", vocab, n_layer=1)
+    form = txl_tf.Constraint(vocab, regex="b*a", stop_token=vocab.ids[end])
+    options = {"logits_processor": form, "stop_token": form.stop_token, "with_lengths": True}
+    (text,) = texts_of(vocab, "a", lm.generate(vocab.encode("a")[None], 30, seed=1, **options))
+    assert text.endswith(end)
+    arguments = [f"--model_dir={tmp_path / 'run'}", "--prompt=a", *flags]
+    run_here(tool, *arguments, "--regex=b*a", "--seed=1")
+    assert capfd.readouterr().out == f"a{text.removesuffix(end)}\n"
+    run_here(tool, *arguments, "--regex=b{3}a", "--beam_size=2")
+    assert capfd.readouterr().out == "abbba\n"
+
+
+def test_suppressed_tokens_do_not_occur(tool, word_run, capfd):
+    folder, vocab, lm = word_run
+    allowed = np.array([symbol not in ("<eos>", "w3", "w5") for symbol in vocab.symbols])
+
+    def process(tokens, log_probs):
+        return np.where(allowed, 0.0, -np.inf).astype(np.float32) + log_probs
+
+    arguments = [f"--model_dir={folder}", "--prompt=w3", "--max_new_tokens=40", "--seed=3", "--temperature=1.5"]
+    run_here(tool, *arguments)
+    assert set(capfd.readouterr().out.removeprefix("w3").split()) & {"w3", "w5"}
+    run_here(tool, *arguments, "--suppress_tokens=w3", "--suppress_tokens=w5", "--suppress_tokens=<eos>")
+    out = capfd.readouterr().out
+    text = lm.generate(vocab.encode("w3")[None], 40, seed=3, temperature=1.5, logits_processor=process)
+    assert out == vocab.decode(text[0]) + "\n"
+    assert not set(out.removeprefix("w3").split()) & {"w3", "w5"} and out.count("\n") == 1
+
+
+@pytest.mark.parametrize("family", ["TransformerXLLM", pytest.param("TransformerLM", marks=pytest.mark.slow)])
+def test_a_long_prompt_is_read_in_pieces_wherever_it_comes_from(tool, tmp_path, monkeypatch, capfd, family):
+    vocab = word_vocab()
+    options = {} if family == "TransformerXLLM" else {"mem_len": 0, "context_len": 6, "family": txl_tf.TransformerLM}
+    lm = make_run(tmp_path / "run", vocab, n_layer=1, **options)
+    monkeypatch.setattr(tool, "READ_AT_ONCE", 4)
+    prompts = [" ".join(f"w{(i * i) % 21}" for i in range(n)) for n in (11, 3, 8)]
+    arguments = [f"--model_dir={tmp_path / 'run'}", "--max_new_tokens=5", "--seed=4", "--temperature=0.5"]
+    printed = []
+    for prompt in prompts:
+        run_here(tool, *arguments, f"--prompt={prompt}")
+        printed.append(capfd.readouterr().out)
+    (tmp_path / "in").write_text("".join(f"{prompt}\n" for prompt in prompts))
+    run_here(tool, *arguments, f"--input={tmp_path / 'in'}", "--format=json")
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [row["prompt"] + row["texts"][0] + "\n" for row in rows] == printed
+    segment = 4 if family == "TransformerXLLM" else None
+    text = lm.generate(vocab.encode(prompts[0])[None], 5, seed=4, temperature=0.5, segment=segment)
+    assert printed[0] == vocab.decode(text[0]) + "\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        (["--beam_size=3", "--temperature=0.5"], "temperature"),
+        (["--beam_size=3", "--seed=1"], "seed"),
+        (["--beam_size=3", "--top_k=4"], "top_k"),
+        (["--beam_size=3", "--repetition_penalty=2"], "repetition_penalty"),
+        (["--beam_size=3", "--greedy"], "greedy"),
+        (["--beam_size=3", "--interactive"], "interactive"),
+        (["--beam_size=3", "--num_return_sequences=4"], "num_return_sequences"),
+        (["--beam_size=3", "--stop=w1", "--stop_at_newline"], "stop_strings"),
+        (["--beam_size=3", "--stop=w1 w2"], "stop_strings"),
+        (["--beam_size=3", "--length_penalty=-1"], "length_penalty"),
+        (["--beam_size=0"], "beam_size"),
+        (["--beam_size=24"], "beam_size"),
+        (["--length_penalty=1"], "length_penalty"),
+        (["--regex=w1"], "regex"),  # the tokens are words
+        (["--regex="], "regex"),
+        (["--regex=w1", "--json_schema=x"], "regex"),
+        (["--regex=w1", "--verbose"], "verbose"),
+        (["--regex=w1", "--suppress_tokens=w2"], "regex"),
+        (["--suppress_tokens=w2", "--suppress_tokens=w99"], "suppress_tokens"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused_before_the_model_is_loaded(tool, word_run, monkeypatch, arguments, name):
+    monkeypatch.setattr(tool, "load_model", None)
+    set_flags(tool, f"--model_dir={word_run[0]}", "--prompt=w1", *arguments)
+    with raises_parameter(name):
+        tool.main()
+
+
 @pytest.mark.parametrize(
     "arguments, name",
     [

@@ -264,10 +264,10 @@ def train_run(model_dir, text, callbacks=(), **changes):
     )
 
 
-def make_run(folder, vocab, **options):
+def make_run(folder, vocab, family=TransformerXLLM, **options):
     """Writes a run of a small random language model with these symbols, and returns the model."""
     model = {**SMALL, "n_token": len(vocab), "mem_len": 4, **options}
-    lm = TransformerXLLM(**model)
+    lm = family(**model)
     randomise(lm)
     RunFolder(folder).create({"dataset": "text"}, model, [vocab], lm, step=1)
     return lm
@@ -330,7 +330,7 @@ def word_vocab():
 class Subwords:
     """What the library needs of a vocabulary of subwords: as many as `SMALL` has symbols, and no end."""
 
-    level, unk, eos, bos = "subword", None, None, None
+    level, unk, eos, bos, document, document_id = "subword", None, None, None, None, None
     has_plain_text = False
     token_bytes = [
         b"", *(bytes([c]) for c in b"User: \nab"), b"User", b"ser:", b"s:", b"r: a", b"\n\n", b"ab", b"ba",

@@ -111,6 +111,16 @@ def test_carried_memory_and_other_memory_change_the_scores(score, word_run):
     assert not set(alone) & set(longer)
 
 
+def test_continuations_are_scored_after_their_contexts(score, word_run):
+    _, vocab, lm = word_run
+    lines = ["w3 w4\tw5", "w3 w4\tw6 w1"]
+    expected = [nll_of(lm, vocab, line)[2:] for line in lines]
+    found = score("--continuations", "--columns=nll,tokens,text", text="\n".join(lines).encode()).decode()
+    for row, line, nll in zip(found.splitlines(), lines, expected, strict=True):
+        number, tokens, text = row.split("\t", 2)
+        assert (int(tokens), text) == (len(nll), line) and float(number) == pytest.approx(nll.sum(), rel=1e-5)
+
+
 def test_a_vocabulary_without_newline_says_that_ends_do_not_count(score, tmp_path):
     vocab = Vocab(level="char", special=list("ab"))
     vocab.build()

@@ -320,3 +320,34 @@ def test_many_lines_equal_score_and_take_a_fifth_of_its_time():
         seconds.append(np.diff(times) / len(part))
     fastest = np.min(seconds, 0)  # other work on the machine only slows
     assert fastest[1] > 5 * fastest[0], seconds
+
+
+@pytest.mark.parametrize("level", ["word", pytest.param("char", marks=pytest.mark.slow), "byte"])
+def test_only_a_continuation_counts(level):
+    vocab = make_vocab(level)
+    lm = make_lm(vocab)
+    space = "" if level == "word" else " "
+    lines = [f"w1 w2\t{space}w3 w4", "\tw7 w7", f"w7 w7 w1\t{space}w5\tw5", "w5\t"]
+    scores = list(score_lines(lm, vocab, lines, continuations=True))
+    for line, score in zip(lines, scores, strict=True):
+        context, continuation = line.split("\t", 1)
+        joint = " " if level == "word" else ""
+        before = [*newline_ids(vocab), *vocab.encode(context)]
+        own = vocab.encode(f"{joint}{continuation}\n")
+        nll = by_hand(lm, own, before)
+        n = len(before) - 1
+        assert score.text == line and (score.tokens, score.bytes) == (
+            len(own),
+            len(f"{joint}{continuation}\n".encode()),
+        )
+        assert np.isnan(score.token_nll[:n]).all()
+        np.testing.assert_allclose(score.token_nll[n:], nll, rtol=1e-5, atol=1e-5)
+        assert score.nll == pytest.approx(nll.sum(), rel=1e-5)
+
+
+def test_a_line_without_a_tab_is_no_continuation(words):
+    found = list(score_lines(*words, ["w1\tw2", "w1 w2"], "in.txt", strict=False, continuations=True))
+    assert found[0].tokens == 2 and "in.txt, line 2 has no tab" in str(found[1])
+    with raises_parameter("continuations", True):
+        list(score_lines(*words, ["w1\tw2"], continuations=True, carry_memory=True))
+    assert scoring.at_tab("a \t b", "subword") == ("a", "a  b")

@@ -6,7 +6,17 @@ import tensorflow as tf
 from helpers import ANY, Subwords, raises_parameter, word_vocab
 
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.language.stopping import BEFORE, NONE, add_token, aligned, check_stops, spell, tail_of, with_room
+from txl_tf.language.stopping import (
+    BEFORE,
+    NONE,
+    add_token,
+    aligned,
+    check_stops,
+    spell,
+    tail_of,
+    token_of,
+    with_room,
+)
 
 STRINGS = ["ab", "bab", "ser: ", "\n\n", "é", "日a", "r: ab", "s"]
 
@@ -148,3 +158,17 @@ def test_what_cannot_be_spelled_is_an_error(vocab, text):
 def test_bad_arguments_are_named(arguments, name, value, limit):
     with raises_parameter(name, value, limit=limit):
         check_stops(23, **{"vocab": word_vocab(), **arguments})
+
+
+def test_the_one_token_of_a_stop_string():
+    words = word_vocab()
+    assert [token_of(words, text) for text in ("\n", "<eos>", "w3", "w3 w4")] == [0, 0, words.ids["w3"], None]
+    characters = text_with("char", "ab\n")
+    assert [token_of(characters, text) for text in ("\n", "ab")] == [characters.ids["\n"], None]
+    subwords = Subwords()
+    ids = subwords.ids
+    assert token_of(subwords, "<end>") == ids["<end>"] and token_of(subwords, "ser:") == ids["ser:"]
+    assert token_of(subwords, "\n") is None  # there is also a token of two newlines
+    assert token_of(subwords, "ser: ") is None
+    with raises_parameter("stop_strings", "w99"):
+        token_of(words, "w99")

@@ -56,7 +56,7 @@ CALLS = {
     ),
     "segments": (lambda x: txl_tf.segments(np.arange(9), 2, 2, **x), "shuffle", "repeat"),
     "prepare": (lambda x: txl_tf.prepare(["a text"], "nowhere", **x), "levl", "level"),
-    "generate_lines": (lambda x: LanguagePipeline(None, None).generate_lines(["a"], **x), "beam_size", "top_k"),
+    "generate_lines": (lambda x: LanguagePipeline(None, None).generate_lines(["a"], **x), "beams", "beam_size"),
     "generate_text": (lambda x: LanguagePipeline(None, None).generate_text("a", **x), "num_beams", "batch_size"),
     "score_lines": (lambda x: LanguagePipeline(None, None).score_lines(["a"], **x), "segments", "segment"),
     "score_lines of a model": (lambda x: score_lines(lm, None, ["a"], **x), "carry", "carry_memory"),

@@ -226,12 +226,20 @@ class ScoringConfig(Config):
     )
     score_end: bool = option("Also score the newline at the end of a line.", default=True)
     carry_memory: bool = option("Read the lines as one text: the memory continues from line to line.", default=False)
+    continuations: bool = option(
+        "Each line is a context, a tab and a continuation: score the continuation alone.", default=False
+    )
     segment: int | None = option(
         "Most tokens to read at a time; default: 512, or context_len for the vanilla language model.",
         LENGTH,
         default=None,
     )
     batch_tokens: int = option("Tokens of a batch of lines, with padding.", at_least(1), default=1024)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.continuations and self.carry_memory:
+            raise ParameterError("continuations", True, "left out with carry_memory")
 
 
 @group

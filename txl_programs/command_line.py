@@ -21,8 +21,8 @@ from txl_programs.printing import on_one_line, program_name
 
 # Flags that name a file, a folder or an address, and are not hyper-parameters, which `txl_config` checks.
 _NAMES = (
-    "ckpt_path", "corpus", "data_dir", "download_url", "figures", "font", "host", "input", "lexicon", "output",
-    "output_dir", "prompt_file", "pytorch_checkpoint", "text_path", "tf1_checkpoint",
+    "ckpt_path", "corpus", "data_dir", "download_url", "figures", "font", "host", "input", "json_schema",
+    "lexicon", "output", "output_dir", "prompt_file", "pytorch_checkpoint", "text_path", "tf1_checkpoint",
 )  # fmt: skip
 
 # Flag -> its names in other programs.

@@ -25,7 +25,7 @@ from txl_programs.program import read_flags, run
 define_line_flags("texts")
 flags.DEFINE_integer("layer", -1, "Layer whose outputs to take; 0 for the embeddings, -1 for the last layer.")
 
-define_flags(ScoringConfig, leave_out={"start", "score_end", "carry_memory"})
+define_flags(ScoringConfig, leave_out={"start", "score_end", "carry_memory", "continuations"})
 
 read_flags(__name__)
 

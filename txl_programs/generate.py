@@ -6,6 +6,8 @@
     txl-generate --model_dir=runs/my --prompt="The" --num_return_sequences=3 --stop_at_newline
     echo "Once upon a time" | txl-generate --model_dir=runs/my --greedy
     txl-generate --model_dir=runs/my --interactive --max_new_tokens=80 --stop_at_newline
+    txl-generate --model_dir=runs/my --prompt="The" --beam_size=4 --stop_at_newline
+    txl-generate --model_dir=runs/my --prompt="Born on " --regex='[0-9]{1,2} (May|June) [0-9]{4}' --seed=1
     txl-generate --model_dir=runs/my --input=prompts.txt --output=texts.jsonl --format=json       (a prompt a line)
     txl-generate --model_dir=runs/my --input=prompts/ --output=texts/                 (many files, see docs/scale.md)
 
@@ -16,16 +18,24 @@ standard error has the number of each before it.
 
 With --input, every line is a prompt, and the program continues many at the same time. It writes --num_return_sequences
 lines for each: the new text, with newlines written as \\n, or with --format=json one object with "prompt" and "texts".
-For prompts of up to 512 tokens, the text is the same as with --prompt and the same --seed. If a line cannot be
-continued, the output has an empty line or an object with "error". The standard error then says why, and the exit status
-is 1. With --input=-, the program answers a line as soon as the standard input pauses.
+The text is the same as with --prompt and the same --seed. If a line cannot be continued, the output has an empty line
+or an object with "error". The standard error then says why, and the exit status is 1. With --input=-, the program
+answers a line as soon as the standard input pauses.
 
 The text ends after the first stop string, even if the last token is longer. --verbose prints a line for every token of
 the prompt and the answer, with its nll in nats. Text goes to the standard output, all else to the standard error.
 Control characters are written like \\x1b, so that no text can take over a terminal; --raw writes them unchanged.
+
+With --beam_size, the program searches for the most likely text, and draws nothing. All texts end at the same token: at
+the newline with --stop_at_newline, at the token of one --stop, or else at the end of a document. --num_return_sequences
+prints the best texts that the search found. With --regex or --json_schema, the whole text has this form; such a text
+ends at the end of a document, or at a newline, which is not printed. If it does not end within --max_new_tokens, the
+standard error says so, and --format=json writes false in "ended". --suppress_tokens names tokens that no text may
+contain. With these flags, the program prints a text when it is complete.
 """
 
 import codecs
+import functools
 import os
 import sys
 import time
@@ -35,7 +45,7 @@ from typing import Any
 from absl import flags
 
 from txl_config import REPETITION_WINDOW, ClusterConfig
-from txl_programs.flag_values import FLAGS, changed, check_not_both, check_used, define_line_flags, values
+from txl_programs.flag_values import FLAGS, changed, check_not_both, check_used, define_line_flags, given, values
 from txl_programs.opening import load_model
 from txl_programs.printing import messages_to_stderr
 from txl_programs.program import read_flags, run
@@ -67,6 +77,17 @@ _STOP = r"Stop string, such as \nQ: or <eos>: the text ends with it. May be give
 flags.DEFINE_multi_string("stop", [], _STOP)
 flags.DEFINE_bool("stop_at_newline", False, r"End the text at the end of a line, as --stop='\n'.")
 flags.DEFINE_bool("stop_at_document", True, "End the text at the end of a document, if the run knows documents.")
+flags.DEFINE_integer("beam_size", 1, "Hypotheses of a beam search for the most likely text. 1: no search.")
+flags.DEFINE_float(
+    "length_penalty",
+    0.6,
+    "With --beam_size: the log-probability of a text is divided by ((5 + tokens) / 6)**length_penalty.",
+)
+flags.DEFINE_string("regex", None, "Generate a text that matches this regular expression as a whole.")
+flags.DEFINE_string("json_schema", None, "File with a JSON schema: generate a JSON value that it allows.")
+flags.DEFINE_multi_string(
+    "suppress_tokens", [], "Token that no text may contain, such as <unk>. May be given several times."
+)
 flags.DEFINE_bool("interactive", False, "Read lines, and answer each. All of them are kept in one memory.")
 flags.DEFINE_bool("verbose", False, "Print every token with its nll.")
 flags.DEFINE_bool("raw", False, "Write control characters unchanged.")
@@ -75,19 +96,26 @@ flags.DEFINE_integer("clamp_len", None, "Treat greater distances as this one; -1
 
 read_flags(__name__)
 
+import numpy as np
 import tensorflow as tf
 
 from txl_config.errors import ParameterError, visible
 from txl_programs.answering.files import answer_input
 from txl_tf.data.line_files import Answering
-from txl_tf.data.lines import LineError, as_json
+from txl_tf.data.lines import LineError, as_json, decoded
 from txl_tf.data.text_files import with_newlines
-from txl_tf.data.vocabulary import escape, unescape
+from txl_tf.data.vocabulary import escape, newline_ids, unescape
 from txl_tf.files import naming_read_errors
-from txl_tf.language.sampling import check_integer, check_sampling, of_sequences
+from txl_tf.language.constraint import Constraint
+from txl_tf.language.sampling import check_sampling, of_sequences
 from txl_tf.language.session import Session
-from txl_tf.language.stopping import check_stops
-from txl_tf.language.text_generator import POOL, TextGenerator, TextStream, encode_prompt, stops_of
+from txl_tf.language.text_generator import (
+    POOL,
+    TextGenerator,
+    TextStream,
+    check_texts,
+    encode_prompt,
+)
 from txl_tf.runs.folder import RunFolder
 
 READ_AT_ONCE = 512  # tokens of a prompt per call: prompts of any length need one graph
@@ -120,8 +148,10 @@ class Writer:
             echo: whether the prompt belongs to the printed text. With --verbose, it always does.
             show: whether to print it now. If not, `write_samples` prints it before each of several samples.
         """
-        for start in range(0, len(ids), READ_AT_ONCE):
-            piece = ids[start : start + READ_AT_ONCE]
+        first = len(ids) % READ_AT_ONCE  # the last piece is whole, as in `generate`
+        for piece in np.split(ids, range(first, len(ids), READ_AT_ONCE)):
+            if not piece.size:
+                continue
             text = self.as_shown(piece, self.session.read(piece[None])[0])
             if echo or FLAGS.verbose:
                 self.echoed += text
@@ -153,7 +183,7 @@ class Writer:
         prompt = self.echoed
         for i, seed in enumerate(seeds):
             if len(seeds) > 1:
-                print(f"--- {i + 1} of {len(seeds)}", file=sys.stderr, flush=True)
+                say_number(i, len(seeds))
             self.session = session.copy()
             self.stream = stream.copy()
             if len(seeds) > 1:
@@ -169,14 +199,24 @@ class Writer:
         return text
 
     def show(self, text):
-        sys.stdout.write(text if FLAGS.raw else visible(text))
-        sys.stdout.flush()
+        print_text(text)
 
     def report(self):
         """Prints the number of tokens, and the speed without the first ones, whose graph had to be compiled."""
         timed = self.written - WRITTEN_AT_ONCE
         if timed > 0:
             print(f"{self.written} tokens, {timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
+
+
+def print_text(text):
+    """Prints a text at once, with control characters as escapes unless --raw is given."""
+    sys.stdout.write(text if FLAGS.raw else visible(text))
+    sys.stdout.flush()
+
+
+def say_number(i, number):
+    """Prints the number of sample i to the standard error."""
+    print(f"--- {i + 1} of {number}", file=sys.stderr, flush=True)
 
 
 def read_prompt(vocab):
@@ -202,14 +242,27 @@ def read_prompt(vocab):
 
 
 def line_of(answer, number=None):
-    """The output for the answer to a prompt of --input: `(prompt, texts)`, or a `LineError`."""
+    """The output for the answer to a prompt of --input: a `Continuation`, or a `LineError`."""
     if isinstance(answer, LineError):
         error = {"prompt": answer.text, "error": answer.reason}
         return as_json(error) if FLAGS.format == "json" else "\n" * FLAGS.num_return_sequences
-    prompt, texts = answer
     if FLAGS.format == "json":
-        return as_json({"prompt": prompt, "texts": texts})
-    return "".join(text.replace("\n", r"\n") + "\n" for text in texts)
+        fields = {"prompt": answer.prompt, "texts": answer.texts}
+        return as_json(fields | {"ended": answer.ended} if FLAGS.regex or FLAGS.json_schema else fields)
+    return "".join(text.replace("\n", r"\n") + "\n" for text in answer.texts)
+
+
+def counts_of(answer):
+    """The numbers to add up over all prompts: the arguments of `say_unfinished`."""
+    return answer.ended.count(False), len(answer.ended)
+
+
+def say_unfinished(unfinished, number):
+    """Prints how many texts do not have the form of --regex or --json_schema, because they were cut off."""
+    if unfinished:
+        form = "regex" if FLAGS.regex else "json_schema"
+        message = f"{unfinished:,} of {number:,} texts did not end within --max_new_tokens={FLAGS.max_new_tokens}"
+        print(f"{message}, so they do not match --{form} as a whole", file=sys.stderr)
 
 
 def model_changes():
@@ -223,40 +276,110 @@ def sampling_options() -> dict[str, Any]:
     return options | {"temperature": 0.0 if FLAGS.greedy else FLAGS.temperature}
 
 
-def stop_options():
-    """The options that end a text."""
-    return {"stop_strings": [*map(unescape, FLAGS.stop)], "stop_at_newline": FLAGS.stop_at_newline}
+def text_options(folder) -> dict[str, Any]:
+    """The options of `check_texts` that the flags give."""
+    numbers = values(("num_return_sequences", "stop_at_newline", "stop_at_document", "beam_size", "length_penalty"))
+    stops = {"stop_strings": [*map(unescape, FLAGS.stop)]}
+    sampling = {} if FLAGS.beam_size > 1 else sampling_options()
+    return {**numbers, **stops, **sampling, "logits_processor": processor_of(folder)}
+
+
+@functools.lru_cache(maxsize=1)
+def processor_of(folder):
+    """The processor of --regex, --json_schema or --suppress_tokens; `None` without them. An automaton takes a while."""
+    vocab = folder.load_vocab()
+    if FLAGS.suppress_tokens:
+        return suppressing(vocab, [*map(unescape, FLAGS.suppress_tokens)])
+    name = "regex" if FLAGS.regex is not None else "json_schema"
+    if FLAGS[name].value is None:
+        return None
+    if vocab.level == "word":
+        message = f"--{name} is for runs of characters, bytes or subwords, and the tokens of {folder.path} are words"
+        raise ParameterError(name, FLAGS[name].value, "left out for a run of words", message)
+    newline = newline_ids(vocab)
+    if vocab.document is not None and FLAGS.stop_at_document and not FLAGS.stop_at_newline:
+        end = vocab.document_id
+    elif len(newline) == 1:
+        end = newline[0]
+    else:
+        message = f"--{name} needs a token at which texts end, and {folder.path} knows neither documents nor newlines"
+        raise ParameterError(name, FLAGS[name].value, "left out for a run without ends", message)
+    return Constraint(vocab, regex=FLAGS.regex, json_schema=read_schema(), stop_token=end)
+
+
+def read_schema():
+    """The text of the file of --json_schema; `None` without it."""
+    if FLAGS.json_schema is None:
+        return None
+    with naming_read_errors(FLAGS.json_schema):
+        return decoded(Path(FLAGS.json_schema).read_bytes(), name=f"--json_schema={FLAGS.json_schema}")
+
+
+def suppressing(vocab, symbols):
+    """A `logits_processor` that allows no token of these symbols."""
+    allowed = np.ones([len(vocab)], bool)
+    for symbol in symbols:
+        if symbol not in vocab.ids:
+            message = f"--suppress_tokens must be a token of the vocabulary, got {symbol!r} (--verbose prints tokens)"
+            raise ParameterError("suppress_tokens", symbol, "a token of the vocabulary", message)
+        allowed[vocab.ids[symbol]] = False
+    return lambda tokens, log_probs: tf.where(allowed, log_probs, tf.constant(-np.inf, log_probs.dtype))
+
+
+def make_generator(folder, lm):
+    """The generator of texts that the flags describe. A longer prompt is read in pieces."""
+    segment = None if lm.has_window else READ_AT_ONCE
+    options = values(("max_new_tokens", "batch_size")) | text_options(folder)
+    return TextGenerator(lm, folder.load_vocab(), segment=segment, **options)
 
 
 def make_answering(folder, path):
     """The generator for the lines of --input, as the flags describe it, with the weights of a checkpoint."""
-    numbers = values(("max_new_tokens", "num_return_sequences", "batch_size", "stop_at_document"))
-    options = {**numbers, **sampling_options(), **stop_options()}
-    lm = folder.load_model(path, **model_changes())
-    return Answering(TextGenerator(lm, folder.load_vocab(), **options).generate_lines, line_of)
+    generator = make_generator(folder, folder.load_model(path, **model_changes()))
+    return Answering(generator.generate_lines, line_of, counts_of)
+
+
+def print_when_complete(folder, vocab, ids, echo):
+    """Generates the texts after one prompt, and prints each as a whole. With `echo`, it begins with the prompt."""
+    generator = make_generator(folder, load_model(folder, **model_changes()))
+    texts, ended = generator.continue_ids(ids)[1:]
+    prompt = TextStream(vocab).push(ids) if echo else ""
+    for i, text in enumerate(texts):
+        if len(texts) > 1:
+            say_number(i, len(texts))
+        print_text(f"{prompt}{text}\n")
+    say_unfinished(ended.count(False), len(ended))
 
 
 def check_flags():
     """Raises ParameterError for flags that exclude each other, or that have no effect without another flag."""
     input_flags = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
-    sampling_flags = [
-        "top_k",
-        "top_p",
-        "min_p",
-        *changed(["num_return_sequences"]),
-    ]  # 1, the default, is always allowed
+    limits = ["top_k", "top_p", "min_p"]
+    several = changed(["num_return_sequences"])  # 1, the default, is always allowed
+    penalty = ["repetition_penalty", "repetition_window"]
+    of_search = changed(["beam_size"]) + given(["regex", "json_schema", "suppress_tokens"])
+    search = FLAGS.beam_size > 1
+    draws_nothing = f"is for sampling, and a beam search (--beam_size={FLAGS.beam_size}) draws nothing"
+    complete = f"prints tokens one by one, and with --{of_search[0]} a text is complete first" if of_search else ""
     # Each row: flags, whether they have an effect, and the rest of the message, which begins with the flag.
     check_used(
         (input_flags, FLAGS.input is not None, "is for the lines of --input, which is not given"),
         (("prompt", "prompt_file", "interactive", "verbose"), FLAGS.input is None, "and --input exclude each other"),
-        (["temperature", *sampling_flags], not FLAGS.greedy, "is for sampling, and --greedy does not sample"),
-        (sampling_flags, FLAGS.temperature != 0, "is for sampling, and --temperature=0 does not sample"),
+        (["temperature", *limits, *penalty, "seed", *changed(["greedy"])], not search, draws_nothing),
+        (("length_penalty",), search, "is for a beam search: give --beam_size, too"),
+        (changed(["interactive", "verbose"]), not of_search, complete),
+        (given(["regex", "json_schema"]), not FLAGS.suppress_tokens, "and --suppress_tokens exclude each other"),
+        (["temperature", *limits, *several], not FLAGS.greedy, "is for sampling, and --greedy does not sample"),
+        (limits + several, FLAGS.temperature != 0, "is for sampling, and --temperature=0 does not sample"),
         (
             ("repetition_window",),
             FLAGS.repetition_penalty not in (None, 1),
             "needs --repetition_penalty, with a value other than 1",
         ),
     )
+    check_not_both("regex", "json_schema")
+    if FLAGS.regex == "":
+        raise ParameterError("regex", "", "a regular expression", "--regex must not be empty: leave it out")
     if FLAGS.interactive and FLAGS.num_return_sequences > 1:
         message = "--interactive and --num_return_sequences exclude each other"
         raise ParameterError("num_return_sequences", FLAGS.num_return_sequences, "1 with --interactive", message)
@@ -267,18 +390,19 @@ def main():
     check_flags()
     folder = RunFolder(FLAGS.model_dir, "language_model")
     vocab = folder.load_vocab()
-    options = sampling_options()
-    # Check all values before the model is loaded.
-    check_integer("num_return_sequences", FLAGS.num_return_sequences, 1)
-    seeds = of_sequences(check_sampling(1, **options), FLAGS.num_return_sequences).seeds.numpy().tolist()
-    ends = stops_of(vocab, **stop_options(), stop_at_document=FLAGS.stop_at_document)
-    check_stops(len(vocab), None, **ends, vocab=vocab)
+    options = text_options(folder)
+    ends = check_texts(vocab, **options)  # before the model is loaded
     if FLAGS.input is not None:
         tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size, FLAGS.raw)
+        say_unfinished(*map(int, tally.sums or (0, 0)))
         return int(tally.missing > 0)
     prompt = read_prompt(vocab)
     ids = None if prompt is None else encode_prompt(vocab, prompt, "prompt")
-    writer = Writer(load_model(folder, **model_changes()), vocab, options | ends | {"seed": seeds[0]})
+    if FLAGS.beam_size > 1 or options["logits_processor"] is not None:
+        return print_when_complete(folder, vocab, ids, echo=bool(prompt))
+    sampling = sampling_options()
+    seeds = of_sequences(check_sampling(1, **sampling), FLAGS.num_return_sequences).seeds.numpy().tolist()
+    writer = Writer(load_model(folder, **model_changes()), vocab, sampling | ends | {"seed": seeds[0]})
     if ids is not None:
         writer.read(ids, echo=bool(prompt), show=len(seeds) == 1)
         writer.write_samples(FLAGS.max_new_tokens, seeds)

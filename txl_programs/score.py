@@ -4,6 +4,7 @@
     txl-score --model_dir=runs/wt103 --input=nbest.txt --output=nll.txt
     txl-score --model_dir=runs/wt103 --input=corpus.txt --columns=bpb,text | awk -F'\\t' '$1 < 1.5'
     txl-score --model_dir=runs/wt103 --input=article.txt --carry_memory --format=tokens
+    printf 'The import\\t statement\\n' | txl-score --model_dir=runs/quickstart --continuations --columns=nll,text
     txl-score --model_dir=runs/wt103 --input=corpus/ --output=scores/               (many files, see docs/scale.md)
 
 The program writes a line of output for every line of input: the --columns, separated by tabs, or with --format=json
@@ -17,11 +18,12 @@ an object.
     text      the line
 
 By default the program scores every line as if a newline stood before it, or the end of a document if the run knows
-documents. The end of the line counts as a token and as a byte. --start and --score_end change this. --format=tokens
-adds every token and its nll. \\n, \\r\\n and \\r end a line; for a run with --level=byte or --raw_text, only \\n
-does. The program answers a line as soon as the standard input pauses. If a line cannot be scored, for example because
-the vocabulary lacks a symbol of it, the output has an empty line or an object with "error". The standard error then
-says why, and the exit status is 1. Text goes to the standard output, all else to the standard error. On a terminal,
+documents. The end of the line counts as a token and as a byte. --start and --score_end change this. With
+--continuations, a line is a context, a tab and a continuation, and only the continuation counts. --format=tokens adds
+every token and its nll. \\n, \\r\\n and \\r end a line; for a run with --level=byte or --raw_text, only \\n does. The
+program answers a line as soon as the standard input pauses. If a line cannot be scored, for example because the
+vocabulary lacks a symbol of it, the output has an empty line or an object with "error". The standard error then says
+why, and the exit status is 1. Text goes to the standard output, all else to the standard error. On a terminal,
 control characters are written like \\x1b.
 """
 

@@ -31,7 +31,7 @@ from txl_tf.data.text.texts import find_named_files, folder_around
 from txl_tf.files import absolute, lock, naming_write_errors, same_path, sha256
 from txl_tf.runs.folder import RunFolder
 
-_FILES = ("lexicon",)  # flags that name a file whose content affects the answers
+_FILES = ("lexicon", "json_schema")  # flags that name a file whose content affects the answers
 # Flags that do not affect the answers.
 _OTHER_FLAGS = {"model_dir", "ckpt_path", "input", "output", "strict", *ClusterConfig.names()}
 

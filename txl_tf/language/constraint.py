@@ -99,7 +99,7 @@ class Constraint:
 
 
 def _pieces(vocab: Any, stop_token: int) -> dict[Any, list[int]]:
-    """`{text of a token, as a string or as bytes: ids}`, without special symbols and the stop token."""
+    """`{text of a token, as a string or as bytes: ids}`, without special symbols and the tokens that end a text."""
     if vocab.level == "word":
         message = "a Constraint needs a vocabulary of characters, bytes or subwords, got one of words"
         raise ParameterError("vocab", vocab.level, ["char", "byte", "subword"], message)
@@ -111,7 +111,7 @@ def _pieces(vocab: Any, stop_token: int) -> dict[Any, list[int]]:
         texts = [symbol if len(symbol) == 1 else "" for symbol in vocab.symbols]
     found: dict[Any, list[int]] = {}
     for i, text in enumerate(texts):
-        if text and i != stop_token:
+        if text and i not in (stop_token, vocab.document_id):
             found.setdefault(text, []).append(i)
     return found
 

@@ -407,10 +407,15 @@ def _check_search(lm: Any, beam_size: int, number: int, stops: Stops, sampling: 
     """Raises ParameterError for arguments of `generate` that do not fit a beam search."""
     if lm.static_shapes:
         raise ParameterError("beam_size", beam_size, "1 with static_shapes")
-    if number > beam_size:
-        raise ParameterError("num_return_sequences", number, f"at most beam_size={beam_size}")
     if stops.strings.shape[1]:
         raise ParameterError("stop_strings", None, "left out in a beam search, which ends texts at stop_token")
+    check_search(beam_size, number, sampling)
+
+
+def check_search(beam_size: int, number: int, sampling: dict[str, Any]) -> None:
+    """Raises ParameterError for a number of texts or for options of sampling that do not fit a beam search."""
+    if number > beam_size:
+        raise ParameterError("num_return_sequences", number, f"at most beam_size={beam_size}")
     defaults = {name: parameter.default for name, parameter in inspect.signature(check_sampling).parameters.items()}
     for name, value in sampling.items():
         if value is not None and np.any(np.asarray(value) != defaults[name]):

@@ -146,6 +146,29 @@ def _spell_bytes(vocab: Any, text: str) -> list[int]:
     return list(read.encode("utf-8", "surrogateescape"))
 
 
+def token_of(vocab: Any, text: str) -> int | None:
+    """The id of the one token that spells a stop string.
+
+    Returns:
+        `None` if the string has several tokens, or if another token contains it.
+
+    Raises:
+        ParameterError: the vocabulary cannot spell the string.
+    """
+    units = spell(vocab, text)
+    if vocab.level != "subword":
+        return units[0] if len(units) == 1 else None
+    if units[0] > 255:
+        return units[0] - 256
+    data = bytes(units)
+    having = [i for i, token in enumerate(vocab.token_bytes) if data in token]
+    if any(vocab.token_bytes[i] != data for i in having):
+        return None
+    if len(having) > 1:  # a byte and a piece of the same text: the one that occurs in texts
+        having = vocab.encode(text).tolist()
+    return having[0] if len(having) == 1 else None
+
+
 def check_stops(
     n_token: int, stop_token: int | None = None, stop_strings: Iterable[str] | None = None,
     stop_at_newline: bool = False, vocab: Any = None,

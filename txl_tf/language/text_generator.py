@@ -1,17 +1,19 @@
 """Converts ids of a language model to text: as a stream (`TextStream`), or for many prompts (`TextGenerator`)."""
 
 import codecs
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
-from txl_tf.language.generation import write_texts
+from txl_tf.language.constraint import Constraint
+from txl_tf.language.generation import check_search, write_texts
 from txl_tf.language.sampling import SAMPLING, check_integer, check_sampling
-from txl_tf.language.stopping import check_stops
+from txl_tf.language.stopping import check_stops, token_of
 from txl_tf.schema import check_names, keywords_of
 
 POOL = 8  # batches of prompts that are read and sorted by length together
@@ -79,6 +81,21 @@ def encode_prompt(vocab: Any, prompt: str | bytes, name: str = LINE) -> np.ndarr
     return ids
 
 
+class Continuation(NamedTuple):
+    """The texts that follow a prompt.
+
+    Attributes:
+        prompt: the text of the prompt.
+        texts: the new texts, `num_return_sequences` of them.
+        ended: for each text, whether it ended at the stop token, so that it has the whole form that a `Constraint`
+            demands. Always true without a `Constraint`.
+    """
+
+    prompt: str
+    texts: list[str]
+    ended: list[bool]
+
+
 class TextGenerator:
     """Continues prompts.
 
@@ -87,9 +104,12 @@ class TextGenerator:
         vocab: `Vocab` of the model.
         max_new_tokens: the largest number of tokens of a text.
         num_return_sequences: number of texts for every prompt.
-        stop_strings, stop_at_newline: see `generate`.
+        stop_strings, stop_at_newline: see `generate`. A beam search has one end, which must be one token.
         stop_at_document: whether a text ends at the end of its document, if the vocabulary has documents.
         batch_size: number of prompts to continue together.
+        beam_size, length_penalty: see `generate`.
+        logits_processor: see `generate`. With a `Constraint`, texts end at its stop token, which is no part of them.
+        segment: see `generate`.
         **sampling: see `generate`. All prompts have the same `seed`, so a text does not depend on the other prompts.
 
     Raises:
@@ -99,21 +119,31 @@ class TextGenerator:
     def __init__(
         self, lm: Any, vocab: Any, max_new_tokens: int = 200, *, num_return_sequences: int = 1,
         stop_strings: Iterable[str] = (), stop_at_newline: bool = False, stop_at_document: bool = True,
-        batch_size: int = 16, **sampling: Any,
+        batch_size: int = 16, beam_size: int = 1, length_penalty: float = 0.6,
+        logits_processor: Callable[..., Any] | None = None, segment: int | None = None, **sampling: Any,
     ) -> None:  # fmt: skip
         check_names("TextGenerator", sampling, [*keywords_of(TextGenerator), *SAMPLING])
         check_integer("max_new_tokens", max_new_tokens, 0)
-        check_integer("num_return_sequences", num_return_sequences, 1)
         check_integer("batch_size", batch_size, 1)
-        check_sampling(1, **sampling)
-        self.stops = stops_of(vocab, stop_strings, stop_at_newline, stop_at_document)
-        check_stops(len(vocab), None, **self.stops, vocab=vocab)
+        self.stops = check_texts(
+            vocab, num_return_sequences=num_return_sequences, stop_strings=stop_strings,
+            stop_at_newline=stop_at_newline, stop_at_document=stop_at_document, beam_size=beam_size,
+            length_penalty=length_penalty, logits_processor=logits_processor, **sampling,
+        )  # fmt: skip
         self.lm = lm
         self.vocab = vocab
         self.sampling = sampling
+        self.search = {
+            "beam_size": beam_size, "length_penalty": length_penalty, "logits_processor": logits_processor,
+        }  # fmt: skip
+        self.segment = segment
         self.max_new_tokens = max_new_tokens
         self.number = num_return_sequences
         self.batch_size = batch_size
+
+    def continue_ids(self, ids: np.ndarray) -> Continuation:
+        """Continues one prompt, int32 `[n]`. The `prompt` of the result is empty."""
+        return self._write([("", ids)])[0]
 
     def generate_lines(
         self, prompts: Any, name: str = "prompts", strict: bool = True, numbers: Any = None
@@ -127,7 +157,7 @@ class TextGenerator:
             numbers: line numbers for messages; by default 1, 2, ...
 
         Yields:
-            `(prompt, texts)` for every prompt, in order: its text, and the `num_return_sequences` texts after it.
+            A `Continuation` for every prompt, in order.
         """
         return answers(prompts, self._encode, self._continue, name, strict, POOL * self.batch_size, numbers)
 
@@ -140,22 +170,88 @@ class TextGenerator:
         lengths = np.array([len(ids) for _, ids in prompts], int)
         return in_order(self._write, prompts, by_length(lengths, self.batch_size))
 
-    def _write(self, prompts: Any) -> list[tuple[str, list[str]]]:
+    def _write(self, prompts: Any) -> list[Continuation]:
         """The texts of one batch. It is padded to a power of two, because every size of a batch has its own graph."""
         n_padding = (1 << (len(prompts) - 1).bit_length()) - len(prompts)
         rows = [*prompts, *([prompts[-1]] * n_padding)]
         ids = [ids for _, ids in rows]
         n = self.number
         lengths = np.array([len(row) for row in ids])
-        options = {"lengths": lengths, "num_return_sequences": n, "vocab": self.vocab, **self.stops, **self.sampling}
-        arrays = [array.numpy() for array in write_texts(self.lm, padded(ids), self.max_new_tokens, **options)]
-        texts = [self._text(ids[i // n], *(array[i] for array in arrays)) for i in range(len(prompts) * n)]
-        return [(prompt, texts[i * n : (i + 1) * n]) for i, (prompt, _) in enumerate(prompts)]
+        # A prompt in pieces is padded to whole ones, which takes longer if one is enough.
+        segment = self.segment if self.segment is not None and lengths.max() > self.segment else None
+        arrays = write_texts(
+            self.lm, padded(ids), self.max_new_tokens, lengths=lengths, num_return_sequences=n, vocab=self.vocab,
+            segment=segment, **self.stops, **self.search, **self.sampling,
+        )  # fmt: skip
+        tokens, ends, excess = (array.numpy() for array in arrays)
+        found = [self._text(ids[i // n], tokens[i], ends[i], excess[i]) for i in range(len(prompts) * n)]
+        texts, ended = ([*column] for column in zip(*found, strict=True))
+        return [
+            Continuation(prompt, texts[i * n : (i + 1) * n], ended[i * n : (i + 1) * n])
+            for i, (prompt, _) in enumerate(prompts)
+        ]
 
-    def _text(self, prompt: np.ndarray, tokens: np.ndarray, length: int, excess: int) -> str:
+    def _text(self, prompt: np.ndarray, tokens: np.ndarray, length: int, excess: int) -> tuple[str, bool]:
+        """The text after a prompt, and whether it `ended`, see `Continuation`."""
+        new = tokens[len(prompt) : length]
+        ended = True
+        end = constraint_end(self.search["logits_processor"])
+        if end is not None:
+            ended = len(new) > 0 and new[-1] == end
+            new = new[: len(new) - ended]
         stream = TextStream(self.vocab)
         stream.push(prompt)
-        return stream.push(tokens[len(prompt) : length], excess) + stream.end()
+        return stream.push(new, excess) + stream.end(), bool(ended)
+
+
+def check_texts(
+    vocab: Any, *, num_return_sequences: int, stop_strings: Iterable[str], stop_at_newline: bool,
+    stop_at_document: bool, beam_size: int, length_penalty: float, logits_processor: Any, **sampling: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Checks arguments of `TextGenerator` that need no model. Returns the arguments of `generate` that end a text."""
+    check_integer("num_return_sequences", num_return_sequences, 1)
+    check_sampling(1, **sampling)
+    check_integer("beam_size", beam_size, 1, len(vocab))
+    NOT_NEGATIVE("length_penalty", length_penalty)
+    if beam_size > 1:
+        check_search(beam_size, num_return_sequences, sampling)
+    stops = stops_of(vocab, stop_strings, stop_at_newline, stop_at_document)
+    check_stops(len(vocab), **stops, vocab=vocab)
+    token = constraint_end(logits_processor)
+    if token is None and beam_size == 1:
+        return stops
+    strings = [*stops["stop_strings"], *(["\n"] if stop_at_newline else [])]
+    if token is not None:  # no text contains the end of a document, and the stop token needs no string
+        strings = [text for text in strings if text != vocab.document and token_of(vocab, text) != token]
+    if beam_size == 1:
+        return {"stop_token": token, "stop_strings": strings}
+    return {"stop_token": _single_end(vocab, token, strings)}
+
+
+def constraint_end(processor: Any) -> int | None:
+    """The stop token of a `Constraint`; `None` for another processor, or for none."""
+    return processor.stop_token if isinstance(processor, Constraint) else None
+
+
+def _single_end(vocab: Any, token: int | None, strings: list[str]) -> int | None:
+    """The stop token of a beam search: the token of a `Constraint`, or that of a stop string, or `None` without ends.
+
+    Raises:
+        ParameterError: there are several ends, or the stop string is not one token.
+    """
+    ends = [*([] if token is None else [vocab.symbols[token]]), *strings]
+    if len(ends) > 1:
+        message = f"a beam search ends all texts at one token, got {len(ends)} ends: {', '.join(map(repr, ends))}"
+        if vocab.document in strings:
+            message += f" (stop_at_document=False leaves out {vocab.document!r})"
+        raise ParameterError("stop_strings", strings, "one end", message)
+    if not strings:
+        return token
+    token = token_of(vocab, strings[0])
+    if token is None:
+        message = f"a beam search needs a stop string of one token that no other token contains, got {strings[0]!r}"
+        raise ParameterError("stop_strings", strings[0], "one token", message)
+    return token
 
 
 def stops_of(

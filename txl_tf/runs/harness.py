@@ -219,7 +219,7 @@ class HarnessMethods:
             **sampling,
         )
         prompts = [context or self.vocab.symbols[self.start[0]] for context in contexts]
-        return [_cut(texts[0], until) for _, texts in generator.generate_lines(prompts)]
+        return [_cut(answer.texts[0], until) for answer in generator.generate_lines(prompts)]
 
     def _spelled(self, until: Iterable[str]) -> list[str]:
         """The stop strings that the vocabulary can spell. Others occur in no text."""

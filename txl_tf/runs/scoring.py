@@ -14,6 +14,9 @@ The score of a line is that of `lm.score`. With the start s, the line a b and it
 
 A line of more than `segment` tokens is read segment by segment, each with the memory of the segment before. With
 `carry_memory`, all lines are read like this, as one text: s a b n c d n ...
+
+With `continuations`, a line is a context, a tab and a continuation, and only the tokens of the continuation count. Both
+are cut into tokens together.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import tensorflow as tf
 
 from txl_tf.config import ScoringConfig, check_places
 from txl_tf.data.batching import by_length, padded
-from txl_tf.data.lines import LineError, encoded, in_blocks, in_places, text_of
+from txl_tf.data.lines import LINE, LineError, encoded, in_blocks, in_places, text_of
 from txl_tf.data.vocabulary import Vocab, line_start_ids, newline_ids, unescape
 from txl_tf.errors import ParameterError
 from txl_tf.language.language_model import LanguageModel
@@ -47,7 +50,7 @@ class LineScore(NamedTuple):
 
     Attributes:
         text: the line without its newline. Bytes that are not UTF-8 are decoded by `surrogateescape`.
-        bytes: number of bytes in UTF-8, with the newline if it counts.
+        bytes: number of bytes in UTF-8, with the newline if it counts. Of a continuation, without its context.
         ids: int32 `[n]`, the tokens.
         token_nll: float32 (float64 if the model's dtype is) `[n]`, nats; NaN for a token that does not count.
         nll: nats, the sum over the tokens that count.
@@ -73,11 +76,12 @@ class LineScore(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line and its tokens, see `LineScore`."""
+    """A line and its tokens, see `LineScore`. The first `context` tokens do not count."""
 
     text: str
     bytes: int
     ids: np.ndarray
+    context: int = 0
 
 
 def score_lines(
@@ -106,6 +110,30 @@ def score_lines(
     return (score for scores in scorer.score(in_blocks(lines), name, strict) for score in scores)
 
 
+def at_tab(text: str, level: str) -> tuple[str, str]:
+    """Splits a line at its first tab.
+
+    Returns:
+        `(context, whole)`: the text before the continuation, and both without the tab. Words are joined by a space.
+        Spaces at the end of a context of subwords belong to the continuation, because tokens begin with them.
+
+    Raises:
+        ParameterError: there is no tab.
+    """
+    context, tab, continuation = text.partition("\t")
+    if not tab:
+        allowed = "a context, a tab and a continuation"
+        raise ParameterError(LINE, text, allowed, f"{LINE} has no tab: it must have {allowed}")
+    if level == "word":
+        return context, f"{context} {continuation}"
+    return context.rstrip(" ") if level == "subword" else context, context + continuation
+
+
+def _as_bytes(text: str) -> bytes:
+    """A text as bytes, with the bytes that were not UTF-8 as they came."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 class Scorer:
     """Scores lines of text with a language model.
 
@@ -118,6 +146,7 @@ class Scorer:
         start: int32 array, the tokens before every line. It is empty if the first token of a line is not scored, and
             for a vocabulary with `bos`, which encodes every line with a start.
         score_end: whether the end of a line counts. The vocabulary must have a symbol for it.
+        continuations: whether only the part of a line after its first tab counts.
         segment: most tokens that are read at a time.
 
     Raises:
@@ -139,6 +168,7 @@ class Scorer:
         self.start = np.array(self._start_ids(config.start), np.int32)
         self.score_end = config.score_end and bool(self.newline)
         self.carry_memory = config.carry_memory
+        self.continuations = config.continuations
         self.batch_tokens = config.batch_tokens
         self.segment = config.segment or (lm.context_len if lm.has_window else SEGMENT)
         check_places(dict(vars(lm)), segment=self.segment)
@@ -194,13 +224,15 @@ class Scorer:
         by_byte = self.vocab.level == "byte"
         text = text_of(line, "surrogateescape" if by_byte else "strict")
         text = text.removesuffix("\r") if self.vocab.has_plain_text else text
-        data = text.encode("utf-8", "surrogateescape")
+        context, whole = at_tab(text, self.vocab.level) if self.continuations else ("", text)
         has_end = self.score_end or bool(self.carry_memory and self.newline)
-        if by_byte:
-            ids = self.vocab.encode(data + b"\n" if has_end else data)
-        else:
-            ids = self.vocab.encode(text + "\n" if has_end else text)
-        return _Line(text, len(data) + int(self.score_end), ids)
+        ids = self._ids(whole + "\n" if has_end else whole)
+        size = len(_as_bytes(whole)) - len(_as_bytes(context)) + int(self.score_end)
+        return _Line(text, size, ids, len(self._ids(context)) if context else 0)
+
+    def _ids(self, text: str) -> np.ndarray:
+        """The tokens of a text: int32 `[n]`."""
+        return self.vocab.encode(_as_bytes(text) if self.vocab.level == "byte" else text)
 
     def _result(self, line: _Line, token_nll: np.ndarray, first: int = 0) -> LineScore:
         """Makes the score of a line.
@@ -213,10 +245,11 @@ class Scorer:
         n = len(line.ids)
         # With `carry_memory`, the tokens have a newline even if it does not count.
         end = n if self.score_end or not self.carry_memory else n - len(self.newline)
-        first = min(first, end)
+        first = min(max(first, line.context), end)
         counted = np.full([n], np.nan, self.lm.loss_dtype)
         counted[first:end] = token_nll[first:end]
-        return LineScore(*line, counted, float(token_nll[first:end].sum(dtype=np.float64)), end - first)
+        nll = float(token_nll[first:end].sum(dtype=np.float64))
+        return LineScore(line.text, line.bytes, line.ids, counted, nll, end - first)
 
     # ---------------------------------------------------------------------------------------------- tokens to scores
 

@@ -121,7 +121,8 @@ class LanguagePipeline(Pipeline):
             max_new_tokens: most tokens of a text.
             name: what messages call the prompts.
             strict: whether a line that cannot be answered raises an error. Otherwise a `LineError` takes its place.
-            **options: options of `TextGenerator`, such as `temperature`, `top_p`, `seed`, `stop_strings`, `batch_size`.
+            **options: options of `TextGenerator`, such as `temperature`, `top_p`, `seed`, `stop_strings`, `batch_size`,
+                `beam_size`, `logits_processor`.
 
         Returns:
             Iterator of texts, without the prompts. With `num_return_sequences` above 1, it yields a list of texts for
@@ -130,7 +131,7 @@ class LanguagePipeline(Pipeline):
         check_names("generate_lines", options, self._GENERATION_OPTIONS)
         writer = TextGenerator(self.model, self.vocabs[0], max_new_tokens, **options)
         answers = writer.generate_lines(prompts, name, strict)
-        return (_one_of_one(texts if isinstance(texts, LineError) else texts[1]) for texts in answers)
+        return (_one_of_one(answer if isinstance(answer, LineError) else answer.texts) for answer in answers)
 
     lines: Any = generate_lines
 
