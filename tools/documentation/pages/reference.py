@@ -1,7 +1,8 @@
 """The pages of the API reference: which names each has. Griffe reads the library without importing it.
 
-The public names are those in `__all__` of the packages that `extra.public` of mkdocs.yml lists. The pages of the section
-Internals have the other classes and functions with a docstring, for developers. All other pages have only public names.
+The public names are those in `__all__` of the packages that `extra.public` of mkdocs.yml lists. The pages of the
+section Internals have the other classes and functions with a docstring, for developers. All other pages have only
+public names.
 """
 
 import re
