@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether everything has the version of a tag; prints what CHANGELOG.md says of it.
+"""Checks that all files that name the version have that of a tag. Then prints the version's section of CHANGELOG.md.
 
 python .ci/check_release.py v0.1.0
 """
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def versions():
-    """`{file: version}` of the files that name the version."""
+    """The version in each file that names it: `{file: version}`; "none" if it was not found."""
     found = {}
     for name, pattern in {
         "txl_tf/__init__.py": r'^__version__ = "(.*)"$',
@@ -25,13 +25,14 @@ def versions():
 
 
 def notes(version):
-    """The section of CHANGELOG.md about a version."""
+    """The text of the section of CHANGELOG.md about a version; empty if there is none."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     found = re.search(rf"^## {re.escape(version)}\b.*?\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     return found[1].strip() if found else ""
 
 
 def main(tag):
+    """Prints the section about the version of a tag. Returns an error message if a file has another version."""
     version = tag.removeprefix("v")
     wrong = {name: found for name, found in versions().items() if found != version}
     if wrong:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Prints what pyproject.toml installs, one requirement a line.
+"""Prints requirements of pyproject.toml, one a line.
 
     python .ci/requirements.py [--only-extras] [--without=NAME,NAME] [EXTRA...]
 
-It prints the requirements of the library, unless --only-extras is given, and those of the extras. A script that
-cannot install the library itself takes them from here, so that versions are written down once.
+It prints the requirements of the library, unless --only-extras is given, and those of the extras, but not those of the
+packages in --without. Scripts that cannot install the library itself use it, so that versions are written in one place.
 """
 
 import re
@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml")
 
 
 def of_extra(extra):
-    """The requirements of an extra, also of those that it names, as `txl_tf[lint,plot]`."""
+    """Yields the requirements of an extra. It may name other extras, such as `txl_tf[lint,plot]`: theirs, too."""
     for requirement in PROJECT["optional-dependencies"][extra]:
         own = re.fullmatch(rf"{PROJECT['name']}\[(.*)\]", requirement)
         if own:
@@ -27,6 +27,7 @@ def of_extra(extra):
 
 
 def main(arguments):
+    """Prints the requirements that the arguments of the command ask for."""
     without = [a.removeprefix("--without=").split(",") for a in arguments if a.startswith("--without=")]
     left_out = {name for names in without for name in names}
     extras = [a for a in arguments if not a.startswith("--")]

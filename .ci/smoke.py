@@ -3,9 +3,9 @@
 
     python .ci/smoke.py BIN
 
-BIN is the folder of the commands: `bin` of an environment that the wheel is installed in. This file needs Python alone,
-and imports nothing of the library. A command that lacks an extra must end with one line that names what to install.
-The last line is `N passed, N failed`; the status is 1 if a command failed.
+BIN is the folder of the commands: `bin` of an environment in which the wheel is installed. This file imports only
+Python's own modules. A command that lacks an extra must end with one line that names the package to install. The last
+line is `N passed, N failed`; the status is 1 if a command failed.
 """
 
 import os
@@ -20,13 +20,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "the cat sat on the mat. the dog lay on the rug.\n" * 200
-SECONDS = 300  # that one command may take
-HINT = "\n(--verbosity=1 shows where)"  # after the line of an error
+SECONDS = 300  # most seconds of a command
+HINT = "\n(--verbosity=1 shows where)"  # the line that follows the line of an error
 NARROW = "--n_layer=1 --d_model=16 --n_head=2 --d_inner=16".split()
 STEPS = "--train_steps=4 --iterations=2 --save_steps=2 --warmup_steps=1".split()
 
-# Name, arguments, the standard input, a pattern of the output; in an order in which each finds what it opens. Another
-# pattern stands where the command may lack an extra: that of the error.
+# For each command: name, arguments, standard input, a pattern of its output, and a package that it may lack, or `None`.
+# A command that reads a file comes after the command that writes it.
 COMMANDS = [
     ("prepare-data", "--dataset=text --data_path=text.txt --level=char --data_dir=prepared", "", "train", None),
     (
@@ -67,7 +67,13 @@ COMMANDS = [
 
 
 def run(folder, environment, name, arguments, given, pattern, missing):
-    """What is wrong with a command; `None` if nothing is."""
+    """Runs a command. Returns what is wrong, or `None` if it is right.
+
+    Args:
+        folder: the working directory.
+        environment: the environment variables. `SMOKE_BIN` is the folder of the commands.
+        name, arguments, given, pattern, missing: an item of `COMMANDS`.
+    """
     command = [environment["SMOKE_BIN"] + f"/txl-{name}", *arguments.split()]
     done = subprocess.run(
         command, cwd=folder, env=environment, input=given, capture_output=True, text=True, timeout=SECONDS
@@ -81,7 +87,13 @@ def run(folder, environment, name, arguments, given, pattern, missing):
 
 
 def serve(folder, environment, name="demo", missing="gradio", part=b"<html"):
-    """The same of txl-demo and txl-serve, which run until they are ended: a page must answer, and have this part."""
+    """Runs txl-demo or txl-serve until its page answers. Returns what is wrong, or `None` if it is right.
+
+    Args:
+        folder, environment, name: see `run`.
+        missing: a package that the command may lack. Then it must name it.
+        part: bytes that the page must contain.
+    """
     command = [environment["SMOKE_BIN"] + f"/txl-{name}", "--model_dir=lm", "--port=0"]
     shown = folder / f"{name}.txt"
     with shown.open("w") as output:
@@ -103,6 +115,7 @@ def serve(folder, environment, name="demo", missing="gradio", part=b"<html"):
 
 
 def main(folder, bin_folder):
+    """Runs all commands of `bin_folder` in `folder`, and prints what is wrong. Returns whether a command failed."""
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         "SMOKE_BIN": os.path.abspath(bin_folder),

@@ -1,11 +1,11 @@
-"""Runs the code of four articles and the library's with the same weights and inputs, and prints the largest difference.
+"""Compares the code of four articles with the library, on the same weights and inputs, and prints the differences.
 
     python examples/articles.py                     all comparisons
     python examples/articles.py rel_shift flat      the comparisons whose names contain one of these words
 
-docs/articles.md lists the contents of each article. The code of the articles is rewritten in plain TensorFlow, in the
-layouts of the articles: time first in article 1, batch first in the others. Dropout is off on both sides. The program
-ends with status 1 if a difference is above 1e-5.
+docs/articles.md lists the contents of each article. The code of the articles is rewritten in plain TensorFlow, with the
+axes in the order of the articles: time first in article 1, batch first in the others. Dropout is off on both sides. The
+program prints the largest difference of each comparison. It ends with status 1 if one is above 1e-5.
 """
 
 import argparse
@@ -32,16 +32,20 @@ rng = np.random.default_rng(0)
 
 
 def check_of_article(number):
-    """Registers a check of one article: a generator of pairs (the article's result, ours) that should be equal."""
+    """Decorator that registers a check of one article: a function that yields pairs of results that should be equal.
+
+    A pair is the result of the article's code, and that of the library.
+    """
     return lambda function: CHECKS.setdefault(function, number) and function
 
 
 def numbers(*shape):
+    """Random numbers, float32 of this shape."""
     return tf.constant(rng.normal(size=shape), tf.float32)
 
 
 def randomised(layer, *shape):
-    """Builds the layer for inputs of this shape and draws every weight: zeros and ones would hide mistakes."""
+    """Builds a layer for inputs of this shape, and draws all its weights: zeros and ones would hide mistakes."""
     layer.build(shape)
     for weight in layer.trainable_weights:
         weight.assign(rng.normal(0, 0.3, weight.shape))
@@ -49,11 +53,12 @@ def randomised(layer, *shape):
 
 
 def swapped(x):
-    """Time first to batch first, and back."""
+    """Swaps the first two axes: time first becomes batch first, and the other way round."""
     return tf.transpose(x, [1, 0, *range(2, len(x.shape))])
 
 
 def layer_norm(x, norm):
+    """Layer normalisation of the last axis, with the weights of the layer `norm`."""
     mean, variance = tf.nn.moments(x, [-1], keepdims=True)
     return (x - mean) / tf.sqrt(variance + norm.epsilon) * norm.gamma + norm.beta
 
@@ -72,7 +77,11 @@ def plain_rel_shift(x):
 
 
 def plain_mask(qlen, mlen, same_length):
-    """1 above the diagonal of the segment; with `same_length`, below the diagonal of the first keys, too."""
+    """The article's mask, `[qlen, mlen + qlen]`: 1 where a query does not see a key.
+
+    These are the keys above the diagonal of the segment; with `same_length`, also those below the diagonal of the first
+    `qlen` keys.
+    """
     ones, eye = tf.ones([qlen, qlen]), tf.eye(qlen)
     mask = tf.concat([tf.zeros([qlen, mlen]), tf.linalg.band_part(ones, 0, -1) - eye], 1)
     below = tf.pad(tf.linalg.band_part(ones, -1, 0) - eye, [[0, 0], [0, mlen]])
@@ -105,7 +114,16 @@ def create_mask():
 
 
 def plain_relative_attention(layer, w, r, u, v, mask, mems):
-    """Equation (6), time first: `u` and `v` are the biases of content and position."""
+    """Equation (6) of the article with residual connection and layer norm, time first.
+
+    Args:
+        layer: our layer, whose weights are used.
+        w: the segment, `[T, B, E]`.
+        r: the encodings of the distances K - 1, ..., 0.
+        u, v: the biases of content and of position.
+        mask: `[T, K]`, 1 where a query does not see a key.
+        mems: the memory, `[K - T, B, E]`, or `None`.
+    """
     qlen = w.shape[0]
     heads = [layer.n_head, layer.d_head]
     cat = w if mems is None else tf.concat([mems, w], 0)
@@ -122,7 +140,7 @@ def plain_relative_attention(layer, w, r, u, v, mask, mems):
 
 @check_of_article(1)
 def rel_multihead_attn():
-    """Equation (6), with and without memory: the layer and the function against the plain computation."""
+    """Equation (6), with and without memory: the plain computation against our layer and our function."""
     layer = randomised(layers.RelMultiHeadAttn(8, 2, 3))
     w, u, v = numbers(4, 2, 8), numbers(2, 3), numbers(2, 3)
     for mlen, same_length in ((0, False), (3, False), (6, True)):
@@ -136,7 +154,7 @@ def rel_multihead_attn():
         yield expected, layer_norm(w + swapped(output), layer.layer_norm)
 
 
-BINS = [  # n_token, d_embed, d_proj, and more
+BINS = [  # arguments of `AdaptiveEmbedding`: n_token, d_embed, d_proj, and others by name
     (50, 8, 8, {}),
     (50, 8, 6, {}),
     (50, 8, 8, {"cutoffs": [10, 25], "div_val": 1}),
@@ -171,7 +189,11 @@ def adaptive_embedding():
 
 @check_of_article(1)
 def adaptive_softmax():
-    """The log-probability of every word: its own in bin 0; else its cluster's plus its own within the bin."""
+    """The log-probability of every word.
+
+    In cluster 0 it is that of the word's own entry. In another cluster it is the log-probability of the cluster, plus
+    that of the word within the cluster.
+    """
     hidden = numbers(2, 7, 8)
     target = tf.constant(rng.integers(0, 50, [2, 7]))
     options = {"cutoffs": [10, 25], "div_val": 2}
@@ -195,19 +217,20 @@ def adaptive_softmax():
 
 
 def plain_encoding(length, d_model):
-    """Sine and cosine of every angle, in turn."""
+    """The article's encodings of positions, `[1, length, d_model]`: sines and cosines alternate."""
     angles = np.arange(length)[:, None] * np.exp(-math.log(10000) * np.arange(0, d_model, 2) / d_model)
     return tf.constant(np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, d_model)[None], tf.float32)
 
 
 def plain_attention(q, k, v, mask):
+    """The article's attention: the result, and the weights of the values. The mask is 1 at keys that are not seen."""
     logits = tf.einsum("...qd,...kd->...qk", q, k) / math.sqrt(q.shape[-1])
     weights = tf.nn.softmax(logits if mask is None else logits - 1e9 * mask)
     return weights @ v, weights
 
 
 def plain_multi_head(layer, v, k, q, mask):
-    """The article's multi-head attention, with the weights of our `layer`."""
+    """The article's multi-head attention with the weights of our `layer`: the output, and the attention weights."""
 
     def heads(x, dense):
         x = x @ dense.kernel + dense.bias
@@ -219,11 +242,12 @@ def plain_multi_head(layer, v, k, q, mask):
 
 
 def plain_ffn(layer, x):
+    """The article's feed-forward network, with the weights of our `layer`."""
     return tf.nn.relu(x @ layer.dense1.kernel + layer.dense1.bias) @ layer.dense2.kernel + layer.dense2.bias
 
 
 def source_and_masks():
-    """Source `[2, 5, 8]`, target `[2, 4, 8]`, the padding mask of the source, the look-ahead mask of the target."""
+    """A source `[2, 5, 8]`, a target `[2, 4, 8]`, the padding mask of the source, the look-ahead mask of the target."""
     padding = layers.create_padding_mask(tf.constant([[3, 4, 1, 0, 0], [5, 2, 2, 7, 0]]))
     return numbers(2, 5, 8), numbers(2, 4, 8), padding, layers.create_look_ahead_mask(4)
 
@@ -296,7 +320,7 @@ def embeddings_and_positions():
 
 @check_of_article(3)
 def concatenated_one_hot():
-    """A position that is concatenated before a linear layer is an embedding that is added after it."""
+    """To concatenate a one-hot position before a linear layer is to add a position embedding after it."""
     x, kernel, position_rows = numbers(6, 4), numbers(4, 5), numbers(6, 5)
     yield tf.concat([x, tf.eye(6)], 1) @ tf.concat([kernel, position_rows], 0), x @ kernel + position_rows
 
@@ -306,7 +330,7 @@ def concatenated_one_hot():
 
 @check_of_article(4)
 def rotation():
-    """What the article says about sinusoidal encodings, with `w_i = 10000 ** (-2i / 8)`.
+    """Two properties of sinusoidal encodings, with `w_i = 10000 ** (-2i / 8)`.
 
     The encoding of `pos + k` is the encoding of `pos` with each (sine, cosine) pair rotated by the angle `k w_i`. The
     dot product of the two encodings is the sum of `cos(k w_i)`, for every `pos`, and the same for `k` and `-k`.
@@ -325,7 +349,7 @@ def rotation():
 
 @check_of_article(4)
 def tener_scores():
-    """A vector for the distance of every pair, which no matrix projects; distances have a sign."""
+    """TENER's attention: every pair has a vector for its signed distance, which no matrix projects."""
     layer = randomised(layers.TenerAttn(8, 2, key_position_term=False))
     x = numbers(2, 5, 8)
     length = 5
@@ -337,9 +361,10 @@ def tener_scores():
     yield tf.nn.softmax(scores), layer.attention_probs(x)
 
 
-HEADS = tf.constant([[0, 1, 2, 3, 0, 2], [0, 1, 2, 1, 0, 0]])  # four characters and two words; three and one
+# First and last characters of the items of two lattices: four characters and two words; three characters and one word.
+HEADS = tf.constant([[0, 1, 2, 3, 0, 2], [0, 1, 2, 1, 0, 0]])
 TAILS = tf.constant([[0, 1, 2, 3, 1, 3], [0, 1, 2, 2, 0, 0]])
-ITEMS = tf.constant([[True] * 6, [True] * 4 + [False] * 2])
+ITEMS = tf.constant([[True] * 6, [True] * 4 + [False] * 2])  # False at padding
 
 
 def plain_fusion(fusion):
@@ -353,7 +378,11 @@ def plain_fusion(fusion):
 
 
 def our_fusion(fusion):
-    """`(R of the pairs that differ, which of them each pair is)`, from a table of the distances -3 ... 3."""
+    """Our fusion, from a table of the distances -3 ... 3.
+
+    Returns:
+        `(R, index)`: the vectors of the distinct pairs of distances, and for every pair of items the row of `R`.
+    """
     pairs = layers.distinct_pairs(HEADS, TAILS, ITEMS)
     distances = tf.range(-3.0, 4.0)
     frequencies = layers.inverse_frequencies(8)
@@ -370,7 +399,7 @@ def flat_fusion():
 
 @check_of_article(4)
 def flat_scores():
-    """The four terms (a) to (d), with `R_ij` in place of `R_{i-j}`."""
+    """The attention of FLAT: the four terms (a) to (d), with `R_ij` in place of `R_{i-j}`."""
     fusion = randomised(layers.PositionFusion(8, "ff"))
     layer = randomised(layers.LatticeAttn(8, 2))
     x = numbers(2, 6, 8)
@@ -390,7 +419,11 @@ def flat_scores():
 
 
 def main(words=()):
-    """Prints a line for every check whose name holds one of the words; returns 1 if one difference is too large."""
+    """Prints a line for every check whose name contains one of the words, or for all checks.
+
+    Returns:
+        The exit status: 1 if a difference is too large, or no name contains a word.
+    """
     known = [function.__name__ for function in CHECKS]
     unknown = [word for word in words if not any(word in name for name in known)]
     if unknown:
@@ -407,7 +440,7 @@ def main(words=()):
             difference = np.maximum(difference, np.abs(expected - ours).max()) if same else math.inf
         wrong = not difference <= TOLERANCE
         failed |= wrong
-        print(f"article {article}  {function.__name__:<30}{difference:.1e}{'  too large' * wrong}")
+        print(f"article {article}  {function.__name__:<30}{difference:.1e}{'  too large' if wrong else ''}")
     return int(failed)
 
 

@@ -3,8 +3,8 @@
     python examples/auxiliary_loss.py
 
 A subclass of `TransformerXLLM` has one more layer and its own `segment_nll`, which `fit` calls with the memory of each
-row. The second head is for training only. The logs, `evaluate` and everything else stay those of the language model:
-`only_gradient` gives the auxiliary loss a gradient, but no value.
+row. The second head is used only in training. The logs, `evaluate` and everything else are still those of the language
+model, because `only_gradient` makes a term with the gradient of the auxiliary loss and the value 0.
 """
 
 from pathlib import Path
@@ -43,6 +43,7 @@ class TwoAhead(txl_tf.TransformerXLLM):
         self.second_head.build((None, None, self.network.d_model))
 
     def segment_nll(self, tokens, labels, mems, training=None, dropout_key=None, **_):
+        """The loss of a segment: `(nll [batch, tgt_len], which labels count or None for all, new memory)`."""
         hidden, new_mems = self.outputs(tokens, mems, training=training, dropout_key=dropout_key)
         nll = self.nll_of(hidden, labels)  # [batch, tgt_len]
         if training:
@@ -54,6 +55,7 @@ class TwoAhead(txl_tf.TransformerXLLM):
 
 
 def train(output, n_chars, epochs, seed):
+    """Trains the model, prints its loss on held-out text, and saves it."""
     Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
     keras.utils.set_random_seed(seed)
     text = np.frombuffer(pydoc_text().encode("ascii", "replace")[:n_chars], np.uint8).astype(np.int32) % 128

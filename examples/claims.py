@@ -1,9 +1,9 @@
 """Tests what the articles claim about positions and memory, in short training runs with several seeds each.
 
-    python examples/claims.py --data_path=tinyshakespeare.txt                     all of them
-    python examples/claims.py --data_path=tinyshakespeare.txt --claim=memory      one
+    python examples/claims.py --data_path=tinyshakespeare.txt                     all claims
+    python examples/claims.py --data_path=tinyshakespeare.txt --claim=memory      one claim
 
-positions  Sinusoids and learned positions work equally well in the vanilla language model, also beyond the lengths of
+positions  Sinusoids and learned positions work equally well in the vanilla language model, also beyond the lengths in
            the training.
 biases     The scores of Transformer-XL need two biases, u for content and v for positions.
 memory     To use memory in evaluation, a model needs memory in training.
@@ -37,12 +37,12 @@ SIZES = {
     "n_token": 256, "n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "d_inner": 512,
     "dropout": 0.0,
 }  # fmt: skip
-ROWS, SEGMENT = 12, 64
-LONGEST = 3 * SEGMENT  # that is read without a break
+ROWS, SEGMENT = 12, 64  # of a training batch
+LONGEST = 3 * SEGMENT  # most characters that a vanilla model reads at once
 
 
 def trained(lm, text):
-    """Trains the model and returns it."""
+    """Trains a model on a text, and returns the model."""
     steps = FLAGS.train_steps
     optimizer = txl_tf.make_optimizer(learning_rate=1e-3, warmup_steps=steps // 20, train_steps=steps, min_lr_ratio=0.1)
     lm.compile(optimizer)
@@ -51,7 +51,7 @@ def trained(lm, text):
 
 
 def nll(lm, text, mem_len=None):
-    """Mean nll of a text, with the memory length of the training or with another one."""
+    """Mean nll of a text, in nats. With `mem_len`, the weights are used with another length of the memory."""
     if mem_len is not None:
         weights = lm.get_weights()
         lm = txl_tf.TransformerXLLM(**SIZES, mem_len=mem_len)
@@ -61,22 +61,22 @@ def nll(lm, text, mem_len=None):
 
 
 def tied(lm):
-    """Makes the model use one bias in place of two: u = v. Position scores use u, and v is not trained."""
+    """Makes a model use the bias u in place of v, which is then not trained. Returns the model."""
     lm.network.r_r_bias.trainable = False
     lm.network.r_r_bias = lm.network.r_w_bias
     return lm
 
 
 def nll_by_length(lm, text, n_windows=256):
-    """Mean nll of the first, second and third `SEGMENT` characters of windows of a text."""
+    """Mean nll of the first, second and third `SEGMENT` characters, float `[3]`, over `n_windows` windows of a text."""
     starts = np.linspace(0, len(text) - LONGEST - 1, n_windows).astype(int)
     windows = text[starts[:, None] + np.arange(LONGEST + 1)]
-    nll, _ = lm.score(windows[:, :-1], windows[:, 1:])
-    return nll.numpy().reshape(n_windows, 3, SEGMENT).mean((0, 2))
+    nll_of_characters, _ = lm.score(windows[:, :-1], windows[:, 1:])
+    return nll_of_characters.numpy().reshape(n_windows, 3, SEGMENT).mean((0, 2))
 
 
 def positions(train, valid, seed):
-    """Rows of a table: `{what: {column: nats}}`."""
+    """The loss with sinusoids and with learned positions: `{row: {column: nats}}`."""
     rows = {}
     for name, pos_embed in (("sinusoids", "sin"), ("learned", "learned")):
         lm = trained(txl_tf.TransformerLM(**SIZES, pos_embed=pos_embed, context_len=LONGEST, seed=seed), train)
@@ -86,13 +86,14 @@ def positions(train, valid, seed):
 
 
 def biases(train, valid, seed):
+    """The loss with two biases and with one: `{row: {column: nats}}`."""
     models = {name: txl_tf.TransformerXLLM(**SIZES, mem_len=SEGMENT, seed=seed) for name in ("u and v", "u = v")}
     tied(models["u = v"])
     return {name: {"nats": nll(trained(lm, train), valid)} for name, lm in models.items()}
 
 
 def memory(train, valid, seed):
-    """The loss with and without memory, in training and in evaluation."""
+    """The loss with and without memory, in training and in evaluation: `{row: {column: nats}}`."""
     rows = {}
     for mem_len in (0, SEGMENT):
         lm = trained(txl_tf.TransformerXLLM(**SIZES, mem_len=mem_len, seed=seed), train)
@@ -102,7 +103,10 @@ def memory(train, valid, seed):
 
 
 def print_table(title, by_seed):
-    """A Markdown table of the means over the seeds, with the smallest and the largest."""
+    """Prints a Markdown table of the means over the seeds, with the smallest and the largest value.
+
+    `by_seed` is a list with the `{row: {column: nats}}` of each seed.
+    """
     first = by_seed[0]
     columns = list(next(iter(first.values())))
     print(f"\n| {title} | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}", flush=True)

@@ -1,4 +1,4 @@
-"""Fine-tunes a trained model as a text classifier, which finds the file, or section of Python's manual, of a passage.
+"""Fine-tunes a trained model as a text classifier: from which file, or section of Python's manual, is a passage?
 
     python train.py --flagfile=configs/quickstart.cfg
     python examples/classify.py
@@ -10,16 +10,16 @@
 `TransformerXL` is a layer like any other: its hidden states are averaged over the passage, and a dense layer predicts
 the class. Rows of unequal length are padded, and a mask excludes the padding from attention and from the average. First
 only the dense layer is trained and the network is frozen; then the whole model is trained. All classes have the same
-number of passages. Every fifth passage is held out, that is, its label is: a run trained on the manual has seen its
-text. The accuracy on the 128 held-out passages, from four sections of the manual (a quarter would be chance), after a
-minute or two on two CPU cores:
+number of passages. The labels of every fifth passage are held out, but not its text: a run that was trained on the
+manual has seen it. The accuracy on the 128 held-out passages, from four sections of the manual (a quarter would be
+chance), after a minute or two on two CPU cores:
 
                                   network frozen    fine-tuned
     the quickstart's run                    0.45          0.87
     random weights (--scratch)              0.59          0.63
 
-On the 242 held-out sentences of --rows=manual it is 0.58 (frozen) and 0.80 (fine-tuned). The most frequent section has
-a share of 0.36.
+On the 242 held-out sentences of --rows=manual, the accuracy is 0.58 (frozen) and 0.80 (fine-tuned). The most frequent
+section has a share of 0.36.
 """
 
 from absl import flags
@@ -36,7 +36,7 @@ flags.DEFINE_list(
     "rows", None, "UTF-8 file of label<TAB>text lines, and perhaps a second one to hold out; or manual, an example."
 )
 flags.DEFINE_string("output", None, "Write the classifier to this .keras file.")
-flags.DEFINE_integer("length", 128, "Tokens of a passage; of a row of --rows the most.", lower_bound=1)
+flags.DEFINE_integer("length", 128, "Tokens of a passage, or most tokens of a row of --rows.", lower_bound=1)
 flags.DEFINE_integer("epochs", 6, "Epochs of either phase.")
 flags.DEFINE_float("learning_rate", 5e-4, "Learning rate of the second phase; ten times that in the first.")
 flags.DEFINE_enum("mixed_precision", "float32", list(PRECISIONS), "Type of the products.")
@@ -64,7 +64,11 @@ PADDING = -1  # no token's id
 
 
 def read_classes(vocab, paths=None):
-    """`{name of a class: ids of its text}`: the files, or else `SECTIONS` of Python's manual."""
+    """Reads the texts of the classes: the files `paths`, or without them, `SECTIONS` of Python's manual.
+
+    Returns:
+        `{name of the class: ids of its text}`.
+    """
     if paths:
         return {path: vocab.encode(read_files([path], vocab.level), name=path) for path in paths}
     from pydoc_data.topics import topics
@@ -73,14 +77,14 @@ def read_classes(vocab, paths=None):
 
 
 def passages(classes, length):
-    """Passages of every class, the same number of each: as many as the shortest text has. Every fifth is held out.
+    """Cuts the texts of all classes into passages, as many of each as the shortest text has. Every fifth is held out.
 
     Args:
         classes: `{name: int [n]}`.
         length: tokens of a passage.
 
     Returns:
-        (tokens, labels) to learn from and (tokens, labels) held out: int `[passages, length]`, `[passages]`.
+        `[train, held_out]`, each `(tokens, labels)`: int `[passages, length]` and `[passages]`.
 
     Raises:
         ParameterError: there is only one class, or a text is shorter than five passages.
@@ -102,9 +106,12 @@ def passages(classes, length):
 
 
 def read_rows(path):
-    """Returns the `(label, text)` of each line of a file of label<TAB>text lines, which must not be empty.
+    """Reads a file of label<TAB>text lines. Returns a list with the `(label, text)` of each line.
 
-    For the path "manual", they are the sentences of the `SECTIONS` of Python's manual.
+    For the path "manual", the texts are sentences of Python's manual, and the labels their `SECTIONS`.
+
+    Raises:
+        ParameterError: the label or the text of a line is empty. The message names the line.
     """
     if path == "manual":
         from pydoc_data.topics import topics
@@ -130,13 +137,14 @@ def labelled(vocab, paths, length):
         length: the largest number of tokens in a row. Longer rows are cut, and the program prints how many.
 
     Returns:
-        `(names, train, held_out)`. `names` are the names of the labels. `train` and `held_out` are pairs of:
-        tokens, int `[rows, <= length]`, padded with `PADDING` at the end; and labels, int `[rows]`, indices of `names`.
+        `(names, train, held_out)`. `names` are the names of the labels. `train` and `held_out` are pairs
+        `(tokens, labels)`: int `[rows, <= length]`, padded with `PADDING` at the end; and int `[rows]`, indices of
+        `names`.
 
     Raises:
         ParameterError: a line is not label<TAB>text, or a symbol is not in the vocabulary; the message names file and
-            line. Or the first file has only one label or fewer than five rows of a label, or the second file has a
-            label that the first one does not have.
+            line. Or there are more than two paths, the first file has only one label or fewer than five rows of a
+            label, or the second file has a label that the first one does not have.
     """
     if len(paths) > 2:
         raise ParameterError("rows", paths, "one file or two")
@@ -181,9 +189,9 @@ def batches(tokens, labels, shuffle_seed=None):
 
 
 def make_classifier(network, n_class):
-    """A functional Keras model over a `TransformerXL`: int tokens `[batch, length]` to logits `[batch, n_class]`.
+    """Makes a Keras model with `network`, a `TransformerXL`: from tokens, int `[batch, length]`, to `[batch, n_class]`.
 
-    Tokens may end with `PADDING`. Keras passes the mask on with the hidden states to the pooling.
+    The results are logits. A row of tokens may end with `PADDING`. Keras passes the mask of the padding to the pooling.
     """
     tokens = keras.Input([None], dtype="int32", name="tokens")
     hidden, _ = network(tokens, padding_mask=keras.ops.not_equal(tokens, PADDING))
@@ -192,22 +200,25 @@ def make_classifier(network, n_class):
 
 
 def fit(classifier, train, held_out, *, epochs, learning_rate):
-    """Trains the model. Returns the accuracy on the held-out passages. Call it again after you freeze or unfreeze."""
+    """Compiles and trains the model. Returns the accuracy on the held-out rows after the last epoch.
+
+    Keras notes which weights are frozen when a model is compiled. So call this function again after a change.
+    """
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.Adam(learning_rate)
     if any(layer.compute_dtype == "float16" for layer in classifier.layers):  # without it, small gradients become 0
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    classifier.compile(optimizer, loss, metrics=["accuracy"])  # Keras then notes which weights are frozen
+    classifier.compile(optimizer, loss, metrics=["accuracy"])
     return classifier.fit(train, validation_data=held_out, epochs=epochs, verbose=2).history["val_accuracy"][-1]
 
 
 def predict(classifier, batched):
-    """The logits of all rows of a dataset."""
+    """The logits of all rows of a dataset of batches (tokens, labels)."""
     return np.concatenate([classifier.predict_on_batch(tokens) for tokens, _ in batched])
 
 
 def fine_tune(network, n_class, train, held_out, *, epochs, learning_rate):
-    """Returns a trained classifier over `network`.
+    """Makes a classifier with `network`, trains it, prints its accuracy after both phases, and returns it.
 
     In the first phase, the network is frozen and only the dense layer is trained. Then the whole model is trained.
     """
@@ -222,7 +233,10 @@ def fine_tune(network, n_class, train, held_out, *, epochs, learning_rate):
 
 
 def classify(model_dir, data_path, rows, output, length, epochs, learning_rate, mixed_precision, scratch, seed):
-    """Fine-tunes the network of a run as a classifier of passages, and prints its accuracy and examples."""
+    """Fine-tunes the network of a run as a classifier, prints its accuracy and an example of each class, and saves it.
+
+    The arguments are the flags.
+    """
     if output and not output.endswith(".keras"):
         raise ParameterError("output", output, "a path that ends in .keras", f"output must end in .keras, got {output}")
     check_writable(output)

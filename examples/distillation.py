@@ -1,4 +1,4 @@
-"""Distils a language model into a smaller one, which learns from the text and from the probabilities of its teacher.
+"""Distils a language model into a smaller one, which learns from the text and from the teacher's probabilities.
 
     python examples/distillation.py
 
@@ -36,33 +36,37 @@ WEIGHT = 0.5  # of the teacher in the student's loss
 
 
 def student_of(teacher, **sizes):
-    """A model of these sizes that learns from the teacher, too."""
+    """Makes a model of these sizes that learns from the text and from the teacher."""
     n_layer = sizes["n_layer"]
 
     class Student(txl_tf.TransformerXLLM):
+        """Its memory is a list of its own memories and then those of the teacher."""
+
         def initial_mems(self, batch_size):
             return [*super().initial_mems(batch_size), *teacher.initial_mems(batch_size)]
 
         def segment_nll(self, tokens, labels, mems, training=None, dropout_key=None, **_):
-            hidden, own = self.outputs(tokens, mems[:n_layer], training=training, dropout_key=dropout_key)
+            hidden, own_mems = self.outputs(tokens, mems[:n_layer], training=training, dropout_key=dropout_key)
             nll = self.nll_of(hidden, labels)
-            of_teacher, others = teacher.outputs(tokens, mems[n_layer:])
+            teacher_hidden, teacher_mems = teacher.outputs(tokens, mems[n_layer:])
             if training:
-                probs = tf.stop_gradient(tf.exp(teacher.log_probs_of(of_teacher)))
-                from_teacher = -tf.reduce_sum(probs * self.log_probs_of(hidden), -1)  # cross entropy
-                nll = (1 - WEIGHT) * nll + WEIGHT * from_teacher
-            return nll, None, [*own, *others]
+                probs = tf.stop_gradient(tf.exp(teacher.log_probs_of(teacher_hidden)))
+                cross_entropy = -tf.reduce_sum(probs * self.log_probs_of(hidden), -1)
+                nll = (1 - WEIGHT) * nll + WEIGHT * cross_entropy
+            return nll, None, [*own_mems, *teacher_mems]
 
     return Student(**sizes)
 
 
 def trained(lm, text, epochs, steps):
+    """Trains a model for some epochs of `steps` steps, and returns it."""
     lm.compile(txl_tf.make_optimizer(learning_rate=5e-3, warmup_steps=steps // 10, train_steps=steps * epochs))
     lm.fit(txl_tf.segments(text, 16, 32), epochs=epochs, verbose=2)
     return lm
 
 
 def train(output, n_chars, epochs, seed):
+    """Trains the teacher, the student, and the same model without a teacher. Prints their losses, saves the student."""
     Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
     keras.utils.set_random_seed(seed)
     text = np.frombuffer(pydoc_text().encode("ascii", "replace")[:n_chars], np.uint8).astype(np.int32) % 128

@@ -28,22 +28,26 @@ from txl_tf import layers
 from txl_tf.data.pairs.dates import make_dates
 
 D_MODEL, HEADS, DFF, RATE = 64, 4, 128, 0.1
-START, LENGTH, ISO = 1, 40, 10  # the symbol before a target, and most characters of source and target
+START = 1  # id of the symbol before a target
+LENGTH, ISO_LENGTH = 40, 10  # most characters of a source, and of a target
 
 
 def to_ids(texts, length):
-    """Bytes as ids, 0 at padding: int32 `[rows, length]`."""
+    """The bytes of texts as ids, 0 at padding: int32 `[rows, length]`."""
     return np.array([list(text.encode().ljust(length, b"\0")) for text in texts], np.int32)
 
 
 def embed(ids):
-    """Embeds characters and adds their positions. Id 0 is padding; Keras's mask passes this on to all later layers."""
+    """Embeds characters and adds their positions. Id 0 is padding, of which Keras passes a mask to all later layers."""
     x = layers.Embeddings(128, D_MODEL, mask_zero=True)(ids)
     return layers.PositionalEncoding(D_MODEL, max_len=64, rate=RATE)(x)
 
 
 def make_model(n_layer=2):
-    """Makes the model: `(source, target so far)`, int `[batch, any]`, to logits `[batch, any, 128]` of what follows."""
+    """Makes the model, from `[source, target]`, int `[batch, any]` each, to logits `[batch, any, 128]`.
+
+    The logits are those of the character after each symbol of the target.
+    """
     source = keras.Input([None], dtype="int32", name="source")
     target = keras.Input([None], dtype="int32", name="target")
     encoded, decoded = embed(source), embed(target)
@@ -56,9 +60,9 @@ def make_model(n_layer=2):
 
 
 def translate(model, source):
-    """The likeliest target, character by character: list of text."""
+    """Translates sources greedily: the likeliest next character at each step. Returns a list of texts."""
     target = np.full([len(source), 1], START, np.int32)
-    for _ in range(ISO):
+    for _ in range(ISO_LENGTH):
         logits = model.predict_on_batch([source, target])
         target = np.concatenate([target, logits[:, -1:].argmax(-1).astype(np.int32)], 1)
     return [bytes(row.tolist()).decode(errors="replace") for row in target[:, 1:]]
@@ -70,7 +74,7 @@ def train(output, n_dates, epochs, seed):
     keras.utils.set_random_seed(seed)
     pairs = make_dates(n_dates, seed)
     source = to_ids([written for written, _ in pairs["train"]], LENGTH)
-    labels = to_ids([iso for _, iso in pairs["train"]], ISO)
+    labels = to_ids([iso for _, iso in pairs["train"]], ISO_LENGTH)
     target = np.pad(labels[:, :-1], [(0, 0), (1, 0)], constant_values=START)
 
     model = make_model()
@@ -81,9 +85,8 @@ def train(output, n_dates, epochs, seed):
     written, iso = zip(*pairs["test"], strict=True)
     translations = translate(model, to_ids(written, LENGTH))
     print(f"{written[0]}  ->  {translations[0]}")
-    print(
-        f"right dates of {len(iso)} never seen: {np.mean([a == b for a, b in zip(translations, iso, strict=True)]):.3f}"
-    )
+    is_right = [translation == date for translation, date in zip(translations, iso, strict=True)]
+    print(f"right dates of {len(iso)} never seen: {np.mean(is_right):.3f}")
 
     # To load the file, another program imports txl_tf first and then calls keras.saving.load_model(path).
     model.save(Path(output) / "model.keras")

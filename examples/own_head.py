@@ -4,7 +4,7 @@
 
 The labels are classes instead of tokens: letter, digit, space or other. `fit` and `evaluate` still carry the memory
 from segment to segment, because the model is a language model whose `segment_nll` computes another loss. For labels of
-whole texts, see classifier.py; for sequences of tags of sentences, own_tagger.py.
+whole texts, see classifier.py; for tags of the tokens of a sentence, own_tagger.py.
 """
 
 from pathlib import Path
@@ -42,23 +42,25 @@ class Kinds(txl_tf.TransformerXLLM):
         self.head.build((None, None, self.network.d_model))
 
     def segment_nll(self, tokens, labels, mems, training=None, dropout_key=None, **_):
+        """The loss of a segment: `(nll [batch, tgt_len], which labels count or None for all, new memory)`."""
         hidden, new_mems = self.network(tokens, mems=mems, training=training, dropout_key=dropout_key)
         nll = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.head(hidden))
-        return nll, None, new_mems  # the second: which labels count, `None` for all
+        return nll, None, new_mems
 
     def probabilities(self, tokens, mems=None):
-        """`[batch, tgt_len, kinds]`, and the memory for the next segment."""
+        """The probabilities of the classes, `[batch, tgt_len, kinds]`, and the memory for the next segment."""
         hidden, new_mems = self.network(tokens, mems)
         return tf.nn.softmax(self.head(hidden)), new_mems
 
 
 def kinds_of(text):
-    """The class of every character, int32."""
+    """The class of every character, an index of `KINDS`, int32. `text` are codes of characters."""
     tests = [[*map(getattr(str, f"is{kind}"), map(chr, text))] for kind in ("alpha", "digit", "space")]
     return np.argmax([*tests, np.ones(len(text), bool)], 0).astype(np.int32)
 
 
 def train(output, n_chars, epochs, seed):
+    """Trains the model, prints its loss and an example from held-out text, and saves it."""
     Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
     keras.utils.set_random_seed(seed)
     text = np.frombuffer(pydoc_text().encode("ascii", "replace")[:n_chars], np.uint8).astype(np.int32) % 128
@@ -66,6 +68,7 @@ def train(output, n_chars, epochs, seed):
     table = tf.constant(kinds_of(np.arange(128)))
 
     def segments(text, rows):
+        """Segments of a text, with the classes of the next characters as labels."""
         return txl_tf.segments(text, rows, 32).map(lambda tokens, labels: (tokens, tf.gather(table, labels)))
 
     model = Kinds(**SIZES, mem_len=32, seed=seed)

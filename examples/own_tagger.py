@@ -29,12 +29,15 @@ import txl_tf
 from txl_tf.data.pairs.dates import make_dates
 
 LABELS = ["O", "B-YEAR", "I-YEAR", "B-MONTH", "I-MONTH"]
-LENGTH = 40  # of the longest date
+LENGTH = 40  # characters of the longest date
 MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 
 
 def to_arrays(pairs):
-    """Characters and their tags, 0 at padding: int32 `[rows, LENGTH]` each. Months of numbers alone have no tag."""
+    """The characters of dates and their tags, 0 at padding: int32 `[rows, LENGTH]` each.
+
+    `pairs` is a list of `(date as written, the same date in ISO 8601)`. A month that is written as a number has no tag.
+    """
     chars = np.array([list(written.encode().ljust(LENGTH, b"\0")) for written, _ in pairs], np.int32)
     tags = np.zeros_like(chars)
     for row, (written, iso) in zip(tags, pairs, strict=True):

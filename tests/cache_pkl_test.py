@@ -310,7 +310,7 @@ def attacks():
         "dataset": (corpus(dataset=long_text), r"dataset must have at most 100 characters, got 'x{200}'... \(1000000"),
         "class": (b"ccopy_reg\n_reconstructor\n" + long_text + b"\x85R.", r"an instance of 'x{200}'... \(10"),
         "attribute": (CLASS + b"N}" + long_text + b"Ns\x86b.", "attributes of a type"),
-        "persistent id": (b"P" + b"x" * M + b"\n.", "the operation 0x50 is none that data needs"),
+        "persistent id": (b"P" + b"x" * M + b"\n.", "the operation 0x50 is not one"),
         # long times and texts of what is nested
         **{
             f"tuples of tuples as {name}": (data + b".", message)
@@ -338,7 +338,7 @@ def attacks():
                 ("key of a new dictionary", b"(" + BOMB + b"Nd", "the keys of a dictionary must be text"),
                 ("key of a counter", b"ccollections\nCounter\n)\x81" + BOMB + b"Ns", "no corpus with a vocabulary"),
                 ("set", b"\x8f(" + BOMB + b"\x90", "no corpus with a vocabulary"),
-                ("frozen set", b"(" + BOMB + b"\x91", "the operation 0x91 is none that data needs"),
+                ("frozen set", b"(" + BOMB + b"\x91", "the operation 0x91 is not one"),
                 ("persistent id", BOMB + b"Q", "unsupported persistent id encountered"),
             ]
         },
@@ -361,9 +361,9 @@ def attacks():
         "huge cutoff": (corpus(cutoffs=b"](" + huge + b"q\x00" + b"h\x00" * 3000 + b"e"), "got a list of length 3001"),
         "huge shape": (corpus(train=array(shape=huge + b"\x85")) + b".", "got i1, its shape a tuple of length 1"),
         "shape of another array": (corpus(train=array(shape=b"K\xff\x85")) + b".", "255 tokens of i1 in '.x00.x01'"),
-        "extension of 1 byte": (b"\x80\x02\x82\x01.", "the operation 0x82 is none that data needs"),
-        "extension of 2 bytes": (b"\x80\x02\x83\x01\x00.", "the operation 0x83 is none that data needs"),
-        "extension of 4 bytes": (b"\x80\x02\x84\x01\x00\x00\x00.", "the operation 0x84 is none that data needs"),
+        "extension of 1 byte": (b"\x80\x02\x82\x01.", "the operation 0x82 is not one"),
+        "extension of 2 bytes": (b"\x80\x02\x83\x01\x00.", "the operation 0x83 is not one"),
+        "extension of 4 bytes": (b"\x80\x02\x84\x01\x00\x00\x00.", "the operation 0x84 is not one"),
     }  # fmt: skip
 
 

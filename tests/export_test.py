@@ -505,6 +505,13 @@ def test_long_rows_are_fewer(small_lm, monkeypatch):
         lengths_of(2, 20, [0, 50])
 
 
+def test_a_text_with_too_many_bytes_is_reported_by_the_name_of_its_argument():
+    limits = request_module.RequestLimits(lambda tokens, new_tokens=0: 1, max_rows=1, max_tokens=4)
+    text = tf.constant(["a" * (limits.max_bytes // request_module.TEXT_BYTES + 1)])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\btarget_text\b.*bytes"):
+        limits.checked_text("target_text", text)
+
+
 def test_the_padded_size_of_texts_counts_and_rows_are_counted_before_tokens(small_lm, tmp_path, monkeypatch):
     monkeypatch.setattr(request_module, "REQUEST_BYTES", 1)
     _, tokenizer = write_vocab(tmp_path, [], level="byte")

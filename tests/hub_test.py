@@ -128,7 +128,7 @@ def test_a_pickle_with_code_is_refused(hub, published):
         RunFolder("hf://some/transfo-xl")
 
 
-def test_a_run_goes_to_the_hub_and_back(hub, tmp_path):
+def test_a_run_goes_to_the_hub_and_back(hub, tmp_path, monkeypatch):
     make_run(tmp_path / "run", word_vocab())
     config = RunFolder(tmp_path / "run").read_config()
     address = txl_tf.push_to_hub(tmp_path / "run", "me/mine", license="apache-2.0", private=True)
@@ -153,6 +153,9 @@ def test_a_run_goes_to_the_hub_and_back(hub, tmp_path):
     for arguments in ({"repository": "a/b/c"}, {"repository": "a/b", "license": "two words"}):
         with raises_parameter(list(arguments)[-1]):
             txl_tf.push_to_hub(tmp_path / "run", **arguments)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(OSError, match=r"^hf://me/mine\b.* uploaded\b"):  # not that the repository cannot be fetched
+        txl_tf.push_to_hub(tmp_path / "run", "me/mine")
 
 
 def test_addresses():

@@ -159,7 +159,7 @@ def test_a_softmax_without_bins_may_have_a_projection_of_its_own(case, tmp_path)
     shutil.rmtree(os.path.dirname(path))
     lm, path = case("hf", {"d_embed": 6}, tensors=tensors, tie_projs=[False])
     found, _, made = opened(tmp_path, path)
-    assert made.model["cutoffs"] == [22] and "the last word became a bin of its own" in made.notes[0]
+    assert made.model["cutoffs"] == [22] and "the last word became a cluster of its own" in made.notes[0]
     tokens = np.arange(10, dtype=np.int32).reshape(2, 5)
     hidden, _ = lm.network(tokens)
     logits = (hidden.numpy() @ own) @ tensors["word_emb.emb_layers.0.weight"].T + tensors["crit.out_layers.0.bias"]
@@ -357,7 +357,7 @@ def test_what_is_given_is_compared_too(case, tmp_path):
 def test_a_bare_state_dict_needs_what_it_does_not_say(case, tmp_path):
     lm, path = case("kimi", SHARED)
     write_zip(path, tensors_of(lm, "kimi"))
-    refused(tmp_path, path, "cutoffs is needed: the state_dict .* does not say where its 3 bins begin", mem_len=4)
+    refused(tmp_path, path, "cutoffs is needed: the state_dict .* does not say where its 3 clusters begin", mem_len=4)
     refused(tmp_path, path, "cutoffs must be 2, as many as .* has clusters, got .5.", mem_len=4, cutoffs=[5])
     refused(tmp_path, path, "cutoffs must increase", mem_len=4, cutoffs=[12, 5])
     refused(tmp_path, path, "mem_len is needed: the state_dict", cutoffs=[5, 12])

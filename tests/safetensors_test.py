@@ -108,8 +108,8 @@ def test_what_is_wrong_in_a_header_is_one_clear_error(tmp_path):
 
 
 NO_HEADER = {
-    "twice": (b'{"a":{"shape":[2]},"b":1,"a":2}', "a name is there twice"),
-    "inside": (b'{"a":{"shape":[2],"dtype":"F32","data_offsets":[0,8],"shape":[1]}}', "a name is there twice"),
+    "twice": (b'{"a":{"shape":[2]},"b":1,"a":2}', "a name occurs twice"),
+    "inside": (b'{"a":{"shape":[2],"dtype":"F32","data_offsets":[0,8],"shape":[1]}}', "a name occurs twice"),
     "inf": (b'{"a":{"shape":[1e400],"dtype":"F32","data_offsets":[0,8]}}', r"'a' has shape \[inf\]"),
     "nan": (b'{"a":NaN}', "'a' has shape None"),
     "extra": (b'{"a":1} {}', "JSONDecodeError: Extra data"),
@@ -266,8 +266,8 @@ NO_INDEX = {
     "names": ('{"weight_map": ["x.bin"]}', "it has no weight_map from names to files"),
     "number": ('{"weight_map": {"a": 1}}', "it has no weight_map from names to files"),
     "files": ('{"weight_map": {"a": ["x.bin"]}}', "it has no weight_map from names to files"),
-    "twice": ('{"weight_map": {"a": "x.bin", "a": "y.bin"}}', "a name is there twice"),
-    "maps": ('{"weight_map": {}, "weight_map": {"a": "y.bin"}}', "a name is there twice"),
+    "twice": ('{"weight_map": {"a": "x.bin", "a": "y.bin"}}', "a name occurs twice"),
+    "maps": ('{"weight_map": {}, "weight_map": {"a": "y.bin"}}', "a name occurs twice"),
     "deep": ('{"weight_map":' * 100_000, "RecursionError"),
     "digits": ("9" * 5000, r"Exceeds the limit \(4300 digits\)"),
 }

@@ -528,7 +528,7 @@ def programs():
         "key of true": (b"}\x88Ns", BAD_KEY),
         "set": (b"\x8f(" + BOMB + b"\x90", "no tensors in a StandIn"),
         "set by name": (name("builtins", "set") + b"](" + BOMB + b"e\x85R", "no tensors in a StandIn"),
-        "frozen set": (b"(" + BOMB + b"\x91", "the operation 0x91 is none that data needs"),
+        "frozen set": (b"(" + BOMB + b"\x91", "the operation 0x91 is not one"),
         # the same value many times
         "copies of a dictionary": (
             remembered(pairs, (name("collections", "Counter") + b"h\x00\x85R") * 9000), f"{LIST} 9000"
@@ -577,7 +577,7 @@ def programs():
         ),
         "persistent id of tuples": (BOMB + b"Q", "it refers to a tuple of length 2, which is no storage"),
         "persistent id of text": (text + b"Q", f"it refers to {X}, which is no storage"),
-        "persistent id in text": (b"P" + b"x" * M + b"\n", "the operation 0x50 is none that data needs"),
+        "persistent id in text": (b"P" + b"x" * M + b"\n", "the operation 0x50 is not one"),
         "shape of tuples": (rebuilt(shape=BOMB), SHAPE),
         "shape of text": (rebuilt(shape=text), rf"a tensor of shape {X}, stride \[1\]"),
         "stride of text": (rebuilt(stride=text), rf"a tensor of shape \[2\], stride {X}"),
@@ -607,8 +607,8 @@ def programs():
         "bytes": (b"\x80\x04\x8e" + LENGTH, "a string of 1099511627776 bytes in a file of 12"),
         "frame": (b"\x80\x04\x95" + LENGTH, "a string of 1099511627776 bytes in a file of 12"),
         "byte array": (b"\x80\x05\x96" + LENGTH, "a string of 1099511627776 bytes in a file of 12"),
-        "extension": (b"\x80\x02\x82\x01", "the operation 0x82 is none that data needs"),
-        "buffer": (b"\x80\x05\x97", "the operation 0x97 is none that data needs"),
+        "extension": (b"\x80\x02\x82\x01", "the operation 0x82 is not one"),
+        "buffer": (b"\x80\x05\x97", "the operation 0x97 is not one"),
         "digits": (b"I" + b"9" * M + b"\n", r"Exceeds the limit \(4300 digits\)"),
         "shape that grows": (GROWING, "^sums: 1.0$"),
     }  # fmt: skip

@@ -10,27 +10,29 @@
 Contestants take turns, so that other programs on the machine slow all of them equally. Each runs in its own process.
 Tables show median and quartiles over the turns, and median and quartiles of the ratio to the first contestant in the
 same turn: above 1 is faster. With `--runs=3`, everything is measured three times, each time with new processes; the
-last table has the ratios of all runs and their median. Every mode has a shape, see `SHAPES` in
-tools/benchmarking/shapes.py; flags change it.
+last table has the ratios of all runs and their median. Every mode has a shape (the sizes of its model and data) in
+`SHAPES` of tools/benchmarking/shapes.py; flags change it.
 
-    training, training_words,          tokens/s; a turn is as many steps as fill `--seconds`, at least one. With words:
-    evaluation, generation             33,278, in three bins. Training with AMX also has float32 products of rounded
-                                       factors. The evaluation has the published shape of enwik8. Beside the generation,
-                                       as many bytes are read as a token needs, and nothing else is done
+    training, training_words,          tokens/s; a turn is as many steps as fill `--seconds`, at least one. The words
+    evaluation, generation             are 33,278, in three clusters. On processors with AMX, training is also measured
+                                       with float32 products of factors rounded to bfloat16. The evaluation has the
+                                       published shape of enwik8. Generation has contestants that only read as many
+                                       bytes as a token needs: a bound of its speed
     preparation                        words/s from a text like WikiText-103's to token files
-    export                             a SavedModel written and loaded without this library; a step is a token by `next`
+    export                             a SavedModel is written, and loaded without this library; a step is a token that
+                                       its signature `next` predicts
     startup                            seconds from the command to the end of the first training step of train.py
     first_answer                       seconds from the command to the first token of tools/generate.py, and to a line's
-                                       answer of tools/score.py and tools/tag.py, beside `import tensorflow` alone
+                                       answer of tools/score.py and tools/tag.py; compared with `import tensorflow`
     softmax_wt103, softmax_lm1b        training of one layer with the vocabularies of WikiText-103 and of lm1b
     seq2seq, seq2seq_decoding          the vanilla encoder-decoder against the tutorial's layers, both under Keras's
                                        `fit`, tests/reference_transformer.py; decoding is greedy
-    seq2seq_pairs                      training on words and the same backwards: the library's batches are by length,
-                                       the tutorial's as the words come; symbols of targets, without padding
+    seq2seq_pairs                      training on words and the same words backwards: the library groups pairs of
+                                       similar length, the tutorial does not; symbols of targets/s, without padding
     tener, flat,                       training and tagging of sentences as long as those of Resume, against plain ports
-    tener_tagging, flat_tagging        of the programs, tests/reference_tagger.py: characters without padding. FLAT
-                                       fuses the four distances of a pair there
-    flat_long                          training of FLAT on sentences of 200 characters: see `peak MB`
+    tener_tagging, flat_tagging        of the original programs, tests/reference_tagger.py: characters/s, without
+                                       padding. FLAT has fusion=ff, which uses all four distances of a pair
+    flat_long                          training of FLAT on sentences of 200 characters, for the column `peak MB`
     peers                              training of the same sizes by models of other libraries (extra `peers`): a GPT of
                                        nanoGPT's shape and x-transformers with memory, both in PyTorch, with and without
                                        torch.compile, and the paper's model in plain JAX. Ratios are to this library.
@@ -38,26 +40,26 @@ tools/benchmarking/shapes.py; flags change it.
                                        by TensorFlow and by PyTorch, and those of the GPT
     workers                            training by 1, 2 and 4 processes of one thread, which divide a batch and sum up
                                        gradients over the loopback: in one bucket, as train.py does, and in several.
-                                       Against as many processes at a time, each alone with its share of the rows
+                                       The reference are as many processes, each of which trains alone on its rows
     ray                                the programs on a Ray cluster of this machine, and each of them without Ray:
                                        preparation by 1, 2 and 4 workers, training by 2, scoring by 1 and 2
-    ray_failures                       training by 2, 3 and 4 workers of which one is killed now and then, and the
-                                       prediction of tools/simulate_training.py for the same failures
-    scoring                            lines of words to their nll, as tools/score.py, against `lm.score` line by line;
-                                       and the evaluation of a text in segments, for comparison
-    writing                            `lm.generate` of one row, of several, with options of sampling, after a prompt of
-                                       5,000 tokens
+    ray_failures                       training by 2, 3 and 4 workers, of which one is killed now and then, and the time
+                                       that tools/simulate_training.py predicts for the same failures
+    scoring                            lines of words to their nll, as in tools/score.py, against `lm.score` line by
+                                       line; and the evaluation of a text in segments, for comparison
+    writing                            `lm.generate` of one row, of several rows, with options of sampling, and after a
+                                       prompt of 5,000 tokens
 
-The library trains by `fit` and evaluates by `evaluate`; what these set up, and the first step after it, is not counted.
-From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training, at
-the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process, TensorFlow
-included.
+The library trains by `fit` and evaluates by `evaluate`; their preparations and their first step are not counted. In
+preparation, export, startup, first_answer and the modes of the softmax, every turn is a new process. `of peak` is the
+time that the matrix products of a training step would take at the speed of a large product, divided by the time of the
+step. `peak MB` is the largest resident memory of the process, TensorFlow included.
 
-`--against` compares the library of two checkouts of any age: the processes of each import its own txl_tf, use public
-names only, start its own programs, and read runs that these programs have trained. It does not measure peers, workers
-and Ray. Without `--contestants`, bfloat16 is measured in the first four modes and in seq2seq, and only some cases of
-writing. `--mode=all` measures every mode, with `--against` every one that two checkouts can be compared in. `--scaling`
-has two layers unless `--n_layer` says otherwise.
+`--against` compares the library of two checkouts of any age: the processes of each import its own txl_tf, use only
+public names, start its own programs, and read runs that these programs have trained. It does not measure peers, workers
+and Ray. Without `--contestants`, bfloat16 is measured only in the first four modes and in seq2seq, and only some cases
+of writing are measured. `--mode=all` measures every mode that the other flags allow. With `--scaling`, models have two
+layers unless `--n_layer` is given.
 """
 
 import compileall
@@ -89,9 +91,9 @@ from benchmarking.shapes import (
 from txl_programs.flag_values import FLAGS, check_integers
 from txl_programs.program import read_flags, run
 
-# A contestant's process lasts for all its turns.
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
 TAGGING = ("tener", "tener_tagging", "flat", "flat_tagging", "flat_long")
+# The modes in which a contestant has one process for all its turns.
 LASTING = (
     "training", "training_words", "evaluation", "generation", "writing", "workers", "scoring", "peers", *PAIRS, *TAGGING
 )  # fmt: skip
@@ -99,19 +101,21 @@ SOFTMAX = ("softmax_wt103", "softmax_lm1b")
 ON_SEVERAL = ("workers", "ray", "ray_failures")
 ON_REQUEST = (*SOFTMAX, *ON_SEVERAL, "scoring", "writing", "peers", *PAIRS, *TAGGING)  # left out without --mode
 WORKERS = (1, 2, 4)
-BUCKETS = {"one bucket": 0, "4 MB buckets": 4 << 20, "1 MB buckets": 1 << 20}  # name: bytes
-flags.DEFINE_list("mode", None, f"What to measure, all or of {', '.join(SHAPES)}; default: all before softmax_wt103.")
+# Name in the table -> bytes of the buckets in which gradients are all-reduced; 0 for a single one.
+BUCKETS = {"one bucket": 0, "4 MB buckets": 4 << 20, "1 MB buckets": 1 << 20}
+flags.DEFINE_list("mode", None, f"Modes: all, or some of {', '.join(SHAPES)}; default: those before softmax_wt103.")
 _DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, list: flags.DEFINE_list}
-_LEAST = {"n_token": 1, "tgt_len": 1, "batch_size": 1, "megabytes": 0.001}  # of what no network checks
+_LEAST = {"n_token": 1, "tgt_len": 1, "batch_size": 1, "megabytes": 0.001}  # other sizes are checked by the network
 for _name, _value in SHAPES["startup"].items():
     _bounds = {"lower_bound": _LEAST[_name]} if _name in _LEAST else {}
-    _DEFINE[type(_value)](_name, None, "Of the shape; in generation, tgt_len is the length of the text.", **_bounds)
+    _help = "Replaces this size in the shapes; tgt_len of generation is the length of the text."
+    _DEFINE[type(_value)](_name, None, _help, **_bounds)
 check_integers("cutoffs")
-_ROUNDS = "Turns of each contestant; default: 9, and 3 of new processes and with --scaling; of several runs a third."
+_ROUNDS = "Turns of each contestant; default: 9, or 3 with a new process for each or --scaling; fewer with --runs."
 flags.DEFINE_integer("rounds", None, _ROUNDS, lower_bound=1)
 flags.DEFINE_integer("runs", 1, "How often to measure everything; the last table has the median ratios.", lower_bound=1)
 flags.DEFINE_float("seconds", None, "Shortest length of a turn; default: 1, with --scaling 0.3.", lower_bound=0)
-flags.DEFINE_bool("quick", False, "2 layers, texts of 2 MB, 2 turns of 0.2 s, 1 of new processes.")
+flags.DEFINE_bool("quick", False, "2 layers, texts of 2 MB, 2 turns of 0.2 s, or 1 with a new process for each.")
 flags.DEFINE_bool("scaling", False, "Measure how the cost grows with each argument, and with the text's length.")
 flags.DEFINE_string("against", None, "Folder of another checkout, to compare this one with instead of the reference.")
 flags.DEFINE_list("contestants", None, "Only contestants with one of these words in their name, besides the reference.")
@@ -136,20 +140,29 @@ from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
 
 
 def compare(mode, shape, rounds, seconds, peaks, folder):
-    """Measures a mode, prints its table and returns its rows. Texts and runs are in `folder`."""
+    """Measures a mode, prints its table and returns its rows.
+
+    Args:
+        mode: the mode.
+        shape: sizes of the model and of the data.
+        rounds: number of turns of each contestant.
+        seconds: shortest length of a turn.
+        peaks: `{dtype: operations per second}`, see `matmul_peak`.
+        folder: gets the texts and runs that contestants read.
+    """
     figures = {"preparation": "words_per_second", "startup": "seconds", "first_answer": "seconds"}
     figure = figures.get(mode, "tokens_per_second")
     rows = []
     for group in groups_of(mode):
         with contextlib.ExitStack() as stack:
-            # Two checkouts start at the same time, as neither is compared with anything else.
+            # With --against, the processes of both checkouts start at the same time, to save time.
             pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(len(group) if FLAGS.against else 1))
             started = pool.map(lambda each: start(mode, *each, shape, seconds, folder, stack), group.values())
             turns = {name: turn for name, turn in zip(group, started, strict=True) if turn}
             rows += rows_of(mode, figure, take_turns(turns, rounds))
     for row in rows if language_models.is_training(mode) else ():
         if row["contestant"] in peers.PEERS:
-            continue  # the operations are those of the library's model
+            continue  # `training_operations` are those of the library's model
         rate = language_models.training_operations(shape) / row["milliseconds_per_step"] * 1000
         row["share_of_peak"] = rate / peaks[row["contestant"].split()[1]]
     print_table(f"{mode}: {describe(shape)}", rows)
@@ -161,7 +174,7 @@ def compare(mode, shape, rounds, seconds, peaks, folder):
 
 
 def compare_workers(shape, rounds, seconds):
-    """Measures training by several numbers of workers, prints the table and returns its rows. See `workers` above."""
+    """Measures training by several numbers of workers, prints the table and returns its rows: the mode `workers`."""
     rows = []
     for n in WORKERS:
         with contextlib.ExitStack() as stack:
@@ -178,7 +191,7 @@ def compare_workers(shape, rounds, seconds):
 
 
 def start_workers(shape, n, seconds, stack, bytes_per_pack=None):
-    """Starts `n` processes, one worker in each.
+    """Starts `n` processes, each of which is a worker.
 
     Args:
         shape: sizes of the model and of the batch.
@@ -241,7 +254,12 @@ def compare_failures(shape, folder):
 
 
 def groups_of(mode):
-    """Contestants to compare with the first of their group: list of `{name in the table: (name, checkout)}`."""
+    """The contestants of a mode in groups, in which they are compared with the first one.
+
+    Returns:
+        List of `{name in the table: (name of the contestant, its checkout)}`. Without `--against` there is one group of
+        all contestants; with it, a group of two checkouts for each contestant. Empty if `--contestants` excludes all.
+    """
     special = {
         "preparation": ["reference", "txl_tf"],
         "export": [REFERENCE, "txl_tf float32", "txl_tf bfloat16 weights"],
@@ -265,7 +283,11 @@ def groups_of(mode):
 
 
 def takes_part_against(mode, name):
-    """Whether a contestant takes part with `--against`: the library's do, not all of them without `--contestants`."""
+    """Whether a contestant takes part with `--against`.
+
+    Only contestants of the library do. Without `--contestants`, most of those in bfloat16 and some cases of writing do
+    not.
+    """
     of_library = name.startswith("txl_tf") or name in WRITING or name in processes.ANSWERS
     if not of_library or name in (ROUNDED, taggers.AS_THEY_COME):
         return False
@@ -274,9 +296,16 @@ def takes_part_against(mode, name):
 
 
 def start(mode, name, checkout, shape, seconds, folder, stack):
-    """Starts a contestant, which `stack` ends; returns the function of its turns, which returns a dict of figures.
+    """Starts a contestant. Returns a function that measures one turn of it and returns `{figure: value}`.
 
-    Returns `None` for a peer that cannot be built, and prints the reason.
+    If a peer cannot be built, prints the reason and returns `None`.
+
+    Args:
+        mode, name, shape: the contestant.
+        checkout: folder of the checkout whose library it uses.
+        seconds: shortest length of a turn.
+        folder: gets the texts and runs that it reads.
+        stack: an `ExitStack`, which ends its process.
     """
     contestant = {"mode": mode, "name": name, "shape": shape, "jit": FLAGS.jit}
     if name in peers.PEERS:
@@ -304,7 +333,7 @@ def start(mode, name, checkout, shape, seconds, folder, stack):
         return lambda: processes.answer(name, trained(mode, checkout, folder), checkout)
 
     def export():
-        """One turn: a new process exports the model; another one, without txl_tf, predicts 3 or more tokens with it."""
+        """One turn: a new process exports the model, and another one loads it without txl_tf to predict tokens."""
         with tempfile.TemporaryDirectory() as parent, processes.Process() as process:
             directory = os.path.join(parent, "1")
             figures = processes.alone("export", checkout, name=name, shape=shape, directory=directory)
@@ -312,6 +341,7 @@ def start(mode, name, checkout, shape, seconds, folder, stack):
             return figures | process.call("turn", seconds=seconds, least=3)
 
     def train_anew():
+        """One turn: a new process makes the model and trains it."""
         with processes.Process(checkout) as process:
             return process.call("begin", **contestant) | process.call("turn", seconds=seconds, least=2)
 
@@ -320,7 +350,10 @@ def start(mode, name, checkout, shape, seconds, folder, stack):
 
 @functools.cache
 def text_folder(mode, folder):
-    """Writes train.txt, valid.txt and test.txt of random words to a new folder, once for each mode. Returns it."""
+    """Writes train.txt, valid.txt and test.txt of random words to a new folder in `folder`, and returns its path.
+
+    Later calls for the same mode return the same folder.
+    """
     shape = shape_of(mode)
     folder = tempfile.mkdtemp(dir=folder)
     n_token = 5000 if mode in ("startup", "first_answer") else shape["n_token"]
@@ -331,7 +364,10 @@ def text_folder(mode, folder):
 
 @functools.cache
 def trained(mode, checkout, folder):
-    """A folder with runs that the programs of a checkout have trained."""
+    """Trains the runs of a mode with the programs of a checkout, to a new folder in `folder`. Returns its path.
+
+    Later calls for the same mode and checkout return the same folder.
+    """
     shape = shape_of(mode)
     runs = tempfile.mkdtemp(dir=folder)
     if mode == "scoring":
@@ -342,10 +378,16 @@ def trained(mode, checkout, folder):
 
 
 def write_text(path, n_token, megabytes):
-    """Writes words as a text has them: most are rare, a rare one comes in bursts, and lines repeat.
+    """Writes random words with properties of real text: most words are rare, rare words repeat, and so do some lines.
 
-    Of the words `[0, n_token)`, as frequent as `frequencies`, every fourth of a line comes from the line before it. A
-    tenth of all lines are empty, a tenth are one of a hundred headings. `<unk>` is the third word.
+    There are `n_token` words, with the `frequencies` of the benchmark. Every fourth word of a line is that of the line
+    before, in the same place. A tenth of all lines are empty, and a tenth are one of a hundred headings. The third word
+    is `<unk>`.
+
+    Args:
+        path: the new file.
+        n_token: number of different words.
+        megabytes: least size of the file.
     """
     rng = np.random.default_rng(0)
     letters = np.array(list("etaoinshrdlu"))
@@ -372,7 +414,7 @@ def write_text(path, n_token, megabytes):
 
 
 def processor():
-    """Its name, and what it computes bfloat16 with."""
+    """The name of the processor, and its units for bfloat16."""
     text = Path("/proc/cpuinfo").read_text()
     units = [unit for unit in BFLOAT16_UNITS if unit in processor_flags()]
     name = re.search(r"model name\s*: (.*)", text)
@@ -380,14 +422,14 @@ def processor():
 
 
 def matmul_peak(dtype, size=2048):
-    """Floating-point operations a second of a large matrix product, the best of ten."""
+    """Floating-point operations per second in a product of matrices `[size, size]`, the best of ten."""
     x = tf.cast(tf.random.normal([size, size]), dtype)
     product = tf.function(lambda x: tf.matmul(x, x)[0, 0])
     return 2 * size**3 / measure([Calls(lambda: product(x).numpy())], rounds=10, seconds=0).min()
 
 
 def shape_of(mode):
-    """The mode's shape, with what the flags say."""
+    """The shape of a mode, with the changes by flags."""
     shape = dict(SHAPES[mode])
     if FLAGS.scaling:
         shape["n_layer"] = 2
@@ -402,7 +444,7 @@ def shape_of(mode):
 
 
 def check_mode(mode, shape):
-    """Raises ValueError unless a mode can measure a shape, and has contestants of the names asked for."""
+    """Raises ParameterError unless a mode can measure a shape, and `--contestants` fits it."""
     if mode == "writing" and shape["batch_size"] != 1:
         allowed = "1 for mode=writing, which tries several numbers of rows"
         raise ParameterError("batch_size", shape["batch_size"], allowed)
@@ -418,8 +460,9 @@ def rows_of_mode(mode, shape, peaks, folder):
     """Measures a mode, prints its tables and returns their rows."""
     default = 0.2 if FLAGS.quick else 0.3 if FLAGS.scaling else 1.0
     seconds = default if FLAGS.seconds is None else FLAGS.seconds
-    few, many = (1, 2) if FLAGS.quick else (3, 3 if FLAGS.scaling else 9)
-    few, many = (few, many) if FLAGS.runs == 1 else (1, max(1, many // 3))  # all runs have new processes
+    few, many = (1, 2) if FLAGS.quick else (3, 3 if FLAGS.scaling else 9)  # turns in new processes, and in a single one
+    if FLAGS.runs > 1:  # every run has new processes anyway
+        few, many = 1, max(1, many // 3)
     rounds = FLAGS.rounds or (many if mode in LASTING else few)
     if mode == "workers":
         return compare_workers(shape, rounds, seconds)
@@ -439,7 +482,7 @@ def rows_of_mode(mode, shape, peaks, folder):
 
 
 def chosen_modes():
-    """The modes that the flags name. Raises ValueError if a mode does not exist."""
+    """The modes that `--mode` names. Raises ParameterError if one does not exist, or other flags exclude it."""
     left_out = (*ON_SEVERAL, "peers") if FLAGS.against else ()
     known = [mode for mode in SHAPES if mode not in left_out and (mode in SCALING or not FLAGS.scaling)]
     if FLAGS.mode is None:
@@ -447,15 +490,15 @@ def chosen_modes():
     modes = known if FLAGS.mode == ["all"] else FLAGS.mode
     unknown = set(modes) - set(known)
     if unknown or not modes:
-        message = f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown)) or 'none'}"
+        message = f"mode must be some of {', '.join(known)}, got {', '.join(sorted(unknown)) or 'none'}"
         raise ParameterError("mode", sorted(unknown), list(known), message)
     return modes
 
 
 def compile_modules(checkout):
-    """Compiles Python's modules as an installation does, where the environment tells Python to write no bytecode, too.
+    """Compiles the modules of a checkout to bytecode, as an installation does.
 
-    Without it, every start of a program would measure how long Python takes to compile all of the library's text.
+    Python may be set to write no bytecode. Then it would compile the library again at every start that is measured.
     """
     for folder in ("txl_config", "txl_tf", "txl_programs"):
         path = os.path.join(checkout, folder)
@@ -464,7 +507,7 @@ def compile_modules(checkout):
 
 
 def commit_of(checkout):
-    """The commit of a checkout, and whether files differ from it; `None` without Git."""
+    """The commit of a checkout, with `-dirty` if files differ from it; `None` without Git."""
     command = ["git", "-C", checkout, "describe", "--always", "--dirty", "--exclude=*"]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

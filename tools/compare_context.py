@@ -3,15 +3,16 @@
     python tools/compare_context.py --data_path=tinyshakespeare.txt                 (both parts, and the picture)
     python tools/compare_context.py --part=speed --n_layer=3 --attn_lens=100,200    (one part, smaller)
 
-speed      evaluation time per token, in seconds, if every token sees attn_len tokens. The vanilla model reads a window
-           of them again for every token. Transformer-XL keeps them in its memory and reads segments of 128 tokens
-           (table 9 of the paper). The shape is that of configs/enwik8_base.cfg, with one text at a time. The models
-           take turns; the numbers are medians over the rounds.
-training   four models with the same number of parameters and steps on one text (table 6 of the paper): relative or
-           absolute positions, with or without memory. It prints their validation loss by segments; without memory, also
-           the loss of the first 20,000 tokens with a full window before each; and the loss by the number of tokens
-           before the predicted one. Absolute positions need fewer parameters: these models have a larger d_inner. The
-           runs are in output_dir. The same command resumes them.
+speed      evaluation time per token, in seconds, if every token sees attn_len tokens (table 9 of the paper). The
+           vanilla model reads a window of attn_len tokens for every token. Transformer-XL has them in its memory, and
+           reads segments of 128 tokens. The sizes are those of configs/enwik8_base.cfg, with one text at a time. The
+           models take turns; the numbers are medians over the rounds.
+training   four models with about the same number of parameters, trained for as many steps on one text (table 6 of the
+           paper): relative or absolute positions, with or without memory. The table has their validation loss, read in
+           segments; and for models without memory, the loss of the first 20,000 tokens if each is predicted from a full
+           window. The picture has the loss by the number of tokens before the predicted one. Absolute positions need
+           fewer parameters, so these models have a larger d_inner. The runs are in output_dir. The same command resumes
+           them.
 
 The tables are Markdown. The picture needs matplotlib: pip install -e ".[plot]".
 """
@@ -52,20 +53,24 @@ from txl_tf.runs.setup import open_corpus
 from txl_tf.runs.train import train_run
 
 SHAPE: Any = {"n_token": 204, "d_model": 512, "d_embed": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
-PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # times faster, on the authors' GPU
+PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attn_len: how many times faster, on the authors' GPU
 TGT_LEN = 128  # tokens of a segment of Transformer-XL, for speed
 SMALL: Any = {"n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0, "dropatt": 0.0}
-MEMORY = 128  # positions, for training
-SEGMENT = 64
-D_INNER = 512
-CONTEXTS = 192  # tokens
+# Of the models of the part "training":
+MEMORY = 128  # positions
+SEGMENT = 64  # tokens
+D_INNER = 512  # with relative positions
+CONTEXTS = 192  # the loss is measured for up to so many tokens before the predicted one
 
 
 # ------------------------------------------------------------------------------------------------------------- speed
 
 
 def vanilla_turn(attn_len, tokens=3):
-    """Returns a function that evaluates with a sliding window, and returns the seconds per window."""
+    """Returns a function that evaluates a vanilla model with a sliding window, and returns the seconds per token.
+
+    The first of the `tokens + 1` tokens, each of which needs a window of `attn_len` tokens, is not timed.
+    """
     lm = TransformerLM(**SHAPE, n_layer=FLAGS.n_layer)
     text = np.random.default_rng(0).integers(SHAPE["n_token"], size=attn_len + tokens + 1)
 
@@ -78,7 +83,10 @@ def vanilla_turn(attn_len, tokens=3):
 
 
 def memory_turn(attn_len, segments=2):
-    """Like `vanilla_turn`, for Transformer-XL: the seconds per token."""
+    """Returns a function that evaluates a Transformer-XL on `segments` segments, and returns the seconds per token.
+
+    With its memory of `attn_len - 1` tokens, every token sees `attn_len` tokens.
+    """
     lm = TransformerXLLM(**SHAPE, n_layer=FLAGS.n_layer, mem_len=attn_len - 1, same_length=True)
     evaluation_nll = tf.function(lm.evaluation_nll, autograph=False)
     tokens = tf.constant(np.random.default_rng(0).integers(SHAPE["n_token"], size=[1, TGT_LEN]), tf.int32)
@@ -98,7 +106,11 @@ def memory_turn(attn_len, segments=2):
 
 
 def compare_speed():
-    """Rows `(attn_len, seconds per token of the vanilla model, of Transformer-XL, their ratio)`."""
+    """Measures the speed for every length, and prints the table.
+
+    Returns:
+        Rows `(attn_len, seconds per token of the vanilla model, of Transformer-XL, median ratio)`.
+    """
     rows = []
     print("| tokens that each sees | vanilla, s a token | Transformer-XL, s a token | times faster | in the paper |")
     print("|---|---|---|---|---|")
@@ -118,7 +130,7 @@ def compare_speed():
 
 
 def configs():
-    """`{name: hyper-parameters}` of models with the same number of parameters."""
+    """`{name: hyper-parameters}` of models with about the same number of parameters."""
     per_layer = SMALL["n_head"] * SMALL["d_head"] * SMALL["d_model"]  # of the projection of positions
     wider = D_INNER + round(per_layer / (2 * SMALL["d_model"] + 1))
     return {
@@ -130,9 +142,10 @@ def configs():
 
 
 def nll_by_position(lm, text, n_windows=256):
-    """Mean nll of the tokens that have 1, 2, ... `CONTEXTS` tokens before them, over windows of the text: float `[n]`.
+    """Mean nll of the tokens that have 1, 2, ... `CONTEXTS` tokens before them, float `[CONTEXTS]`.
 
-    With memory, a window is read in segments as in training; without, as one.
+    The mean is over `n_windows` windows of the text. A model with memory reads a window in segments, as in training;
+    another one reads it as a whole.
     """
     starts = np.linspace(0, len(text) - CONTEXTS - 1, n_windows).astype(int)
     windows = np.asarray(text)[starts[:, None] + np.arange(CONTEXTS + 1)].astype(np.int32)
@@ -140,7 +153,7 @@ def nll_by_position(lm, text, n_windows=256):
 
 
 def compare_training():
-    """Trains the models, and prints the table. Returns `{name: nll by position}`."""
+    """Trains the models, and prints the table. Returns `{name: result of nll_by_position}`."""
     data = {"dataset": "text", "data_path": FLAGS.data_path, "level": "char", "valid_fraction": 0.1}
     data = data if FLAGS.data_path else {"dataset": "pydoc"}
     training: Any = {"tgt_len": SEGMENT, "train_batch_size": 12, "train_steps": FLAGS.train_steps, "iterations": 100}
@@ -173,7 +186,10 @@ def compare_training():
 
 
 def draw(speed, curves):
-    """Figure of both comparisons: time per token against attn_len, nll against the number of tokens before."""
+    """Draws the comparisons that were made: seconds per token by attn_len, and nll by the number of tokens before.
+
+    `speed` and `curves` are the results of `compare_speed` and `compare_training`, or empty.
+    """
     figure = Figure(figsize=(11, 4), layout="constrained")
     parts = [part for part in (speed, curves) if part]
     for axes, part in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):

@@ -4,16 +4,17 @@
     python tools/compare_positions.py --positions=relative,alibi --train_steps=200        (some schemes, quick)
 
 For every scheme, the program trains two models on one text: with and without memory. All models have about the same
-number of parameters (a scheme with fewer parameters for positions gets a larger d_inner) and train for the same time:
-first the models train a few steps in turns, and a scheme with steps of half the time gets twice as many steps.
+number of parameters (a scheme with fewer parameters for positions gets a larger d_inner) and train for about the same
+time: first the program measures the time of a step of each scheme. A scheme whose steps take half the time gets twice
+as many steps.
 
 The table is Markdown. Its numbers are nats per character of the last tenth of the text, in segments of 64:
 
     without memory    the model that was trained without memory
     with memory       the model that was trained with a memory of 128: mean and extremes over the seeds
     gain              the difference between both
-    4 times           the same model with a memory of 704: a token sees four times as many tokens as in training
-    train, evaluate   steps per second with memory, relative to the first scheme
+    4 times           the model of "with memory", with a memory of 704: a token sees four times as many tokens
+    train, evaluate   speed of training and evaluation with memory, relative to the first scheme
 
 The picture needs matplotlib: pip install -e ".[plot]".
 """
@@ -53,10 +54,10 @@ from txl_tf.files import check_writable
 SIZES = {
     "n_token": 256, "n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0,
 }  # fmt: skip
-D_INNER = 512
-ROWS = 12
-SEGMENT = 64
-MEMORY = 128
+D_INNER = 512  # with relative positions
+ROWS = 12  # of a training batch
+SEGMENT = 64  # tokens
+MEMORY = 128  # positions
 LONGER = 4 * (SEGMENT + MEMORY) - SEGMENT  # memory with which a token sees four times as many tokens
 STEPS_OF_A_TURN = 20
 
@@ -76,12 +77,14 @@ def make_model(positions, mem_len, seed):
 
 
 def compiled(lm, steps):
+    """Compiles a model for a training run of so many steps, and returns it."""
     schedule = {"warmup_steps": steps // 20, "train_steps": steps, "min_lr_ratio": 0.1}
     lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, **schedule))
     return lm
 
 
 def batches(text):
+    """Endless training batches of a text."""
     return txl_tf.segments(text, ROWS, SEGMENT, repeat=True)
 
 
@@ -92,7 +95,11 @@ def seconds_of(function):
 
 
 def compare_speed(schemes, train, valid):
-    """`{scheme: (training, evaluation)}`: seconds of a turn, medians over the rounds. The schemes take turns."""
+    """Measures training and evaluation of all schemes in turns.
+
+    Returns:
+        `{scheme: (training, evaluation)}`: the seconds of a turn, medians over the rounds.
+    """
     turns = []
     for positions in schemes:
         lm = compiled(make_model(positions, MEMORY, seed=0), 1_000_000)
@@ -107,7 +114,11 @@ def compare_speed(schemes, train, valid):
 
 
 def compare_training(positions, steps, train, valid, seed):
-    """Validation loss in nats: `(without memory, with memory, with four times the context)`."""
+    """Trains a model without memory and one with memory.
+
+    Returns:
+        Their validation loss in nats: `(without memory, with memory, the latter with four times the context)`.
+    """
     nats = []
     for mem_len in (0, MEMORY):
         keras.utils.set_random_seed(seed)
@@ -119,7 +130,7 @@ def compare_training(positions, steps, train, valid, seed):
 
 
 def with_extremes(values):
-    """The mean, and the extremes if there are several values."""
+    """The mean as text, with the smallest and the largest value if there are several."""
     mean = f"{statistics.mean(values):.3f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.3f} to {max(values):.3f})"
 
@@ -142,11 +153,11 @@ def draw(losses):
     axes = figure.subplots()
     labels = "without memory", f"memory {MEMORY}", f"memory {LONGER}, trained with {MEMORY}"
     means = np.array([np.mean(scheme_losses, 0) for scheme_losses in losses.values()])
-    places = np.arange(len(losses))
+    positions = np.arange(len(losses))
     for i, label in enumerate(labels):
-        bars = axes.bar(places + (i - 1) * 0.27, means[:, i], 0.25, label=label, color=COLORS[i])
+        bars = axes.bar(positions + (i - 1) * 0.27, means[:, i], 0.25, label=label, color=COLORS[i])
         axes.bar_label(bars, fmt="%.2f", fontsize=7)
-    axes.set_xticks(places, list(losses))
+    axes.set_xticks(positions, list(losses))
     axes.set(ylabel="nats a character", ylim=(0.9 * means.min(), None))
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

@@ -6,9 +6,9 @@
     python tools/compile_for_tpu.py --published=enwik8_base,wt103_base --chip=v4 --precisions=float32,bfloat16
 
 The programs are the training step (with the update), the evaluation step and the generation of one token. For each, it
-prints the compile time, the size of the program, the peak memory of a core, and the operations and bytes of a core. The
-hyper-parameters are those of the run, or without a run the flags of train.py, with --n_token and --cutoffs in place of
-a text. The exit status is 1 if a program does not compile or does not fit.
+prints the compile time, the size of the program, the peak memory of a core, and the operations of a core and the bytes
+that it reads and writes. The hyper-parameters are those of the run. Without a run, they are the flags of train.py, with
+--n_token and --cutoffs in place of a text. The exit status is 1 if a program does not compile or does not fit.
 
 The compiler does not show the communication between cores or the time of a step.
 """
@@ -40,7 +40,7 @@ FLAGS.set_default("model_dir", "")  # train.py requires it, and this program doe
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30
-# The compiler's name of each chip, and the memory of a core in GiB (v4, v5p: of the two cores that work as one).
+# The compiler's name of each chip, and the memory of a core in GiB. In v4 and v5p, two cores work as one.
 CHIPS = {"v4": ("v4:2x2x1", 32), "v5e": ("v5e:2x2", 16), "v5p": ("v5p:2x2x1", 95), "v6e": ("v6e:2x2", 32)}
 PROGRAMS = ("training", "evaluation", "generation")
 # The published configurations: size of the vocabulary, and number of GPUs or TPU cores in the original's scripts.
@@ -84,15 +84,15 @@ from txl_tf.runs.setup import corpus_of
 class Compiled:
     """The results of the compiler for a program, for one core."""
 
-    seconds: float
-    program: int  # bytes
-    memory: int  # most bytes at a time, without the program's own
-    flops: float
-    bytes: float  # read and written, of the chip's memory
+    seconds: float  # of the compilation
+    program: int  # bytes of the program
+    memory: int  # peak memory in bytes, without the program
+    flops: float  # floating-point operations
+    bytes: float  # bytes that are read from and written to the chip's memory
 
 
 def compiler_of(chip):
-    """A description of a core of this chip. Its client compiles for the core."""
+    """A description of a core of this chip, whose client compiles for the core. Raises OSError without the compiler."""
     try:
         from jax.experimental import topologies
 
@@ -105,7 +105,11 @@ def compiler_of(chip):
 
 
 def lower(function, *arguments):
-    """The StableHLO of a function. The variables that it uses are among its parameters."""
+    """The StableHLO of a function, as text. The variables that the function uses become parameters of the program.
+
+    Raises:
+        OSError: this version of TensorFlow does not write StableHLO.
+    """
 
     @functools.partial(tf.function, jit_compile=True, autograph=False)
     def flat(*leaves):
@@ -119,12 +123,21 @@ def lower(function, *arguments):
         raise OSError(
             f"the TPU's compiler needs StableHLO, which TensorFlow {tf.__version__} does not write"
         ) from error
-    # The compiler knows all of its operations but this one.
+    # The compiler knows all operations in the text except `mhlo.copy`.
     return re.sub(r"mhlo\.copy (%\S+) : (tensor<[^>]*>)", r"stablehlo.convert \1 : (\2) -> \2", text)
 
 
 def compile_text(text, device, n_layer):
-    """Returns `Compiled`. Raises RuntimeError if the compiler refuses the program, or if it does not fit."""
+    """Compiles a program.
+
+    Args:
+        text: the program in StableHLO.
+        device: the result of `compiler_of`.
+        n_layer: number of layers of the model, see `cost_of`.
+
+    Raises:
+        RuntimeError: the compiler refuses the program, or the program does not fit into the memory.
+    """
     import jax
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax, xla_client
@@ -145,9 +158,15 @@ def compile_text(text, device, n_layer):
 
 
 def cost_of(module, client, n_layer):
-    """Operations and bytes of a program. XLA's own analysis counts a loop once; here it counts as often as it runs.
+    """The operations and bytes of a compiled program: dict of "flops" and "bytes accessed".
 
-    The backward pass, whose loop runs as often as the forward pass counted, goes over `n_layer` layers.
+    XLA's own analysis counts the body of a loop once. Here it counts as often as it runs. If the program does not say
+    how often, the loop is the backward pass over the layers, which runs `n_layer` times.
+
+    Args:
+        module: the program.
+        client: a client of JAX, which makes the analysis.
+        n_layer: number of layers of the model.
     """
     from jax._src.lib import _jax
 
@@ -178,10 +197,10 @@ def cost_of(module, client, n_layer):
             if loop.opcode == "while":
                 body, condition = (computations[i] for i in loop.called_computation_ids)
                 limits = [i.literal.s32s[0] for i in condition.instructions if i.literal.s32s]
-                first = once(body)
-                every = all_times(body)
                 n = limits[0] if limits else n_layer
-                total = {name: total[name] + n * every[name] - first[name] for name in total}
+                counted = once(body)  # in `total`
+                cost = all_times(body)
+                total = {name: total[name] + n * cost[name] - counted[name] for name in total}
         return total
 
     return all_times(computations[whole.entry_computation_id])
@@ -191,7 +210,7 @@ def cost_of(module, client, n_layer):
 
 
 def unallocated():
-    """Within this context, weights get memory that is never written. They take none, and have random values."""
+    """A context in which no weight is initialised. The system does not provide memory that is never written."""
 
     def initialize(variable, initializer):
         variable._initialize(tf.raw_ops.Empty(shape=variable.shape, dtype=variable.dtype, init=False))
@@ -206,10 +225,14 @@ def zipf_text(n, n_token):
 
 
 def make_case():
-    """`(make_lm, tgt_len, rows)` for the run in model_dir, or without a run for the flags.
+    """The model of the run in `--model_dir` or, without a run, of the flags.
 
-    `make_lm(rows)` returns the compiled model for this many rows of training on a core. `rows` are the numbers of rows
-    of a core in training and in evaluation.
+    Returns:
+        `(make_lm, tgt_len, rows)`. `make_lm(rows)` returns the compiled model for a core that trains on so many rows.
+        `rows` is `{"train": rows of a core in training, "eval": in evaluation}`.
+
+    Raises:
+        ParameterError: there is neither a run nor `--n_token`, or the replicas cannot share a batch evenly.
     """
     folder = RunFolder(FLAGS.model_dir, "language_model")
     parts = FLAGS.gradient_accumulation_steps
@@ -261,7 +284,7 @@ def make_case():
 
 
 def stand_ins(function):
-    """Tensors like those that a function returns. Their memory is never written."""
+    """Tensors with the shapes and dtypes of those that a function returns. Their memory is never written."""
     outputs = tf.function(function, autograph=False).get_concrete_function().structured_outputs
 
     def stand_in(x):
@@ -271,19 +294,19 @@ def stand_ins(function):
 
 
 def training(lm, rows, tgt_len):
-    """The training step as StableHLO."""
+    """A training step on `[rows, tgt_len]` tokens, with the update of the weights, as StableHLO."""
     ids, mems = stand_ins(lambda: (tf.zeros([rows, tgt_len], tf.int32), lm.initial_mems(rows)))
     return lower(lambda tokens, labels, mems: lm.train_step((tokens, labels), mems), ids, ids, mems)
 
 
 def evaluation(lm, rows, tgt_len):
-    """A step of the evaluation, with cached keys and values, as StableHLO."""
+    """An evaluation step on `[rows, tgt_len]` tokens, with cached keys and values, as StableHLO."""
     ids, carried = stand_ins(lambda: (tf.zeros([rows, tgt_len], tf.int32), lm.start_evaluation(rows, tgt_len)))
     return lower(lambda tokens, labels, carried: lm.test_step((tokens, labels), carried), ids, ids, carried)
 
 
 def generation(lm, rows, tgt_len):
-    """One token of `lm.generate` as StableHLO."""
+    """The generation of one token for each of `rows` rows, as StableHLO. `tgt_len` has no effect."""
     cache = lm.decoding_cache(static_shapes=True)
     hidden, state, history, weights = stand_ins(
         lambda: (
@@ -311,7 +334,15 @@ def row_of(program, rows, tokens, compiled):
 
 
 def rows_that_fit(rows, compiled, attempt):
-    """`(rows, compiled)` for the largest training batch that fits into the memory of a core, within 5%."""
+    """Finds the largest training batch that fits into the memory of a core, up to an error of 5%.
+
+    Args:
+        rows, compiled: a batch that fits, and the result for it.
+        attempt: function of a number of rows that returns `Compiled`, or raises RuntimeError if they do not fit.
+
+    Returns:
+        `(rows, compiled)` for the largest batch.
+    """
     parts = FLAGS.gradient_accumulation_steps
     too_many = None
     while too_many is None or too_many - rows > max(parts, rows / 20):
@@ -325,7 +356,10 @@ def rows_that_fit(rows, compiled, attempt):
 
 
 def compile_published():
-    """Prints a row for the training step of each published configuration. Each is compiled in a process of its own."""
+    """Compiles the training step of each configuration in `--published`, in new processes, and prints their rows.
+
+    Then it exits, with status 1 if a process failed.
+    """
     failed = False
     for name in FLAGS.published:
         one_of(PUBLISHED)("published", name)

@@ -46,6 +46,7 @@ flags.DEFINE_integer("seed", 0, "Random seed of the failures.")
 
 
 def _are_numbers(workers):
+    """Whether `--workers` is a list of one positive integer or more."""
     return bool(workers) and all(number.isdecimal() and int(number) > 0 for number in workers)
 
 
@@ -57,7 +58,13 @@ for _name in ("message_seconds", "restart_seconds", "save_seconds"):
 
 
 def simulate(workers):
-    """The line of the table for a number of workers."""
+    """Simulates `--runs` training runs with a number of workers.
+
+    Returns:
+        The values of a line of the table: seconds of a step for the tokens and for the all-reduce, steps between
+        checkpoints, the shares of useful steps, repeated steps, checkpoints and restarts, days, tokens per second, and
+        number of failures.
+    """
     rng = np.random.default_rng(FLAGS.seed)
     compute, ring = step_seconds(
         workers, FLAGS.batch_tokens, FLAGS.tokens_per_second, FLAGS.parameters, FLAGS.gigabits, FLAGS.message_seconds,
@@ -80,9 +87,9 @@ def main():
     print("|", heading.replace(", ", " | "), "|")
     print("|" + "---|" * (heading.count(", ") + 1))
     for workers in map(int, FLAGS.workers):
-        compute, ring, save_steps, *shares, days, speed, failures = simulate(workers)
+        compute, ring, save_steps, *shares, days, tokens_per_second, failures = simulate(workers)
         columns = [f"{workers:,}", f"{compute:.3g} + {ring:.3g} s", f"{save_steps:,}", *(f"{x:.1%}" for x in shares)]
-        print("|", " | ".join([*columns, f"{days:,.3g}", f"{speed:,.0f}", f"{failures:,.1f}"]), "|")
+        print("|", " | ".join([*columns, f"{days:,.3g}", f"{tokens_per_second:,.0f}", f"{failures:,.1f}"]), "|")
 
 
 if __name__ == "__main__":

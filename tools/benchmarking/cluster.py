@@ -1,7 +1,7 @@
 """Measures the programs on a Ray cluster of this machine and without Ray, and training runs whose workers fail.
 
-Every turn is a new command. The cluster has as many cores as there are workers, though the machine may have fewer: so
-what Ray costs is the ratio to the same number of processes without it, not to one.
+Every turn is a new command. The cluster has as many cores as there are workers, even if the machine has fewer. So the
+cost of Ray is the ratio to the same number of processes without Ray, not to a single process.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ MODEL = {
     "n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "d_inner": 512, "tgt_len": 64,
     "mem_len": 64, "train_batch_size": 24, "eval_batch_size": 24, "max_eval_batch": 2, "level": "char",
 }  # fmt: skip
-LINES = 4000  # to score
+LINES = 4000  # most lines to score
 
 
 @contextlib.contextmanager
@@ -62,13 +62,21 @@ def running(command, stdout=subprocess.DEVNULL, **variables):
 
 
 def run(program, variables=(), **flags):
-    """Runs a program. Returns its seconds, and the peak memory in MB of its process and of Ray's largest worker."""
+    """Runs a program of this checkout. Returns its seconds and its peak memory in MB: a dict of figures.
+
+    With `ray_address`, except for train.py, it also returns the peak memory of Ray's largest worker, `worker_peak_mb`.
+
+    Args:
+        program: path in the checkout.
+        variables: environment variables, a dict or pairs.
+        **flags: flags of the program.
+    """
     begun = time.perf_counter()
     peaks = {}
     with running(command_of(program, **flags), **dict(variables)) as process:
         while process.poll() is None:
             note_peak(peaks, "peak_memory_mb", [process.pid])
-            if "ray_address" in flags and program != "train.py":  # whose workers' memory is not Ray's
+            if "ray_address" in flags and program != "train.py":  # it trains in processes that Ray's workers start
                 note_peak(peaks, "worker_peak_mb", ray_workers())
             time.sleep(0.5)
         seconds = time.perf_counter() - begun
@@ -76,32 +84,35 @@ def run(program, variables=(), **flags):
 
 
 def note_peak(peaks, name, pids):
+    """Raises `peaks[name]` to the largest peak memory, in MB, of some processes."""
     for pid in pids:
         with contextlib.suppress(OSError, StopIteration):  # it has ended
             peaks[name] = max(peaks.get(name, 0), processes.peak_memory(pid))
 
 
 def commands():
-    """Yields `(id, command as a list of words)` of every process of this machine."""
+    """Yields `(id, list of the words of the command)` for every process of this machine."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended
             yield int(path.parent.name), path.read_text().split("\0")
 
 
 def ray_workers():
-    """Ids of Ray's worker processes."""
+    """Ids of Ray's worker processes that have work."""
     return (pid for pid, words in commands() if words[0].startswith("ray::") and "IDLE" not in words[0])
 
 
 def by_ray(address, workers):
+    """The flags with which a program uses Ray; none for 0 workers."""
     return {"ray_address": address, "ray_workers": workers} if workers else {}
 
 
 def tasks(folder, address):
-    """`(task, its figure, {contestant: turn})`, one after the other; the first contestant is the program without Ray.
+    """Yields `(task, figure to compare, {contestant: turn})`. The first contestant is the program without Ray.
 
     Args:
-        folder: where `train.txt` and `valid.txt` are.
+        folder: contains `train.txt` and `valid.txt`, and gets the results.
+        address: address of the Ray cluster.
     """
     text = Path(f"{folder}/train.txt").read_text()
     words = len(text.split())
@@ -127,7 +138,7 @@ def preparation(folder, address, workers, words):
     """Prepares a text once. Returns seconds and words per second.
 
     Args:
-        folder: has train.txt, and gets the results.
+        folder: contains train.txt, and gets the results.
         address: of the Ray cluster.
         workers: number of workers; 0 for the program without Ray.
         words: number of words of the text.
@@ -159,7 +170,7 @@ def on_core(core):
 
 
 def programs_in(model_dir):
-    """Ids of the processes that train in `model_dir` as workers of Ray."""
+    """Ids of the processes that train the run `model_dir` as workers on Ray."""
     return (pid for pid, words in commands() if f"--model_dir={model_dir}" in words and "--ray_workers=0" in words)
 
 
@@ -172,7 +183,7 @@ def move(pid, core):
 
 @contextlib.contextmanager
 def kept_on_core(model_dir, core):
-    """In this block, moves the workers of Ray that train in `model_dir` to the given core; `None` moves none."""
+    """In this block, keeps the workers on Ray that train the run `model_dir` on the given core; `None` moves none."""
     ended = threading.Event()
 
     def keep():
@@ -192,7 +203,7 @@ def training(folder, address, core=None, steps=200):
     """Trains once with two workers. Returns tokens per second of the steps, and the seconds of the whole program.
 
     Args:
-        folder: has valid.txt, and gets the results.
+        folder: contains valid.txt, and gets the results.
         address: of the Ray cluster; `None` starts the workers without Ray.
         core: the only core that the workers run on. `None`: all cores.
         steps: number of steps.
@@ -218,6 +229,7 @@ def training(folder, address, core=None, steps=200):
 
 
 def train_to_score(folder):
+    """Trains the run that `scoring` uses."""
     flags = {**MODEL, "data_path": f"{folder}/valid.txt", "model_dir": f"{folder}/run", "train_steps": 20}
     run("train.py", **flags)
 
@@ -226,7 +238,7 @@ def scoring(folder, address, workers, lines):
     """Scores lines once. Returns seconds and lines per second.
 
     Args:
-        folder: has the run and lines.txt, and gets the results.
+        folder: contains the run and lines.txt, and gets the results.
         address: of the Ray cluster.
         workers: number of workers; 0 for the program without Ray.
         lines: number of lines.
@@ -243,24 +255,31 @@ def scoring(folder, address, workers, lines):
 
 
 class Watched:
-    """A training run on Ray whose workers are killed at planned times. It records when each step ended.
+    """A training run on Ray of which a worker is killed at planned times. All workers then start again.
 
     Args:
-        lasts: for each start that is to fail, the seconds from its first step to the failure.
+        folder: contains valid.txt, and gets the run.
+        address: address of the Ray cluster.
+        workers, steps, save_steps: number of workers, of steps, and of steps between checkpoints.
+        until_kill: for each start that is to fail, the seconds from its first step until a worker is killed.
+
+    Attributes:
+        kills: the times at which a worker was killed, in seconds since 1970.
     """
 
-    def __init__(self, folder, address, workers, steps, save_steps, lasts):
+    def __init__(self, folder, address, workers, steps, save_steps, until_kill):
         self.model_dir = f"{folder}/failing-{time.monotonic_ns()}"
         flags = {
             **MODEL, "data_path": f"{folder}/valid.txt", "model_dir": self.model_dir, "train_steps": steps,
             "iterations": 1, "save_steps": save_steps,
         }  # fmt: skip
         self.command = command_of("train.py", **flags, **by_ray(address, workers))
-        self.lasts = list(lasts)
-        self.started = False
+        self.until_kill = list(until_kill)
+        self.has_made_a_step = False  # since the workers started
         self.kills = []
 
     def run(self):
+        """Trains until the last step, and returns `self`."""
         process: Any
         with running(self.command, subprocess.PIPE) as process:
             for line in process.stdout:
@@ -268,15 +287,15 @@ class Watched:
         return self
 
     def look_at(self, line):
-        """After the first step of a start, sets the next failure."""
+        """Reads a line of the output. At the first step after a start, plans the next kill."""
         if "all start again" in line:
-            self.started = False
-        elif re.match(r"step +\d+/", line) and not self.started and len(self.kills) < len(self.lasts):
-            self.started = True
-            threading.Timer(self.lasts[len(self.kills)], self.kill).start()
+            self.has_made_a_step = False
+        elif re.match(r"step +\d+/", line) and not self.has_made_a_step and len(self.kills) < len(self.until_kill):
+            self.has_made_a_step = True
+            threading.Timer(self.until_kill[len(self.kills)], self.kill).start()
 
     def kill(self):
-        """Kills one of the worker programs: the first that is found."""
+        """Kills one of the processes that train, and records the time."""
         for pid in programs_in(self.model_dir):
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(pid, signal.SIGKILL)
@@ -284,9 +303,14 @@ class Watched:
                 return
 
     def figures(self, save_steps):
-        """Returns the seconds of a step, of saving, from a failure to the next step and in all; and, for each start
-        that failed, the seconds from its first step to the failure.
+        """The seconds that the run took, from the times at which its steps ended.
+
+        Returns:
+            `(seconds, until_kill)`: a dict with the seconds of a step (`step`), to save a checkpoint (`saving`), from a
+            kill to the next step (`starting`), and of the whole run (`real`); and for each start that failed, the
+            seconds from its first step to the kill.
         """
+        # For each start, the times at which its steps ended.
         starts = [times for times in map(times_of, sorted(Path(self.model_dir, "train").glob("*.v2"))) if times]
         steps = np.concatenate([np.diff(times) for times in starts])
         first = np.array([times[0] for times in starts])
@@ -298,7 +322,7 @@ class Watched:
 
 
 def times_of(path):
-    """The times at which the steps in a file of TensorBoard ended."""
+    """The times at which the steps in a file of TensorBoard ended, in seconds since 1970."""
     events = EventFileLoader(str(path)).Load()
     return [event.wall_time for event in events if any(value.tag == "epoch_step" for value in event.summary.value)]
 
@@ -306,22 +330,22 @@ def times_of(path):
 def failures(folder, address, workers, steps=150, save_steps=15, n_failures=3):
     """Measures a training run whose workers are killed, and simulates it. Returns a row of the table.
 
-    The row has the real seconds of the run, and the seconds that the simulation predicts from the measured times of a
-    step, of a checkpoint, of a start, and from each start to its failure.
+    The row has the measured seconds of the run, and the seconds that the simulation predicts from the measured times of
+    a step, of a checkpoint, of a start, and from each start to its failure.
     """
     planned = np.random.default_rng(workers).uniform(4, 12, n_failures)  # seconds from the first step to the failure
     measured, until_failure = Watched(folder, address, workers, steps, save_steps, planned).run().figures(save_steps)
-    mtbf = 1.0  # is not used: the times between failures are given
+    mtbf = 1.0  # has no effect, because `GivenTimes` draws the times between failures
     simulated = simulate(
-        steps, measured["step"], save_steps, measured["saving"], measured["starting"], mtbf, Given(until_failure)
+        steps, measured["step"], save_steps, measured["saving"], measured["starting"], mtbf, GivenTimes(until_failure)
     )
-    number = simulated.pop("failures")  # all other values are seconds
+    number = simulated.pop("failures")  # all other values in `simulated` are seconds
     row = {"mode": "ray_failures", "contestant": f"{workers} workers", "failures": number}
     seconds = {name: float(value) for name, value in measured.items()}
     return {**row, **seconds, "simulated": float(sum(simulated.values()))}
 
 
-class Given:
+class GivenTimes:
     """Stands for a random generator: it draws the given values, and then infinity, so that no failure follows."""
 
     def __init__(self, values):

@@ -1,7 +1,7 @@
 """The contestants of each mode, and the number of tokens in their work.
 
-Work is in work.py; who does it in language_models.py, pairs.py and taggers.py. The library is imported late, so that a
-process can first choose which checkout's.
+"Work" is what a contestant repeats, see work.py. The contestants are in language_models.py, pairs.py and taggers.py.
+They import the library only when they are made, so that a process can choose the checkout before.
 """
 
 from typing import Any
@@ -12,15 +12,17 @@ from benchmarking.taggers import is_tagging
 
 
 def is_pairs(mode):
+    """Whether the contestants of a mode are encoder-decoders."""
     return mode.startswith("seq2seq")
 
 
 def make_contestants(mode, jit=False, run=None):
-    """Returns `{name: function from a shape to work}` of the contestants, the reference first.
+    """Returns `{name: function of a shape that returns the work}` of the contestants, the reference first.
 
     Args:
-        jit: whether those that train take part with XLA, too.
-        run: of scoring, see `language_models.scoring_contestants`.
+        mode: the mode.
+        jit: whether contestants that train also take part with XLA.
+        run: for the mode "scoring", see `language_models.scoring_contestants`.
     """
     if mode == "scoring":
         return language_models.scoring_contestants(run)
@@ -32,7 +34,7 @@ def make_contestants(mode, jit=False, run=None):
 
 
 def check_shape(mode, shape):
-    """Raises ValueError unless the library can make the network of a shape. Large networks are made without weights."""
+    """Raises ValueError unless the library can make the network of a shape. It makes the network, without weights."""
     import txl_tf
 
     if is_tagging(mode):
@@ -45,7 +47,7 @@ def check_shape(mode, shape):
 
 
 def tokens_of_work(mode, name, shape):
-    """The number of tokens that a contestant reads, trains on or generates in one piece of work, without padding."""
+    """The tokens, without padding, that a contestant reads, trains on or generates when it does its work once."""
     if mode == "seq2seq_pairs":
         return sum(map(len, pairs.word_pairs(shape["pairs"])[1]))
     if mode == "scoring" and name != EVALUATION:

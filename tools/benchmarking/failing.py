@@ -8,19 +8,48 @@ MOST_FAILURES = 100_000  # of a simulated training run; with more, it would hard
 
 
 def step_seconds(workers, tokens, tokens_per_second, parameters, gigabits, message_seconds, shared=False):
-    """`(seconds to compute the tokens, seconds to sum the gradients)` of one step."""
+    """The seconds of a training step: `(to compute the tokens, to sum the gradients)`.
+
+    Args:
+        workers: number of workers.
+        tokens: tokens of a step, of all workers together.
+        tokens_per_second: speed of a single worker.
+        parameters: number of weights, whose gradients have 4 bytes each.
+        gigabits: network bandwidth of a worker, in Gbit/s.
+        message_seconds: latency of a message.
+        shared: whether all workers share one processor, so that together they are as fast as one.
+    """
     compute = tokens / (tokens_per_second * (1 if shared else workers))
     sent = 2 * (workers - 1) / workers * 4 * parameters
     return compute, sent * 8 / (gigabits * 1e9) + 2 * (workers - 1) * message_seconds
 
 
 def best_save_steps(step, save_seconds, mtbf):
-    """Young's interval between checkpoints, in steps, if some worker fails every `mtbf` seconds."""
+    """Young's interval between checkpoints, in steps. All arguments are seconds.
+
+    `mtbf` is the mean time between failures of any worker.
+    """
     return max(1, round(math.sqrt(2 * save_seconds * mtbf) / step))
 
 
 def train(steps, step, save_steps, save_seconds, restart_seconds, mtbf, rng):
-    """Simulates a training run: seconds of `useful`, `repeated`, `saving`, `starting`, and the number of `failures`."""
+    """Simulates a training run.
+
+    Args:
+        steps: number of steps.
+        step: seconds of a step.
+        save_steps: steps between two checkpoints.
+        save_seconds, restart_seconds: seconds to save a checkpoint, and from a failure to the next step.
+        mtbf: mean seconds between failures of any worker.
+        rng: random generator, whose method `exponential(mtbf)` draws the seconds until the next failure.
+
+    Returns:
+        Dict with the seconds of steps that were kept (`useful`), of work that a failure destroyed (`repeated`), of
+        checkpoints (`saving`) and restarts (`starting`), and the number of `failures`.
+
+    Raises:
+        ParameterError: there are more than `MOST_FAILURES` failures.
+    """
     spent = dict.fromkeys(["useful", "repeated", "saving", "starting", "failures"], 0)
     done = 0
     until_failure = rng.exponential(mtbf)

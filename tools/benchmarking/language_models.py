@@ -1,6 +1,6 @@
 """Contestants that are language models: the plain port of the original, tests/reference_model.py, and the library.
 
-The reference is time-major and without a cache.
+The reference has time as its first axis, and caches no keys and values.
 """
 
 import functools
@@ -13,6 +13,7 @@ from benchmarking.work import Calls, Steps, port, repeated
 
 
 def is_training(mode):
+    """Whether the contestants of a mode are language models that train."""
     return mode.startswith(("training", "softmax", "peers"))
 
 
@@ -28,7 +29,7 @@ def frequencies(n_token):
 
 
 def random_batch(shape):
-    """Random tokens and labels `[batch, tgt_len]` with these `frequencies`."""
+    """Random tokens and labels `[batch, tgt_len]`, with the frequencies of `frequencies`."""
     size = [shape["batch_size"], shape["tgt_len"] + 1]
     draws = np.random.default_rng(0).choice(shape["n_token"], size, p=frequencies(shape["n_token"]))
     return tf.constant(draws[:, :-1], tf.int32), tf.constant(draws[:, 1:], tf.int32)
@@ -38,6 +39,7 @@ def random_batch(shape):
 
 
 def contestants(mode, jit=False):
+    """The contestants of training, evaluation and generation: `{name: function of a shape that returns the work}`."""
     options = {"txl_tf float32": {}, "txl_tf bfloat16": {"dtype": "mixed_bfloat16"}}
     if jit and is_training(mode):
         options |= {f"{name} XLA": {**arguments, "jit_compile": True} for name, arguments in options.items()}
@@ -55,7 +57,12 @@ def contestants(mode, jit=False):
 
 
 def carrying(function, carried):
-    """Work that calls `function(carried) -> (result, carried)` and waits for the result."""
+    """Work that calls `function(carried) -> (result, carried)` again and again, and waits for each result.
+
+    Args:
+        function: the function.
+        carried: the first value. Each call gets the value that the last one returned.
+    """
 
     def call():
         nonlocal carried
@@ -72,7 +79,7 @@ def reference_work(mode, shape):
     mems = model.initial_mems(shape["batch_size"])
     if is_training(mode):
         model.compile(learning_rate=1e-3, train_steps=10000)
-        return carrying(lambda mems: model.train_step(tokens, labels, mems)[::3], mems)
+        return carrying(lambda mems: model.train_step(tokens, labels, mems)[::3], mems)  # the loss and the new memory
     if mode == "evaluation":
         nll = tf.function(model.nll)
         return carrying(lambda mems: nll(tokens, labels, mems), mems)
@@ -93,7 +100,7 @@ def reference_next(model, tokens, mems):
 
 
 def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=False, matmul_precision=None):
-    """The work of the library, by `fit`, `evaluate` and `generate`. It generates `tgt_len` tokens, not one."""
+    """The work of the library, by `fit`, `evaluate` or `generate`, which generates `tgt_len` tokens."""
     import txl_tf
 
     if matmul_precision:
@@ -124,7 +131,7 @@ def multiplying_work(shape, dtype):
     return Calls(products_work(shape, make))
 
 
-BYTES = {"float32": 4, "bfloat16": 2}  # of a number
+BYTES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 
 
 def bytes_of_token(shape, size):
@@ -137,7 +144,7 @@ def bytes_of_token(shape, size):
 
 
 def reading_work(shape, size):
-    """Reads the bytes of `tgt_len` tokens, token by token, on all cores."""
+    """Only reads the bytes that `tgt_len` tokens need, token by token, on all cores. A number has `size` bytes."""
     numbers = tf.random.normal([bytes_of_token(shape, size) // 4])
     largest = tf.function(lambda: tf.reduce_max(numbers))
     return Calls(lambda: [largest().numpy() for _ in range(shape["tgt_len"])])
@@ -146,7 +153,8 @@ def reading_work(shape, size):
 def training_operations(shape):
     """The floating-point operations of the matrix products in a training step.
 
-    The backward pass has two products for every one of the forward pass, of memory and positions only one.
+    For each product of the forward pass, the backward pass has two. Only for keys, values and position keys, whose
+    inputs (memory and distances) get no gradient, it has one.
     """
     rows, tgt_len, mem_len, d_model = (shape[name] for name in ("batch_size", "tgt_len", "mem_len", "d_model"))
     tokens = rows * tgt_len
@@ -154,25 +162,34 @@ def training_operations(shape):
     width = shape["n_head"] * shape["d_head"]
     layer = tokens * d_model * (4 * width + 2 * shape["d_inner"])  # queries, keys, values, output; feed-forward
     layer += 3 * tokens * klen * width  # scores of keys and of positions; values
-    inputs = (2 * rows * mem_len + klen) * d_model * width  # keys and values of the memory; position keys
+    without_gradient = (2 * rows * mem_len + klen) * d_model * width  # keys and values of the memory; position keys
     ends = [*shape["cutoffs"], shape["n_token"]]
     softmax = tokens * d_model * (ends[0] + len(ends) - 1)
     labels = random_batch(shape)[1].numpy()
     for i, (start, end) in enumerate(zip(ends, ends[1:], strict=False), 1):
         softmax += ((labels >= start) & (labels < end)).sum() * (end - start) * (d_model // shape["div_val"] ** i)
-    return int(2 * (3 * (shape["n_layer"] * layer + softmax) + 2 * shape["n_layer"] * inputs))
+    return int(2 * (3 * (shape["n_layer"] * layer + softmax) + 2 * shape["n_layer"] * without_gradient))
 
 
 # --------------------------------------------------------------------------------------------------------- writing
 
 
 def writing_contestants():
+    """The contestants of the mode "writing": `{name: function of a shape that returns the work}`."""
     makers = {name: functools.partial(writing_work, **options) for name, options in WRITING.items()}
     return makers | {CONTINUED: functools.partial(continuing_work, read=PROMPT)}
 
 
 def writing_work(shape, rows=1, prompt=1, tokens=None, **sampling):
-    """Generates `tokens` tokens, by default `tgt_len`, after each of `rows` prompts."""
+    """Generates text after prompts.
+
+    Args:
+        shape: sizes of the model.
+        rows: number of prompts.
+        prompt: tokens of each prompt.
+        tokens: number of new tokens of each, by default `tgt_len`.
+        **sampling: options of `lm.generate`.
+    """
     import txl_tf
 
     lm = txl_tf.TransformerXLLM(**model_arguments(shape))
@@ -181,9 +198,9 @@ def writing_work(shape, rows=1, prompt=1, tokens=None, **sampling):
 
 
 def continuing_work(shape, dtype="float32", read=1):
-    """Generates `tgt_len` tokens after a text of `read` tokens, with a session, which reads the text only once.
+    """Generates `tgt_len` tokens at a time after a text of `read` tokens. A session reads the text only once.
 
-    A session has no public name yet: only this checkout can be measured.
+    `Session` is not a public name, so older checkouts may not have it.
     """
     import txl_tf
     from txl_tf.language.session import Session
@@ -197,10 +214,10 @@ def continuing_work(shape, dtype="float32", read=1):
 
 
 def scoring_contestants(run):
-    """The contestants that score lines.
+    """The contestants of the mode "scoring": `{name: function of a shape that returns the work}`.
 
     Args:
-        run: folder of a run of the model, of which the vocabulary is `random_lines`'; see `processes.train_to_score`.
+        run: folder of a run whose vocabulary has the words of `random_lines`, see `processes.train_to_score`.
     """
     return {
         "one line at a time": functools.partial(scoring_one_by_one, run=run),
@@ -215,7 +232,7 @@ def words_of(shape):
 
 
 def random_lines(shape):
-    """Random lines of about 22 words, as long as sentences."""
+    """Random lines with lengths as of sentences: about 22 words, from 2 to 200."""
     rng = np.random.default_rng(0)
     words = words_of(shape)
     lengths = rng.lognormal(3.1, 0.6, shape["lines"]).clip(2, 200).astype(int)

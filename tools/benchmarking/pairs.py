@@ -1,8 +1,9 @@
 """Contestants that are encoder-decoders: the tutorial's layers under Keras's `fit`, tests/reference_transformer.py, and
 the library.
 
-A maker is a function `make(source, target, **arguments)`. It returns a compiled model, the batch as the model's `fit`
-takes it, and a function `decode(source, start, number)`.
+A maker is a function `make(source, target, **arguments)` of a first batch and of the arguments of the model. It returns
+`(model, batch, decode)`: a compiled model; the batch in the form that the model's `fit` takes; and a function
+`decode(source, start, number)` that returns the ids of up to `number` symbols after the symbol `start`.
 """
 
 import functools
@@ -11,11 +12,11 @@ import numpy as np
 from benchmarking.shapes import REFERENCE
 from benchmarking.work import Calls, Steps, padded, port, repeated
 
-START = 1  # and 0 is padding
-END = 2
+START, END = 1, 2  # ids of symbols; 0 is padding
 
 
 def contestants(mode, jit=False):
+    """The contestants: `{name: function of a shape that returns the work}`; with `jit` also one with XLA."""
     makers = {
         REFERENCE: tutorial_transformer(),
         "keras attention float32": tutorial_transformer(own_attention=True),
@@ -74,7 +75,7 @@ def library_transformer(dtype="float32", jit_compile=False):
 
 
 def random_pair(shape):
-    """A source `[batch, tgt_len]`, and a target with one token more, without padding."""
+    """Random sources `[batch, tgt_len]` and targets `[batch, tgt_len + 1]` of ids, without padding."""
     ids = np.random.default_rng(0).integers(END + 1, shape["n_token"], [2, shape["batch_size"], shape["tgt_len"] + 1])
     return ids[0, :, 1:].astype(np.int32), ids[1].astype(np.int32)
 
@@ -102,7 +103,11 @@ def pairs_work(name, make, shape):
 
 
 def word_pairs(number):
-    """The words of Python's manual as sources, and reversed as targets: two lists of lists of ids, each with an end."""
+    """Random words of Python's manual as sources, and the same words reversed as targets.
+
+    Returns:
+        `[sources, targets]`: lists of `number` lists of ids, each with `END` at its end.
+    """
     from pydoc_data.topics import topics
 
     words = set("\n".join(topics.values()).lower().split())

@@ -4,10 +4,10 @@
     python tools/benchmark.py --mode=peers
 
 All have the sizes of the shape, Adam, clipped gradients and the same number of threads. One difference remains: the GPT
-has no memory. Its segment is as long as segment and memory of the others, and its batch has fewer rows, so that a token
-sees as much text.
+has no memory. Its segment is as long as segment and memory of the others together, so that a token sees as much text.
+Its batch has fewer rows, so that a step has as many tokens.
 
-This file is also the program that runs in the process of a contestant. It imports only the framework of that one.
+This file is also the program that runs in a contestant's process. It imports only the framework of this contestant.
 """
 
 import os
@@ -40,11 +40,12 @@ def without_memory(shape):
 
 
 def torch_work(shape, make, compiled=False, bfloat16=False):
-    """Training of a PyTorch model. Returns the work and its number of weights.
+    """Training of a PyTorch model. Returns the work and the model's number of weights.
 
     Args:
+        shape: sizes of the model and of the batch.
         make: function of a shape that returns a module. The module maps tokens, labels `[batch, tgt_len]` and the
-            memory that it returned for the last segment to the loss and the new memory.
+            memory of the last segment (at first `None`) to the loss and the new memory.
         compiled: whether `torch.compile` compiles the module.
         bfloat16: whether products are computed in bfloat16, by `torch.autocast`.
     """
@@ -117,7 +118,7 @@ def gpt(shape):
 
 
 def x_transformers(shape):
-    """Transformer-XL as x-transformers offers it: memory, rotary positions, flash attention."""
+    """A model of x-transformers like Transformer-XL: memory, rotary positions, flash attention."""
     from torch import nn
     from torch.nn import functional as F
     from x_transformers import Decoder, TransformerWrapper
@@ -181,7 +182,7 @@ def multiplier(bfloat16):
 
 
 def jax_work(shape):
-    """Training of the paper's Transformer-XL in plain JAX, compiled. Returns the work and its number of weights."""
+    """Training of the paper's Transformer-XL in plain JAX, compiled. Returns the work and the number of weights."""
     import jax
     import jax.numpy as jnp
 
@@ -280,7 +281,7 @@ def jax_work(shape):
 
 
 def make_work(name, shape):
-    """The work of a contestant of `PEERS`, and the number of its weights."""
+    """Makes a contestant of `PEERS`. Returns its work and its number of weights."""
     kind, _, options = name.partition(" ")
     if kind == "JAX":
         return jax_work(shape)
@@ -304,7 +305,10 @@ PEERS = tuple(
 
 
 def begin(mode, name, shape, jit=False, run=None):
-    """Makes the contestant, which trains for two steps."""
+    """Makes a contestant, and trains it for two steps, which compiles it. Returns a dict of figures.
+
+    `mode`, `jit` and `run` have no effect: the task `begin` of all processes has the same arguments.
+    """
     started = time.perf_counter()
     work, weights = make_work(name, shape)
     built = time.perf_counter()

@@ -4,8 +4,8 @@
         process.call("begin", mode="training", name="txl_tf float32", shape=...)
         process.call("turn", seconds=1)     # called again in every turn of this contestant
 
-The request, `["turn", {"seconds": 1}]`, and the answer, a dict of figures, are lines of JSON on the standard input and
-output of tasks.py. A process imports the txl_tf of its checkout.
+The request, such as `["turn", {"seconds": 1}]`, is a line of JSON on the standard input of tasks.py. The answer, a dict
+of figures, is a line of JSON on its standard output. A process imports the txl_tf of its checkout.
 """
 
 import contextlib
@@ -31,7 +31,10 @@ PEERS = Path(__file__).with_name("peers.py")
 
 
 class Process:
-    """A new Python process that does tasks of tasks.py, or of another program, with the txl_tf of a checkout."""
+    """A new Python process that does the tasks of a program, by default tasks.py, with the txl_tf of a checkout.
+
+    It is killed at the end of its `with` block.
+    """
 
     def __init__(self, checkout=ROOT, program=None):
         self.errors = tempfile.TemporaryFile("w+")
@@ -40,10 +43,10 @@ class Process:
         self.process = subprocess.Popen([sys.executable, "-P", program or TASKS], **pipes, env=environment, text=True)
 
     def call(self, task, **arguments):
-        """The figures of a task.
+        """Does a task, and returns its figures.
 
         Raises:
-            ValueError: it failed; see `failure`.
+            ValueError: the process has ended without an answer; see `failure`.
         """
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps([task, arguments]), file=self.process.stdin, flush=True)
@@ -58,12 +61,13 @@ class Process:
 
     def __exit__(self, *error):
         self.process.kill()
-        with self.errors, contextlib.suppress(BrokenPipeError), self.process:  # closes the pipes, waits for the end
+        # Closes the pipes and the file, and waits for the end of the process.
+        with self.errors, contextlib.suppress(BrokenPipeError), self.process:
             pass
 
 
 def alone(task, checkout=ROOT, **arguments):
-    """The figures of a task, measured in a process of its own."""
+    """Does a task in a new process, and returns its figures. Raises ValueError if it fails, see `failure`."""
     with Process(checkout) as process:
         return process.call(task, **arguments)
 
@@ -71,8 +75,12 @@ def alone(task, checkout=ROOT, **arguments):
 def failure(what, output):
     """Returns the ValueError for a process that failed.
 
-    The message has the last line of its output. The end of the output is the cause of the error, which the benchmark
-    prints with --verbosity=1.
+    The message contains the last line of the output. The cause of the error, which the benchmark prints with
+    --verbosity=1, contains the last 3,000 characters.
+
+    Args:
+        what: the process, for the message.
+        output: what it wrote to stderr.
     """
     # A program's own hint about --verbosity is not its error.
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith("(--verbosity")]
@@ -88,7 +96,7 @@ def loopback_bytes():
 
 
 def free_ports(n):
-    """`n` different free ports. All are held until the last one is known."""
+    """Returns `n` different free ports. All are opened before the first is closed, so that none occurs twice."""
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(n)]
         return [server.getsockname()[1] for server in opened]
@@ -98,7 +106,7 @@ def free_ports(n):
 
 ONE_STEP = {"train_steps": 1, "iterations": 1, "save_steps": 1}
 IMPORT = "import tensorflow"
-ANSWERS = {  # program: the run's model, further flags, the line to answer
+ANSWERS = {  # program: folder of its run, further flags, the line to answer
     "generate.py": ("lm", {"prompt": "eta", "max_new_tokens": 1}, ""),
     "score.py": ("lm", {}, "eta\n"),
     "tag.py": ("tagger", {}, "高山在白石\n"),
@@ -106,16 +114,17 @@ ANSWERS = {  # program: the run's model, further flags, the line to answer
 
 
 def command_of(checkout, program, **flags):
+    """The command of a program, as a list of words."""
     return [sys.executable, os.path.join(checkout, program), *(f"--{name}={value}" for name, value in flags.items())]
 
 
 def environment_of(*folders, **variables):
-    """The environment of this process, with some folders first in the path of Python's imports."""
+    """The environment variables of this process, with `folders` as PYTHONPATH, and with `variables`."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), **variables}
 
 
 def run(command, checkout):
-    """Runs a program. Raises ValueError if it fails, see `failure`."""
+    """Runs a program with the library of a checkout. Raises ValueError if it fails, see `failure`."""
     done = subprocess.run(command, env=environment_of(checkout), capture_output=True, text=True)
     if done.returncode:
         raise failure(command[1], done.stderr)
@@ -132,7 +141,10 @@ def train_command(checkout, shape, text, model_dir, **flags):
 
 
 def watch(shape, text, checkout):
-    """Runs train.py for one step. Returns the seconds until its first line of progress, and until its end."""
+    """Runs train.py for one step. Returns a dict of figures.
+
+    `seconds` is the time until the line of the first step, `command_seconds` the time until the end of the program.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = train_command(checkout, shape, text, os.path.join(folder, "run"))
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -153,7 +165,7 @@ def watch(shape, text, checkout):
 
 
 def watch_reference(shape, text):
-    """Seconds from the start of a process to the end of the reference's first training step."""
+    """Trains the reference for one step in a new process. Returns the seconds from its start, and its peak memory."""
     started = time.perf_counter()
     with Process() as process:
         figures = process.call("start_reference", shape=shape, text=text)
@@ -180,7 +192,11 @@ def train_to_score(checkout, shape, folder):
 def answer(program, folder, checkout):
     """Runs a program on one line. Returns the seconds until its answer is complete, and until its end.
 
-    generate.py writes the prompt first, and then one token. IMPORT is that alone, for comparison.
+    Args:
+        program: a program of `ANSWERS`; or `IMPORT`, which only imports TensorFlow, for comparison. generate.py writes
+            the prompt and one token.
+        folder: contains the runs, see `train_to_answer`.
+        checkout: folder of the checkout whose program it is.
     """
     command = [sys.executable, "-c", f"{IMPORT}\nprint()"]
     line = ""
@@ -207,7 +223,10 @@ def answer(program, folder, checkout):
 
 
 def import_seconds():
-    """Seconds that `import txl_tf` spends in some imports, by `-X importtime`. Each includes the imports inside it."""
+    """The seconds of `import txl_tf` and of some imports in it, by `-X importtime`: `{name: seconds}`.
+
+    The seconds of an import include those of the imports that it makes.
+    """
     command = [sys.executable, "-X", "importtime", "-c", "import txl_tf"]
     log = subprocess.run(command, env=environment_of(ROOT), capture_output=True, text=True, check=True).stderr
     found = re.findall(r"^import time: .* (\d+) \| +(txl_tf|keras|tensorflow|matplotlib\.pyplot)$", log, re.MULTILINE)

@@ -11,7 +11,15 @@ from benchmarking.work import mean_seconds
 
 
 def measure(works, rounds, seconds):
-    """Does several works in turns in this process. Returns the seconds of each, an array `[rounds, works]`."""
+    """Measures several works in this process, in turns. Returns their seconds, an array `[rounds, works]`.
+
+    First, each work is done twice, which traces graphs and allocates memory.
+
+    Args:
+        works: the works, see work.py.
+        rounds: number of turns of each.
+        seconds: shortest length of a turn.
+    """
     for work in works:
         work.once()
         work.once()
@@ -19,7 +27,14 @@ def measure(works, rounds, seconds):
 
 
 def scale(mode, shape, makers, rounds, seconds):
-    """Measures and prints the cost of a token at several values of each argument; returns rows."""
+    """Measures and prints the seconds per token at several values of each argument of `SCALING`. Returns rows.
+
+    Args:
+        mode: the mode.
+        shape: the values of all arguments.
+        makers: the contestants, `{name: function of a shape that returns the work}`.
+        rounds, seconds: see `measure`.
+    """
     rows = []
     for argument, values in SCALING[mode].items():
         print_scale(mode, shape, argument, values)
@@ -47,7 +62,10 @@ def replica_costs(name, shape, values, rounds, seconds):
 
 
 def scale_length(mode, shape, makers, segments):
-    """Like `scale`, for the cost of a token after 1, 2, 4, ... segments of one text, without the reference."""
+    """Like `scale`, for the cost of a token after 1, 2, 4, ... segments of one text. Leaves out the first contestant.
+
+    `segments` is the number of segments that are measured.
+    """
     counts = [2**i for i in range(segments.bit_length())]
     values = [count * shape["tgt_len"] for count in counts]
     print_scale(mode, shape, "tokens_before", values)
@@ -58,20 +76,21 @@ def scale_length(mode, shape, makers, segments):
         work = language_models.continuing_work(shape, dtype) if continuing else makers[name](shape)
         work.once()
         seconds = np.diff(work.ends(lambda ends: len(ends) > segments))
-        costs = [np.median(seconds[n // 2 : 3 * n // 2]) for n in counts]
+        costs = [np.median(seconds[n // 2 : 3 * n // 2]) for n in counts]  # of the segments around the n-th
         tokens = tokens_of_work(mode, name, shape)
         rows += costs_of(mode, name, "tokens_before", values, [cost / tokens for cost in costs])
     return rows
 
 
 def print_scale(mode, shape, argument, values):
+    """Prints the heading of a table of costs, with the arguments that do not change."""
     others = {name: value for name, value in shape.items() if name != argument}
     print(f"\n{mode}: {describe(others)}")
     print(f"  {f'us per token, by {argument}':32}" + "".join(f"{value:>10,}" for value in values))
 
 
 def costs_of(mode, name, argument, values, costs):
-    """Prints a contestant's line of the table, and returns it as rows."""
+    """Prints a contestant's line of the table, and returns a row for each value. Costs are seconds per token."""
     print(f"  {name:32}" + "".join(f"{cost * 1e6:>10,.0f}" for cost in costs), flush=True)
     common = {"mode": mode, "contestant": name, "argument": argument}
     pairs = zip(values, costs, strict=True)

@@ -1,17 +1,17 @@
-"""What the benchmark measures: the shapes of its models and data."""
+"""The shapes of the benchmark: the sizes of its models and data. And the names of contestants."""
 
 REFERENCE = "reference float32"
 EVALUATION = "evaluation float32"
 READING = "read of its bytes"
 PRODUCTS = "products"  # the matrix products of a training step, and nothing else
-ROUNDED = "txl_tf bfloat16 products"  # of float32 numbers, see `set_matmul_precision`
+ROUNDED = "txl_tf bfloat16 products"  # with weights in float32, see `set_matmul_precision`
 CONTINUED = "a text of 5,000 tokens goes on"
-PROMPT = 5000
+PROMPT = 5000  # tokens
 TAGGER = {  # flags of train_ner.py for the run that tag.py answers with
     "dataset": "towns", "n_sentences": 100, "model": "tener", "n_layer": 2, "d_model": 64, "n_head": 4, "d_inner": 128,
     "batch_size": 32,
 }  # fmt: skip
-WRITING = {  # arguments of `writing_work`
+WRITING = {  # name of a contestant: arguments of `writing_work`
     "one row": {}, "2 rows": {"rows": 2}, "4 rows": {"rows": 4}, "16 rows": {"rows": 16},
     "temperature 0": {"temperature": 0.0}, "top_k 40": {"top_k": 40}, "top_p 0.9": {"top_p": 0.9},
     "min_p 0.1": {"min_p": 0.1}, "repetition_penalty 1.2": {"repetition_penalty": 1.2},
@@ -76,7 +76,7 @@ SHAPES = {
     "tener": TENER, "tener_tagging": TENER, "flat": FLAT, "flat_tagging": FLAT,
     "flat_long": {**FLAT, "tgt_len": 200, "sentences": 20},
 }  # fmt: skip
-SCALING = {  # values of one argument, the others as in SHAPES
+SCALING = {  # mode: {argument: its values}. The other arguments have the values in SHAPES
     "training": {
         "tgt_len": [32, 64, 128, 256], "mem_len": [0, 128, 256, 512], "batch_size": [2, 4, 8, 16],
         "n_layer": [1, 2, 4, 8], "n_token": [256, 4096, 33278, 267735], "replicas": [1, 2, 4],

@@ -4,7 +4,7 @@ import statistics
 
 import numpy as np
 
-COLUMNS = {  # of the tables: heading and format
+COLUMNS = {  # figure: heading and format of its column. `None` is the format of the first column
     "tokens_per_second": ("tokens/s", "{:,.0f}"), "words_per_second": ("words/s", "{:,.0f}"),
     "lines_per_second": ("lines/s", "{:,.0f}"), "seconds": ("command", "{:.2f} s"), "quartiles": ("quartiles", None),
     "ratio": ("ratio", "{:.3f}"), "ratio_quartiles": ("quartiles", "{:.2f}"),
@@ -24,9 +24,14 @@ COLUMNS = {  # of the tables: heading and format
 
 
 def take_turns(turns, rounds):
-    """`{name: {figure: list over the rounds}}` of functions that return dicts of figures.
+    """Calls functions in turns. Every second round is in reverse order, in case the machine becomes slower.
 
-    Every second round is in reverse order, so that a machine that becomes slower favours no contestant.
+    Args:
+        turns: `{name: function that returns {figure: value}}`.
+        rounds: number of calls of each function.
+
+    Returns:
+        `{name: {figure: list of its values}}`.
     """
     figures = {name: [] for name in turns}
     for i in range(rounds):
@@ -36,11 +41,16 @@ def take_turns(turns, rounds):
 
 
 def rows_of(mode, figure, measured):
-    """Rows of the results, one for each contestant in what `take_turns` found.
+    """Makes a row of results for each contestant.
 
     A row has the median of every figure, and the maximum of the peak memory. For `figure` it also has the quartiles,
-    and median and quartiles of the ratio to the first contestant in the same turn. Larger ratios are better: for
+    and median and quartiles of the ratio to the first contestant in the same round. Larger ratios are better: for
     seconds, the ratio is inverted.
+
+    Args:
+        mode: the mode, which is in the rows.
+        figure: name of the figure that is compared.
+        measured: the result of `take_turns`.
     """
     first = np.array(next(iter(measured.values()))[figure])
     rows = []
@@ -55,7 +65,7 @@ def rows_of(mode, figure, measured):
 
 
 def summary_of(rows):
-    """A dict for every contestant that has a ratio: its `ratios`, one of each run, and their `median`."""
+    """For every contestant with a ratio, a dict of `mode`, `contestant`, `ratios` (one per run) and their `median`."""
     found = {}
     for row in rows:
         if "ratio" in row:
@@ -67,7 +77,7 @@ def summary_of(rows):
 
 
 def print_table(heading, rows):
-    """Prints rows, with the COLUMNS that occur in them."""
+    """Prints rows as a table, with those of COLUMNS that occur in them."""
     keys = [key for key in COLUMNS if any(key in row for row in rows)]
 
     def cell(row, key):
@@ -100,5 +110,5 @@ def print_lines(heading, lines, left=1):
 
 
 def describe(shape):
-    """A shape as text, without the arguments that are off."""
+    """A shape as text, without arguments that switch something off: False, 0, -1 or an empty list."""
     return ", ".join(f"{name} {value}" for name, value in shape.items() if value not in (False, -1, []))

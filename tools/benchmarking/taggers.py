@@ -1,4 +1,7 @@
-"""Contestants that are taggers: plain ports of the programs, tests/reference_tagger.py, and the library.
+"""Contestants that are taggers: plain ports of the original programs, tests/reference_tagger.py, and the library.
+
+A maker is a function `make(lattice, shape)`, which returns `(model, tag)`: a compiled model, of FLAT with `lattice` and
+else of TENER; and a function that returns the tags for inputs.
 
 Shapes:
     n: characters of a sentence, w: its words    L: the longest n of a batch    T: the longest n + w of a batch
@@ -13,15 +16,17 @@ from benchmarking.shapes import REFERENCE
 from benchmarking.work import Calls, Steps, padded, port, repeated
 
 SIZES = ["n_token", "n_bigram", "d_embed", "d_model", "n_head", "d_inner", "dropout", "embed_dropout"]
-AS_THEY_COME = "txl_tf float32 as they come"  # the library with the batches of the reference
+AS_THEY_COME = "txl_tf float32 as they come"  # the library with the batches of the reference, of any lengths
 LABELS = ["O", *(f"{prefix}-{kind}" for kind in range(8) for prefix in "BMES")]
 
 
 def is_tagging(mode):
+    """Whether the contestants of a mode are taggers."""
     return mode.startswith(("tener", "flat"))
 
 
 def contestants(mode):
+    """The contestants: `{name: function of a shape that returns the work}`."""
     makers = {
         REFERENCE: (plain_tagger, False),
         AS_THEY_COME: (library_tagger, False),
@@ -32,7 +37,10 @@ def contestants(mode):
 
 
 def work(mode, make, by_length, shape):
-    """Trains on, or tags, all sentences once."""
+    """The work of a contestant: it tags all sentences once, or trains on them once.
+
+    `by_length` groups sentences of similar length in batches.
+    """
     lattice = mode.startswith("flat")
     batches = sentence_batches(shape, lattice, by_length)
     model, tag = make(lattice, shape)
@@ -43,6 +51,7 @@ def work(mode, make, by_length, shape):
 
 
 def plain_tagger(lattice, shape):
+    """The maker of the plain ports."""
     import keras
 
     reference = port("reference_tagger")
@@ -55,6 +64,7 @@ def plain_tagger(lattice, shape):
 
 
 def library_network(lattice, shape, dtype="float32"):
+    """The library's network: `Flat` with `lattice`, else `Tener`."""
     import txl_tf
 
     sizes: Any = {name: shape[name] for name in [*SIZES, "n_layer"]} | {"d_bigram": shape["d_embed"]}
@@ -63,6 +73,7 @@ def library_network(lattice, shape, dtype="float32"):
 
 
 def library_tagger(lattice, shape, dtype="float32"):
+    """The maker of the library's tagger."""
     import txl_tf
 
     options = {"start_end": False, "constraints": False, "output_dropout": 0.3, "dtype": dtype}
@@ -75,7 +86,7 @@ def library_tagger(lattice, shape, dtype="float32"):
 
 
 class Sentence(NamedTuple):
-    """The ids of a sentence and of its words; int32."""
+    """A sentence with the words of its lattice, as int32 ids and positions."""
 
     chars: np.ndarray  # [n]
     words: np.ndarray  # [w]
@@ -86,7 +97,10 @@ class Sentence(NamedTuple):
 
 
 def random_sentences(shape):
-    """Random sentences with the lengths of those in Resume, or `tgt_len`; half as many words as characters."""
+    """Random sentences. Each has half as many words as characters.
+
+    Their lengths are as in the dataset Resume; or `tgt_len`, if that is not 0.
+    """
     rng = np.random.default_rng(0)
     sentences = []
     for _ in range(shape["sentences"]):

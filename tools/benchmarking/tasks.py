@@ -1,6 +1,7 @@
 """The tasks of a process of the benchmark, see processes.py. Each returns a dict of figures.
 
-The process takes txl_tf from the checkout that PYTHONPATH names first, so this file uses public names alone.
+The process imports txl_tf from the checkout that PYTHONPATH names first. It may be old, so this file uses only public
+names.
 """
 
 import gc
@@ -24,7 +25,10 @@ from benchmarking.work import Steps, mean_seconds, port
 
 
 def begin(mode, name, shape, jit=False, run=None):
-    """Makes a contestant and does its work twice, which traces its graphs and allocates memory."""
+    """Makes a contestant and does its work twice, which traces its graphs and allocates memory.
+
+    Later tasks `turn` repeat this work. Arguments: see `make_contestants`.
+    """
     started = time.perf_counter()
     work = make_contestants(mode, jit, run)[name](shape)
     built = time.perf_counter()
@@ -37,9 +41,10 @@ def begin(mode, name, shape, jit=False, run=None):
 
 
 def prepare(name, folder):
-    """Prepares WikiText-103: from train.txt, valid.txt and test.txt in `folder` to a vocabulary and token files.
+    """Prepares train.txt, valid.txt and test.txt in `folder` as WikiText-103: a vocabulary and token files.
 
-    The peak includes TensorFlow and Keras for both: the original's program imports TensorFlow, too.
+    The peak memory includes TensorFlow and Keras also for the contestant "reference", because the original program
+    imports TensorFlow.
     """
     import txl_tf
 
@@ -95,7 +100,10 @@ def export(name, shape, directory):
 
 
 def load(directory):
-    """Loads a SavedModel with TensorFlow alone. A step predicts a token with its signature `next`."""
+    """Loads a SavedModel with TensorFlow alone, and predicts two tokens with its signature `next`.
+
+    Later tasks `turn` predict further tokens.
+    """
     started = time.perf_counter()
     signatures = tf.saved_model.load(directory).signatures
     loaded = time.perf_counter()
@@ -111,7 +119,7 @@ def load(directory):
 
 
 def start_reference(shape, text):
-    """Runs the reference from a text to the end of its first training step."""
+    """Makes the reference's vocabulary of the file `text`, and trains the reference for one step on its characters."""
     vocab = port("reference_data").ReferenceVocab(delimiter="")
     vocab.count_file(text)
     vocab.build_vocab()
@@ -130,6 +138,7 @@ def start_reference(shape, text):
 
 
 def compiled_model(shape, dtype="float32"):
+    """A compiled language model of the library."""
     import txl_tf
 
     lm = txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype)
@@ -138,6 +147,7 @@ def compiled_model(shape, dtype="float32"):
 
 
 def random_segments(shape, rows):
+    """An endless dataset of segments of a random text, in batches of `rows` rows."""
     import txl_tf
 
     text = np.random.default_rng(0).integers(0, shape["n_token"], rows * (8 * shape["tgt_len"] + 1))
@@ -145,7 +155,10 @@ def random_segments(shape, rows):
 
 
 def train_replicas(name, shape, replicas, seconds):
-    """Trains under MirroredStrategy, on logical CPUs that share the cores."""
+    """Trains with MirroredStrategy on several replicas: logical CPUs that share the cores.
+
+    `name` is the contestant. A turn takes at least `seconds`.
+    """
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     with tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)]).scope():
@@ -157,16 +170,18 @@ def train_replicas(name, shape, replicas, seconds):
 
 
 def begin_worker(shape, rows, cluster=None, index=0, bytes_per_pack=0):
-    """Makes a process of one thread that trains on `rows` of every batch, and takes its first steps.
+    """Makes this process a worker with one thread, and trains for some steps. Later tasks `train_steps` go on.
 
     Args:
+        shape: sizes of the model.
+        rows: rows of every batch that this worker trains on.
         cluster: addresses of all workers, or `None` for a process that trains alone.
-        index: of this worker.
+        index: index of this worker in `cluster`.
         bytes_per_pack: size of the buckets that gradients are all-reduced in; 0 for a single one.
 
     Returns:
-        `parameter_bytes` of the model, and `reduced_bytes`, a list of one number for each collective operation of a
-        step.
+        `parameter_bytes`, the bytes of the model's weights; and `reduced_bytes`, a list with the bytes of each
+        collective operation of a step.
     """
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -185,7 +200,7 @@ def begin_worker(shape, rows, cluster=None, index=0, bytes_per_pack=0):
 
 
 def collective_bytes():
-    """Bytes that each collective operation takes in, in all graphs of this process. A step runs each of them once."""
+    """The bytes of the input of each collective operation in the graphs of this process. A step runs each once."""
     graphs = [found for found in gc.get_objects() if isinstance(found, tf.Graph)]
     operations = [operation for graph in graphs for operation in graph.get_operations()]
     taken = [operation.inputs[0] for operation in operations if operation.type.startswith("Collective")]
@@ -193,7 +208,7 @@ def collective_bytes():
 
 
 def train_steps(steps):
-    """Trains for so many steps and one more, which is not counted: all workers take as many."""
+    """Trains for `steps` steps after a first one, which is not timed. All workers must train for equally many."""
     ends = begun["work"].ends(lambda ends: len(ends) > steps)
     return {"milliseconds_per_step": 1000 * (ends[-1] - ends[0]) / steps, "peak_memory_mb": peak_memory()}
 

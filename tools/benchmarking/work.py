@@ -5,10 +5,10 @@ in processes that use the txl_tf of another checkout.
 
     work = Steps(model, repeated([batch]))    # or Calls(function)
     work.once()                               # does the work once, and returns what it computes
-    mean_seconds(work, seconds=1)             # repeats it for a second
+    mean_seconds(work, seconds=1)             # repeats it for a second, and returns the mean seconds
 
-Both kinds have a method `ends(enough)`. It does the work until `enough(ends)`, and returns `ends`: when the work began,
-and when each of its steps ended.
+Both kinds have a method `ends(enough)`, which repeats steps of the work until `enough(ends)` is true, and returns
+`ends`: the time at which the first measured step began, and the times at which steps ended, in seconds.
 """
 
 import functools
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-FOREVER = 10**9  # steps of a `fit` that a callback ends
+FOREVER = 10**9  # number of steps of a `fit` that is ended by a callback
 
 
 @functools.cache
@@ -30,7 +30,7 @@ def port(name):
 
 
 class Calls:
-    """Work that is one call of a function."""
+    """Work that is a call of a function. It has one step."""
 
     steps = 1
 
@@ -38,6 +38,7 @@ class Calls:
         self.once = function
 
     def ends(self, enough):
+        """See the module."""
         ends = [time.perf_counter()]
         while not enough(ends):
             self.once()
@@ -48,7 +49,7 @@ class Calls:
 class Steps:
     """Work that is some steps of `fit` or of `evaluate`.
 
-    Time counts from the end of the first step of every `fit`: what Keras sets up before is not measured.
+    The first step of every `fit` is not measured, because Keras prepares the training before it.
 
     Args:
         model: a compiled Keras model.
@@ -64,13 +65,15 @@ class Steps:
         self.evaluation = evaluation
 
     def once(self):
-        """The mean loss of the steps."""
+        """Does the steps, and returns their mean loss."""
         return self._run(lambda ends: len(ends) == self.steps)[1]
 
     def ends(self, enough):
+        """See the module. The first time is the end of the first step."""
         return self._run(enough)[0]
 
     def _run(self, enough):
+        """Calls `fit` or `evaluate` until `enough(ends)`. Returns `(ends, mean loss)`."""
         import keras
 
         ends = []
@@ -88,7 +91,7 @@ class Steps:
 
 
 def mean_seconds(work, seconds, least=1):
-    """Mean seconds of the work. It is repeated until `seconds` have passed, at least `least` times."""
+    """Repeats the work until `seconds` have passed, at least `least` times. Returns its mean seconds."""
 
     def enough(ends):
         done, rest = divmod(len(ends) - 1, work.steps)
@@ -99,7 +102,9 @@ def mean_seconds(work, seconds, least=1):
 
 
 def repeated(batches):
-    """A dataset that repeats some batches without end. Batches may have different lengths; one batch has a fixed shape.
+    """A dataset that repeats a list of batches without end.
+
+    Several batches are trees of int32 arrays whose shapes may differ. With a single batch, the dataset has its shape.
 
     It does not use tf.data's autotuning: every `fit` would wait at its end for a thread that sleeps for seconds.
     """

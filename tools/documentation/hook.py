@@ -1,4 +1,4 @@
-"""A hook of MkDocs: the pages of the site that are no files of docs/, and links that leave docs/.
+"""A hook of MkDocs. It adds the pages that are no files of docs/, and changes links to files outside docs/.
 
 - Pages that lie elsewhere in the repository, such as the README, which is the front page (`extra.included`).
 - The API reference (`pages/reference.py`).
@@ -12,9 +12,10 @@ from mkdocs.structure.files import File
 from pages import gallery, links, notebook, reference, sources
 
 STYLE = Path(__file__).with_name("site.css")
-READ = []  # of this build: the package, as Griffe reads it
-NAMES = {}  # of this build: `{name in code: (page of the reference, anchor)}`
-PLACES = {}  # of this build: `{path in the repository: path on the site}`, see `links.rewritten`
+# Set at every build:
+READ = []  # the package, as Griffe reads it
+NAMES = {}  # `{name in code: (page of the reference, anchor)}`
+PLACES = {}  # `{path in the repository: path on the site}`, see `links.rewritten`
 
 
 def on_config(config):
@@ -28,7 +29,7 @@ def on_config(config):
 
 
 def with_reference(config, entry):
-    """The entry of the navigation, the reference's with its sections."""
+    """Returns an entry of the navigation. To the entry of the reference, it adds the sections and pages."""
     if entry != {"Reference": ["reference/index.md"]}:
         return entry
     sections = {}
@@ -62,17 +63,19 @@ def on_files(files, config):
 
 
 def reference_pages(config):
-    """`{path on the site: Markdown}` of the reference. The names that it has become NAMES."""
+    """Makes the pages of the reference, `{path on the site: Markdown}`. Sets NAMES to the names in them."""
     pkg = READ[0]
     topics = reference.pages(config, pkg)
     NAMES.clear()
     NAMES.update(reference.names_in_code(topics))
-    apart = {*reference.public(config, pkg), *config.extra["bases"]}
-    pages = {uri: reference.page(pkg, apart, config.extra["methods"], *page) for uri, page in topics.items()}
+    # Classes whose members are not repeated on the pages of their subclasses.
+    shown_elsewhere = {*reference.public(config, pkg), *config.extra["bases"]}
+    pages = {uri: reference.page(pkg, shown_elsewhere, config.extra["methods"], *page) for uri, page in topics.items()}
     return pages | {"reference/index.md": reference.overview(config, pkg, topics)}
 
 
 def on_page_markdown(markdown, page, **kwargs):
+    """Changes the links of a page for its place on the site. MkDocs calls it."""
     origins = {uri: path for path, uri in PLACES.items()}
     uri = page.file.src_uri
     return links.rewritten(markdown, origins[uri], uri, PLACES) if uri in origins else markdown

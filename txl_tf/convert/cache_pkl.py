@@ -1,6 +1,7 @@
 """Reads cache.pkl, the original's corpus file, as plain data. Nothing in it is run, see `pickles`.
 
-The arrays of tokens are copied as bytes. Together they may have at most as many bytes as the file.
+Several arrays of a file may share its bytes. So all splits together may have at most as many tokens as the file has
+bytes, and all arrays together are decoded from at most as many characters.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from txl_tf.convert.pickles import (
     are_sizes,
     instance,
     is_text,
-    nothing,
-    refusing,
+    raises_file_error,
     shown,
     text,
     texts_of,
+    unneeded,
 )
 from txl_tf.data.text.datasets import SPLITS
 from txl_tf.files import is_remote
@@ -43,36 +44,38 @@ class CachedCorpus:
         dataset: the original's `--dataset`, if known.
         cutoffs: first ids of the adaptive softmax's clusters, without 0 and the size of the vocabulary, if known.
         lower_case: whether text is lower-cased, if known.
-        splits: `"train"`, `"valid"` or `"test"` -> tokens, int array `[n]`. The file of lm1b has no `"train"`.
+        splits: `"train"`, `"valid"` or `"test"` -> tokens, int64 `[n]`. Splits that are not in the file are left out:
+            that of lm1b has no `"train"`.
     """
 
     symbols: list[str]
     dataset: str | None
     cutoffs: list[int] | None
     lower_case: bool | None
-    splits: dict
+    splits: dict[str, np.ndarray]
 
 
-@refusing("the original's cache.pkl", remote=True)
+@raises_file_error("the original's cache.pkl", remote=True)
 def read_cache_pkl(path: str) -> CachedCorpus:
     """Reads a cache.pkl of Python 2 or 3 and of any pickle protocol as plain data.
 
-    Its classes may be in the modules `data_utils` and `vocabulary`, or in a script (`__main__`).
+    It may name its classes `Corpus` and `Vocab` in the modules `data_utils` and `vocabulary`, or in a script
+    (`__main__`).
 
     Raises:
         RefusedError: the file names another class or function. The error names it; it was not called.
-        ValueError: the file is no cache.pkl.
+        FileError: the file is no cache.pkl.
         OSError: it cannot be read.
     """
     with io.BytesIO(tf.io.gfile.GFile(path, "rb").read()) if is_remote(path) else open(path, "rb") as file:
         bounded = BoundedFile(file)
         unpickler = PlainUnpickler(bounded, path, _stand_ins(bounded.size), "no corpus is made of")
-        return _plain(unpickler.load(), bounded.size)
+        return _checked_corpus(unpickler.load(), bounded.size)
 
 
-def _plain(corpus: Any, size: int) -> CachedCorpus:
-    """The corpus in a file of `size` bytes."""
-    corpus = corpus.attributes if isinstance(corpus, Named) else {}
+def _checked_corpus(unpickled: Any, size: int) -> CachedCorpus:
+    """Returns the corpus in the object of a pickle of `size` bytes. Raises ValueError if the object is no corpus."""
+    corpus = unpickled.attributes if isinstance(unpickled, Named) else {}
     vocab = corpus.get("vocab")
     vocab = vocab.attributes if isinstance(vocab, Named) else {}
     symbols = texts_of(vocab.get("idx2sym"))
@@ -100,28 +103,34 @@ def _plain(corpus: Any, size: int) -> CachedCorpus:
 
 
 class _Dtype(StandIn):
+    """Stands for `numpy.dtype`: the name and the byte order."""
+
     def __init__(self, name: str | bytes, *_):
         self.name = _short_text("the name of a dtype", name)
         self.order = "="
 
     def set_state(self, state: Any) -> None:
+        """Takes the byte order from the state, `(version, byte order, ...)`."""
         if type(state) is not tuple or len(state) < 2:
             raise ValueError(f"the state of a dtype must be a tuple, got {shown(state)}")
         self.order = _short_text("the byte order of a dtype", state[1])
 
 
 class _Array(StandIn):
+    """Stands for `numpy.ndarray`. Its values are from the file, and are checked when the tokens are read."""
+
     shape: Any = None
     dtype: Any = None
     data: Any = None
 
     def set_state(self, state: Any) -> None:
+        """Takes the state, `(version, shape, dtype, whether the order is Fortran's, bytes)`."""
         if type(state) is not tuple or len(state) != 5:
             raise ValueError(f"the state of an array must be 5 values, got {shown(state)}")
         _, self.shape, self.dtype, _, self.data = state
 
     def length(self) -> int:
-        """Number of tokens."""
+        """The number of tokens. Raises ValueError unless this is a 1-D integer array with the bytes for its shape."""
         shape = self.shape
         dtype = self.dtype.name if isinstance(self.dtype, _Dtype) else None
         if not are_sizes(shape, 2**62) or len(shape) != 1 or dtype is None or not re.fullmatch(INTEGER, dtype):
@@ -131,29 +140,34 @@ class _Array(StandIn):
         return shape[0]
 
     def tokens(self) -> np.ndarray:
-        """int64 `[n]`."""
+        """The tokens, int64 `[n]`. Raises ValueError as `length` does."""
         order = self.dtype.order if self.dtype.order in ("<", ">") else "="
         dtype = np.dtype(self.dtype.name).newbyteorder(order)
         return np.frombuffer(self.data, dtype, self.length()).astype(np.int64, copy=False)
 
 
 def _scalar(dtype: Any, data: Any) -> int | None:
+    """Stands for NumPy's `scalar`, which makes a number: an int, or `None` if the dtype is no integer."""
     is_integer = isinstance(dtype, _Dtype) and re.fullmatch(INTEGER, dtype.name)
     return int(np.frombuffer(data, dtype.name, 1)[0]) if is_integer else None
 
 
 def _from_buffer(data: Any, dtype: Any, shape: Any, *_: Any) -> _Array:
+    """Stands for NumPy's `_frombuffer`, which makes an array in protocol 5."""
     array = _Array()
     array.set_state((1, shape, dtype, False, data))
     return array
 
 
 def _stand_ins(size: int) -> dict[tuple[str, str], Any]:
-    """`{(module, name): stand-in}` for one file. It may encode at most as many characters as it has bytes."""
-    encoded = 0
+    """The stand-ins for a file of `size` bytes: `{(module, name): stand-in}`, by the names in the pickle."""
+    encoded = 0  # characters so far
 
     def encode(characters, encoding):
-        """Python 3 writes bytes in protocol 2 as a call of `_codecs.encode`."""
+        """Stands for `_codecs.encode`, which Python 3 calls in protocol 2 to make bytes from text.
+
+        Raises ValueError if the calls of one file encode more characters than the file has bytes.
+        """
         nonlocal encoded
         if type(characters) is not str or not is_text(encoding) or text(encoding) != "latin1":
             raise ValueError(f"encoding must be latin1, got {shown(encoding)} for {shown(characters)}")
@@ -163,9 +177,9 @@ def _stand_ins(size: int) -> dict[tuple[str, str], Any]:
         return characters.encode("latin1")
 
     known = {
-        ("collections", "Counter"): nothing,  # the symbols are in a list, too
-        ("collections", "OrderedDict"): nothing,
-        ("numpy", "ndarray"): nothing,
+        ("collections", "Counter"): unneeded,  # the symbols are in a list, too
+        ("collections", "OrderedDict"): unneeded,
+        ("numpy", "ndarray"): unneeded,
         ("numpy", "dtype"): _Dtype,
         ("_codecs", "encode"): encode,
     }
@@ -177,11 +191,12 @@ def _stand_ins(size: int) -> dict[tuple[str, str], Any]:
         known[f"{module}.numeric", "_frombuffer"] = _from_buffer
     for module, builtins in (("copy_reg", "__builtin__"), ("copyreg", "builtins")):
         known[module, "_reconstructor"] = instance
-        known[builtins, "object"] = nothing
+        known[builtins, "object"] = unneeded
     return known
 
 
 def _short_text(what: str, value: Any) -> str:
+    """Returns `value` as str. Raises ValueError unless it is text of at most `MAX_NAME` characters; it names `what`."""
     if not is_text(value) or len(value) > MAX_NAME:
         raise ValueError(f"{what} must be at most {MAX_NAME} characters, got {shown(value)}")
     return text(value)

@@ -32,27 +32,33 @@ class SourceCorpus:
 
     Attributes:
         path: the file that contains the vocabulary.
-        dataset: name of the data set, which decides how text becomes tokens.
+        dataset: name of the data set, which decides how text becomes tokens; `None` if it is not known.
         vocab: the vocabulary.
         cutoffs: `{file: cutoffs}` of the files that contain cutoffs, without 0 and the size of the vocabulary.
         splits: `{split: int array [n]}`; empty if the files contain no tokens.
     """
 
     path: str
-    dataset: Any  # str or None
+    dataset: Any  # str, or `None` if no file and no argument names it
     vocab: Vocab
-    cutoffs: dict
-    splits: dict
+    cutoffs: dict[str, list[int]]
+    splits: dict[str, np.ndarray]
 
     def check_size(self, path: str, n_token: int) -> None:
-        """Raises ParameterError unless the model of the checkpoint `path` has as many words."""
+        """Raises ParameterError unless the vocabulary has `n_token` symbols, as the model in the checkpoint `path`."""
         if len(self.vocab) != n_token:
             message = f"the vocabulary {self.path} has {len(self.vocab)} symbols, but {path} is of n_token={n_token}"
             raise ParameterError("corpus", len(self.vocab), f"a vocabulary of {n_token} symbols", message)
 
 
 def vocab_of(symbols: list[str], path: str, options: dict) -> Vocab:
-    """A vocabulary of the symbols in the file `path`. Words of Python 2 may contain white space, which is escaped."""
+    """Makes a vocabulary. White space in symbols, which words of Python 2 may contain, is escaped.
+
+    Args:
+        symbols: the symbols in id order.
+        path: the file that contains them, for error messages.
+        options: the arguments of `Vocab`.
+    """
     vocab = Vocab(**options)
     vocab.set_lines([symbol.translate(WHITE_SPACE) for symbol in symbols], path)
     return vocab
@@ -64,7 +70,8 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     Args:
         path: a cache.pkl; a vocabulary file with one word per line in id order; the folder of one of them; or the
             corpus-info.json in that folder. The corpus-info.json of the same folder is always read.
-        dataset: one of `PAPER_DATASETS`, whose rules turn text into words. Needed if no corpus file names it.
+        dataset: one of `PAPER_DATASETS`, whose rules turn text into words. Needed if no file names it and no
+            corpus-info.json contains the arguments of the vocabulary.
 
     Raises:
         ValueError, OSError: a file is missing or wrong, or two files contradict each other.
@@ -72,17 +79,17 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     path = _vocabulary_in(os.fspath(path))
     info_path = os.path.join(os.path.dirname(path), INFO_FILE)
     info = read_info(info_path) if tf.io.gfile.exists(info_path) else {}
-    cutoffs = {info_path: info["cutoffs"][1:-1]} if info else {}
+    cutoffs = {info_path: info["cutoffs"][1:-1]} if info else {}  # without 0 and the size of the vocabulary
     cache = read_cache_pkl(path) if path.endswith(".pkl") else None
     if cache and cache.cutoffs is not None:
         cutoffs[path] = cache.cutoffs
 
     dataset_by_source = {"dataset": dataset, info_path: info.get("dataset"), path: cache and cache.dataset}
-    dataset_by_source = {who: name for who, name in dataset_by_source.items() if name is not None}
+    dataset_by_source = {source: name for source, name in dataset_by_source.items() if name is not None}
     known = {name for name in dataset_by_source.values() if name in DATASETS}
     if len(known) > 1:
         message = "it is not clear what dataset this is: " + ", ".join(
-            f"{n} by {who}" for who, n in dataset_by_source.items()
+            f"{name} by {source}" for source, name in dataset_by_source.items()
         )
         raise ParameterError("dataset", dataset, sorted(known), message)
     dataset = next(iter(known), None)
@@ -104,7 +111,11 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
 
 
 def _vocabulary_in(path: str) -> str:
-    """The file with the vocabulary; `path` may also be its folder or the corpus-info.json there."""
+    """Returns the path of the file with the vocabulary: `path` itself, or a file of the folder that `path` stands for.
+
+    `path` stands for a folder if it is one, or if it is the corpus-info.json in one. Raises FileNotFoundError if `path`
+    does not exist, or the folder has no vocabulary.
+    """
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"there is no corpus file or folder {named(path)}")
     is_info = os.path.basename(path) == INFO_FILE
@@ -115,18 +126,28 @@ def _vocabulary_in(path: str) -> str:
     for name in names:
         if tf.io.gfile.exists(os.path.join(folder, name)):
             return os.path.join(folder, name)
-    beside = f". {INFO_FILE} has no words" if is_info else ""
-    raise FileNotFoundError(f"there is no vocabulary in {named(folder or '.')}: none of {', '.join(names)}{beside}")
+    hint = f". {INFO_FILE} has no words" if is_info else ""
+    raise FileNotFoundError(f"there is no vocabulary in {named(folder or '.')}: none of {', '.join(names)}{hint}")
 
 
 @contextlib.contextmanager
 def written_corpus(
     data_dir: str | None, source: SourceCorpus, cutoffs: list[int], was_killed: bool = False
 ) -> Iterator[dict]:
-    """Writes the tokens to `data_dir`, unless it is `None`. Yields `"data"` of `config.json`.
+    """Writes the tokens and the vocabulary to a folder. Yields `"data"` of the new run's `config.json`.
 
-    An error, also one in the block, leaves the folder as it was. If the same conversion `was_killed` before, the folder
-    may already contain the same tokens.
+    An error, also one in the block, leaves the folder as it was.
+
+    Args:
+        data_dir: the folder; `None` to write nothing.
+        source: contains the tokens and the vocabulary.
+        cutoffs: those of the model.
+        was_killed: whether an earlier process of the same conversion was killed. Then the folder may already contain
+            the same files, which are used.
+
+    Raises:
+        ParameterError: there are no tokens, or the folder cannot take them, see `_check_new_corpus`.
+        OSError: the folder cannot be written to.
     """
     data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": cutoffs}
     if not data_dir:
@@ -144,7 +165,7 @@ def written_corpus(
 
 
 def _is_written(data_dir: str, source: SourceCorpus) -> bool:
-    """Whether a folder contains the vocabulary and the tokens of a source."""
+    """Whether a folder already contains a prepared corpus with the vocabulary and the tokens of a source."""
     if not os.path.exists(os.path.join(data_dir, INFO_FILE)):
         return False
     corpus = load_corpus(data_dir)
@@ -154,9 +175,10 @@ def _is_written(data_dir: str, source: SourceCorpus) -> bool:
 
 
 def _check_new_corpus(data_dir: str, source: SourceCorpus) -> None:
-    """Raises ParameterError if the tokens of a cache.pkl cannot be written to a folder, which may be that of the file.
+    """Raises ParameterError if the tokens of a source cannot be written to a folder.
 
-    That is so if there are no tokens, or if the folder is remote, prepared already or contains another vocabulary.
+    They cannot be written if there are none, or if an id is not in the vocabulary. The folder must be local, and must
+    contain neither a prepared corpus nor another vocabulary. It may be the folder of the corpus files themselves.
     """
     if not source.splits:
         message = f"{source.path} has no tokens to write to data_dir {data_dir}"

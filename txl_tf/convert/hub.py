@@ -4,13 +4,13 @@
     lm, vocab = txl_tf.load_run("original://wt103")         # enwik8, text8, wt103, lm1b
     txl_tf.push_to_hub("runs/my", "OWNER/NAME")
 
-An address stands for a run in the cache of this library, which is made when the address is opened first. A repository
-may contain a run, as `push_to_hub` writes it, or a Transformer-XL of Hugging Face's transformers, in the files of
-transfo-xl-wt103: config.json, a vocabulary, and model.safetensors or pytorch_model.bin. The latter is converted once.
-No code of a repository is run: see `pickles.py`.
+The first time that an address is opened, its run is written to the cache of this library. Later, it is read from there.
+A repository may contain a run, as `push_to_hub` writes it, or a Transformer-XL of Hugging Face's transformers, in the
+files of transfo-xl-wt103: config.json, a vocabulary, and model.safetensors or pytorch_model.bin. The files of
+transformers are converted once. No code of a repository is run: see `pickles.py`.
 
     ~/.cache/txl_tf/hf/OWNER--NAME/<commit>/        the run; TXL_CACHE names another folder than ~/.cache/txl_tf
-    ~/.cache/txl_tf/hf/OWNER--NAME/main.txt         the commit that a revision meant when it was opened last
+    ~/.cache/txl_tf/hf/OWNER--NAME/main.txt         the commit that the revision main had when it was opened last
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ CARD = "README.md"
 
 
 def cache_folder() -> str:
-    """The folder of this library's cache."""
+    """The folder of this library's cache: TXL_CACHE, or txl_tf in XDG_CACHE_HOME or in ~/.cache."""
     own = os.environ.get("TXL_CACHE")
     return own or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "txl_tf")
 
 
 def _hub() -> Any:
-    """The package huggingface_hub, which is an extra and slow to import."""
+    """Imports huggingface_hub, which is slow, and returns it. Raises ParameterError if it is not installed."""
     if not is_installed("huggingface_hub"):
         message = "the Hugging Face Hub needs huggingface_hub: pip install huggingface_hub"
         raise ParameterError("model_dir", HF, "a local folder without huggingface_hub", message)
@@ -95,7 +95,8 @@ def fetch_from_hub(text: str) -> str:
 
     Raises:
         ParameterError: the address is wrong, there is no such repository, or it contains no model of this library.
-        OSError: the hub cannot be reached, and no run of this address is in the cache.
+        OSError: the hub cannot be reached, and no run of this address is in the cache. Or a file cannot be fetched or
+            written, or another process is fetching from this repository.
     """
     address = Address.of(text)
     folder = os.path.join(cache_folder(), "hf", address.repository.replace("/", "--"))
@@ -112,9 +113,14 @@ def fetch_from_hub(text: str) -> str:
 
 
 def _look_up(address: Address, folder: str) -> tuple[str, list[str]]:
-    """Returns the commit of a revision, and the names of its files.
+    """Returns the commit of a revision, and the names of its files. Writes the commit to a file in `folder`.
 
-    If the hub cannot be reached: the commit that was opened last, which is in the cache, and no names.
+    If the hub cannot be reached, it returns the commit in that file and no names. The run of this commit must be in the
+    cache.
+
+    Raises:
+        ParameterError: the hub has no such repository or revision, or names no commit.
+        OSError: the hub cannot be reached, and no run of this revision is in the cache.
     """
     hub = _hub()
     commit_file = os.path.join(folder, f"{address.revision}.txt")
@@ -142,7 +148,7 @@ def _look_up(address: Address, folder: str) -> tuple[str, list[str]]:
 
 
 def _read_commit(path: str) -> str | None:
-    """Returns the commit that `_look_up` wrote to a file; `None` if it did not, or the file is damaged."""
+    """Returns the commit in a file of `_look_up`; `None` if there is no such file, or it is damaged."""
     with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
         commit = file.read(100)
         return commit if re.fullmatch(r"\w{1,64}", commit) else None
@@ -150,7 +156,18 @@ def _read_commit(path: str) -> str | None:
 
 
 def _make_run(address: Address, commit: str, files: list[str], run: str) -> None:
-    """Fetches the files of a commit, and makes the run `run` of them."""
+    """Fetches files of a commit, and makes a run of them.
+
+    Args:
+        address: the repository.
+        commit: the commit.
+        files: the names of all its files.
+        run: the folder of the new run. An incomplete run in it is replaced.
+
+    Raises:
+        ParameterError: the commit contains neither a run nor a Transformer-XL with weights that can be read.
+        OSError: a file cannot be fetched.
+    """
     if CONFIG_FILE not in files:
         message = f"{address} has no {CONFIG_FILE}: it contains neither a run of txl_tf nor a Transformer-XL"
         raise ParameterError("model_dir", str(address), f"a repository with {CONFIG_FILE}", message)
@@ -158,11 +175,11 @@ def _make_run(address: Address, commit: str, files: list[str], run: str) -> None
     remove(downloaded)
     remove(run)  # a process that was killed may have left an incomplete run
     try:
-        with _errors_of(address):
+        with _failures_as_oserror(address):
             config = _download(address, commit, [CONFIG_FILE], downloaded)
         is_run = _is_run(os.path.join(config, CONFIG_FILE))
         chosen = _files_of_run(files) if is_run else _files_of_checkpoint(address, files)
-        with _errors_of(address):
+        with _failures_as_oserror(address):
             _download(address, commit, chosen, downloaded)
         remove(os.path.join(downloaded, ".cache"))  # notes of huggingface_hub
         if is_run:
@@ -178,7 +195,7 @@ def _make_run(address: Address, commit: str, files: list[str], run: str) -> None
 
 
 def _download(address: Address, commit: str, names: list[str], folder: str) -> str:
-    """Fetches files into a folder of their own."""
+    """Fetches the files `names` of a commit into `folder`, and returns `folder`."""
     api = _api(_hub())
     for name in names:
         api.hf_hub_download(address.repository, name, revision=commit, local_dir=folder)
@@ -186,18 +203,18 @@ def _download(address: Address, commit: str, names: list[str], folder: str) -> s
 
 
 @contextlib.contextmanager
-def _errors_of(address: Address) -> Iterator[None]:
-    """In this block, errors of the network and of the hub become OSError."""
+def _failures_as_oserror(address: Address, cannot_be: str = "fetched") -> Iterator[None]:
+    """In this block, every error becomes an OSError, which says that `address` cannot be fetched, or `cannot_be`."""
     try:
         yield
     except OSError as error:
-        raise OSError(f"{address} cannot be fetched: {named(error)}") from error
+        raise OSError(f"{address} cannot be {cannot_be}: {named(error)}") from error
     except Exception as error:  # huggingface_hub raises errors of several HTTP libraries
-        raise OSError(f"{address} cannot be fetched: {type(error).__name__}: {named(error)}") from error
+        raise OSError(f"{address} cannot be {cannot_be}: {type(error).__name__}: {named(error)}") from error
 
 
 def _is_run(config_file: str) -> bool:
-    """Whether a config.json is that of a run: it has a group "model", which that of transformers does not have."""
+    """Whether a config.json belongs to a run of this library: it has a group "model", unlike those of transformers."""
     with open(config_file, encoding="utf-8", errors="replace") as file:
         try:
             values = json.loads(file.read(10_000_000))
@@ -207,11 +224,15 @@ def _is_run(config_file: str) -> bool:
 
 
 def _files_of_run(files: list[str]) -> list[str]:
+    """The names, among `files`, that belong to a run, without config.json."""
     return [name for name in files if _RUN_FILES.fullmatch(name) and name != CONFIG_FILE]
 
 
 def _files_of_checkpoint(address: Address, files: list[str]) -> list[str]:
-    """The names of the files of weights, in one format, and of the vocabulary."""
+    """The names, among `files`, of the weights in one format and of the vocabulary.
+
+    The format is the first of `TOP_FILES` that exists. Raises ParameterError if none exists.
+    """
     top = next((name for name in TOP_FILES if name in files), None)
     if top is None:
         message = f"{address} has no weights that can be read: none of {', '.join(TOP_FILES)}"
@@ -235,7 +256,7 @@ class Published(NamedTuple):
         folder: its folder at `ORIGINAL_URL`.
         step: step of the checkpoint, which is in its name.
         n_parameter: number of parameters. The file of the weights has about 4 bytes for each.
-        memory: settings of `tf/sota/*.sh`, which no file contains.
+        memory: arguments of the model that no file of the checkpoint contains. They are those in `tf/sota/*.sh`.
     """
 
     folder: str
@@ -256,11 +277,15 @@ PUBLISHED = {
 def fetch_original(text: str) -> str:
     """Returns the local folder of a run of a published checkpoint. The first time, it is fetched and converted.
 
-    The authors publish no checksums. TensorFlow's checkpoints contain one for each tensor, which is checked.
+    The authors publish no checksums. TensorFlow's checkpoints contain one for each tensor, which is checked. The
+    environment variable TXL_ORIGINAL_URL replaces `ORIGINAL_URL`, the address of the authors' server.
+
+    Args:
+        text: the address, such as `original://wt103`.
 
     Raises:
         ParameterError: there is no such checkpoint, or a file is damaged.
-        OSError: a file cannot be fetched. TXL_ORIGINAL_URL names another server that has them.
+        OSError: a file cannot be fetched or written, or another process is fetching a checkpoint.
     """
     name = text.removeprefix(ORIGINAL).rstrip("/")
     if name not in PUBLISHED:
@@ -276,11 +301,11 @@ def fetch_original(text: str) -> str:
     with lock(folder, f"another program is fetching {text}"):
         files = os.path.join(folder, f"{name}-files")
         prefix = f"model.ckpt-{published.step}"
-        parts = [f"model/{prefix}.{part}" for part in ("index", "data-00000-of-00001")]
+        weights = [f"model/{prefix}.{ending}" for ending in ("index", "data-00000-of-00001")]
         logger.info("%s: %s parameters, about %.1f GB to fetch", text, f"{published.n_parameter:,}",
                     4e-9 * published.n_parameter)  # fmt: skip
-        for part in ("data/corpus-info.json", "data/cache.pkl", *parts):
-            _fetch_file(f"{published.folder}/{part}", os.path.join(files, part))
+        for path in ("data/corpus-info.json", "data/cache.pkl", *weights):
+            _fetch_file(f"{published.folder}/{path}", os.path.join(files, path))
         data_dir = f"{run}-data"  # the tokens of the data set, for evaluations
         remove(run)
         remove(data_dir)
@@ -290,11 +315,11 @@ def fetch_original(text: str) -> str:
     return run
 
 
-def _fetch_file(part: str, path: str) -> None:
-    """Fetches a file of the authors, unless it exists already."""
+def _fetch_file(source: str, path: str) -> None:
+    """Fetches the file `source` of the authors' server to the local `path`, unless `path` exists already."""
     if os.path.exists(path):
         return
-    url = f"{os.environ.get('TXL_ORIGINAL_URL', ORIGINAL_URL).rstrip('/')}/{part}"
+    url = f"{os.environ.get('TXL_ORIGINAL_URL', ORIGINAL_URL).rstrip('/')}/{source}"
     os.makedirs(os.path.dirname(path), exist_ok=True)
     name = os.path.basename(path)
     logs_interactively = keras.config.is_interactive_logging_enabled()
@@ -345,7 +370,8 @@ def push_to_hub(
         The address `hf://OWNER/NAME`.
 
     Raises:
-        ParameterError: the folder holds no run, or `repository` has another form.
+        ParameterError: the folder contains no run, there is no such checkpoint, `repository` or `license` has another
+            form, or huggingface_hub is not installed.
         OSError: the hub refuses the upload, or cannot be reached.
     """
     repository = repository.removeprefix(HF)
@@ -366,7 +392,7 @@ def push_to_hub(
         RunFolder(run).create(data_settings, config["model"], vocabs, model, int(path.rpartition("-")[2]))
         card = model_card(folder, config, model, repository, license)
         write_atomic(os.path.join(run, CARD), card)
-        with _errors_of(address):
+        with _failures_as_oserror(address, "uploaded"):
             api = _api(hub, token)
             api.create_repo(repository, private=private, exist_ok=True)
             api.upload_folder(repo_id=repository, folder_path=run, commit_message=f"Upload {folder.name_of(path)}")
@@ -381,7 +407,15 @@ _TAGS = {
 
 
 def model_card(folder: RunFolder, config: dict, model: Any, repository: str, license: str | None = None) -> str:
-    """The model card of a run, in Markdown."""
+    """The model card of a run, in Markdown.
+
+    Args:
+        folder: the run.
+        config: its `config.json`.
+        model: its model.
+        repository: `OWNER/NAME`.
+        license: name of a license; `None` to name none.
+    """
     family = folder.family
     sizes = ", ".join(
         f"{name} {config['model'][name]}"

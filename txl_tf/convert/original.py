@@ -63,13 +63,15 @@ def tf1_to_run(
         mem_len, same_length, clamp_len: as in `TransformerXLLM`. The checkpoint does not contain them.
         dataset: see `read_corpus`.
         data_dir: folder to write the tokens of a cache.pkl to, for `load_corpus`; `None`: they are not written.
-        **expected: other arguments of `TransformerXLLM`, which are compared with the checkpoint.
+        **expected: other arguments of `TransformerXLLM`, which must fit the checkpoint, see `model_arguments`.
 
     Returns:
         `(lm, vocab, checkpoint)`: the language model, its `Vocab`, and the path of the new checkpoint.
 
     Raises:
-        ValueError: checkpoint, corpus or an argument is missing, or two of them contradict each other.
+        ValueError: checkpoint, corpus or an argument is missing, two of them contradict each other, or a folder is not
+            new.
+        OSError: a file cannot be read or written.
     """
     if mem_len is None:
         message = "mem_len is needed: no variable of a checkpoint tells it. See the command that trained it"
@@ -96,10 +98,11 @@ def tf1_to_run(
 
 
 def find_tf1_checkpoint(path: str) -> str:
-    """The prefix of a checkpoint; `path` is the prefix, one of its files or its folder.
+    """Returns the prefix of a checkpoint. `path` is the prefix, one of the checkpoint's files or its folder.
 
     Raises:
         ValueError: there is no checkpoint; or the folder has several, and no file `checkpoint` that names one.
+        OSError: the file `checkpoint` cannot be read.
     """
     path = os.fspath(path).rstrip("/")
     prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path)
@@ -112,7 +115,7 @@ def find_tf1_checkpoint(path: str) -> str:
         state = tf.train.get_checkpoint_state(path)
     names = sorted(name for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     prefixes = [os.path.join(path, name.removesuffix(".index")) for name in names]
-    if state:  # it may name the folder of the training on another machine
+    if state:  # its path may be that on another machine, where the model was trained
         latest = os.path.join(path, os.path.basename(state.model_checkpoint_path))
         prefixes = [latest] if latest in prefixes else prefixes
     if len(prefixes) != 1:
@@ -125,10 +128,17 @@ def find_tf1_checkpoint(path: str) -> str:
 def model_arguments(path: str, **expected) -> dict:
     """The arguments of `TransformerXLLM` that follow from the shapes of a checkpoint's variables.
 
-    Three arguments may have no effect on the variables and on the results of the model: `div_val` with a single cluster
-    or if several values round to the same widths; `proj_same_dim` unless `div_val` is above 1 and a cluster is as wide
-    as `d_model`; `proj_share_all_but_first` unless a cluster after the first is projected. They then take the value in
-    `expected`, or else the simplest one. All other arguments in `expected` must agree with the shapes, or be `None`.
+    Several values of these arguments may fit the variables, and then give the same results:
+
+        div_val                     with a single cluster, or if several values round to the same widths
+        proj_same_dim               unless `div_val` is above 1 and a cluster is as wide as `d_model`
+        proj_share_all_but_first    unless a cluster after the first is projected
+
+    The value in `expected` is chosen if it fits, else the simplest one that fits.
+
+    Args:
+        path: prefix of the checkpoint.
+        **expected: arguments that must agree with the shapes. `None` counts as not given.
 
     Raises:
         ValueError: a variable is missing, or the shapes contradict `expected`. The message names them.
@@ -143,17 +153,18 @@ def model_arguments(path: str, **expected) -> dict:
         message = f"{path} does not fit any model: transformer/r_w_bias is {r_w_bias}"
         raise ParameterError("transformer/r_w_bias", r_w_bias, "of 2 or 3 dimensions", message)
     d_model, d_inner = shapes["layer_0/ff/layer_1/kernel"]
-    d_embed, widths, sizes = _bins(shapes)
-    same_dim, share = _projection_choices(shapes, d_model, d_embed, widths, len(sizes))
+    widths, sizes = _widths_and_sizes(shapes)
+    same_dim, share = _projection_choices(shapes, d_model, widths, len(sizes))
 
     def choose(name, possible):
+        """The expected value of an argument if it is possible, else the simplest one, which is first."""
         return expected[name] if expected.get(name) in possible else possible[0]
 
     arguments = {
         "n_token": sum(sizes),
         "n_layer": count_scopes(shapes, "layer_{}/"),
         "d_model": d_model,
-        "d_embed": d_embed,
+        "d_embed": widths[0],
         "n_head": r_w_bias[-2],
         "d_head": r_w_bias[-1],
         "d_inner": d_inner,
@@ -189,44 +200,52 @@ class _Shapes(dict):
 
 
 def count_scopes(names: Iterable[str], scope: str) -> int:
-    """1 + the highest number in the place of {} of a scope in `names`; 0 if there is no such scope."""
+    """1 + the highest number that stands for the {} of `scope` at the beginning of a name; 0 if there is none."""
     pattern = re.compile(re.escape(scope).replace(r"\{\}", r"(\d{1,6})"))
     return max((int(match[1]) + 1 for match in map(pattern.match, names) if match), default=0)
 
 
-def _bins(shapes: _Shapes) -> tuple[int, list[int], list[int]]:
-    """`d_embed`, the width of each table and the size of each cluster."""
+def _widths_and_sizes(shapes: _Shapes) -> tuple[list[int], list[int]]:
+    """`(width of each table, number of words of each cluster)`. A single table contains the words of all clusters."""
     n_table = count_scopes(shapes, "adaptive_embed/cutoff_{}/")
-    n_bin = max(count_scopes(shapes, "adaptive_softmax/cutoff_{}/"), n_table)
-    if n_bin and "adaptive_softmax/bias" not in shapes:
-        sizes = [shapes[f"adaptive_softmax/cutoff_{i}/b"][0] for i in range(n_bin)]
+    n_cluster = max(count_scopes(shapes, "adaptive_softmax/cutoff_{}/"), n_table)
+    if n_cluster and "adaptive_softmax/bias" not in shapes:
+        sizes = [shapes[f"adaptive_softmax/cutoff_{i}/b"][0] for i in range(n_cluster)]
     else:
         sizes = shapes["adaptive_softmax/bias"]
     if "adaptive_embed/lookup_table" in shapes or not n_table:
         widths = [shapes["adaptive_embed/lookup_table"][1]]
     else:
         widths = [shapes[f"adaptive_embed/cutoff_{i}/lookup_table"][1] for i in range(len(sizes))]
-    return widths[0], widths, sizes
+    return widths, sizes
 
 
-def _projection_choices(shapes: _Shapes, d_model: int, d_embed: int, widths: list, n_bin: int) -> tuple[list, list]:
+def _projection_choices(
+    shapes: _Shapes, d_model: int, widths: list[int], n_cluster: int
+) -> tuple[list[bool], list[bool]]:
     """Values of `proj_same_dim` and of `proj_share_all_but_first` that fit the variables. The simplest is first."""
     projected = [f"adaptive_embed/cutoff_{i}/proj_W" in shapes for i in range(len(widths))]
-    by_choice = [is_projected for width, is_projected in zip(widths, projected, strict=True) if width == d_model]
-    same_dim = [any(by_choice)] if len(widths) > 1 and by_choice else [True, False]
-    tail = projected[1:] if len(widths) > 1 else [d_embed != d_model for _ in range(1, n_bin)]
-    own = [f"adaptive_softmax/cutoff_{i}/proj" in shapes for i in range(1, n_bin)]
-    return same_dim, [not any(own)] if any(tail) else [False, True]
+    of_same_width = [is_projected for width, is_projected in zip(widths, projected, strict=True) if width == d_model]
+    same_dim = [any(of_same_width)] if len(widths) > 1 and of_same_width else [True, False]
+    # For each cluster after the first: whether it is projected, and whether the softmax has its own projection for it.
+    later = projected[1:] if len(widths) > 1 else [widths[0] != d_model for _ in range(1, n_cluster)]
+    own = [f"adaptive_softmax/cutoff_{i}/proj" in shapes for i in range(1, n_cluster)]
+    return same_dim, [not any(own)] if any(later) else [False, True]
 
 
-def div_vals(widths: list[int], n_bin: int) -> list[int]:
-    """Values of `div_val` that give tables of these widths. The simplest is first."""
+def div_vals(widths: list[int], n_cluster: int) -> list[int]:
+    """Values of `div_val` that give tables of these widths. The simplest is first.
+
+    Raises:
+        ParameterError: no value gives these widths.
+    """
     if len(widths) == 1:
-        return [1] if n_bin > 1 else list(range(1, widths[0] + 1))
+        return [1] if n_cluster > 1 else list(range(1, widths[0] + 1))
     fit = [v for v in range(2, widths[0] + 1) if all(width == widths[0] // v**i for i, width in enumerate(widths))]
     if not fit:
         message = f"no div_val gives embeddings of the widths {widths} of transformer/adaptive_embed/cutoff_*"
         raise ParameterError("div_val", widths, "widths that fall by one factor", message)
+    # Values that divide the first width without remainder are the simplest.
     return sorted(fit, key=lambda v: any(widths[0] % v**i for i in range(len(widths))))
 
 
@@ -243,7 +262,9 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
         ckpt_path: the run's checkpoint, by default the latest.
 
     Raises:
-        ValueError: the folder is not a run of Transformer-XL, there is no such checkpoint, or a file would be lost.
+        ValueError: the folder is not a run of Transformer-XL, there is no such checkpoint, or a file with another
+            content would be overwritten.
+        OSError: a file cannot be read or written.
     """
     folder = RunFolder(model_dir, "language_model")
     config = folder.read_config()
@@ -265,7 +286,7 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
         "cutoffs": [0, *cutoffs, len(vocab)] if cutoffs else [],
         "dataset": data.get("dataset"),
         "vocab": vocab.get_config(),
-        "model_dir": absolute(os.fspath(model_dir)),  # so a checkpoint of another run is refused there
+        "model_dir": absolute(os.fspath(model_dir)),  # so `_check_target` refuses to overwrite another run's conversion
     }
     files = {vocab_file("vocab", vocab.level): vocab.get_data(), INFO_FILE: json_text(info)}
 
@@ -276,16 +297,16 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
             path = os.path.join(path, f"model.ckpt-{checkpoint_step(source)}")
         _check_target(path, files)
         model = folder.load_model(source)
-        target = os.path.dirname(path) or "."
+        target_dir = os.path.dirname(path) or "."
         with naming_write_errors(path):
-            tf.io.gfile.makedirs(target)
+            tf.io.gfile.makedirs(target_dir)
         with contextlib.ExitStack() as stack:
-            if not is_remote(target):
-                stack.enter_context(lock(target, f"another program is writing {path}"))
-                remove_leftovers(target)
+            if not is_remote(target_dir):
+                stack.enter_context(lock(target_dir, f"another program is writing {path}"))
+                remove_leftovers(target_dir)
             # These files come first: after a kill, they show the next start that the checkpoint is of the same run.
             for name, text in files.items():
-                file = os.path.join(target, name)
+                file = os.path.join(target_dir, name)
                 stack.enter_context(removed_on_error(file))
                 write_atomic(file, text)
             save_tf1_checkpoint(model, path)
@@ -295,16 +316,21 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
 
 
 def _check_target(path: str, files: dict[str, str | bytes]) -> None:
-    """Raises ValueError if a checkpoint `path`, or `files` in its folder, would overwrite something else."""
-    target = os.path.dirname(path)
-    if RunFolder(target).has_config():
+    """Raises ParameterError if a new checkpoint would overwrite something, or lie in the folder of a run.
+
+    Args:
+        path: prefix of the checkpoint.
+        files: `{name: content}` of the files that are written to the same folder. They may exist with this content.
+    """
+    target_dir = os.path.dirname(path)
+    if RunFolder(target_dir).has_config():
         allowed = "outside of the folders of runs"
-        message = f"tf1_checkpoint must lie {allowed}, got {path}: {target} has a config.json"
+        message = f"tf1_checkpoint must lie {allowed}, got {path}: {target_dir} has a config.json"
         raise ParameterError("tf1_checkpoint", path, allowed, message)
     for name, data in files.items():
-        check_not_overwritten(os.path.join(target, name), data)
-    if not tf.io.gfile.exists(os.path.join(target, INFO_FILE)):  # then no conversion of this run is in the folder
-        for file in (f"{path}.index", os.path.join(target, "checkpoint")):
+        check_not_overwritten(os.path.join(target_dir, name), data)
+    if not tf.io.gfile.exists(os.path.join(target_dir, INFO_FILE)):  # then no conversion of this run is in the folder
+        for file in (f"{path}.index", os.path.join(target_dir, "checkpoint")):
             if tf.io.gfile.exists(file):
                 message = f"tf1_checkpoint {path} would be written over {file}: choose a new folder"
                 raise ParameterError("tf1_checkpoint", path, "in a new folder", message)

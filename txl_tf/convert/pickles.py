@@ -3,12 +3,12 @@
 A pickle is a program: it names functions of any module and calls them. For the names that a kind of file is made of,
 this reader substitutes stand-ins that only hold data. It refuses every other name.
 
-Such a program of a few bytes can also fill the memory. So the size of the file bounds what the program makes:
+A pickle of a few bytes can also fill the memory. So there are limits, most of them by the size of the file:
 
-    index in the memo      the memo is a dictionary, not an array of that length
+    index in the memo      any, because the memo is a dictionary, not an array of that length
     length of a string     at most the length of the file
-    small objects          at most one for every 8 bytes of the file
-    messages               show 200 characters of a text, 10 numbers of a list or tuple, else only the length
+    small objects          at most 10,000, and one more for every 8 bytes of the file
+    error messages         show 200 characters of a text and 10 numbers of a list or tuple, else only the length
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from txl_tf.errors import ParameterError, named
 from txl_tf.files import is_remote
 
 MAX_MARKS = 100  # lists, tuples and dictionaries that are open at a time; files of our kinds need fewer than 20
-MAX_NAMES = 1000  # of the packages whose names are all known
+MAX_NAMES = 1000  # classes that a file may name in packages of which it may name every class
 MAX_ARGS = 100  # of a call: many calls with the same long arguments would take long
-OBJECTS = 10_000  # small objects of any file, before those for every 8 bytes
-KEY = 1 << 31  # an integer that is a key of a dictionary is smaller
+OBJECTS = 10_000  # small objects that every file may make, in addition to one for every 8 bytes
+KEY_LIMIT = 1 << 31  # an integer that is a key of a dictionary must be smaller
 
 
 class FileError(ParameterError):
@@ -44,18 +44,20 @@ class RefusedError(FileError):
     """A pickle names a class or function that files of its kind do not need."""
 
 
-def refusing(what: str, remote: bool = False) -> Callable:
-    """Decorator of a function that reads the file `path`: whatever is wrong with the file becomes one `FileError`.
+def raises_file_error(kind: str, remote: bool = False) -> Callable:
+    """Decorator of a function that reads the file `path`. Every error except OSError becomes a `FileError`.
+
+    Before the call, it checks that the file exists.
 
     Args:
-        what: the kind of the file.
+        kind: what the file should be, for messages.
         remote: whether the file may be remote.
     """
 
     def decorate(read):
         @functools.wraps(read)
         def reading(path: str | os.PathLike, *args):
-            """Checks that the file exists, reads it, and replaces errors by a `FileError` that names the file."""
+            """Checks that the file exists, and reads it. The message of a `FileError` names the file."""
             path = os.fspath(path)
             if is_remote(path) and not remote:
                 message = f"{named(path)} must be a local file, whose parts can be mapped into memory: copy it first"
@@ -66,10 +68,11 @@ def refusing(what: str, remote: bool = False) -> Callable:
                 return read(path, *args)
             except (FileError, OSError):
                 raise
-            except Exception as error:  # of any kind, where the bytes are no such file
-                message = f"{path} cannot be read as {what}: {described(error)}"
-            # After the `except` block, so without the error, whose own message may be as long as the file.
-            raise FileError("path", path, what, message)
+            except Exception as error:  # bytes of another kind of file may cause any error
+                message = f"{path} cannot be read as {kind}: {described(error)}"
+            # After the `except` block, because the other error, whose message may be as long as the file, would be the
+            # context of this one.
+            raise FileError("path", path, kind, message)
 
         return reading
 
@@ -77,12 +80,12 @@ def refusing(what: str, remote: bool = False) -> Callable:
 
 
 class BoundedFile:
-    """A file whose `read` refuses more bytes than the file has: Python reserves memory for all of them first."""
+    """A file whose `read` raises ValueError for more bytes than the file has: Python would reserve memory for them."""
 
     def __init__(self, file: BinaryIO):
-        place = file.tell()
+        position = file.tell()
         self.size = file.seek(0, os.SEEK_END)
-        file.seek(place)
+        file.seek(position)
         self._read = file.read
         self.readline = file.readline
 
@@ -93,22 +96,22 @@ class BoundedFile:
 
 
 class StandIn:
-    """Stands for an object of another program: accepts the state that the pickle gives it, and drops it."""
+    """Stands for an object of another program. It ignores the state and the items that the pickle gives it."""
 
     def set_state(self, state: Any) -> None:
         """Takes the state of the operation BUILD."""
 
     def set_items(self, items: list) -> None:
-        """Takes keys and values in turn."""
+        """Takes a list in which keys and values alternate."""
 
     def extend(self, items: Iterable) -> None:
-        """Takes further items of a list."""
+        """Takes further items of a list or set."""
 
     append = extend
 
 
 class Named(StandIn):
-    """An instance of a class: the name of the class, and the attributes."""
+    """Stands for an instance of a class: the name of the class, and the state that the pickle gives it."""
 
     state: Any = None
 
@@ -120,16 +123,17 @@ class Named(StandIn):
 
     @property
     def attributes(self) -> dict[str, Any]:
+        """The attributes, if the state is a dictionary, else none."""
         return items_with_text_keys(self.state)  # not kept: many instances may have one state
 
 
-def nothing(*_: Any) -> StandIn:
+def unneeded(*_: Any) -> StandIn:
     """Stands for a class or function whose result is not needed."""
     return StandIn()
 
 
 def instance(kind: Any, *_: Any) -> Any:
-    """`copyreg._reconstructor`: an instance in protocols 0 and 1."""
+    """Stands for `copyreg._reconstructor`, which makes an instance of a class, `kind`, in protocols 0 and 1."""
     if not callable(kind):
         raise ValueError(f"an instance of {shown(kind)}")
     return kind()
@@ -178,7 +182,14 @@ class PlainUnpickler(_PythonUnpickler):
         self._objects = 0
 
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in of a class or function. The pickle gets them here alone, so it never gets an imported one."""
+        """Returns the stand-in of a class or function.
+
+        The pickle gets classes and functions only from this method, so never those of Python.
+
+        Raises:
+            RefusedError: the file must not name this class or function.
+            ValueError: the file names more than `MAX_NAMES` classes of `packages`.
+        """
         if (module, name) not in self._known:
             if module.partition(".")[0] not in self._packages:
                 refused = f"{cut(module)}.{cut(name)}"
@@ -196,13 +207,15 @@ class PlainUnpickler(_PythonUnpickler):
         if self._objects > max_objects:
             raise ValueError(f"more than {max_objects} objects in a file of {self._size} bytes")
 
+    # The methods of operations, with Python's names. `_dispatch` puts them in the place of Python's own.
+
     def load_mark(self) -> None:
         if len(self.metastack) >= MAX_MARKS:
             raise ValueError(f"more than {MAX_MARKS} lists, tuples and dictionaries in one another")
         super().load_mark()
 
     def load_bytearray8(self) -> None:
-        """Arrays in protocol 5. Python's method reserves as many bytes as the pickle says."""
+        """Reads the bytes of an array in protocol 5. Python's method reserves memory for as many as the pickle says."""
         self.append(self.read(int.from_bytes(self.read(8), "little")))
 
     def load_setitem(self) -> None:
@@ -215,14 +228,14 @@ class PlainUnpickler(_PythonUnpickler):
         set_items(self.stack[-1], items)
 
     def load_dict(self) -> None:
-        """The operation DICT of pickles: makes a dictionary of the items since the last mark."""
+        """Makes a dictionary of the items since the last mark: the operation DICT."""
         items = self.pop_mark()
         dictionary: dict = {}
         set_items(dictionary, items)
         self.append(dictionary)
 
     def load_empty_set(self) -> None:
-        """Drops sets: the hashes of their elements could take forever."""
+        """Makes a stand-in for a set, because to hash the elements of a set could take forever."""
         self.append(StandIn())
 
     def load_additems(self) -> None:
@@ -238,11 +251,11 @@ class PlainUnpickler(_PythonUnpickler):
         self.append(stand_in(*args))
 
     def load_newobj(self) -> None:
-        """Calls a stand-in too. Python's method takes classes alone."""
+        """Calls a stand-in. Python's method accepts only classes."""
         self.load_reduce()
 
     def load_build(self) -> None:
-        """Hands a stand-in its state. Python's method copies it, and sets attributes of classes too."""
+        """Gives a stand-in its state. Python's method copies the state, and also sets attributes of classes."""
         state = self.stack.pop()
         target = self.stack[-1]
         if isinstance(target, StandIn):
@@ -252,51 +265,62 @@ class PlainUnpickler(_PythonUnpickler):
 
 
 def set_items(target: Any, items: list) -> None:
-    """Puts keys and values, in turn, into a dictionary or stand-in."""
+    """Puts items into a dictionary or stand-in.
+
+    Args:
+        target: the dictionary or stand-in.
+        items: list in which keys and values alternate.
+
+    Raises:
+        ValueError: `target` is something else, or a key of a dictionary is neither text nor a small integer.
+    """
     if isinstance(target, StandIn):
         target.set_items(items)
     elif type(target) is not dict:
         raise ValueError(f"items of {shown(target)}")
     elif not all(map(is_key, items[::2])):
-        raise ValueError("the keys of a dictionary must be text or small numbers")  # the hash of others may take long
+        raise ValueError("the keys of a dictionary must be text or small numbers")  # to hash others may take long
     else:
         target.update(zip(items[::2], items[1::2], strict=True))
 
 
 def is_key(value: Any) -> bool:
-    return is_text(value) or (type(value) is int and abs(value) < KEY)
+    """Whether `value` can be a key of a dictionary: text or a small integer, which are hashed fast."""
+    return is_text(value) or (type(value) is int and abs(value) < KEY_LIMIT)
 
 
 def _dispatch() -> dict[int, Callable]:
-    """The method of every operation. Operations that data does not need, such as extensions, are refused."""
+    """`{code of an operation: its method}`. Operations that plain data does not need raise ValueError."""
 
     def refused(code):
         def refuse(unpickler):
-            raise ValueError(f"the operation {code:#04x} is none that data needs")
+            raise ValueError(f"the operation {code:#04x} is not one that plain data needs")
 
         return refuse
 
     def counted(load):
         return lambda unpickler: (unpickler.count_object(), load(unpickler))
 
-    plain = (
+    # Operations that are not counted: what they make is about as large as their bytes in the file.
+    uncounted = (
         "PROTO", "FRAME", "NONE", "NEWFALSE", "NEWTRUE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1",
         "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "BINBYTES8",
         "SHORT_BINBYTES", "UNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE", "BYTEARRAY8", "EMPTY_TUPLE",
         "GLOBAL", "STACK_GLOBAL", "POP", "POP_MARK", "DUP", "MARK", "STOP", "GET", "BINGET", "LONG_BINGET", "BINPUT",
         "APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD",
     )  # fmt: skip
-    small = (
+    # Operations of a few bytes that make a larger object.
+    counted_operations = (
         "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT", "EMPTY_SET", "INST", "OBJ",
         "NEWOBJ", "REDUCE", "PUT", "LONG_BINPUT", "MEMOIZE", "BINPERSID",
     )  # fmt: skip
-    own = {load.__name__: load for load in vars(PlainUnpickler).values() if callable(load)}
+    own_methods = {method.__name__: method for method in vars(PlainUnpickler).values() if callable(method)}
     dispatch: dict[int, Callable[[Any], Any]] = {code: refused(code) for code in range(256)}
-    for name in (*plain, *small):
+    for name in (*uncounted, *counted_operations):
         (code,) = getattr(pickle, name)
         load = _PythonUnpickler.dispatch[code]
-        load = own.get(load.__name__, load)
-        dispatch[code] = counted(load) if name in small else load
+        load = own_methods.get(load.__name__, load)
+        dispatch[code] = counted(load) if name in counted_operations else load
     return dispatch
 
 
@@ -311,19 +335,19 @@ def is_text(value: Any) -> TypeGuard[str | bytes]:
 
 
 def text(value: str | bytes) -> str:
-    """A str of Python 3, or of Python 2: UTF-8 bytes."""
+    """Returns text as str. Bytes are a str of Python 2 in UTF-8; bytes that are not UTF-8 become escapes."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def cut(value: str | bytes, quote: str = "") -> str:
-    """The first 200 characters of a text, escaped, and how many there are if that is not all."""
-    shown = repr(value[:200]).removeprefix("b")[1:-1]
-    is_all = len(value) <= 200 and len(shown) <= 200
-    return f"{quote}{shown[:200]}{quote}" + ("" if is_all else f"... ({len(value)} characters)")
+    """The first 200 characters of a text, escaped and between `quote`s; of a longer text also its length."""
+    escaped = repr(value[:200]).removeprefix("b")[1:-1]
+    is_all = len(value) <= 200 and len(escaped) <= 200
+    return f"{quote}{escaped[:200]}{quote}" + ("" if is_all else f"... ({len(value)} characters)")
 
 
 def shown(value: Any) -> str:
-    """`value` for a message: text and numbers, cut short; for anything else, the type and the length."""
+    """`value` for a message: text, a number or a short list of numbers; for anything else, the type and the length."""
     if is_text(value):
         return cut(value, "'")
     if type(value) in (int, float, bool, type(None)):
@@ -361,7 +385,11 @@ def are_sizes(values: Any, largest: int) -> bool:
 
 
 def texts_of(symbols: Any) -> list[str]:
-    """The tokens of a vocabulary, in `idx2sym` of an object, as text; each must be there once."""
+    """Returns the symbols of a vocabulary, `idx2sym` of a pickled object, as str.
+
+    Raises:
+        ValueError: `symbols` is no list of texts, or a text occurs twice.
+    """
     if type(symbols) is not list or not all(map(is_text, symbols)):
         raise ValueError("there is no corpus with a vocabulary (vocab.idx2sym) in it")
     words: dict[str, None] = {}

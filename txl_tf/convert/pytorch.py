@@ -22,7 +22,7 @@ class Conversion:
     Attributes:
         source: the checkpoint of the PyTorch program.
         model: arguments of `TransformerXLLM`.
-        origins: source of the arguments, such as a file or "the command" -> their names.
+        origins: `{source: names}`: which arguments come from a source, such as a file or "the command".
         n_parameter: number of parameters.
         vocab: the vocabulary.
         checkpoint: path of the new checkpoint.
@@ -47,7 +47,7 @@ def pytorch_to_run(
     data_dir: str | None = None,
     **given,
 ) -> Conversion:
-    """Makes a run folder from a checkpoint of Hugging Face, of the original's PyTorch program or of NVIDIA.
+    """Makes a run folder from a checkpoint of Hugging Face, of the original authors' PyTorch program or of NVIDIA.
 
     Args:
         pytorch_checkpoint: file or folder of the checkpoint. Nothing in it is run, and PyTorch is not needed.
@@ -59,28 +59,33 @@ def pytorch_to_run(
             They must agree with the files, and add what the files do not contain. `None` counts as not given.
 
     Raises:
-        ValueError: the files are damaged or of another network; they contradict each other or an argument; or
-            something is missing in them. The message names both sides.
-        OSError: a file is missing or cannot be read.
+        ValueError: a file is damaged or of another network, two of them contradict each other or an argument, or an
+            argument is needed that no file contains. Or a folder is not new.
+        OSError: a file is missing, or cannot be read or written.
     """
     folder = RunFolder(model_dir)
     folder.check_new()
     source = open_source(pytorch_checkpoint)
     mapping = ModelMapping(source, given)
-    words, notes = _vocabulary(source, corpus, dataset)
+    source_corpus, notes = _vocabulary(source, corpus, dataset)
     family = FAMILIES["transformer_xl"]
-    folder.check_new([words.vocab], family)
+    folder.check_new([source_corpus.vocab], family)
     model = mapping.model
-    words.check_size(source.path, model["n_token"])
-    with written_corpus(data_dir, words, model["cutoffs"]) as data:
+    source_corpus.check_size(source.path, model["n_token"])
+    with written_corpus(data_dir, source_corpus, model["cutoffs"]) as data:
         weights = mapping.weights()  # without a model: its initial weights would double the memory
-        checkpoint = folder.create(data, model, [words.vocab], weights, source.step, family=family)
+        checkpoint = folder.create(data, model, [source_corpus.vocab], weights, source.step, family=family)
     n_parameter = sum(tensor.shape.num_elements() for tensor in weights.values())
-    return Conversion(source, model, mapping.origins, n_parameter, words.vocab, checkpoint, mapping.notes + notes)
+    notes = mapping.notes + notes
+    return Conversion(source, model, mapping.origins, n_parameter, source_corpus.vocab, checkpoint, notes)
 
 
 def _vocabulary(source: Source, corpus: str | None, dataset: str | None) -> tuple[SourceCorpus, list[str]]:
-    """The vocabulary of a checkpoint, and notes about it."""
+    """The vocabulary of a checkpoint, and notes about it.
+
+    Raises:
+        ParameterError: `corpus` is `None`, and neither the checkpoint nor its folder contains a vocabulary.
+    """
     if corpus is None and source.vocab is not None:
         return vocabulary_of(source.vocab, source.path, dataset, source.dataset)
     corpus = corpus or vocabulary_beside(os.path.dirname(source.path))

@@ -1,11 +1,15 @@
 """The model in a checkpoint of a PyTorch program, and its variables.
 
-The shapes of the tensors define the model. They are compared with what the files say about it. What no shape shows
-(mem_len, same_length, clamp_len, pre_lnorm, the epsilon of layer norm) comes from the files, or the caller gives it.
+The shapes of the tensors define most arguments of the model. They are compared with what the files say about the model.
+The other arguments (mem_len, same_length, clamp_len, pre_lnorm, the epsilon of layer norm) come from the files or from
+the caller.
+
+"Clusters" are all parts of the adaptive softmax. Cluster 0 has the most frequent words, and one entry for each later
+cluster. The weights of these entries are `cluster_W` and `cluster_b`.
 
 The three programs compute what `TransformerXLLM` computes, with four differences that the conversion removes:
 
-    clusters       NVIDIA's and the original PyTorch program store them in the opposite order
+    clusters       NVIDIA's and the original PyTorch program store the entries for later clusters in the opposite order
     same_length    in Hugging Face's and the original PyTorch program, a token sees mem_len positions, not mem_len + 1
     projections    any cluster of the softmax may share the embedding's projection; here all but the first do, or none
     layer norm     its epsilon is 1e-5; that of the TensorFlow program is 1e-12
@@ -28,17 +32,21 @@ from txl_tf.convert.pytorch_source import HUGGING_FACE, NORM_EPSILON, NVIDIA, So
 from txl_tf.convert.tensors import Tensor
 from txl_tf.errors import ParameterError, UnknownArgumentError
 
+# Sources of arguments, in `ModelMapping.origins` and in messages. Other sources are files.
 TENSORS, COMMAND, NOBODY = "the shapes of its tensors", "the command", "nobody, so assumed"
-# Arguments that the shapes of the tensors alone decide.
+# Arguments that only the shapes of the tensors decide.
 SHAPES = ("n_token", "n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_r")
-MAX_COPIES = 4  # of the numbers in a file: every cluster may have a copy of one projection
+# A model may have at most MAX_COPIES times as many numbers as the file: each cluster may get a copy of one projection.
+MAX_COPIES = 4
+# Arguments that the caller may give.
 GIVEN = [
     *SHAPES, "cutoffs", "div_val", "proj_same_dim", "proj_share_all_but_first", "mem_len", "same_length", "clamp_len",
     "layer_norm_epsilon", "pre_lnorm",
 ]  # fmt: skip
+# Names of tensors that are not weights, or copies of other tensors.
 IGNORED = r"pos_emb\.inv_freq|crit\.shared_out_projs\.\d+|layers\.\d+\.dec_attn\.r_[wr]_bias"
 FLOATS = ("float32", "float16", "bfloat16", "float64")
-# Variable in the scope layer_i/ -> tensor in the module layers.i, which is transposed.
+# Variable in the scope layer_i/ -> tensor in the module layers.i. The variable is the transposed tensor.
 LAYER = {
     "rel_attn/qkv/kernel": "dec_attn.qkv_net.weight",
     "rel_attn/r/kernel": "dec_attn.r_net.weight",
@@ -57,10 +65,18 @@ LAYER = {
 class ModelMapping:
     """The model in a checkpoint, and which tensor becomes which variable.
 
+    Args:
+        source: the checkpoint.
+        given: `{argument of TransformerXLLM: value}`, those of `GIVEN`. `None` counts as not given.
+
     Attributes:
         model: arguments of `TransformerXLLM`.
-        origins: source of the arguments, such as a file or "the command" -> their names.
+        origins: `{source: names}`: which arguments come from a source, such as a file or "the command".
         notes: sentences about what the conversion changed or assumed.
+
+    Raises:
+        ParameterError: the tensors are of another network, `source` or `given` contradicts them or each other, or an
+            argument is needed that is in neither.
     """
 
     def __init__(self, source: Source, given: dict[str, Any]):
@@ -73,6 +89,7 @@ class ModelMapping:
         self.origins: dict[str, list[str]] = {TENSORS: []}
         self.notes: list[str] = []
         self._used: set[str] = set()
+        # Name of a variable -> its tensors, and the function that makes its value from their arrays.
         self._weights: dict[str, tuple[tuple[Tensor, ...], Callable]] = {}
         self._measure()
         cutoffs = self._cutoffs()
@@ -90,14 +107,15 @@ class ModelMapping:
         return {f"transformer/{name}": self._weight(name) for name in self._weights}
 
     def _weight(self, name: str) -> tf.Tensor:
-        tensors, layout = self._weights[name]
-        array = np.ascontiguousarray(layout(*(tensor.array() for tensor in tensors)), np.float32)
+        """The value of a variable, in float32."""
+        tensors, convert = self._weights[name]
+        array = np.ascontiguousarray(convert(*(tensor.array() for tensor in tensors)), np.float32)
         return tf.identity(array)  # a copy: a constant would keep the array in memory, too
 
     # --------------------------------------------------------------------------------------------------- the model
 
     def _measure(self) -> None:
-        """Sets the sizes that follow from the shapes of the tensors."""
+        """Sets the arguments in `SHAPES`, the tables, and how many tables and entries for later clusters there are."""
         tensors = self.source.tensors
         self.n_layer = max(1, count_scopes(tensors, "layers.{}."))
         self.n_table = max(1, count_scopes(tensors, "word_emb.emb_layers.{}."))
@@ -110,15 +128,25 @@ class ModelMapping:
         self.n_token = sum(table.shape[0] for table in self.tables)
         self.d_embed = self.tables[0].shape[1]
         has_clusters = "crit.cluster_weight" in tensors
-        self.n_cluster = self._get("crit.cluster_weight", None, None).shape[0] if has_clusters else 0
+        self.n_later_cluster = self._get("crit.cluster_weight", None, None).shape[0] if has_clusters else 0
 
     def _arguments(self, cutoffs: list[int]) -> dict[str, Any]:
-        """All arguments of the model, compared with the files and the given arguments."""
+        """All arguments of the model.
+
+        Raises:
+            ParameterError: an argument differs from a file or from the given arguments, or is needed and not known.
+            FileError: the arguments do not fit each other.
+        """
         arguments = {name: getattr(self, name) for name in SHAPES}
         arguments["div_val"] = self._div_val(len(cutoffs) + 1)
-        self._compare({"div_val": arguments["div_val"]} if cutoffs else {})
-        self._compare({"proj_same_dim": True} if self.n_table > 1 else {})
-        self._compare({"proj_share_all_but_first": self.shares} if self.projected and cutoffs else {})
+        from_shapes: dict[str, Any] = {}
+        if cutoffs:
+            from_shapes["div_val"] = arguments["div_val"]
+        if self.n_table > 1:
+            from_shapes["proj_same_dim"] = True
+        if self.projected and cutoffs:
+            from_shapes["proj_share_all_but_first"] = self.shares
+        self._compare(from_shapes)
         arguments["proj_share_all_but_first"] = self.shares
         arguments["tie_weight"] = self.out_tables is self.tables
         self.origins[TENSORS] += arguments
@@ -135,18 +163,21 @@ class ModelMapping:
             raise self._unfit("a model of consistent sizes", f"{self.source.path}: {error}") from error
 
     def _compare(self, from_shapes: dict[str, Any]) -> None:
-        """Raises ParameterError if a size in a file or an argument differs from the shapes."""
+        """Raises ParameterError if a file or the caller gives an argument another value than `from_shapes`."""
         for who, said in ((self.source.told_by, self.source.said), (COMMAND, self.given)):
             wrong = [name for name, value in from_shapes.items() if name in said and said[name] != value]
             if wrong:
-                says, is_so = (
-                    ", ".join(f"{name}={shown(group[name])}" for name in wrong) for group in (said, from_shapes)
-                )
-                message = f"{who} says {says}, but by the shapes of its tensors {self.source.path} has {is_so}"
+                says = ", ".join(f"{name}={shown(said[name])}" for name in wrong)
+                has = ", ".join(f"{name}={shown(from_shapes[name])}" for name in wrong)
+                message = f"{who} says {says}, but by the shapes of its tensors {self.source.path} has {has}"
                 raise ParameterError(wrong[0], said[wrong[0]], [from_shapes[wrong[0]]], message)
 
     def _told(self, name: str, default: Any) -> Any:
-        """The value in a file, or else the given value, or else the default. The first two must agree."""
+        """Returns the value of an argument in a file, else the given value, else `default`. Notes it in `origins`.
+
+        Raises:
+            ParameterError: the file and the caller give different values.
+        """
         said = self.source.said.get(name)
         given = self.given.get(name)
         if said is not None and given is not None and said != given:
@@ -162,31 +193,44 @@ class ModelMapping:
         return value
 
     def _cutoffs(self) -> list[int]:
-        """The first words of the later clusters, from the shapes of the tables or, if there is one table, as told."""
+        """The first ids of the later clusters; empty if there are none.
+
+        The shapes of several tables define them. With a single table, a file or the caller gives them.
+
+        Raises:
+            ParameterError: they are needed and not known, or there are more or fewer than entries for later clusters.
+        """
         if self.n_table > 1:
             return list(itertools.accumulate(table.shape[0] for table in self.tables[:-1]))
-        if not self.n_cluster:
+        if not self.n_later_cluster:
             return []
         cutoffs = self._told("cutoffs", None)
         if cutoffs is None:
-            message = f"cutoffs is needed: {self.source.told_by} does not say where its {self.n_cluster + 1} bins begin"
-            raise ParameterError("cutoffs", None, f"a list of {self.n_cluster}", message)
-        if len(cutoffs) != self.n_cluster:
-            allowed = f"{self.n_cluster}, as many as {self.source.path} has clusters"
+            n_cluster = 1 + self.n_later_cluster
+            message = f"cutoffs is needed: {self.source.told_by} does not say where its {n_cluster} clusters begin"
+            raise ParameterError("cutoffs", None, f"a list of {self.n_later_cluster}", message)
+        if len(cutoffs) != self.n_later_cluster:
+            allowed = f"{self.n_later_cluster}, as many as {self.source.path} has clusters after the first"
             message = f"cutoffs must be {allowed}, got {shown(cutoffs)}"
             raise ParameterError("cutoffs", cutoffs, allowed, message)
         return list(cutoffs)
 
-    def _div_val(self, n_bin: int) -> int:
-        """The `div_val` that a file or the command says if the shapes allow it, else the simplest that they allow."""
+    def _div_val(self, n_cluster: int) -> int:
+        """The `div_val` that a file or the caller gives if the shapes allow it, else the simplest that they allow."""
         if self.n_table == 1:
             return 1
-        possible = div_vals([table.shape[1] for table in self.tables], n_bin)
+        possible = div_vals([table.shape[1] for table in self.tables], n_cluster)
         said = self.source.said.get("div_val", self.given.get("div_val"))
         return said if said in possible else possible[0]
 
     def _memory(self) -> dict[str, Any]:
-        """The arguments of the memory, which no shape shows: they are told by the checkpoint or the command."""
+        """`mem_len`, `same_length` and `clamp_len`, which only a file or the caller can give.
+
+        With `same_length`, `mem_len` is 1 less than in programs other than NVIDIA's, see the module.
+
+        Raises:
+            ParameterError: `mem_len` is not known; or tokens would see nothing.
+        """
         mem_len = self._told("mem_len", None)
         if mem_len is None:
             message = (
@@ -208,8 +252,17 @@ class ModelMapping:
 
     # ------------------------------------------------------------------------------------------------- projections
 
-    def _choose_projections(self, n_bin: int) -> None:
-        """Sets the projection of each cluster of the softmax, and whether all but the first share the embedding's."""
+    def _choose_projections(self, n_cluster: int) -> None:
+        """Sets the projections, and how the model here can have them.
+
+        It sets: `projected`, whether there are projections; `emb_projs` and `out_projs`, those of the embedding and of
+        the clusters of the softmax; `shares`, whether all clusters but the first use those of the embedding; and
+        `splits_last_word`, whether the last word must become a cluster of its own, because without cutoffs the softmax
+        here cannot have a projection of its own.
+
+        Raises:
+            FileError: the model has projections that no model here has.
+        """
         self.projected = self.n_table > 1 or self.d_embed != self.d_model
         self.splits_last_word = False
         self.shares = False
@@ -220,23 +273,30 @@ class ModelMapping:
             raise self._unfit("a model that projects only embeddings of another width", message)
         if not self.projected:
             return
-        widths = [self.tables[min(i, self.n_table - 1)].shape[1] for i in range(n_bin)]
+        widths = [self.tables[min(i, self.n_table - 1)].shape[1] for i in range(n_cluster)]
         self.emb_projs = [self._get(f"word_emb.emb_projs.{i}", self.d_model, widths[i]) for i in range(self.n_table)]
-        shared = [self.emb_projs[min(i, self.n_table - 1)] for i in range(n_bin)]
-        self.out_projs = [self._out_proj(i, shared[i]) for i in range(n_bin)]
+        shared = [self.emb_projs[min(i, self.n_table - 1)] for i in range(n_cluster)]
+        self.out_projs = [self._out_proj(i, shared[i]) for i in range(n_cluster)]
         same = [_same(own, tied) for own, tied in zip(self.out_projs, shared, strict=True)]
-        self.splits_last_word = n_bin == 1 and not same[0]
-        self.shares = n_bin > 1 and all(same[1:])
+        self.splits_last_word = n_cluster == 1 and not same[0]
+        self.shares = n_cluster > 1 and all(same[1:])
         if self.splits_last_word:
             self.notes.append(
-                "the last word became a bin of its own: without cutoffs, both projections would be one here"
+                "the last word became a cluster of its own: without cutoffs, embedding and softmax would share a "
+                "projection here"
             )
-        elif n_bin > 1 and not self.shares and any(same):
+        elif n_cluster > 1 and not self.shares and any(same):
             tied = ", ".join(str(i) for i, is_same in enumerate(same) if is_same)
-            self.notes.append(f"the projections of bins {tied}, shared with the embedding, became copies of their own")
+            self.notes.append(
+                f"the projections of clusters {tied}, shared with the embedding, became copies of their own"
+            )
 
     def _out_proj(self, i: int, shared: Tensor) -> Tensor:
-        """The projection of cluster i of the softmax, whose embedding has the projection `shared`."""
+        """The projection of cluster i of the softmax: its own, or `shared`, that of the cluster's embedding.
+
+        Raises:
+            FileError: there is no such tensor; or the file says that it is that of the embedding, and it differs.
+        """
         name = f"crit.out_projs.{i}"
         ties = self.source.said.get("tie_projs")
         own = self._get(name, *shared.shape) if name in self.source.tensors else None
@@ -262,7 +322,7 @@ class ModelMapping:
                 self._weights[f"{scope}proj_W"] = (self.emb_projs[i],), np.transpose
 
     def _map_layers(self) -> None:
-        """Maps the tensors of the layers, and u and v, to variables of `TransformerXLLM`."""
+        """Maps the tensors of the layers, and the biases u and v of the attention."""
         heads = self.n_head * self.d_head
         width, inner = self.d_model, self.d_inner
         shapes = {
@@ -283,7 +343,10 @@ class ModelMapping:
             self._weights[name] = biases, (lambda *arrays: np.stack(arrays)) if self.untie_r else np.asarray
 
     def _map_softmax(self) -> None:
-        """Maps the softmax."""
+        """Maps the softmax: its biases, its own tables and projections, and the entries for later clusters.
+
+        If the last word must become a cluster, its row and bias become the entry for this cluster.
+        """
         names = "crit.out_layers_biases.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.bias"
         biases = [self._get(names.format(i), table.shape[0]) for i, table in enumerate(self.tables)]
         if self.out_tables is not self.tables:
@@ -297,32 +360,31 @@ class ModelMapping:
         scope = "adaptive_softmax/cutoff_{}/{}"
         ends = [0, *cutoffs, self.n_token]
         for i, (start, end) in enumerate(itertools.pairwise(ends)):
-            bias, layout = (biases[i], np.asarray) if self.n_table > 1 else (biases[0], _rows(start, end))
-            self._weights[scope.format(i, "b")] = (bias,), layout
+            if self.n_table > 1:
+                self._weights[scope.format(i, "b")] = (biases[i],), np.asarray
+            else:  # a single tensor has the biases of all words
+                self._weights[scope.format(i, "b")] = (biases[0],), _rows(start, end)
             if self.projected and not (self.shares and i > 0) and i < len(self.out_projs):
                 self._weights[scope.format(i, "proj")] = (self.out_projs[i],), np.transpose
         if self.splits_last_word:
-            last = _rows(self.n_token - 1, self.n_token)
-            clusters = self.out_tables[0], biases[0]
-            layout = last, last
-            unused = (self.d_embed, self.d_model)  # a bin of one word has probability 1
-            self._weights[scope.format(1, "proj")] = (), lambda: np.zeros(unused)
+            table, bias = self.out_tables[0], biases[0]
+            convert = _rows(self.n_token - 1, self.n_token)
+            shape = (self.d_embed, self.d_model)
+            # The only word of a cluster has probability 1 given its cluster, with any projection.
+            self._weights[scope.format(1, "proj")] = (), lambda: np.zeros(shape)
         else:
-            n_cluster = len(cutoffs)
-            clusters = (
-                self._get("crit.cluster_weight", n_cluster, self.d_embed), self._get("crit.cluster_bias", n_cluster)
-            )  # fmt: skip
-            order = np.asarray if self.source.kind == HUGGING_FACE else np.flipud
-            layout = (order, order)
-        self._weights[scope.format(0, "cluster_W")] = clusters[:1], layout[0]
-        self._weights[scope.format(0, "cluster_b")] = clusters[1:], layout[1]
+            table = self._get("crit.cluster_weight", len(cutoffs), self.d_embed)
+            bias = self._get("crit.cluster_bias", len(cutoffs))
+            convert = np.asarray if self.source.kind == HUGGING_FACE else np.flipud
+        self._weights[scope.format(0, "cluster_W")] = (table,), convert
+        self._weights[scope.format(0, "cluster_b")] = (bias,), convert
 
     def _own_tables(self) -> list[Tensor]:
-        """The tables of the softmax: those of the embedding, or its own.
+        """The tables of the softmax: `self.tables`, those of the embedding, or a list of its own.
 
         Raises:
-            ParameterError: the file says that the softmax has its own, and there are none; or it says that the softmax
-                uses those of the embedding, and they differ.
+            ParameterError: the file says that the softmax has tables of its own, and one is missing; or it says that
+                the softmax uses those of the embedding, and one differs.
         """
         pattern = "crit.out_layers_weights.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.weight"
         names = [pattern.format(i) for i in range(self.n_table)]
@@ -347,11 +409,15 @@ class ModelMapping:
         return own if differ or ties is False else self.tables
 
     def _unfit(self, allowed: str, message: str) -> FileError:
-        """The error of a checkpoint that is no model of ours."""
+        """The error of a checkpoint that cannot become a model here; `allowed` is what it should be."""
         return FileError("path", self.source.path, allowed, message)
 
     def _get(self, name: str, *shape: int | None) -> Tensor:
-        """A tensor with a checked shape. `None` in the shape allows any size."""
+        """Returns a tensor, and notes that it is used. `None` in the shape allows any size above 0.
+
+        Raises:
+            ParameterError: there is no such tensor, or it has another shape or a dtype that is not in `FLOATS`.
+        """
         tensor = self.source.tensors.get(name)
         if tensor is None:
             message = f"{self.source.path} does not fit any model: it has no tensor {name}"
@@ -369,14 +435,17 @@ class ModelMapping:
         return tensor
 
     def _check_rest(self) -> None:
-        """Raises FileError if the checkpoint has unknown tensors, or far fewer numbers than the model."""
+        """Raises FileError if there are tensors that no variable uses, or far fewer numbers than the model has.
+
+        Notes the dtypes other than float32.
+        """
         unknown = [name for name in self.source.tensors if name not in self._used and not re.fullmatch(IGNORED, name)]
         if unknown:
             message = f"{self.source.path} is another network: it has {shown(unknown[0])}, which no Transformer-XL has"
             raise self._unfit("a Transformer-XL", message)
         storages = {id(tensor.storage): tensor.storage.numel for tensor in self.source.tensors.values()}
         n_number = sum(tensor.size for tensors, _ in self._weights.values() for tensor in tensors)
-        if n_number > MAX_COPIES * sum(storages.values()):  # one after the other in the same bytes
+        if n_number > MAX_COPIES * sum(storages.values()):  # many tensors share bytes of the file
             message = f"{self.source.path} makes {n_number} numbers of {sum(storages.values())}"
             raise self._unfit(f"at most {MAX_COPIES} copies of every number", message)
         used = {tensor.dtype for tensors, _ in self._weights.values() for tensor in tensors}
@@ -385,10 +454,11 @@ class ModelMapping:
 
 
 def _rows(start: int, end: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function that takes the rows from `start` up to `end` of an array."""
     return lambda array: array[start:end]
 
 
 def _same(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors are one, or hold the same numbers."""
-    places = [(id(t.storage), t.offset, t.shape, t.stride) for t in (left, right)]
-    return places[0] == places[1] or np.array_equal(left.array(), right.array())
+    """Whether two tensors have the same shape and numbers. The numbers are read only if they lie in different bytes."""
+    views = [(id(tensor.storage), tensor.offset, tensor.shape, tensor.stride) for tensor in (left, right)]
+    return views[0] == views[1] or np.array_equal(left.array(), right.array())

@@ -1,4 +1,4 @@
-"""Finds and reads checkpoints of three PyTorch programs, and what their files say about the model.
+"""Finds checkpoints of three PyTorch programs, and reads their tensors and what their files say about the model.
 
 | kind | files | the hyper-parameters are in |
 |---|---|---|
@@ -50,12 +50,16 @@ class Source:
     Attributes:
         path: the file with the tensors, or the index of its shards.
         kind: `HUGGING_FACE`, `NVIDIA` or `ORIGINAL`.
-        tensors: tensors, by the names that all three programs give them.
-        said: hyper-parameters that a file contains, by their names here or, if there is none, in the original.
-        told_by: where the hyper-parameters are from.
+        tensors: tensors, by the names that all three programs give them, without the prefixes of wrappers.
+        said: hyper-parameters that a file contains, those of `TYPES`. They have their names here; if there is no such
+            argument here, the names in the original program. `cutoffs` do not contain the size of the vocabulary.
+        told_by: what contains the hyper-parameters, for messages.
         vocab: vocabulary in the file, in the program's own form, or `None`.
         dataset: name of the dataset, if the file contains it.
         step: training step, if the file contains it, else 0.
+
+    Raises:
+        ParameterError: a hyper-parameter has a wrong type or is of another network, or there is no softmax.
     """
 
     path: str
@@ -96,7 +100,12 @@ class Source:
 
 
 def checked(values: dict[str, Any], who: str) -> dict[str, Any]:
-    """The hyper-parameters that are not `None`. Raises ParameterError if one has another type."""
+    """The hyper-parameters that are not `None`, tuples as lists. Raises ParameterError if one has another type.
+
+    Args:
+        values: `{name: value}`, names of `TYPES`.
+        who: what contains them, for messages.
+    """
     values = {name: value for name, value in values.items() if value is not None}
     for name, value in values.items():
         check_type(f"{who}: {name}", value, TYPES[name])
@@ -108,7 +117,7 @@ def open_source(path: str | os.PathLike) -> Source:
 
     Raises:
         ValueError: it is none of the three kinds, is damaged, or is of a network that is not `TransformerXLLM`.
-        OSError: there is none, or it cannot be read.
+        OSError: there is no checkpoint, or it cannot be read.
     """
     path = _file_in(os.fspath(path))
     config_file = os.path.join(os.path.dirname(path), CONFIG_FILE)
@@ -145,7 +154,17 @@ def _file_in(path: str) -> str:
 
 
 def _hugging_face(path: str, config_file: str, tensors: dict | None) -> Source:
-    """A checkpoint of Hugging Face. Its `config_file` says the arguments. `tensors` of `None` are read from `path`."""
+    """A checkpoint of Hugging Face.
+
+    Args:
+        path: the file.
+        config_file: the path of its config.json, which contains the hyper-parameters.
+        tensors: the tensors in the file; `None` to read them.
+
+    Raises:
+        FileNotFoundError: there is no config.json.
+        ValueError: the config.json or the tensors are of another model, or damaged.
+    """
     if not os.path.isfile(config_file):
         raise FileNotFoundError(f"{path} is Hugging Face's, which needs its {config_file} beside it")
     if os.path.getsize(config_file) > MAX_CONFIG:
@@ -157,7 +176,8 @@ def _hugging_face(path: str, config_file: str, tensors: dict | None) -> Source:
         "n_token": config.get("vocab_size", config.get("n_token")),
         "tie_weight": config.get("tie_word_embeddings", config.get("tie_weight", True)),
     }
-    shares = settings.pop("proj_share_all_but_first", True)  # before transformers 2.3
+    # Configurations before transformers 2.3 have one flag in place of `tie_projs`.
+    shares = settings.pop("proj_share_all_but_first", True)
     if "tie_projs" not in settings and type(config.get("cutoffs")) is list:
         settings["tie_projs"] = [False, *(shares is True for _ in config["cutoffs"])]
     tensors = read_tensors(path) if tensors is None else tensors
@@ -173,7 +193,11 @@ def _check_model_type(config: dict) -> None:
 
 
 def _nvidia(path: str, content: dict) -> Source:
-    """A checkpoint of NVIDIA, a dictionary that contains the arguments of the model and the vocabulary."""
+    """A checkpoint of NVIDIA: `content` is a dictionary that contains the hyper-parameters and the vocabulary, too.
+
+    Raises:
+        FileError: the weights or the hyper-parameters are no dictionary.
+    """
     config = content.get("model_config")
     args = content.get("args")
     if not isinstance(content["model_state"], dict) or not isinstance(config, dict):
@@ -194,7 +218,11 @@ def _nvidia(path: str, content: dict) -> Source:
 
 
 def _module(path: str, module: Named) -> Source:
-    """A pickled network, perhaps in a `DataParallel`."""
+    """A checkpoint of the original PyTorch program: a pickled `MemTransformerLM`, perhaps in a `DataParallel`.
+
+    Raises:
+        FileError: the module is of another class.
+    """
     inner = members(module, "_modules").get("module")
     module = inner if isinstance(inner, Named) else module
     if module.name != "MemTransformerLM":
@@ -213,7 +241,7 @@ def _module(path: str, module: Named) -> Source:
 
 
 def _attribute(module: Any, part: str, name: str) -> Any:
-    """An attribute of a submodule, such as `layers.0.dec_attn`; `None` if it does not exist."""
+    """The attribute `name` of the submodule `part`, such as `layers.0.dec_attn`; `None` if it does not exist."""
     for step in part.split("."):
         module = members(module, "_modules").get(step) if isinstance(module, Named) else None
     return module.attributes.get(name) if isinstance(module, Named) else None

@@ -20,7 +20,7 @@ FILES = ("vocab.pkl", "vocab.bin", "cache.pt", "cache.pkl", INFO_FILE, VOCAB_FIL
 
 
 def vocabulary_beside(folder: str) -> str | None:
-    """The path of the vocabulary in the folder of a checkpoint, if there is one."""
+    """The path of the vocabulary in the folder of a checkpoint; `None` if there is none."""
     paths = [os.path.join(folder, name) for name in FILES]
     return next(filter(os.path.isfile, paths), None)
 
@@ -30,7 +30,8 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
 
     Args:
         path: vocab.pkl, vocab.bin, cache.pt, a corpus file of the original, a list of words, or the folder of one.
-        dataset: as in `read_corpus`. If it is not known, the symbols decide how text becomes words.
+        dataset: one of `PAPER_DATASETS`. If it is `None` and no file names it, the symbols decide how text becomes
+            words; a corpus file of the original may need it, see `read_corpus`.
 
     Returns:
         `(source, notes)`: the vocabulary, and sentences about it.
@@ -50,7 +51,7 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
         return vocabulary_of(read_torch_file(path), path, dataset)
     if name in ("cache.pkl", INFO_FILE) or os.path.isfile(info_file):
         return read_corpus(path, dataset), []
-    options, note = _options(Vocab.load(path).symbols, dataset, {})
+    options, note = _vocab_options(Vocab.load(path).symbols, dataset, {})
     return SourceCorpus(path, dataset, Vocab.load(path, **options), {}, {}), [note] if note else []
 
 
@@ -82,14 +83,15 @@ def vocabulary_of(content: Any, path: str, dataset: str | None = None, said: Any
     if wrong is not None:
         raise FileError("path", path, "a vocabulary of words", f"{path} is no vocabulary: {shown(wrong)} is no word")
     notes = [f"{n_repaired} words of {path} were UTF-8 read as latin1: repaired"] if n_repaired else []
-    dataset = _agreed(dataset, corpus.get("dataset", said), path)
-    options, note = _options(symbols, dataset, vocab)
+    dataset = _agreed_dataset(dataset, corpus.get("dataset", said), path)
+    options, note = _vocab_options(symbols, dataset, vocab)
     splits = {split: _tokens(corpus.get(split), path) for split in SPLITS}
     splits = {split: tokens for split, tokens in splits.items() if tokens is not None}
     return SourceCorpus(path, dataset, vocab_of(symbols, path, options), {}, splits), [*notes, note] if note else notes
 
 
 def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of a pickled object, or the items of a dictionary; empty for anything else."""
     if isinstance(value, Named):
         return value.attributes
     return items_with_text_keys(value)
@@ -100,8 +102,11 @@ def _is_unicode(symbol: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in symbol)
 
 
-def _agreed(given: str | None, said: Any, path: str) -> str | None:
-    """The dataset, if it is one of the paper's. Other names in a file are ignored."""
+def _agreed_dataset(given: str | None, said: Any, path: str) -> str | None:
+    """Returns the dataset: the given one, else the one that the file `path` names, else `None`.
+
+    Names in a file that are not in `PAPER_DATASETS` are ignored. Raises ParameterError if both are known and differ.
+    """
     said = text(said) if is_text(said) and text(said) in PAPER_DATASETS else None
     if given and said and given != said:
         raise ParameterError("dataset", given, [said], f"dataset is {given}, but {path} says {said}")
@@ -111,8 +116,8 @@ def _agreed(given: str | None, said: Any, path: str) -> str | None:
 def repaired(symbols: list[str]) -> tuple[list[str], int]:
     """Repairs words that are UTF-8 read as latin1. Returns the symbols and the number of repaired words.
 
-    Hugging Face's vocabulary has this mistake. It is repaired only where it is certain: every symbol, encoded as
-    latin1, is UTF-8, and no two symbols become equal.
+    Hugging Face's vocabulary has this mistake. Words are repaired only if it is certain: every symbol, encoded as
+    latin1, is UTF-8, and no two symbols become equal. Otherwise no symbol is changed.
     """
     try:
         better = [symbol.encode("latin1").decode("utf-8") for symbol in symbols]
@@ -123,8 +128,11 @@ def repaired(symbols: list[str]) -> tuple[list[str], int]:
     return better, sum(before != after for before, after in zip(symbols, better, strict=True))
 
 
-def _options(symbols: list[str], dataset: str | None, stored: dict) -> tuple[dict, str | None]:
-    """Arguments of `Vocab` for symbols that are words, and a note if no dataset decides them."""
+def _vocab_options(symbols: list[str], dataset: str | None, stored: dict) -> tuple[dict, str | None]:
+    """The arguments of `Vocab` for symbols that are words, and a note if the dataset is not known.
+
+    `stored` are the attributes of the vocabulary in the file. Its `lower_case` comes before that of the dataset.
+    """
     note = None
     if dataset is not None:
         options = dict(PAPER_DATASETS[dataset][0])
@@ -140,7 +148,13 @@ def _options(symbols: list[str], dataset: str | None, stored: dict) -> tuple[dic
 
 
 def _tokens(split: Any, path: str) -> np.ndarray | None:
-    """The tokens of a split: a tensor; in lm1b a list of tensors, or for its training text a list of files: `None`."""
+    """Returns the tokens of a split in the file `path`, int64 `[n]`, or `None` if the file does not contain them.
+
+    A split is a tensor or, in lm1b, a list of tensors. The training text of lm1b is a list of file names.
+
+    Raises:
+        FileError: the tokens are not int64 `[n]`, or more than the file has bytes.
+    """
     pieces = [split] if isinstance(split, Tensor) else split
     if type(pieces) is not list or not pieces or not all(isinstance(piece, Tensor) for piece in pieces):
         return None

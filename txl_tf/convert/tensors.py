@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from txl_tf.convert.pickles import are_sizes, refusing, shown
+from txl_tf.convert.pickles import are_sizes, raises_file_error, shown
 
-MAX_RATIO = 20  # of a member of a zip archive, unpacked to packed
-MAX_SMALL = 1 << 16  # bytes more, so that a small tensor may be of zeros
+# A member of a zip archive may unpack to MAX_RATIO times its bytes and MAX_SMALL bytes more, because a small tensor of
+# zeros is packed far better than other tensors.
+MAX_RATIO = 20
+MAX_SMALL = 1 << 16
 MAX_HEADER = 10_000_000  # bytes of JSON, which may become 30 times as many in memory
 MAX_RANK = 8
-LFS = b"version https://git-lfs"
+LFS = b"version https://git-lfs"  # the beginning of a pointer of git lfs
 MAX_NUMBERS = 1 << 56  # NumPy counts the bytes of a tensor in 63 bits, and even for an empty one
 DTYPES = {  # NumPy has no bfloat16, which is the upper half of float32
     "F32": "float32", "F16": "float16", "F64": "float64", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -32,16 +34,25 @@ DTYPES = {  # NumPy has no bfloat16, which is the upper half of float32
 
 @dataclasses.dataclass(eq=False)
 class Storage:
-    """`numel` numbers in a file, from byte `offset` on. If they are compressed, as `member` of a zip archive."""
+    """Numbers that follow each other in a file.
+
+    Attributes:
+        path: the file.
+        dtype: name of their dtype, of the values of `DTYPES`.
+        numel: how many numbers there are.
+        offset: the first byte in the file; `None` until the reader has found the storage.
+        member: the member of a zip archive that they are, if they are compressed there.
+    """
 
     path: str
     dtype: str
     numel: int
-    offset: Any = None  # int, when the reader has found the storage in the file
+    offset: Any = None
     member: zipfile.ZipInfo | None = None
 
     @property
     def raw(self) -> np.dtype:
+        """The dtype of the numbers as they are in the file: little-endian, and uint16 for bfloat16."""
         return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).newbyteorder("<")
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -49,8 +60,8 @@ class Storage:
         if start == stop:
             numbers = np.zeros([0], self.raw)
         elif self.member is None:
-            place = self.offset + start * self.raw.itemsize
-            numbers = np.memmap(self.path, self.raw, "r", place, (stop - start,))
+            first_byte = self.offset + start * self.raw.itemsize
+            numbers = np.memmap(self.path, self.raw, "r", first_byte, (stop - start,))
         else:
             numbers = np.frombuffer(unpacked(self.path, self.member, self.offset), self.raw)[start:stop]
         return (numbers.astype(np.uint32) << 16).view(np.float32) if self.dtype == "bfloat16" else numbers
@@ -58,7 +69,11 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A view of a storage: `offset` of the first number, and `stride` of every dimension, both counted in numbers."""
+    """A view of a storage: `offset` of the first number, and `stride` of every dimension, both counted in numbers.
+
+    Raises:
+        ValueError: a value is wrong, or the storage has too few numbers.
+    """
 
     storage: Storage
     offset: int
@@ -83,11 +98,12 @@ class Tensor:
 
     @property
     def size(self) -> int:
+        """How many numbers the tensor has."""
         return math.prod(self.shape)
 
     @property
     def extent(self) -> int:
-        """How many numbers of the storage lie between the first and the last number, both included."""
+        """How many numbers of the storage there are from the tensor's first to its last, both included."""
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)) if self.size else 0
 
     @property
@@ -102,7 +118,7 @@ class Tensor:
 
 
 def row_major(shape: list[int]) -> tuple[int, ...]:
-    """The strides of a tensor whose numbers lie row by row."""
+    """The strides of a tensor whose numbers follow each other row by row."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
@@ -116,9 +132,18 @@ def check_fetched(path: str) -> None:
             raise ValueError("it only points to a file that git lfs has not fetched yet: run git lfs pull")
 
 
-@refusing("a zip archive")
+@raises_file_error("a zip archive")
 def unpacked(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
-    """The data of a member that begins at byte `offset`. Unlike `zipfile`, unpacks at most as much as is declared."""
+    """Returns the data of a member of a zip archive. It unpacks at most the declared size, unlike `zipfile`.
+
+    Args:
+        path: the archive.
+        member: the member.
+        offset: the byte of the archive at which the member's data begins.
+
+    Raises:
+        FileError: the data has another size or checksum than the archive declares.
+    """
     with open(path, "rb") as file:
         file.seek(offset)
         data = file.read(member.compress_size)
@@ -131,7 +156,7 @@ def unpacked(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
 
 
 def check_packed(member: zipfile.ZipInfo) -> None:
-    """Raises ValueError if a member would unpack to far more bytes than it has, or cannot be unpacked."""
+    """Raises ValueError if a member cannot be unpacked, or declares a size far larger than that of its packed bytes."""
     name = shown(member.filename)
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
         raise ValueError(f"the member {name} is encrypted, or packed by another method than deflate")
@@ -140,9 +165,14 @@ def check_packed(member: zipfile.ZipInfo) -> None:
         raise ValueError(f"the member {name} says that {member.compress_size} bytes unpack to {member.file_size}")
 
 
-@refusing("a .safetensors")
+@raises_file_error("a .safetensors")
 def read_safetensors(path: str) -> dict[str, Tensor]:
-    """The tensors of a .safetensors, by name."""
+    """The tensors of a .safetensors, by name.
+
+    Raises:
+        FileError: the header is damaged, or two tensors share bytes of the file.
+        OSError: the file cannot be read.
+    """
     check_fetched(path)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -154,23 +184,38 @@ def read_safetensors(path: str) -> dict[str, Tensor]:
         raise ValueError("the header is no dictionary")
     header.pop("__metadata__", None)
     start = 8 + length
-    places = sorted(_place(path, name, entry, start, size - start) for name, entry in header.items())
-    for (_, end, name, _), (begin, _, other, _) in itertools.pairwise(places):
+    located = sorted(_located_tensor(path, name, entry, start, size - start) for name, entry in header.items())
+    for (_, end, name, _), (begin, _, other, _) in itertools.pairwise(located):
         if begin < end:
             raise ValueError(f"{shown(name)} and {shown(other)} lie in the same bytes")
-    return {name: tensor for _, _, name, tensor in places}
+    return {name: tensor for _, _, name, tensor in located}
 
 
 def unique(pairs: list) -> dict:
     """The pairs of a JSON object as a dictionary. Raises ValueError if a name occurs twice."""
     items = dict(pairs)
     if len(items) < len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name occurs twice")
     return items
 
 
-def _place(path: str, name: str, entry: Any, start: int, n_byte: int) -> tuple[int, int, str, Tensor]:
-    """A tensor, checked: its first byte and its end after the byte `start`, its name, and the tensor itself."""
+def _located_tensor(path: str, name: str, entry: Any, start: int, n_byte: int) -> tuple[int, int, str, Tensor]:
+    """Checks the entry of a tensor in the header of a .safetensors.
+
+    Args:
+        path: the file.
+        name: name of the tensor.
+        entry: its entry.
+        start: the byte at which the data of all tensors begins.
+        n_byte: number of bytes of this data.
+
+    Returns:
+        `(first, end, name, tensor)`: the first byte of the tensor and the byte after its last, both counted from
+        `start`; its name; and the tensor.
+
+    Raises:
+        ValueError: the entry is wrong.
+    """
     entry = entry if type(entry) is dict else {}
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not are_sizes(shape, 1 << 62) or not are_sizes(offsets, n_byte) or len(offsets) != 2 or len(shape) > MAX_RANK:

@@ -23,11 +23,11 @@ from txl_tf.convert.pickles import (
     instance,
     is_text,
     items_with_text_keys,
-    nothing,
-    refusing,
+    raises_file_error,
     set_items,
     shown,
     text,
+    unneeded,
 )
 from txl_tf.convert.tensors import (
     MAX_HEADER,
@@ -42,19 +42,21 @@ from txl_tf.convert.tensors import (
 )
 from txl_tf.errors import ParameterError
 
-PICKLES = (b"\x80", b"(", b"]", b"}", b")", b"c")  # first byte: protocol 2 and later, then containers of 0 and 1
-MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file of torch < 1.6
-VERSION = 1001
+# The first byte of a pickle: in protocol 2 and later, or a container in protocols 0 and 1.
+FIRST_BYTES = (b"\x80", b"(", b"]", b"}", b")", b"c")
+MAGIC = 0x1950A86A20F9469CFC6C  # the number in the first pickle of a file of torch < 1.6
+VERSION = 1001  # the number in its second pickle
 MAX_KEY = 20  # digits of the key of a storage
 MAX_PACKED = 4_000_000  # bytes of a data.pkl that is compressed
-MAX_PARTS = 100_000  # parameters, modules and other attributes of a pickled network, and characters of their names
-MAX_NAME = 200
-NAMES = "no such file is made of"
+MAX_PARTS = 100_000  # parameters, modules and other attributes of a pickled network
+MAX_NAME = 200  # characters of a parameter's name
+MADE_OF = "no such file is made of"  # end of the message about a name that is refused
 
 DTYPES = {  # class of a storage -> dtype
     "Float": "float32", "Half": "float16", "Double": "float64", "BFloat16": "bfloat16", "Long": "int64",
     "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
 }  # fmt: skip
+# Packages of which a file may name every class. Their instances become `Named`.
 PACKAGES = (
     "torch", "transformers", "tokenizers", "sacremoses", "pytorch_transformers", "pytorch_pretrained_bert", "apex",
     "mem_transformer", "proj_adaptive_softmax", "data_utils", "vocabulary", "utils", "numpy", "__main__",
@@ -67,7 +69,7 @@ BUILTINS = (
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-@refusing("a file of PyTorch")
+@raises_file_error("a file of PyTorch")
 def read_torch_file(path: str) -> Any:
     """The contents of a file of `torch.save` (zip, or the format before torch 1.6) or of a pickle.
 
@@ -76,7 +78,7 @@ def read_torch_file(path: str) -> Any:
 
     Raises:
         RefusedError: the file names a class or function of another package. The error names it; it was not called.
-        ValueError: the file is damaged, or none of PyTorch.
+        FileError: the file is damaged, or of another kind.
         OSError: it cannot be read.
     """
     check_fetched(path)
@@ -85,14 +87,19 @@ def read_torch_file(path: str) -> Any:
         file.seek(0)
         if start.startswith(b"PK\x03\x04"):
             return _read_zip(path)
-        if start[:1] not in PICKLES:
+        if start[:1] not in FIRST_BYTES:
             raise ValueError(f"it begins with {shown(start[:20])}, as no file of torch.save and no pickle does")
         return _read_pickles(path, file)
 
 
-@refusing("an index of shards")
+@raises_file_error("an index of shards")
 def read_shards(path: str) -> dict[str, Tensor]:
-    """The tensors of all shards that an index names, by name. The shards are in the folder of the index."""
+    """The tensors of all shards that an index names, by name. The shards are in the folder of the index.
+
+    Raises:
+        FileError: the index or a shard is damaged, or a tensor is not in the shard that the index names.
+        OSError: a file cannot be read.
+    """
     if os.path.getsize(path) > MAX_HEADER:
         raise ValueError(f"it has {os.path.getsize(path)} bytes")
     with open(path, "rb") as file:
@@ -119,9 +126,14 @@ def read_shards(path: str) -> dict[str, Tensor]:
     return all_tensors
 
 
-@refusing("a file of tensors")
+@raises_file_error("a file of tensors")
 def read_tensors(path: str) -> dict[str, Tensor]:
-    """The tensors of a .safetensors, of an index of shards, or of a dictionary or network in another file, by name."""
+    """The tensors of a .safetensors, of the shards of an index, or of a dictionary or network in another file, by name.
+
+    Raises:
+        FileError: the file is damaged, or contains no tensors.
+        OSError: it cannot be read.
+    """
     if path.endswith(".index.json"):
         return read_shards(path)
     return read_safetensors(path) if path.endswith(".safetensors") else named_tensors(read_torch_file(path))
@@ -131,7 +143,7 @@ def read_tensors(path: str) -> dict[str, Tensor]:
 
 
 def _read_zip(path: str) -> Any:
-    """Reads an archive of `<any>/data.pkl` and, for each storage, `<any>/data/<key>`."""
+    """Returns the content of an archive of `<any>/data.pkl` and, for each storage, `<any>/data/<key>`."""
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         members = {member.filename: member for member in archive.infolist()}
         if len(members) < len(archive.infolist()):
@@ -166,7 +178,11 @@ def _read_zip(path: str) -> Any:
 
 
 def _data_at(file: BinaryIO, member: zipfile.ZipInfo) -> int:
-    """The byte at which the data of a member begins: the end of the member's header."""
+    """The byte of the archive at which the data of a member begins: the end of the member's header.
+
+    Raises:
+        ValueError: the member has no header, is cut off, or cannot be unpacked.
+    """
     check_packed(member)
     size = os.fstat(file.fileno()).st_size
     file.seek(min(max(member.header_offset, 0), size))
@@ -180,7 +196,11 @@ def _data_at(file: BinaryIO, member: zipfile.ZipInfo) -> int:
 
 
 def _read_pickles(path: str, file: BinaryIO) -> Any:
-    """Reads a single pickle; or, before torch 1.6, four pickles, a list of keys and the storages in that order."""
+    """Returns the content of a single pickle, or of a file of torch < 1.6.
+
+    A file of torch < 1.6 has five pickles: a number, a version, the system, the content, and the keys of the storages.
+    The storages follow in the order of the keys.
+    """
     bounded = BoundedFile(file)
     unpickler = _TorchUnpickler(bounded, path)
     first = unpickler.load()
@@ -215,11 +235,13 @@ def _read_pickles(path: str, file: BinaryIO) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _StorageClass:
+    """Stands for a class of storages, such as `torch.FloatStorage`."""
+
     dtype: str
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_) -> Tensor:
-    """`torch._utils._rebuild_tensor` and `_rebuild_tensor_v2`."""
+    """Stands for `torch._utils._rebuild_tensor` and `_rebuild_tensor_v2`. The values are from the file."""
     if not isinstance(storage, Storage):
         raise ValueError(f"a tensor of {shown(storage)}")
     if type(shape) not in (list, tuple) or type(stride) not in (list, tuple):
@@ -227,32 +249,33 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_) -> Tensor:
     return Tensor(storage, offset, tuple(shape), tuple(stride))  # lists could still grow in the pickle
 
 
-def _first(value: Any, *_) -> Any:
-    """`torch._utils._rebuild_parameter`, whose first argument is the tensor."""
+def _first_argument(value: Any, *_) -> Any:
+    """Stands for functions and classes whose result is their first argument, such as `_rebuild_parameter`."""
     return value
 
 
-def _call_type(function: Any, kind: Any, arguments: Any, *_) -> Any:
-    """`torch._tensor._rebuild_from_type_v2`: a tensor with attributes."""
-    if function not in (_tensor, _first) or type(arguments) is not tuple:
+def _tensor_of_type(function: Any, kind: Any, arguments: Any, *_) -> Any:
+    """Stands for `torch._tensor._rebuild_from_type_v2`, which makes a tensor with attributes. They are ignored."""
+    if function not in (_tensor, _first_argument) or type(arguments) is not tuple:
         raise ValueError(f"a tensor rebuilt by {shown(function)}")
     return function(*arguments)
 
 
+# The stand-ins of classes and functions, by module and name.
 KNOWN = {
     ("torch._utils", "_rebuild_tensor"): _tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    ("torch._utils", "_rebuild_parameter"): _first,
-    ("torch._utils", "_rebuild_parameter_with_state"): _first,
-    ("torch._tensor", "_rebuild_from_type_v2"): _call_type,
-    ("torch", "Size"): _first,
-    ("collections", "Counter"): nothing,
+    ("torch._utils", "_rebuild_parameter"): _first_argument,
+    ("torch._utils", "_rebuild_parameter_with_state"): _first_argument,
+    ("torch._tensor", "_rebuild_from_type_v2"): _tensor_of_type,
+    ("torch", "Size"): _first_argument,
+    ("collections", "Counter"): unneeded,
     ("argparse", "Namespace"): lambda *_: Named("Namespace"),
-    ("re", "_compile"): nothing,
-    ("_codecs", "encode"): nothing,
+    ("re", "_compile"): unneeded,
+    ("_codecs", "encode"): unneeded,
     ("copy_reg", "_reconstructor"): instance,
     ("copyreg", "_reconstructor"): instance,
-    **{(module, name): nothing for module in ("builtins", "__builtin__") for name in BUILTINS},
+    **{(module, name): unneeded for module in ("builtins", "__builtin__") for name in BUILTINS},
     **{
         (module, f"{name}Storage"): _StorageClass(dtype)
         for module in ("torch", "torch.cuda")
@@ -262,7 +285,7 @@ KNOWN = {
 
 
 class _TorchUnpickler(PlainUnpickler):
-    """Reads one pickle of a file or several, one after the other.
+    """Reads the pickles of a file: each call of `load` reads the next one.
 
     Attributes:
         storages: the storages that the pickles name, by key. The caller sets where they are in the file.
@@ -270,18 +293,20 @@ class _TorchUnpickler(PlainUnpickler):
 
     def __init__(self, file: BoundedFile, path: str):
         own = dict.fromkeys([("collections", "OrderedDict"), ("collections", "defaultdict")], self._dictionary)
-        super().__init__(file, path, KNOWN | own, NAMES, PACKAGES)
+        super().__init__(file, path, KNOWN | own, MADE_OF, PACKAGES)
         self.storages: dict[str, Storage] = {}
         self._n_pair = 0
 
     def load(self) -> Any:
+        """Reads the next pickle. Every pickle has a memo of its own."""
         self.memo.clear()
         return super().load()
 
     def _dictionary(self, *args: Any) -> dict:
-        """An `OrderedDict` or `defaultdict`. Python 2 writes it with its pairs.
+        """Stands for `OrderedDict` and `defaultdict`. Python 2 calls them with a list of pairs.
 
-        A small file can name the same pairs many times, and every dictionary gets a copy. So they are counted.
+        A small file can refer to the same list many times, and every dictionary gets a copy of it. So the pairs of the
+        whole file are counted, and too many raise ValueError.
         """
         pairs = args[0] if args and type(args[0]) in (list, tuple) else []
         self._n_pair += len(pairs)
@@ -294,7 +319,11 @@ class _TorchUnpickler(PlainUnpickler):
         return dictionary
 
     def persistent_load(self, pid: Any) -> Any:
-        """A storage that a pickle of torch.save refers to, or a class, which is saved with its source code."""
+        """Returns what the persistent id `pid` of torch.save stands for.
+
+        It is a storage, or the class of a module, which torch.save stores together with its source code. Every other id
+        raises ValueError.
+        """
         kind, *rest = pid if type(pid) is tuple and pid else (None,)
         kind = text(kind) if is_text(kind) else None
         if kind == "module" and rest:
@@ -316,7 +345,7 @@ class _TorchUnpickler(PlainUnpickler):
 
 
 def named_tensors(content: Any) -> dict[str, Tensor]:
-    """The tensors of a dictionary, or the parameters of a pickled network by the names of its `state_dict`.
+    """The tensors of a dictionary, or the parameters of a pickled network, by the names in its `state_dict`.
 
     Raises:
         ParameterError: it is neither, or the network is too large.
@@ -329,7 +358,7 @@ def named_tensors(content: Any) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     todo = [("", content)]
     n_part = 0
-    while todo:  # not recursive, and bounded: a module may contain itself, or be in many others
+    while todo:  # without recursion and with a limit: a module may contain itself, or be part of many others
         prefix, module = todo.pop()
         attributes = module.attributes
         parameters = members(module, "_parameters")
@@ -354,4 +383,5 @@ def members(module: Named, name: str) -> dict[str, Any]:
 
 
 def is_storage_key(value: Any) -> bool:
+    """Whether `value` can be the key of a storage: text of at most `MAX_KEY` digits."""
     return is_text(value) and len(value) <= MAX_KEY and text(value).isdecimal()

@@ -5,8 +5,9 @@
 
 While a signature computes, new requests for it wait. Then the first of them and all that can be joined with it are
 computed as one batch. Requests can be joined if they have the same arguments, and arrays of the same shapes apart from
-the number of rows. Rows do not affect each other, so a request gets the result that it would get alone, up to rounding
-errors. If a batch fails, its requests are computed one by one, so that each gets its own error.
+the number of rows. Requests to generate text must also have the same largest `max_new_tokens`. Rows do not affect each
+other, so a request gets the result that it would get alone, up to rounding errors. If a batch fails, its requests are
+computed one by one, so that each gets its own error.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.serving.decoder import Busy
 
-AT_ONCE = 2  # signatures that compute at the same time
-# Results that contain the lengths of rows. The other results of the signature are padded to the longest row.
+MAX_COMPUTING = 2  # signatures that compute at the same time
+# Results that contain the lengths of rows. Other results of the same signature are padded to the longest row.
 _LENGTHS = ("lengths", "numbers")
 
 
@@ -37,9 +38,9 @@ class Batcher:
     """Calls signatures for requests that come concurrently, see the module.
 
     Args:
-        signatures: `{name: function}`, of `local_signatures(...).signatures()`.
-        max_rows: most rows of a joined batch.
-        max_waiting: most requests that wait.
+        signatures: `{name: function}`, as `local_signatures(...).signatures()` returns them.
+        max_rows: most rows of a joined batch. A single request may have more.
+        max_waiting: most requests that wait, for all signatures together.
 
     Attributes:
         largest: number of requests in the largest batch so far.
@@ -73,14 +74,14 @@ class Batcher:
         if sum(map(len, self._waiting.values())) >= self.max_waiting:
             raise Busy(f"{self.max_waiting} requests are waiting: try again later")
         result = asyncio.get_running_loop().create_future()
-        self._waiting[name].append(_prepared(name, arrays, result))
+        self._waiting[name].append(_request(name, arrays, result))
         if name not in self._tasks:
-            self._tasks[name] = asyncio.create_task(self._work(name))
+            self._tasks[name] = asyncio.create_task(self._compute_waiting(name))
         return await result
 
-    async def _work(self, name: str) -> None:
-        """Computes the requests for a signature until none waits."""
-        self._compute_slots = self._compute_slots or asyncio.Semaphore(AT_ONCE)
+    async def _compute_waiting(self, name: str) -> None:
+        """Computes the waiting requests for a signature, batch by batch, until none waits."""
+        self._compute_slots = self._compute_slots or asyncio.Semaphore(MAX_COMPUTING)
         waiting = self._waiting[name]
         while waiting:
             async with self._compute_slots:
@@ -91,8 +92,11 @@ class Batcher:
         del self._tasks[name]
 
     def _next_batch(self, waiting: collections.deque[_Request]) -> list[_Request]:
-        """Takes the first request, and all others that can be joined with it."""
-        while waiting and waiting[0].result.cancelled():  # the client has closed the connection
+        """Removes from `waiting` the first request and all that can be joined with it, and returns them.
+
+        Skips requests whose client has closed the connection. The list is empty if no other request waits.
+        """
+        while waiting and waiting[0].result.cancelled():
             waiting.popleft()
         if not waiting:
             return []
@@ -104,13 +108,16 @@ class Batcher:
         for request in list(waiting):
             has_room = request.rows is not None and rows + request.rows <= self.max_rows
             if has_room and request.key == first.key and not request.result.cancelled():
-                rows += request.rows or 0
+                rows += request.rows or 0  # never `None` here, which a type checker cannot see
                 batch.append(request)
                 waiting.remove(request)
         return batch
 
     async def _answer(self, name: str, batch: list[_Request]) -> None:
-        """Computes a batch, and sets the result or the error of each request."""
+        """Computes a batch, and sets the result of each request. If that fails, computes each request alone.
+
+        A request that fails alone gets the error.
+        """
         try:
             results = await asyncio.to_thread(self._compute, name, batch)
         except Exception as error:  # every kind of error is handed to the caller
@@ -125,7 +132,7 @@ class Batcher:
                 request.result.set_result(result)
 
     def _compute(self, name: str, batch: list[_Request]) -> list[dict[str, np.ndarray]]:
-        """Returns the results of each request of a batch."""
+        """Calls the signature for a batch, and returns the results of each request."""
         arrays = batch[0].arrays
         if len(batch) > 1:
             arrays = {key: np.concatenate([request.arrays[key] for request in batch]) for key in arrays}
@@ -139,7 +146,7 @@ class Batcher:
 
 
 def _check_shapes(signature: Any, arrays: dict[str, np.ndarray]) -> None:
-    """Raises ParameterError for an array of another shape than the signature takes.
+    """Raises ParameterError if an array has a shape that the signature does not take.
 
     In TensorFlow 2.21, a call with such an array would block all later calls.
     """
@@ -151,27 +158,39 @@ def _check_shapes(signature: Any, arrays: dict[str, np.ndarray]) -> None:
             raise ParameterError(spec.name, array.shape, f"of the shape [{sizes}]", message)
 
 
-def _prepared(name: str, arrays: dict[str, np.ndarray], result: asyncio.Future) -> _Request:
-    """Makes a request. An array with one row, which stands for all rows, is repeated for each row of the request."""
+def _request(name: str, arrays: dict[str, np.ndarray], result: asyncio.Future) -> _Request:
+    """Makes a request, which can be joined with others if possible.
+
+    In a request that can be joined, an array with one row, which stands for all rows, is repeated for each row.
+
+    Args:
+        name: name of the signature.
+        arrays: `{argument: array}`.
+        result: gets the results.
+    """
     sizes = {array.shape[0] if array.ndim else -1 for array in arrays.values()}
     rows = max(sizes, default=0)
-    # `initial_state` makes as many rows as its argument says. Requests with other numbers of rows are wrong: computed
-    # alone, they get their own error.
+    # `initial_state` makes as many rows as its argument says, so its requests are not joined. Arrays with neither 1 nor
+    # `rows` rows are wrong: computed alone, the request gets its own error.
     if name == "initial_state" or rows < 1 or not sizes <= {1, rows}:
         return _Request(arrays, None, None, result)
-    arrays = {key: np.repeat(array, rows, 0) if len(array) < rows else array for key, array in arrays.items()}
-    key = [(key, array.dtype.str if array.dtype != object else "", array.shape[1:]) for key, array in arrays.items()]
+    arrays = {argument: np.repeat(x, rows, 0) if len(x) < rows else x for argument, x in arrays.items()}
+    kinds = [(argument, x.dtype.str if x.dtype != object else "", x.shape[1:]) for argument, x in arrays.items()]
     # The largest of these numbers decide the shapes of the results, so only requests with equal ones are joined.
-    largest = [arrays[key].max() for key in ("num_return_sequences", "max_new_tokens") if key in arrays]
-    largest = largest if name in ("generate", "generate_texts") else []
-    return _Request(arrays, rows, (sorted(key), largest), result)
+    largest = []
+    if name in ("generate", "generate_texts"):
+        largest = [arrays[option].max() for option in ("num_return_sequences", "max_new_tokens") if option in arrays]
+    return _Request(arrays, rows, (sorted(kinds), largest), result)
 
 
 def _trimmed(name: str, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Removes the padding that a request has only because of longer rows of other requests in the batch."""
+    """Removes the padding that a request has only because of longer rows of other requests in the batch.
+
+    Results of `generate` have none: all requests of a batch have equally long rows.
+    """
     lengths = next((results[key] for key in _LENGTHS if key in results), None)
     if lengths is None or name == "generate":
         return results
     longest = int(lengths.max(initial=0))
-    axis = lengths.ndim  # of the elements of a row, in the padded results
+    axis = lengths.ndim  # the axis of the elements of a row, in results that are padded
     return {key: x.take(range(longest), axis) if x.ndim > axis else x for key, x in results.items()}

@@ -6,8 +6,8 @@
     decoder.close()
 
 A thread generates `PIECE` tokens of all texts in the batch at a time. Between two pieces, texts that have ended leave,
-and waiting ones join: their prompts are read together, as one batch. The tokens of a text are those of `lm.generate`
-with the same prompt and seed, up to rounding errors that depend on the number of rows.
+and waiting texts join. The prompts of those that join are read together, as one batch. The tokens of a text are those
+of `lm.generate` with the same prompt and seed, up to rounding errors that depend on the number of rows.
 
 Shapes:
     B: texts in the batch      n: tokens of the longest prompt      K: tokens of a piece      N: n_token      E: d_model
@@ -36,7 +36,7 @@ from txl_tf.language.sampling import NEVER, History, Sampling, no_history, remem
 from txl_tf.language.stopping import no_stops
 
 PIECE = 8  # tokens that are generated before texts can join or leave
-POSITIONS = 64  # of a prompt whose log-probabilities are computed at a time
+POSITIONS = 64  # positions of a prompt whose log-probabilities are computed at a time
 
 
 class Busy(RuntimeError):
@@ -44,11 +44,13 @@ class Busy(RuntimeError):
 
 
 class Alternatives(NamedTuple):
-    """How likely tokens were, in nats, without temperature and other options.
+    """The log-probabilities of tokens and of the most likely tokens in their place, in nats.
+
+    The options of sampling, such as the temperature, do not change them.
 
     Attributes:
         log_probs: float32 `[K]`, of the tokens themselves.
-        top_ids, top_log_probs: int32 and float32 `[K, n]`, the n most likely tokens in each place.
+        top_ids, top_log_probs: int32 and float32 `[K, top_n]`, the most likely tokens in the place of each.
     """
 
     log_probs: np.ndarray
@@ -61,7 +63,7 @@ class Piece(NamedTuple):
 
     Attributes:
         tokens: list of ids.
-        alternatives: of these tokens; `None` unless the job asks for them.
+        alternatives: those of these tokens; `None` unless the job asks for them.
         done: whether the text has ended.
         stopped: whether it ended at the stop token, which is the last of the tokens.
         error: the exception that ended the text, if one did.
@@ -87,7 +89,9 @@ class Job:
             stands for all tokens.
 
     Attributes:
-        cancelled: set it to True, in any thread, to end the text early. No piece comes any more.
+        cancelled: set it to True, in any thread, to end the text before its last token. The decoder then delivers no
+            further tokens. The decoder itself sets it when the text has ended.
+        written: number of tokens that have been generated.
     """
 
     prompt: np.ndarray
@@ -114,7 +118,7 @@ class Decoder:
         max_rows: most texts in the batch.
         max_waiting: most texts that wait for a place in it.
         max_read: most tokens of prompts, with their padding, that are read together. A single prompt may be longer.
-        top_n: number of `alternatives` in each place.
+        top_n: number of most likely tokens in `Alternatives`.
 
     Attributes:
         largest: largest number of texts that were in the batch so far.
@@ -144,7 +148,7 @@ class Decoder:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Accepts a job, and returns at once.
+        """Puts a job into the queue, and returns at once.
 
         Raises:
             Busy: `max_waiting` jobs are waiting.
@@ -160,7 +164,11 @@ class Decoder:
         self._thread.join()
 
     def alternatives(self, tokens: np.ndarray) -> Alternatives:
-        """How likely each token of a text was, from the second one on: K is the number of tokens minus 1."""
+        """The `Alternatives` of the tokens of a text from the second one on.
+
+        Args:
+            tokens: int `[n]`, n at least 2. K is n - 1.
+        """
         hidden = self._read(tf.constant(tokens[None, :-1], tf.int32))
         starts = range(0, len(tokens) - 1, POSITIONS)
         labels = tf.constant(tokens[1:], tf.int32)
@@ -170,22 +178,23 @@ class Decoder:
     # -------------------------------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
+        """The thread: generates until `close` is called. An error ends the texts in the batch, not the thread."""
         while not self._closed:
             try:
                 self._admit()
                 if self._jobs:
                     self._write_piece()
-            except Exception as error:  # of any kind: a failure must reach those who wait, and not end the thread
+            except Exception as error:  # every kind of error must reach those who wait
                 self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Ends all texts in the batch."""
+        """Ends all texts in the batch, and delivers the error to each job."""
         jobs, self._jobs, self._text = self._jobs, [], None
         for job in jobs:
             job.deliver(Piece([], done=True, error=error))
 
     def _admit(self) -> None:
-        """Lets waiting jobs join. Waits for one if the batch is empty."""
+        """Lets waiting jobs join the batch, and reads their prompts. Waits for a job if the batch is empty."""
         while not self._arrived.empty() or not (self._jobs or self._waiting or self._closed):
             job = self._arrived.get()
             if job is not None:
@@ -200,18 +209,17 @@ class Decoder:
         if not new:
             return
         lengths = np.array([len(job.prompt) for job in new], np.int32)
-        jobs, self._jobs = self._jobs, [*self._jobs, *new]  # with the new ones: all of them fail together
+        self._jobs = [*self._jobs, *new]  # before the prompts are read: an error must reach the new jobs, too
         text = self._start(tf.constant(padded([job.prompt for job in new]), tf.int32), tf.constant(lengths))
         self._text = text if self._text is None else self._join(self._text, text)
-        self.largest = max(self.largest, len(jobs) + len(new))
+        self.largest = max(self.largest, len(self._jobs))
 
     def _write_piece(self) -> None:
         """Generates the next tokens of all texts, delivers them, and removes texts that have ended."""
         jobs = self._jobs
-        sampling = Sampling(
-            *(tf.constant([getattr(job, name) for job in jobs], tf.float32) if name in _FLOATS
-              else tf.constant([getattr(job, name) for job in jobs], tf.int32) for name in _OPTIONS)
-        )  # fmt: skip
+        dtypes = [tf.float32 if name in _FLOATS else tf.int32 for name in _OPTIONS]
+        options = zip(_OPTIONS, dtypes, strict=True)
+        sampling = Sampling(*(tf.constant([getattr(job, name) for job in jobs], dtype) for name, dtype in options))
         limits = np.array([min(PIECE, job.max_new_tokens - job.written) for job in jobs], np.int32)
         first = tf.constant([job.written for job in jobs], tf.int32)
         with_alternatives = any(job.with_alternatives for job in jobs)
@@ -237,7 +245,7 @@ class Decoder:
     # -------------------------------------------------------------------------------------------------- the graphs
 
     def _make_graphs(self) -> None:
-        """Makes a graph of each function of tensors, for any number of rows."""
+        """Makes the graphs that the thread and `alternatives` call, each for any number of rows."""
         ints: Any = tf.TensorSpec([None], tf.int32)
         floats: Any = tf.TensorSpec([None], tf.float32)
         table: Any = tf.TensorSpec([None, None], tf.int32)
@@ -253,32 +261,47 @@ class Decoder:
         self._join = graph(self._joined, text, text)
         self._keep = graph(_rows_of, text, ints)
         piece = (text, ints, ints, sampling)
-        self._write = graph(functools.partial(self._written, False), *piece)
-        self._write_with_alternatives = graph(functools.partial(self._written, True), *piece)
+        self._write = graph(functools.partial(self._next_piece, False), *piece)
+        self._write_with_alternatives = graph(functools.partial(self._next_piece, True), *piece)
         self._read = graph(self._all_hidden, tf.TensorSpec([1, None], tf.int32))
-        self._alternatives = graph(self._found, hidden, ints)
+        self._alternatives = graph(self._alternatives_of, hidden, ints)
 
     def _first_state(self, prompt: Tensor, lengths: Tensor) -> TextState:
-        """The state after prompts `[B, n]`."""
+        """The state after prompts `[B, n]` of the given lengths `[B]`."""
         hidden, state = self._cache.read_prompt(prompt, lengths)
         history = remember_segment(no_history(tf.shape(prompt)[0], self.lm.network.n_token), prompt, lengths)
         return TextState(hidden, state, history)
 
     def _joined(self, one: TextState, other: TextState) -> TextState:
-        """The rows of both states."""
+        """The state with the rows of both states."""
         one, other = (self._aligned(text) for text in (one, other))
         return tf.nest.map_structure(lambda a, b: tf.concat([a, b], 0) if a.shape.rank else a, one, other)
 
     def _aligned(self, text: TextState) -> TextState:
-        """The same state with what all rows share as in every other aligned state."""
+        """The same state, in a form in which states can be joined.
+
+        All rows share the time of the history, and the position in the rings of the cache. Both are 0 in every aligned
+        state; the tensors of the rows change accordingly.
+        """
         last_seen, time = text.history
         history = History(tf.maximum(last_seen - time, NEVER), tf.zeros_like(time))
         return text._replace(state=self._cache.aligned(text.state), history=history)
 
-    def _written(
+    def _next_piece(
         self, with_alternatives: bool, text: TextState, first: Tensor, limits: Tensor, sampling: Sampling
     ) -> tuple[Tensor, Tensor, Any, TextState]:
-        """The next tokens of every row: `(tokens [B, K], lengths [B], alternatives [B, K, ...], state)`."""
+        """Generates up to K tokens of every row.
+
+        Args:
+            with_alternatives: whether to compute the arrays of `Alternatives`.
+            text: the state of the texts.
+            first: int32 `[B]`, how many tokens of each text were generated before.
+            limits: int32 `[B]`, most new tokens of each.
+            sampling: the options, each `[B]`.
+
+        Returns:
+            `(tokens [B, K], lengths [B], alternatives [B, K, ...], state)`. Without `with_alternatives`, their K is 0.
+        """
         (batch,) = tf.unstack(tf.shape(limits))
         rows = tf.range(batch)
         uniform = uniform_draws(sampling.seeds, first, PIECE)
@@ -293,7 +316,7 @@ class Decoder:
             text, tables = state
             token, new_text = next_token(self.lm, self._cache, self._precomputed, text, uniform[i], sampling)
             if with_alternatives:
-                found = self._found(text.hidden, token)
+                found = self._alternatives_of(text.hidden, token)
                 tables = tuple(with_column(table, rows, i, x) for table, x in zip(tables, found, strict=True))
             return token, (new_text, tables)
 
@@ -301,7 +324,7 @@ class Decoder:
         text, tables = written.state
         return written.tokens, written.lengths, tables, text
 
-    def _found(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _alternatives_of(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The arrays of `Alternatives` for labels `[B]` after hidden states `[B, E]`."""
         log_probs = tf.cast(self.lm.log_probs_of(hidden[:, None])[:, 0], tf.float32)
         top = tf.math.top_k(log_probs, self.top_n)
@@ -317,10 +340,10 @@ _OPTIONS = tuple("seed" if name == "seeds" else name for name in Sampling._field
 
 
 def _any_rows(tensor: Tensor) -> Any:
-    """The spec of a tensor of any number of rows; all rows share a scalar."""
+    """The spec of a tensor with any number of rows. A scalar, which all rows share, has none."""
     return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)
 
 
 def _rows_of(text: TextState, rows: Tensor) -> TextState:
-    """These rows of a state."""
+    """The state with only the rows of these indices, int32 `[any]`."""
     return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows) if tensor.shape.rank else tensor, text)

@@ -6,13 +6,13 @@
     state = served.initial_state(2)["state"]
     served.score(tokens, labels, state)                                 # {"nll": ..., "state": ...}
 
-The memory is an argument and a result, so that a server keeps nothing between requests: the next request continues the
-text with the memory that a request returned. It is one float32 tensor `state` `[B, L, 2, H, M, D]`, keys and values in
-the order of time; of the vanilla language model it is its window, `[B, X]`. Every argument and every result has the
-batch first. Rows do not see each other, so that a batch can have rows of different sessions.
+The memory is an argument and a result, so that a server keeps nothing between requests: to continue a text, a request
+passes on the memory that the last answer returned. For most models it is one float32 tensor `state`
+`[B, L, 2, H, M, D]`, keys and values in the order of time; other forms are in state.py. Every argument and every result
+has the batch first. Rows do not see each other, so that a batch can have rows of different sessions.
 
 Shapes:
-    B: batch      L: n_layer      H: n_head      M: mem_len      D: d_head      X: numbers of a window
+    B: batch      L: n_layer      H: n_head      M: mem_len      D: d_head
 """
 
 from __future__ import annotations
@@ -84,9 +84,11 @@ def export_saved_model(
         weights: type in which the weights are stored, "float32", "float16" or "bfloat16". The model computes in the
             dtype of `lm`. The numbers in requests and answers are float32, also those of a float64 model.
         top_n: number of tokens that `next` returns, by default 10, at most as many as the vocabulary has.
-        max_tokens: most tokens of a row of a request, and most new ones; by default 4096, `max_len` or `max_seq_len`.
+        max_tokens: most tokens of a row of a request, and most new ones. The default is 4096 for a language model,
+            `max_len` for a `Transformer`, and `max_seq_len` for a `Tagger`.
         max_rows: most rows of a request; by default as many as fit 512 MiB with one token each, see docs/serving.md.
-        start_token: id that stands for an empty prompt; by default that of the end of a document, or of a line, or 0.
+        start_token: id that an empty prompt continues. The default is the id of the end of a document or, if there is
+            none, of a line; without either, 0.
         search: for a `Transformer`: `beam_size`, `n_best`, `length_penalty`, `max_new_tokens`, `allow_special`. By
             default the search is greedy, up to the lengths that the model has from its training (`target_lengths`).
         suppress_tokens: for a `Transformer`, ids that no target may contain. By default those of `<s>` and, with
@@ -122,7 +124,7 @@ def local_signatures(
     max_rows: int | None = None,
     search: dict | None = None,
 ) -> StoredModel:
-    """The signatures of `export_saved_model` in this process, without a file: for a server in Python.
+    """Makes the signatures of `export_saved_model` in this process, for a server in Python. It writes no SavedModel.
 
     Args: see `export_saved_model`.
 
@@ -138,12 +140,25 @@ def local_signatures(
 
 
 def _prepared(
-    lm: Any, target: str, vocab: Any, options: dict[str, Any], weights: str, max_tokens: int | None,
+    lm: Any, shown_as: str, vocab: Any, options: dict[str, Any], weights: str, max_tokens: int | None,
     max_rows: int | None,
 ) -> tuple[Served, Callable[..., StoredModel]]:  # fmt: skip
-    """How a model is served, and a function that makes its `StoredModel` for the tables of its vocabularies."""
+    """Checks the options of a model that is to be served.
+
+    Args:
+        lm, vocab, weights, max_tokens, max_rows: see `export_saved_model`.
+        shown_as: the name of the export in log messages.
+        options: the options that only some models have, `{name: value}`. `None` counts as not given.
+
+    Returns:
+        `(served, make)`: how the model is served, and a function that makes its `StoredModel` from the tables of its
+        vocabularies. Vocabularies that no graph can use are left out of `served`.
+
+    Raises:
+        ParameterError: an option is out of its range or of no use for the model.
+    """
     served = served_model(lm, vocab, options)
-    if not _can_serve_text(target, served.vocabs):
+    if not _can_serve_text(shown_as, served.vocabs):
         served = served._replace(vocabs={})
     max_tokens = (served.longest or 4096) if max_tokens is None else max_tokens
     check_integer("max_tokens", max_tokens, 1, served.longest or 2**31 - 1)
@@ -155,7 +170,7 @@ def _prepared(
 
 
 def _tables(served: Served, folder: str) -> dict[str, Any]:
-    """`{name: table}` of the vocabularies, whose files are written to `folder`."""
+    """Writes the vocabularies to files in `folder`, and returns `{name: table}`. The tables refer to these files."""
     tables = {}
     for name, vocab in served.vocabs.items():
         path = os.path.join(folder, vocab_file(name, vocab.level))
@@ -164,23 +179,33 @@ def _tables(served: Served, folder: str) -> dict[str, Any]:
     return tables
 
 
-def _can_serve_text(directory: str | os.PathLike, vocabs: dict[str, Vocab]) -> bool:
-    """Whether the graph can read text with the vocabularies. For subwords, logs what the export or a user needs."""
+def _can_serve_text(shown_as: str, vocabs: dict[str, Vocab]) -> bool:
+    """Whether a graph can read text with the vocabularies. For subwords, logs why not, or what the user needs.
+
+    `shown_as` is the name of the export in these messages.
+    """
     if not any(vocab.level == "subword" for vocab in vocabs.values()):
         return True
     if any(isinstance(vocab, SubwordVocab) and vocab.is_tokenizer for vocab in vocabs.values()):
-        logger.warning("%s takes ids and no text: no graph can run a tokenizer.json", directory)
+        logger.warning("%s takes ids and no text: no graph can run a tokenizer.json", shown_as)
         return False
     if has_tensorflow_text():
         message = "%s: to load this model in Python, import tensorflow_text first; TensorFlow Serving contains it"
-        logger.info(message, directory)
+        logger.info(message, shown_as)
         return True
-    logger.warning("%s takes ids and no text: text needs pip install tensorflow-text", directory)
+    logger.warning("%s takes ids and no text: text needs pip install tensorflow-text", shown_as)
     return False
 
 
 def _write(make: Callable[..., StoredModel], directory: str, served: Served, warmup: bool | None) -> None:
-    """Writes the model that `make` returns for the tables of the vocabularies."""
+    """Writes a SavedModel. After an error, `directory` is as before.
+
+    Args:
+        make: function of the tables of the vocabularies that returns the model.
+        directory: a new or empty folder.
+        served: contains the vocabularies.
+        warmup: see `export_saved_model`.
+    """
     has_serving_api = is_installed("tensorflow_serving")
     if warmup and not has_serving_api:
         message = "warmup=True needs tensorflow-serving-api, which is not installed: pip install it"
@@ -189,11 +214,12 @@ def _write(make: Callable[..., StoredModel], directory: str, served: Served, war
     temporary = f"{directory.rstrip('/')}.{os.getpid()}.tmp"  # a server that watches the folder ignores such a name
     if not is_remote(directory):
         remove_leftovers(os.path.dirname(temporary) or ".", os.path.basename(directory.rstrip("/")))
-    remove(temporary)  # a killed process with the same number may have left it
+    remove(temporary)  # a killed process with the same id may have left it
     with tempfile.TemporaryDirectory() as folder, naming_write_errors(directory), removed_on_error(temporary):
         stored = make(_tables(served, folder))
         signatures = stored.signatures()
-        for name, function in signatures.items():  # in Python, functions have default values, and signatures have none
+        # In Python, these functions have default values for their arguments. The signatures of a SavedModel have none.
+        for name, function in signatures.items():
             setattr(stored.resources, name, function)
         tf.saved_model.save(stored.resources, temporary, signatures=signatures)
         if warmup or (warmup is None and has_serving_api):
@@ -218,7 +244,7 @@ def write_warmup(folder: str, signatures: dict[str, Any], values: dict[str, Any]
     Args:
         folder: folder of the file.
         signatures: `{name: graph}`.
-        values: `{argument: value}`, the value of all elements of an argument. Other arguments are 0.
+        values: `{argument: value}`, the value of all elements of an argument. Those of other arguments are zero.
     """
     # An extra, and slow to import. Type checkers do not see its classes, which are made at the import.
     from tensorflow_serving.apis import predict_pb2, prediction_log_pb2

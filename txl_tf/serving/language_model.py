@@ -1,7 +1,7 @@
 """The signatures of a served language model.
 
 Shapes:
-    B: batch      T: tokens of a request      n: top_n, or sequences of a prompt
+    B: batch      T: tokens of a request      n: top_n of `next`, or sequences of a prompt
     N: tokens of the longest row of a result      S: stop strings      L: tokens of the longest one
 """
 
@@ -34,32 +34,36 @@ from txl_tf.serving.writing import (
     DEFAULTS,
     NUMBER,
     OPTIONS,
-    WRITTEN,
+    WRITE_SPECS,
     checked_options,
     stops_of_ids,
     stops_of_text,
     write,
 )
 
-TOKEN_BYTES = 48  # about how many bytes `sample` takes for each token of the vocabulary: scores and history
+TOKEN_BYTES = 48  # about how many bytes sampling takes for each token of the vocabulary: scores and history
 NEW_TOKEN_BYTES = 512  # about how many bytes the random numbers of a new token take
 
 
 def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """The largest request to a language model, by the arrays that a row of tokens takes."""
+    """The largest request to a language model. Its size is an estimate of the arrays that its rows take.
+
+    A row takes a fixed part (memory or window, scores of the vocabulary), and a part for every token that is read or
+    written.
+    """
     network = lm.network
     first, *later = lm.softmax.bin_sizes
     # A network without attention has neither heads nor feed-forward nets.
     n_head, d_head, d_inner = (getattr(network, name, 0) for name in ("n_head", "d_head", "d_inner"))
     inner = 3 * d_inner if getattr(network, "activation", None) == "swiglu" else 2 * d_inner
-    keys_and_values = 4 * network.n_layer * 2 * n_head * d_head  # of a position
-    logits = first + len(later) + max(later, default=0)
+    keys_and_values = 4 * network.n_layer * 2 * n_head * d_head  # bytes of a position
+    logits = first + len(later) + max(later, default=0)  # numbers: the first cluster, and the largest later one
     positions = network.mem_len + (lm.context_len if lm.has_window else 0)
-    fresh = positions * keys_and_values + TOKEN_BYTES * network.n_token
+    fixed = positions * keys_and_values + TOKEN_BYTES * network.n_token
     token_bytes = keys_and_values + 4 * (logits + inner)
 
     def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:
-        return fresh + tokens * token_bytes + new_tokens * NEW_TOKEN_BYTES
+        return fixed + tokens * token_bytes + new_tokens * NEW_TOKEN_BYTES
 
     return RequestLimits(row_bytes, max_rows, max_tokens)
 
@@ -74,7 +78,10 @@ def served_language_model(
         lm: the language model.
         vocab: its vocabulary; `None` for ids alone.
         top_n: number of tokens that `next` returns, see `export_saved_model`.
-        start_token: the token that an empty prompt continues. `None`: that of the vocabulary or, without one, 0.
+        start_token: the token that an empty prompt continues. `None`: `vocab.start_id` or, without a vocabulary, 0.
+
+    Raises:
+        ParameterError: a number is out of range, or the vocabulary has another size than the model.
     """
     n_token = lm.network.n_token
     if start_token is None:
@@ -101,18 +108,19 @@ class LanguageModelSignatures(StoredModel):
 
     "sampling" stands for max_new_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty and
     repetition_window. These, `num_return_sequences`, `stop` and `stop_ids` have default values, which a server uses if
-    a request leaves them out. A single row of them stands for all rows. By default, a model of documents stops at the
-    end of a document.
+    a request leaves them out. One row of such an argument stands for all rows of the request. By default, a model whose
+    vocabulary has a symbol for the end of documents stops there.
 
-    Ids and numbers are int32; nll and log-probabilities are float32, nats. `generate` does what `lm.generate` does, row
-    by row, with zeros after `lengths`; a `top_k` of 0 stands for all tokens. A row of length 0 continues `start_token`,
-    which is not part of the result. The first of the `sequences` of a row is `tokens`; sequences that it did not ask
-    for have length 0. Stop strings are filled up with "", their ids with -1. A text ends with its stop string.
+    Ids and numbers are int32; nll and log-probabilities are float32, in nats. `generate` does what `lm.generate` does,
+    row by row. Its results have zeros after `lengths`. A `top_k` of 0 stands for all tokens. A row of length 0
+    continues `start_token`, which is not part of the result. The first of the `sequences` of a row is `tokens`. If a
+    row asks for fewer sequences than another one, its other sequences have length 0. The lists of stop strings are
+    padded with "", and their ids with -1. A text ends with its stop string.
 
-    The first token of `score_text` has no prediction, and its nll is 0. In `score_lines`, the ids of `line_start_ids`
-    come before it, and the end of the line counts if the vocabulary has one. Strings are bytes. At byte level, where
-    they need not be UTF-8, the results are called `text_bytes`, `texts_bytes` and `symbols_bytes`, which makes
-    TensorFlow Serving encode them in base64.
+    No token comes before the first token of `score_text`, so its nll is 0. `score_lines` puts the ids of
+    `line_start_ids` before each line. It also scores the end of the line if the vocabulary has a token for it. Strings
+    are bytes. At byte level, where they need not be UTF-8, the results are called `text_bytes`, `texts_bytes` and
+    `symbols_bytes`, which makes TensorFlow Serving encode them in base64.
 
     Args:
         lm: the language model.
@@ -142,7 +150,7 @@ class LanguageModelSignatures(StoredModel):
         state = tf.TensorSpec([None, *self.state.shape])
         self.specs = (table, state)
         self._read = self.shared(self.state.read, table, state)
-        self._write = self.shared(functools.partial(write, lm, start_token), *WRITTEN)
+        self._write = self.shared(functools.partial(write, lm, start_token), *WRITE_SPECS)
         self._nll_of_texts = self.shared(self._next_nll, table)
 
     warmup_values = {
@@ -158,7 +166,7 @@ class LanguageModelSignatures(StoredModel):
     }
 
     def signatures(self) -> dict[str, Any]:
-        """The graphs of the signatures by their names. Those that take text need a vocabulary."""
+        """The graphs of the signatures by their names. Without a vocabulary, signatures that take text are left out."""
         tokens, state = self.specs
         lengths = tf.TensorSpec([None], tf.int32)
         stop_ids = tf.TensorSpec([None, None, None], tf.int32)
@@ -199,14 +207,14 @@ class LanguageModelSignatures(StoredModel):
         """The nll of each of the `labels`, `[B, T]`, and the state after the `tokens`. Labels are the next tokens."""
         labels_have_shape = same_shape("labels", labels, "tokens", tokens)
         known_labels = in_vocabulary("labels", labels, self.lm.network.n_token)
-        checks = [*self._segment_checks(tokens, state, labels_have_shape), known_labels]
+        checks = [*self._checks_of_segment(tokens, state, labels_have_shape), known_labels]
         tokens, labels, state = checked(checks, tokens, labels, state)
         hidden, state = self._read(tokens, state)
         return {"nll": self._nll(hidden, labels), "state": state}
 
     def next(self, tokens: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The `top_n` most likely tokens after the `tokens` of each row, `[B, n]`, and the state after them."""
-        tokens, state = checked(self._segment_checks(tokens, state), tokens, state)
+        """The `top_n` most likely tokens after the `tokens` of each row, `[B, n]`, and the state after `tokens`."""
+        tokens, state = checked(self._checks_of_segment(tokens, state), tokens, state)
         hidden, state = tf.cond(
             tf.shape(tokens)[1] == 1,
             lambda: self.state.read_token(tokens, state),
@@ -222,8 +230,8 @@ class LanguageModelSignatures(StoredModel):
         """Continues prompts of ids.
 
         Returns:
-            The ids of the prompts with their continuations. Of all samples: `sequences` `[B, n, N]` and
-            `sequence_lengths` `[B, n]`. Of the first sample of each row: `tokens` `[B, N]` and `lengths` `[B]`.
+            The ids of the prompts with their continuations. `sequences` `[B, n, N]` and `sequence_lengths` `[B, n]`
+            are those of all samples; `tokens` `[B, N]` and `lengths` `[B]` are those of the first sample of each row.
         """
         stops = stops_of_ids(stop_ids, tf.shape(tokens)[0], self.lm.network.n_token)
         texts = self._write(*checked_options(self.limits, "tokens", tokens, lengths, options), stops)
@@ -233,13 +241,14 @@ class LanguageModelSignatures(StoredModel):
     # -------------------------------------------------------------------------------------------------------- text
 
     def score_text(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The nll of every token of whole texts."""
+        """The nll of every token of texts, 0 for the first; the tokens as strings; and their number."""
         return self._scores(*self._encode(text), [])
 
     def score_lines(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The nll of every token of single lines, which may end with a newline.
+        """The results of `score_text` for single lines. A line may end with a newline or not: the results are the same.
 
-        Each line is scored with the token of its end, if the vocabulary has one, after the tokens of `line_start_ids`.
+        If the vocabulary has a token for the end of a line, this token is scored, too. The tokens of `line_start_ids`
+        come before the line, and have no results.
         """
         vocab = self.text.vocab
         text = read_text(vocab, text)
@@ -250,28 +259,29 @@ class LanguageModelSignatures(StoredModel):
         return self._scores(*self._encode(line), line_start_ids(vocab))
 
     def _scores(self, ids: tf.Tensor, lengths: tf.Tensor, start: list[int]) -> dict[str, tf.Tensor]:
-        """The scores of texts `[B, N]` with these lengths, after the tokens `start`."""
+        """The results of `score_text` for texts of ids `[B, N]` and lengths `[B]`, each read after the ids `start`."""
         batch, n = tf.unstack(tf.shape(ids))
         tokens = tf.concat([tf.tile(tf.constant([start], tf.int32), [batch, 1]), ids], 1)
         n_missing = tf.maximum(2 - len(start) - n, 0)  # there must be a token to read and one to predict
         nll = self._nll_of_texts(tf.pad(tokens, [[0, 0], [0, n_missing]]))[:, len(start) :][:, :n]
         inside = tf.sequence_mask(lengths, n)
         symbols = tf.where(inside, self.text.spell(ids), "")
-        return {"nll": tf.where(inside, nll, 0), self._named("symbols"): symbols, "lengths": lengths}
+        return {"nll": tf.where(inside, nll, 0), self._string_result("symbols"): symbols, "lengths": lengths}
 
     def generate_text(self, **arguments: tf.Tensor) -> dict[str, tf.Tensor]:
         """Each text with one continuation, strings `[B]`."""
         one = {"num_return_sequences": tf.constant(DEFAULTS["num_return_sequences"])}
-        return {self._named("text"): tf.reshape(self._texts(**arguments, **one), [-1])}
+        return {self._string_result("text"): tf.reshape(self._texts(**arguments, **one), [-1])}
 
     def generate_texts(self, **arguments: tf.Tensor) -> dict[str, tf.Tensor]:
         """Each text with each of its `num_return_sequences` continuations, strings `[B, n]`."""
-        return {self._named("texts"): self._texts(**arguments)}
+        return {self._string_result("texts"): self._texts(**arguments)}
 
     def _texts(self, text: tf.Tensor, stop: tf.Tensor, **options: tf.Tensor) -> tf.Tensor:
         """Prompts with their continuations, strings `[B, n]`.
 
-        A row may ask for fewer than n: its other strings are "". A text that was ended by a stop string ends with it.
+        If a row asks for fewer than n continuations, its other strings are "". A text that was ended by a stop string
+        ends with this string.
         """
         stops = stops_of_text(stop, tf.shape(text)[0], self.text)
         texts = self._write(*checked_options(self.limits, "text", *self._encode(text), options), stops)
@@ -286,19 +296,20 @@ class LanguageModelSignatures(StoredModel):
 
     # ------------------------------------------------------------------------------------------------- their parts
 
-    def _named(self, result: str) -> str:
-        """The name of a result that has strings."""
+    def _string_result(self, result: str) -> str:
+        """The name of a result that contains strings: at byte level it ends with `_bytes`."""
         return f"{result}_bytes" if self.text.vocab.level == "byte" else result
 
     def _next_nll(self, tokens: tf.Tensor) -> tf.Tensor:
-        """The nll of whole texts `[B, T]`, 0 for their first tokens."""
+        """The nll of every token of whole texts `[B, T]`, T at least 2; 0 for their first tokens."""
         return tf.pad(self._nll(self.state.read_text(tokens[:, :-1]), tokens[:, 1:]), [[0, 0], [1, 0]])
 
     def _nll(self, hidden: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """The nll `[B, T]` of labels after the tokens with these hidden states."""
         return self.lm.nll_of(hidden, labels)
 
     def _encode(self, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The ids `[B, N]` of texts, filled up with zeros, and their lengths `[B]`."""
+        """The ids `[B, N]` of texts, padded with zeros, and their lengths `[B]`. Adds the checks of the size."""
         limits = self.limits
         max_tokens = limits.max_tokens
         ids = self.text.encode(limits.checked_text("text", text))
@@ -308,10 +319,10 @@ class LanguageModelSignatures(StoredModel):
         ids, lengths = checked([short, limits.size_check("text", tf.shape(text)[0], longest)], ids, lengths)
         return ids.to_tensor(0), lengths
 
-    def _segment_checks(self, tokens: tf.Tensor, state: tf.Tensor, *checks: Check) -> list[Check]:
-        """The checks of a request with a segment and a state. The message of the first one that fails is reported.
+    def _checks_of_segment(self, tokens: tf.Tensor, state: tf.Tensor, *checks: Check) -> list[Check]:
+        """The checks of a request with `tokens` and a `state`, in the order in which they are reported.
 
-        The order: the size of the request, then `checks`, then the rows and numbers of the state, and last the ids.
+        First the size of the request, then `checks`, then the rows and numbers of the state, and last the ids.
         """
         return [
             *self.limits.size_checks("tokens", tokens),

@@ -5,9 +5,9 @@
     session = onnxruntime.InferenceSession("serving/my_onnx/model.onnx")
     outputs = session.run(None, {"tokens": tokens, "mem0": mem0, "mem1": mem1})   # [log_probs, new_mem0, new_mem1]
 
-A model is exported as a function of arrays, without loops over tokens and without text. The program that calls it
-passes the memory on, and it turns text into ids. `model.json` describes the arrays. The vocabularies are in the same
-folder.
+A model is exported as a function of arrays, without loops over tokens and without text. The program that calls it turns
+text into ids, and passes the memory of one call to the next. `model.json` describes the arrays. The vocabularies are in
+the same folder.
 
 | model | inputs | outputs |
 |---|---|---|
@@ -51,8 +51,8 @@ from txl_tf.taggers.tagger import Tagger
 from txl_tf.vanilla.transformer import Transformer
 
 FORMATS = ("onnx", "tflite")
-OPSET = 17  # of ONNX
-ITEMS = 2  # items of a lattice (characters and words), per character
+OPSET = 17  # version of ONNX's operations
+ITEMS = 2  # items of a lattice (characters and words) for each character: a longer lattice does not fit
 
 logger = logging.getLogger("txl_tf")
 
@@ -61,10 +61,10 @@ class Portable(NamedTuple):
     """A model as a function of arrays.
 
     Attributes:
-        function: function of tensors by their names, which returns a dictionary of tensors.
+        function: takes tensors as keyword arguments, and returns `{name: tensor}`.
         inputs: `{name: spec}` of the arguments of `function`.
-        vocabs: `{name: vocabulary}`, the name that its file gets.
-        notes: what `model.json` contains besides the shapes.
+        vocabs: `{name of the file without its ending: vocabulary}`.
+        notes: further items of `model.json`.
     """
 
     function: Callable[..., dict[str, tf.Tensor]]
@@ -84,16 +84,16 @@ def export_portable(
     length: int = 16,
     source_length: int | None = None,
 ) -> str:
-    """Exports a model to ONNX or TFLite, see the module.
+    """Exports a model to ONNX or TFLite, see the module. After an error, `directory` is as before.
 
     Args:
         model: language model, `Transformer`, or `Tagger` with a `SentenceNetwork`, in float32.
         directory: new or empty folder. It gets `model.onnx` or `model.tflite`, `model.json` and the vocabularies.
-        vocab: its vocabularies as `load_run` returns them; `None` to write none.
+        vocab: vocabularies of the model, as `load_run` returns them; `None` to write none.
         format: "onnx", which needs the packages tf2onnx and onnx, or "tflite".
-        batch_size: rows of a call.
-        length: tokens of a call: of a segment, a target or a sentence.
-        source_length: for a `Transformer`: tokens of the source, by default `length`.
+        batch_size: rows of every call.
+        length: tokens of a row in every call: of a segment, a target or a sentence.
+        source_length: for a `Transformer`, tokens of the source in every call; by default `length`.
 
     Returns:
         The path of the model.
@@ -144,7 +144,7 @@ def export_portable(
 
 
 def _described(spec: Any) -> dict[str, Any]:
-    """Returns a `tf.TensorSpec` as `model.json` has it."""
+    """Returns a `tf.TensorSpec` in the form of `model.json`."""
     return {"dtype": spec.dtype.name, "shape": list(spec.shape)}
 
 
@@ -152,7 +152,12 @@ def _described(spec: Any) -> dict[str, Any]:
 
 
 def _portable(model: Any, vocab: Any, batch_size: int, length: int, source_length: int | None) -> Portable:
-    """Returns the function of a model of any family."""
+    """Returns a model of any family as a function of arrays.
+
+    Raises:
+        ParameterError: a length is out of range or of no use for the model, the vocabularies are wrong, or the model is
+            a tagger with a network of another kind.
+    """
     family, *_ = families_of_model(model)
     if source_length is not None and not isinstance(model, Transformer):
         raise ParameterError("source_length", source_length, f"left out for the family {family.name}")
@@ -168,16 +173,17 @@ def _portable(model: Any, vocab: Any, batch_size: int, length: int, source_lengt
 
 
 def _ids(*shape: int) -> Any:
-    """Returns the spec of ids."""
+    """Returns the spec of ids of a fixed shape."""
     return tf.TensorSpec(shape, tf.int32)
 
 
-def _named(names: Sequence[str], vocabs: list[Vocab]) -> dict[str, Vocab]:
-    """Returns `{name: vocabulary}`; empty if no vocabularies were given."""
+def _vocabs_by_name(names: Sequence[str], vocabs: list[Vocab]) -> dict[str, Vocab]:
+    """Returns `{name: vocabulary}`; empty if there are no vocabularies."""
     return dict(zip(names, vocabs, strict=True)) if vocabs else {}
 
 
 def _of_language_model(lm: Any, vocabs: list[Vocab], batch_size: int, length: int) -> Portable:
+    """The function of a language model. Its memory is an input and an output for each layer; a window has none."""
     network = lm.network
     if lm.has_window:
         _check_length("length", length, lm.context_len)
@@ -189,15 +195,17 @@ def _of_language_model(lm: Any, vocabs: list[Vocab], batch_size: int, length: in
     def function(tokens: tf.Tensor, **mems: tf.Tensor) -> dict[str, tf.Tensor]:
         given = [mems[name] for name in memories] if memories else lm.initial_mems(batch_size)
         log_probs, new_mems = lm(tokens, given)
-        found = {f"new_{name}": mem for name, mem in zip(memories, new_mems, strict=bool(memories))}
-        return {"log_probs": log_probs, **found}
+        outputs = {f"new_{name}": mem for name, mem in zip(memories, new_mems, strict=bool(memories))}
+        return {"log_probs": log_probs, **outputs}
 
-    return Portable(function, inputs, _named(["vocab"], vocabs), {"memory": {name: f"new_{name}" for name in memories}})
+    notes = {"memory": {name: f"new_{name}" for name in memories}}
+    return Portable(function, inputs, _vocabs_by_name(["vocab"], vocabs), notes)
 
 
 def _of_encoder_decoder(
     model: Transformer, vocabs: list[Vocab], batch_size: int, length: int, source_length: int
 ) -> Portable:
+    """The function of an encoder-decoder, from the ids of sources and targets to log-probabilities."""
     _check_length("length", length, model.max_len)
     _check_length("source_length", source_length, model.max_len)
     inputs = {"source": _ids(batch_size, source_length), "target": _ids(batch_size, length)}
@@ -205,13 +213,14 @@ def _of_encoder_decoder(
     def function(source: tf.Tensor, target: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"log_probs": tf.nn.log_softmax(tf.cast(model((source, target)), tf.float32))}
 
-    return Portable(function, inputs, _named(["source_vocab", "target_vocab"], vocabs), {})
+    return Portable(function, inputs, _vocabs_by_name(["source_vocab", "target_vocab"], vocabs), {})
 
 
 def _of_tagger(tagger: Any, vocabs: list[Vocab], batch_size: int, length: int) -> Portable:
+    """The function of a tagger of sentences, from the inputs of its network to the best tags and their score."""
     _check_length("length", length, tagger.network.max_seq_len)
     specs: Any = tagger.build_for_export()
-    widths = {"lattice": ITEMS * length, "pos_s": ITEMS * length, "pos_e": ITEMS * length}  # of other inputs: `length`
+    widths = dict.fromkeys(["lattice", "pos_s", "pos_e"], ITEMS * length)  # the width of other inputs is `length`
     inputs = {
         name: _ids(batch_size, widths.get(name, length)) if len(spec.shape) == 2 else _ids(batch_size)
         for name, spec in specs.items()
@@ -225,16 +234,17 @@ def _of_tagger(tagger: Any, vocabs: list[Vocab], batch_size: int, length: int) -
     return Portable(function, inputs, tagger_vocabs(tagger, vocabs or None), {"labels": tagger.labels})
 
 
-def _check_length(name: str, length: int, most: int) -> None:
-    if length > most:
-        raise ParameterError(name, length, f"at most {most}, the longest that the model reads")
+def _check_length(name: str, length: int, max_length: int) -> None:
+    """Raises ParameterError, for the argument `name`, if the model reads fewer tokens than `length`."""
+    if length > max_length:
+        raise ParameterError(name, length, f"at most {max_length}, the longest that the model reads")
 
 
 # ---------------------------------------------------------------------------------------------------------- converters
 
 
 def to_onnx(portable: Portable) -> tuple[bytes, dict[str, Any]]:
-    """The bytes of an ONNX model, and `{name: spec}` of its outputs."""
+    """Converts a model to ONNX. Returns the bytes of its file, and `{name: spec}` of its outputs."""
     import tf2onnx
 
     names = list(portable.inputs)
@@ -247,12 +257,12 @@ def to_onnx(portable: Portable) -> tuple[bytes, dict[str, Any]]:
     outputs = graph.get_concrete_function().structured_outputs
     with _quiet():
         proto, _ = tf2onnx.convert.from_function(graph, input_signature=specs, opset=OPSET)
-    renamed(proto, names, sorted(outputs))  # TensorFlow sorts the names of a dictionary
+    rename_values(proto, names, sorted(outputs))  # TensorFlow sorts the names of a dictionary
     return proto.SerializeToString(), outputs
 
 
-def renamed(proto: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Gives inputs and outputs of an ONNX model their names, without the `:0` of TensorFlow."""
+def rename_values(proto: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Gives the inputs and outputs of an ONNX model these names, in their order. TensorFlow's names end with `:0`."""
     names = {value.name: name for value, name in zip(proto.graph.input, inputs, strict=True)}
     names |= {value.name: name for value, name in zip(proto.graph.output, outputs, strict=True)}
     for value in (*proto.graph.input, *proto.graph.output):
@@ -263,7 +273,10 @@ def renamed(proto: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
 
 
 def to_tflite(portable: Portable) -> tuple[bytes, dict[str, Any]]:
-    """The bytes of a TFLite model, and `{name: spec}` of its outputs. Its only signature has their names."""
+    """Converts a model to TFLite. Returns the bytes of its file, and `{name: spec}` of its outputs.
+
+    The file has one signature, with the names of inputs and outputs.
+    """
     specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in portable.inputs.items()}
     graph = tf.function(portable.function, autograph=False).get_concrete_function(**specs)
     holder: Any = tf.Module()
@@ -277,7 +290,7 @@ def to_tflite(portable: Portable) -> tuple[bytes, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """In this block, the converters log only errors, and write nothing to stderr."""
+    """In this block, the converters log only errors, and what Python prints to stderr is dropped."""
     loggers = [logging.getLogger(name) for name in ("tf2onnx", "absl", "tensorflow")]
     levels = [library_logger.level for library_logger in loggers]
     for library_logger in loggers:

@@ -17,8 +17,9 @@ import tensorflow as tf
 # Most bytes of the arrays of a request. At times, several copies of them exist: docs/serving.md has the peak.
 REQUEST_BYTES = 512 * 2**20
 MAX_ROWS = 1024  # most rows of a request to a model with small rows
-TEXT_BYTES = 64  # about how many bytes a byte of text takes: words and their positions
-LETTERS = {"stop": "BS", "stop_ids": "BSL"}  # names of the dimensions of an argument, for messages
+TEXT_BYTES = 64  # about how many bytes of arrays a byte of text takes: words and their positions
+LETTERS = {"stop": "BS", "stop_ids": "BSL"}  # names of the dimensions of arguments in messages
+OTHER_LETTERS = "BTMHDX"  # those of the dimensions of any other argument
 
 
 class Check(NamedTuple):
@@ -26,8 +27,8 @@ class Check(NamedTuple):
 
     Attributes:
         condition: bool tensor of any shape.
-        message: what must be the case, or a function that returns it.
-        value: the value to report, or a function that returns it. Functions are called only if the condition is false.
+        message: what must be the case, such as "text must have 1 row"; or a function that returns this text.
+        value: the value to report; or a function that returns it. Functions are called only if a condition is false.
     """
 
     condition: Any
@@ -36,22 +37,22 @@ class Check(NamedTuple):
 
 
 def checked(checks: list[Check], *tensors: Any) -> Any:
-    """Adds checks to the graph, and returns `tensors`, which are computed only if all checks hold.
+    """Adds checks to the graph, and returns `tensors`, which have values only if all checks hold.
 
-    If a check fails, the graph raises an InvalidArgumentError with the message of the first one. A single condition for
-    all checks takes less time than one for each.
+    If a check fails, the graph raises an InvalidArgumentError with the message of the first check that fails. The graph
+    has one condition for all checks, because one for each would take more time.
 
     Args:
         checks: the checks.
         *tensors: tensors or structures of tensors.
 
     Returns:
-        `tensors`; a single one by itself.
+        The tuple `tensors`; of a single argument, the argument itself.
     """
     conditions = [tf.reduce_all(check.condition) for check in checks]
 
     def fail() -> tf.Tensor:
-        """Makes the checks one after the other, so that the first one that fails ends the graph."""
+        """Evaluates the checks one after the other, so that the first one that fails ends the graph."""
         done: list[Any] = []
         for holds, check in zip(conditions, checks, strict=True):
             message = check.message() if callable(check.message) else check.message
@@ -75,49 +76,51 @@ def in_vocabulary(name: str, ids: Any, n_token: int, least: int = 0) -> Check:
 
 
 def finite(name: str, x: tf.Tensor) -> Check:
-    """A check that all numbers are finite. It looks at their sum, which needs no copy of `x`."""
+    """A check that the sum of all numbers is finite, so that all of them are. The sum needs no copy of `x`."""
     message = f"{name} must hold finite numbers"
     find_bad = functools.partial(_not_finite, x)
     return Check(tf.math.is_finite(tf.reduce_sum(x)), message, find_bad)
 
 
 def _not_finite(x: tf.Tensor) -> tf.Tensor:
-    """The first number that is not finite."""
+    """The first number that is not finite, `[1]`; `[0]` if there is none."""
     return tf.boolean_mask(x, tf.logical_not(tf.math.is_finite(x)))[:1]
 
 
 def padded_at_the_end(name: str, ids: Any) -> Check:
-    """A check that padding, id 0, follows all other ids of a row."""
+    """A check that in every row of ids `[B, T]`, all padding, id 0, comes after all other ids."""
     padding = tf.cast(ids == 0, tf.int32)
     gap = tf.reduce_any(padding[:, 1:] < padding[:, :-1])
     return Check(~gap, f"{name} must have padding, id 0, at the end of a row alone", gap)
 
 
 def same_rows(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
-    """A check that the argument `name`, `x`, has as many rows as the argument `other`, `like`."""
+    """A check that `x` has as many rows as `like`. Messages call these arguments `name` and `other`."""
     rows = tf.shape(x)[0]
     return Check(rows == tf.shape(like)[0], f"{name} must have as many rows as {other}", rows)
 
 
 def same_shape(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
-    """A check that the argument `name`, `x`, has the shape of the argument `other`, `like`."""
+    """A check that `x` has the shape of `like`. Messages call these arguments `name` and `other`."""
     shape = tf.shape(x)
     return Check(shape == tf.shape(like), f"{name} must have the shape of {other}", shape)
 
 
 class RequestLimits:
-    """The largest size of a request: its rows times the bytes of a row, which depend on the tokens of the longest row.
+    """The largest size of a request: the number of its rows, times the bytes of its longest row.
 
     Args:
-        row_bytes: function of `(tokens, new_tokens=0)`, ints or int64 tensors, that returns the bytes of a row that
-            reads and writes so many tokens.
-        max_rows: most rows. `None` stands for as many as fit `REQUEST_BYTES` with a token each, from 1 to `MAX_ROWS`.
+        row_bytes: function of `(tokens, new_tokens=0)`, ints or int64 tensors. It returns the bytes of a row that reads
+            `tokens` and writes `new_tokens`.
+        max_rows: most rows. `None` stands for as many rows of one token as fit `REQUEST_BYTES`, but from 1 to
+            `MAX_ROWS`.
         max_tokens: most tokens of a row, and most new ones.
-        longest: tokens of a row that always fits, by default `max_tokens`.
+        longest: a single row of this many tokens, and this many new ones, always fits; by default `max_tokens`.
         row: description of a row for messages, with up to two `{}`: for its tokens, and for its new tokens.
 
     Attributes:
-        max_bytes: most bytes: `REQUEST_BYTES`, or more if one longest row or `max_rows` rows of one token need it.
+        max_bytes: most bytes of a request: `REQUEST_BYTES`, or more if a single row of `longest` tokens, or `max_rows`
+            rows that read one token and write none, need more.
     """
 
     def __init__(
@@ -143,24 +146,24 @@ class RequestLimits:
         ]
 
     def size_check(self, name: str, rows: Any, tokens: Any, new_tokens: Any = 0) -> Check:
-        """A check that a whole request takes at most `max_bytes`.
+        """A check that a request takes at most `max_bytes`.
 
         Args:
             name: name of the argument, for the message.
             rows: number of rows of the request.
             tokens: number of tokens of its longest row.
-            new_tokens: largest number of tokens that a row asks for.
+            new_tokens: the largest number of new tokens that one of its rows asks for.
         """
         tokens = tf.cast(tokens, tf.int64)
         new_tokens = tf.cast(new_tokens, tf.int64)
         most_rows = self.max_bytes // self.row_bytes(tokens, new_tokens)
         template = f"{name} must have at most {{}} row(s) of {self.row}"
-        numbers = [most_rows, tokens, new_tokens][: template.count("{}")]  # `row` has 0 to 2 more
+        numbers = [most_rows, tokens, new_tokens][: template.count("{}")]  # `row` may leave out the last ones
         message = functools.partial(tf.strings.format, template, numbers)
         return Check(tf.cast(rows, tf.int64) <= most_rows, message, rows)
 
     def size_checks(self, name: str, ids: Any, new_tokens: Any = 0) -> list[Check]:
-        """Checks of the size of ids `[B, T]`, or of another argument whose first dimensions are these."""
+        """Checks of the size of a request with the argument `ids`, whose first dimensions are B and T."""
         rows, length = tf.unstack(tf.shape(ids)[:2])
         message = f"{name} must be 1 to {self.max_tokens} a row"
         return [
@@ -170,15 +173,23 @@ class RequestLimits:
         ]
 
     def checked_text(self, name: str, text: tf.Tensor) -> tf.Tensor:
-        """Adds checks of the size of `text` `[B]`, and returns it. Call it before the text is cut into tokens."""
+        """Adds checks of the rows and bytes of `text` `[B]`, and returns it. Call it before the text becomes tokens."""
         n_bytes = tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64))
         max_bytes = self.max_bytes // TEXT_BYTES
-        size = Check(n_bytes <= max_bytes, f"text must have at most {max_bytes} bytes in all rows", n_bytes)
+        size = Check(n_bytes <= max_bytes, f"{name} must have at most {max_bytes} bytes in all rows", n_bytes)
         return checked([*self.row_checks(name, tf.shape(text)[0]), size], text)
 
 
 def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Checks that tensors have the shapes of their `specs`: a server passes on any shape that a client sends."""
+    """Adds checks that tensors have the shapes of their `specs`: a server passes on any shape that a client sends.
+
+    Args:
+        specs: `{argument: spec}`. An argument whose spec has no rank may have any shape.
+        tensors: `{argument: tensor}`.
+
+    Returns:
+        `tensors`, with static shapes.
+    """
     # The placeholders have no static shapes. Otherwise TensorFlow would take the rank from `specs`, not the request.
     unknown = {name: tf.compat.v1.placeholder_with_default(x, None) for name, x in tensors.items()}
     checks = []
@@ -189,11 +200,11 @@ def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor])
         rank = spec.shape.rank
         sizes = tf.constant([-1 if size is None else size for size in spec.shape], tf.int32)
         valid = tf.size(shape) == rank
-        if any(size is not None for size in spec.shape):  # of a state, only the batch may vary
+        if any(size is not None for size in spec.shape):  # as in a state, where only the batch may vary
             valid &= tf.reduce_all((tf.pad(shape, [[0, rank]])[:rank] == sizes) | (sizes < 0))
         letters = [
             letter if size is None else str(size)
-            for letter, size in zip(LETTERS.get(name, "BTMHDX"), spec.shape, strict=False)
+            for letter, size in zip(LETTERS.get(name, OTHER_LETTERS), spec.shape, strict=False)
         ]
         checks.append(Check(valid, f"{name} must be [{', '.join(letters)}]", shape))
     tensors = checked(checks, unknown) if checks else unknown
@@ -201,14 +212,14 @@ def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor])
 
 
 class StoredModel:
-    """A model that is exported, with its weights as they are stored. A subclass defines the signatures.
+    """A model that is exported, with a copy of its weights. A subclass defines the signatures.
 
     Args:
         model: the model.
-        weights: type in which the weights are stored.
+        weights: type in which the weights are stored, of `WEIGHT_TYPES`.
 
     Attributes:
-        resources: `tf.Module` with everything that the signatures refer to. It is what is saved, without the model.
+        resources: `tf.Module` with everything that the signatures refer to. It is saved instead of the model.
         limits: how large a request may be.
         warmup_values: see `write_warmup`.
     """
@@ -232,7 +243,7 @@ class StoredModel:
         return keras.StatelessScope([(weight, tf.cast(stored, weight.dtype)) for weight, stored in pairs])
 
     def shared(self, function: Callable, *specs: Any) -> Callable:
-        """Makes one graph of a function, for several signatures to call, so that it is saved and loaded once.
+        """Makes one graph of a function. If several signatures call it, it is saved and loaded only once.
 
         Args:
             function: function of tensors. In the graph, the model computes with the stored weights.
@@ -259,7 +270,7 @@ class StoredModel:
         """
         defaults = defaults or {}
 
-        def concrete(function: Any, specs: dict[str, tf.TensorSpec]) -> Any:
+        def graph_of(function: Any, specs: dict[str, tf.TensorSpec]) -> Any:
             """Makes the graph of one function. Arguments with default values come last."""
             names = sorted(specs, key=lambda name: name in defaults)
 
@@ -268,7 +279,8 @@ class StoredModel:
                     results = function(**check_shapes(specs, dict(zip(names, tensors, strict=True))))
                 return {name: tf.cast(x, tf.float32) if x.dtype == tf.float64 else x for name, x in results.items()}
 
-            # TensorFlow writes the default values of the arguments to the signature if they are tensors.
+            # TensorFlow takes the names and default values of the arguments from `__signature__`. Default values that
+            # are tensors become part of the exported signature.
             none = inspect.Parameter.empty
             kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
             parameters = [inspect.Parameter(name, kind, default=defaults.get(name, none)) for name in names]
@@ -276,4 +288,4 @@ class StoredModel:
             signature = [tf.TensorSpec(specs[name].shape, specs[name].dtype, name) for name in names]
             return tf.function(call, autograph=False, input_signature=signature)
 
-        return {function.__name__: concrete(function, specs) for function, specs in arguments.items()}
+        return {function.__name__: graph_of(function, specs) for function, specs in arguments.items()}

@@ -1,4 +1,4 @@
-"""The register of signatures. The record of a family names those that serve its models, see `Family.signatures`.
+"""The register of signatures. The record of a family names the signatures of its models, see `Family.signatures`.
 
 The modules that define signatures register them here when they are imported.
 """
@@ -21,10 +21,11 @@ class Served(NamedTuple):
     """How one model is served.
 
     Attributes:
-        signatures: function of the model, of `{name: table}`, and of `weights`, `max_tokens` and `max_rows`, that
-            returns the `StoredModel`.
-        vocabs: `{name: vocabulary}` of the vocabularies that text is read and written with; empty for ids alone.
-        table: function of a vocabulary, and of the path of the file that it is saved to, that returns its table.
+        signatures: function of `(model, {name: table})` with the keyword arguments `weights`, `max_tokens` and
+            `max_rows`. It returns the `StoredModel`.
+        vocabs: `{name: vocabulary}` of the vocabularies that text is read and written with; empty if the signatures
+            take only ids.
+        table: function of `(vocabulary, path of its file)` that returns its table in a graph.
         longest: most tokens of a row that the model takes; `None` for any number.
     """
 
@@ -35,18 +36,20 @@ class Served(NamedTuple):
 
 
 class _Server(NamedTuple):
-    described: str  # what it serves, for messages
+    """The function that `serves` decorates, and what models it is for."""
+
+    described: str
     serve: Callable[..., Served]
 
 
-_SERVERS: dict[str, _Server] = {}
+_SERVERS: dict[str, _Server] = {}  # by the name of the signatures
 
 
 def serves(name: str, described: str) -> Callable[[Callable[..., Served]], Callable[..., Served]]:
     """Decorator that registers how the families whose `signatures` is `name` are served.
 
-    The function takes the model, the vocabularies that `export_saved_model` was given, and as keyword arguments those
-    options of `export_saved_model` that matter for such models. It returns a `Served`.
+    The decorated function takes the model, the argument `vocab` of `export_saved_model`, and, as keyword arguments, the
+    options of `export_saved_model` that only such models have. It returns a `Served`.
 
     Args:
         name: name of the signatures.
@@ -61,10 +64,16 @@ def serves(name: str, described: str) -> Callable[[Callable[..., Served]], Calla
 
 
 def served_model(model: keras.Model, vocab: Vocab | Sequence[Vocab] | None, options: dict[str, Any]) -> Served:
-    """How a model is served. An option of the value `None` was not given.
+    """How a model is served.
+
+    Args:
+        model: the model.
+        vocab: its vocabularies, see `export_saved_model`.
+        options: options that only some models have, `{name: value}`. `None` counts as not given.
 
     Raises:
-        ParameterError: no family has the class of the model, or it has no use for an option that was given.
+        ParameterError: no family has the class of the model, its signatures are not registered, an option is of no use
+            for the model, or a value is wrong.
     """
     family, *_ = families_of_model(model)
     if family.signatures not in _SERVERS:

@@ -1,6 +1,7 @@
-"""The state of a served language model: one float32 tensor, which an answer returns and the next request gives.
+"""The state of a served language model: one float32 tensor, which an answer contains and the next request passes on.
 
-The classes have the same methods: for a memory of keys and values, for a memory of hidden states, and for a window.
+There are three classes with the same methods: for a memory of keys and values, for a memory of hidden states, and for a
+window.
 
 Shapes:
     B: batch      T: tokens of a request      L: n_layer      H: n_head      M: mem_len      D: d_head
@@ -19,8 +20,8 @@ from txl_tf.language.window import WindowState
 from txl_tf.serving.request import Check, checked
 from txl_tf.transformer_xl.cache import CachedState, cached_forward, initial_state, precompute, state_from
 
-# The number of tokens that a row has read is stored modulo COUNT_BASE**COUNT_DIGITS, which turns keys by the same
-# angles.
+# The number of tokens that a row has read is an int32, which wraps around. The state contains its bits as COUNT_DIGITS
+# numbers below COUNT_BASE, which float32 stores exactly.
 COUNT_BASE = 1 << 16
 COUNT_DIGITS = 2
 
@@ -29,10 +30,11 @@ class ServedMemory:
     """The memory of Transformer-XL as keys and values, the oldest first.
 
     Attributes:
-        shape: shape of a row of the state, `[L, 2, H, M, D]`. If keys are turned by the number of their token, `[X]`:
-            the same numbers, and then the number of tokens read, as `COUNT_DIGITS` numbers that float32 holds exactly.
-        position_keys: position keys for a single token, stored in the type `weights`. To compute them for every token
-            would take the most time.
+        shape: shape of a row of the state, `[L, 2, H, M, D]`. If the position scheme turns keys by the number of their
+            token, it is `[X]`: the same numbers, and then the number of tokens that were read, as `COUNT_DIGITS`
+            numbers.
+        position_keys: position keys for a single token, stored in the type `weights`. To compute them again for every
+            token would take most of the time.
     """
 
     def __init__(self, lm: LanguageModel, weights: str):
@@ -42,8 +44,8 @@ class ServedMemory:
         self.dtype = lm.compute_dtype
         self.model = lm.outputs
         self.memory_shape = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]
-        self.counts = network.scheme.turns
-        self.shape = [math.prod(self.memory_shape) + COUNT_DIGITS] if self.counts else self.memory_shape
+        self.has_count = network.scheme.turns
+        self.shape = [math.prod(self.memory_shape) + COUNT_DIGITS] if self.has_count else self.memory_shape
         self.position_keys = [
             tf.Variable(tf.cast(layer.position_keys[:, :klen], weights), trainable=False)
             for layer in precompute(network)
@@ -51,29 +53,29 @@ class ServedMemory:
         ]
 
     def initial(self, rows: tf.Tensor) -> tf.Tensor:
-        """The state before a text, `[B, ...]`."""
+        """The state before a text, `[B, ...]`. `rows` is B."""
         return self._pack(initial_state(self.network, rows))
 
     def read_text(self, tokens: tf.Tensor) -> tf.Tensor:
-        """Hidden states `[B, T, d_model]` of whole texts. The empty state is not copied."""
+        """Hidden states `[B, T, d_model]` of whole texts, which begin with an empty memory."""
         network = self.network
         rows, length = tf.unstack(tf.shape(tokens))
         state = initial_state(network, rows, length)
         return cached_forward(network, precompute(network, length), tokens, state, model=self.model)[0]
 
     def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Hidden states `[B, T, d_model]` and the state after the segment."""
+        """Hidden states `[B, T, d_model]` of tokens after a state, and the state after them."""
         length: Any = tf.shape(tokens)[1]
         return self._read(precompute(self.network, length), tokens, state, length)
 
     def read_token(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Hidden states `[B, 1, d_model]` of one token per row, and the state after it.
 
-        It takes the stored position keys, which need not be computed for every request.
+        It uses the stored position keys.
         """
         weights = precompute(self.network)
         if self.position_keys:
-            weights = [  # the token goes to the last slot: the table need not be rotated or longer
+            weights = [  # the new token is in the last slot of the ring, so the stored keys have the right order
                 layer._replace(position_keys=tf.cast(keys, layer.qkv.dtype))
                 for layer, keys in zip(weights, self.position_keys, strict=True)
             ]
@@ -87,10 +89,13 @@ class ServedMemory:
         return hidden, self._pack(cached)
 
     def _unpack(self, state: Any, max_segment: Any) -> CachedState:
-        """The state as the cache has it, with room for a segment of `max_segment` tokens."""
+        """The state in the form of the cache, with room for a segment of `max_segment` tokens.
+
+        Adds a check of the number of tokens that were read.
+        """
         n_layer, _, *memory = self.memory_shape
         count: Any = ()
-        if self.counts:
+        if self.has_count:
             state, digits = tf.split(state, [self.shape[0] - COUNT_DIGITS, COUNT_DIGITS], 1)
             is_valid = tf.reduce_all((digits >= 0) & (digits < COUNT_BASE) & (digits == tf.floor(digits)), 1)
             check = Check(is_valid, "state must be one that this model returned", digits)
@@ -98,15 +103,18 @@ class ServedMemory:
             high, low = tf.unstack(tf.cast(digits, tf.int32), axis=1)
             count = high * COUNT_BASE + low
         state = tf.reshape(tf.cast(state, self.dtype), [tf.shape(state)[0], 2 * n_layer, *memory])
-        rings = tf.unstack(state, axis=1)  # keys and values in turn
+        rings = tf.unstack(state, axis=1)  # keys and values of each layer alternate
         return state_from(rings[::2], rings[1::2], max_segment, count)
 
     def _pack(self, cached: CachedState) -> tf.Tensor:
-        """The inverse of `_unpack`, for a state that begins at slot 0: an empty one, or one after a segment."""
+        """The inverse of `_unpack`, for an empty state or one after a segment that fills the room for it.
+
+        The memory is then in the last slots of the rings, the oldest token first.
+        """
         rings = _rings(cached)
         max_segment = tf.shape(rings[0])[2] - self.network.mem_len
         state = tf.cast(tf.stack([ring[:, :, max_segment:] for ring in rings], 1), tf.float32)
-        if not self.counts:
+        if not self.has_count:
             return tf.reshape(state, [tf.shape(state)[0], *self.shape])
         count: Any = cached.count
         digits = tf.stack([count // COUNT_BASE % COUNT_BASE, count % COUNT_BASE], 1)
@@ -131,7 +139,7 @@ class ServedHiddenStates:
         return tf.zeros([rows, *self.shape])
 
     def read_text(self, tokens: tf.Tensor) -> tf.Tensor:
-        """The outputs `[B, T, any]` of whole texts."""
+        """The outputs `[B, T, any]` of whole texts, which begin with an empty memory."""
         return self.lm.outputs(tokens, self.lm.initial_mems(tf.shape(tokens)[0]))[0]
 
     def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -146,8 +154,11 @@ class ServedHiddenStates:
 class ServedWindow:
     """The window of a language model with absolute positions, see `txl_tf.language.window`.
 
-    A row of the state, `[X]`, has the keys and values of every layer, the tokens of the window, and their number. The
-    tokens are read again when the window is full.
+    When the window is full, a part of its tokens is read again as the beginning of a new window.
+
+    Attributes:
+        shape: shape of a row of the state, `[X]`: the keys and values of every layer, the tokens of the window, and
+            their number. Models that cache no keys and values have only the tokens and their number.
     """
 
     position_keys = ()
@@ -155,8 +166,8 @@ class ServedWindow:
     def __init__(self, lm: LanguageModel):
         self.lm = lm
         empty: Any = lm.decoding_cache().initial_state(1)
-        self.parts = self._parts(empty)  # without rings where the model has no cached keys and values
-        self.sizes = [math.prod(part.shape) for part in self.parts]
+        self.empty_tensors = self._tensors_of(empty)
+        self.sizes = [math.prod(tensor.shape) for tensor in self.empty_tensors]
         self.shape = [sum(self.sizes)]
 
     def initial(self, rows: tf.Tensor) -> tf.Tensor:
@@ -178,28 +189,28 @@ class ServedWindow:
     read_token = read
 
     def _unpack(self, state: Any) -> WindowState:
-        """The state as the cache has it."""
+        """The state in the form of the cache. Adds checks of the tokens and their number."""
         *rings, tokens, length = tf.split(state, self.sizes, 1)
         message = "state must be one that this model returned"
         checks = [
             Check((length >= 0) & (length <= self.lm.context_len), message, length),
             Check((tokens >= 0) & (tokens < self.lm.network.n_token), message, tokens),
         ]
-        parts = zip(checked(checks, *rings, tokens, length), self.parts, strict=True)
-        *rings, tokens, length = (tf.reshape(tf.cast(part, like.dtype), [-1, *like.shape[1:]]) for part, like in parts)
+        pairs = zip(checked(checks, *rings, tokens, length), self.empty_tensors, strict=True)
+        *rings, tokens, length = (tf.reshape(tf.cast(x, like.dtype), [-1, *like.shape[1:]]) for x, like in pairs)
         return WindowState(tuple(rings[::2]), tuple(rings[1::2]), tokens, length)
 
     def _pack(self, state: WindowState) -> tf.Tensor:
         """The inverse of `_unpack`."""
-        parts = zip(self._parts(state), self.sizes, strict=True)
+        pairs = zip(self._tensors_of(state), self.sizes, strict=True)
         rows = tf.shape(state.length)[0]
-        return tf.concat([tf.reshape(tf.cast(part, tf.float32), [rows, size]) for part, size in parts], 1)
+        return tf.concat([tf.reshape(tf.cast(x, tf.float32), [rows, size]) for x, size in pairs], 1)
 
-    def _parts(self, state: WindowState) -> list[Any]:
-        """The tensors of a state in their order in a row."""
+    def _tensors_of(self, state: WindowState) -> list[Any]:
+        """The tensors of a state, in the order that they have in a row: rings, tokens, number of tokens."""
         return [*_rings(state), state.tokens, state.length]
 
 
 def _rings(state: CachedState | WindowState) -> list[Any]:
-    """The keys and the values of every layer in turn."""
+    """The keys and values of all layers: keys of layer 0, values of layer 0, keys of layer 1, ..."""
     return [ring for pair in zip(state.keys, state.values, strict=True) for ring in pair]

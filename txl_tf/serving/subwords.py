@@ -15,7 +15,7 @@ from txl_tf.serving.tables import GraphTokenizer, RaggedTensor, check_utf8, read
 
 
 def has_tensorflow_text() -> bool:
-    """Whether tensorflow-text is installed, which the extra `subword` does."""
+    """Whether tensorflow-text is installed, which is in the extra `subword`."""
     return is_installed("tensorflow_text")
 
 
@@ -24,7 +24,8 @@ class SubwordTokenizer(tf.Module):
 
     Args:
         vocab: the vocabulary.
-        path: path of its file, which becomes an asset for people to read: the operation contains the model itself.
+        path: path of its file, which becomes an asset of the SavedModel. The graph does not read it: SentencePiece's
+            operation contains the model itself.
     """
 
     def __init__(self, vocab: SubwordVocab, path: str):
@@ -37,11 +38,17 @@ class SubwordTokenizer(tf.Module):
         self.tokenizer: Any = tensorflow_text.SentencepieceTokenizer(vocab.model, out_type=int32)
 
     def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
-        """`SubwordVocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`. Messages call it `name`."""
+        """`SubwordVocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`.
+
+        Adds a check that the strings are UTF-8, whose message calls the argument `name`.
+        """
         return self._split(read_text(self.vocab, checked([check_utf8(name, text)], text)), ["\n", SPACE])
 
     def _split(self, text: tf.Tensor, separators: list[str]) -> Any:
-        """The ids of every string. It is cut at separators, which have ids of their own outside of SentencePiece."""
+        """The ids of every string of `text` `[B]`: int32 ragged `[B, None]`.
+
+        SentencePiece does not know the separators: a string is cut at them, and their ids are put between the parts.
+        """
         if not separators:
             return self.tokenizer.tokenize(text)
         separator, *other_separators = separators
@@ -76,5 +83,5 @@ class SubwordTokenizer(tf.Module):
 
 
 def tokenizer_of(vocab: Vocab, path: str) -> GraphTokenizer | SubwordTokenizer:
-    """A vocabulary as a graph, of subwords or of anything else. Arguments: see `GraphTokenizer`."""
+    """A vocabulary of any level as a graph. Arguments: see `GraphTokenizer`."""
     return SubwordTokenizer(vocab, path) if isinstance(vocab, SubwordVocab) else GraphTokenizer(vocab, path)

@@ -16,8 +16,9 @@ from txl_tf.serving.request import Check, checked
 
 RaggedTensor: Any = tf.RaggedTensor  # the type stubs of TensorFlow lack its methods
 
-# White space for `str.split`, but not for `tf.strings.split`.
+# Characters that are white space for `str.split`, but not for `tf.strings.split`.
 UNICODE_SPACE = "[\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+# All characters that are white space for `str.split`.
 WHITE_SPACE = UNICODE_SPACE[:-1] + "\t-\r ]"
 
 
@@ -27,13 +28,13 @@ def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: s
     Args:
         vocabs: the vocabularies.
         sizes: `{name: number of symbols that the model has}` in their order; `None` for any number.
-        model: what messages call the model.
+        model: name of the model in messages.
 
     Returns:
         `{name: vocabulary}`.
 
     Raises:
-        ParameterError: there are more or fewer vocabularies, or one has another size.
+        ParameterError: there are more or fewer vocabularies than `sizes`, or one has another size.
     """
     if len(vocabs) != len(sizes):
         message = f"vocab must be [{', '.join(sizes)}] for {model}, got {len(vocabs)} of them"
@@ -47,21 +48,24 @@ def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: s
 
 
 def check_utf8(name: str, text: tf.Tensor) -> Check:
-    """A check that all strings of `text` `[B]` are UTF-8."""
+    """A check that all strings of `text` `[B]` are UTF-8. Its message calls them `name`."""
     valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8") == text  # other bytes become U+FFFD
     first_bad_row = tf.strings.as_string(tf.where(~valid)[:1, 0])
     return Check(valid, f"{name} must be UTF-8 in every row", tf.strings.join(["other bytes in row ", first_bad_row]))
 
 
 def read_text(vocab: Vocab, text: tf.Tensor) -> tf.Tensor:
-    """Texts as a vocabulary reads them. Plain text has no byte order mark, and only "\\n" as line ends."""
+    """Texts in the form that a vocabulary reads: plain text without byte order marks, and with "\\n" as line ends.
+
+    If the vocabulary reads other than plain text, the texts are not changed.
+    """
     if not vocab.has_plain_text:
         return text
     return tf.strings.regex_replace(tf.strings.regex_replace(text, "\ufeff", ""), "\r\n?", "\n")
 
 
-def _lines_of(path: str, by_symbol: bool = True) -> tf.lookup.TextFileInitializer:
-    """A table from the lines of a file to their numbers or, unless `by_symbol`, from numbers to lines."""
+def _table_of_lines(path: str, by_symbol: bool = True) -> tf.lookup.TextFileInitializer:
+    """The content of a table: from lines of a file to their numbers or, unless `by_symbol`, from numbers to lines."""
     line = (tf.string, tf.lookup.TextFileIndex.WHOLE_LINE)
     number = (tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER)
     if by_symbol:
@@ -87,30 +91,34 @@ class GraphTokenizer(tf.Module):
     def _initializer(self, path: str, by_symbol: bool) -> Any:
         """The content of the table from symbols to ids or, unless `by_symbol`, from ids to symbols."""
         if self.vocab.level == "word":
-            return _lines_of(path, by_symbol)
-        # A newline may be a symbol, so the lines of a file will not do.
+            return _table_of_lines(path, by_symbol)
+        # A newline may be a symbol, so a line of the file is not always a symbol.
         symbols = [symbol.encode("utf-8", "surrogateescape") for symbol in self.vocab.symbols]
         ids = tf.range(len(symbols), dtype=tf.int64)
         return tf.lookup.KeyValueTensorInitializer(*((symbols, ids) if by_symbol else (ids, symbols)))
 
     def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
-        """`Vocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`. Messages call it `name`."""
+        """`Vocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`.
+
+        Adds checks of the text, whose messages call the argument `name`: it must be UTF-8 except at byte level. Words
+        must not contain the symbol that ends documents. Without an unknown symbol, all symbols must be known.
+        """
         vocab = self.vocab
         symbols = self._tokenize(text)
         ids: Any = tf.cast(self.ids.lookup(symbols.flat_values), tf.int32)
         checks = [check_utf8(name, text)] if vocab.level != "byte" else []
         if vocab.level == "word" and vocab.document is not None:
-            message = f"{name} must not have what ends documents"
+            message = f"{name} must not contain the symbol that ends documents"
             checks.append(Check(ids != vocab.document_id, message, tf.constant(vocab.document)))
         unk = None if vocab.unk is None else vocab.ids.get(vocab.unk)
         if unk is None:
-            checks.append(self._known(name, ids >= 0, symbols.flat_values))
+            checks.append(self._check_known(name, ids >= 0, symbols.flat_values))
         else:
             ids = tf.where(ids < 0, unk, ids)
         return symbols.with_flat_values(checked(checks, ids))
 
-    def _known(self, name: str, known: Any, strings: Any) -> Check:
-        """A check that the vocabulary has all `strings`. `known` is true for those that it has."""
+    def _check_known(self, name: str, known: Any, strings: Any) -> Check:
+        """A check that the vocabulary has all `strings`, as `known` says. The message calls the argument `name`."""
         message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
         return Check(known, message, lambda: strings[~known][:1])
 
@@ -118,8 +126,10 @@ class GraphTokenizer(tf.Module):
         """The units of stop strings `[B, S]`, see `txl_tf.language.stopping.spell`.
 
         Returns:
-            `(units, lengths)`: int32 `[B, S, L]`, filled up with -1, and int32 `[B, S]`. The length of "", which is no
+            `(units, lengths)`: int32 `[B, S, L]`, padded with -1, and int32 `[B, S]`. The length of "", which is no
             stop string, is 0.
+
+        Adds a check that the vocabulary has all symbols of the strings.
         """
         flat = tf.reshape(stop, [-1])
         symbols = self._tokenize(flat)
@@ -129,18 +139,18 @@ class GraphTokenizer(tf.Module):
         special_ids = tf.cast(self.ids.lookup(flat), tf.int32)[:, None]  # such as "<eos>"
         units = ids.to_tensor(NONE)
         longest = tf.shape(units)[1]
-        units = tf.where(
-            (special_ids >= 0) & (tf.range(longest) > 0), NONE, tf.where(special_ids >= 0, special_ids, units)
-        )
-        lengths = tf.where(special_ids[:, 0] >= 0, 1, tf.cast(ids.row_lengths(), tf.int32))
+        is_special = special_ids >= 0
+        special_units = tf.where(tf.range(longest) == 0, special_ids, NONE)
+        units = tf.where(is_special, special_units, units)
+        lengths = tf.where(is_special[:, 0], 1, tf.cast(ids.row_lengths(), tf.int32))
         unknown = tf.reduce_any(tf.sequence_mask(lengths, longest) & (units < 0), 1)
         is_bad: Any = unknown | ((lengths == 0) & (tf.strings.length(flat) > 0))
-        units, lengths = checked([self._known("stop", ~is_bad, flat)], units, lengths)
+        units, lengths = checked([self._check_known("stop", ~is_bad, flat)], units, lengths)
         shape = tf.shape(stop)
         return tf.reshape(units, [*tf.unstack(shape), longest]), tf.reshape(lengths, shape)
 
     def _tokenize(self, text: Any) -> Any:
-        """The symbols of every string: ragged `[B, None]`."""
+        """The symbols of every string of `text` `[B]`: ragged `[B, None]`."""
         vocab = self.vocab
         replace = tf.strings.regex_replace
         text = read_text(vocab, text)
@@ -151,15 +161,15 @@ class GraphTokenizer(tf.Module):
         if vocab.level == "char":
             return tf.strings.unicode_split(text, "UTF-8")
         if vocab.bos:
-            lines = replace(tf.strings.join([f"{vocab.bos} ", text]), "\n", _rewrite(f"\n{vocab.bos} "))
+            lines = replace(tf.strings.join([f"{vocab.bos} ", text]), "\n", _as_replacement(f"\n{vocab.bos} "))
             lines = replace(lines, f"\n{re.escape(vocab.bos)} \\z", "\n")
             text = tf.where(text == "", text, lines)
         if vocab.eos:
-            text = replace(text, "\n", _rewrite(f" {vocab.eos} "))
+            text = replace(text, "\n", _as_replacement(f" {vocab.eos} "))
         return tf.strings.split(replace(text, UNICODE_SPACE, " "))
 
     def decode(self, ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-        """`Vocab.decode` of every row of `ids` `[B, N]` up to its length: string `[B]`, at byte level any bytes."""
+        """`Vocab.decode` of every row of `ids` `[B, N]` up to its length `[B]`: string `[B]`."""
         vocab = self.vocab
         replace = tf.strings.regex_replace
         symbols = RaggedTensor.from_tensor(self.spell(ids), lengths)
@@ -179,7 +189,7 @@ class GraphTokenizer(tf.Module):
 
 
 class SymbolTable(tf.Module):
-    """The ids of a `Vocab` of level "word": of characters, bigrams or words of a lexicon.
+    """A `Vocab` of level "word" as a table of a graph, for whole symbols: characters, bigrams or words of a lexicon.
 
     Args:
         vocab: the vocabulary.
@@ -189,27 +199,27 @@ class SymbolTable(tf.Module):
     def __init__(self, vocab: Vocab, path: str):
         super().__init__()
         self.vocab = vocab
-        self.table = tf.lookup.StaticHashTable(_lines_of(path), -1)
+        self.table = tf.lookup.StaticHashTable(_table_of_lines(path), -1)
 
     def has(self, symbols: tf.Tensor) -> tf.Tensor:
-        """bool: which of the symbols the vocabulary has."""
+        """Whether the vocabulary has each symbol: bool."""
         return self.table.lookup(symbols) >= 0
 
     def ids(self, symbols: tf.Tensor) -> tf.Tensor:
-        """int64: the ids of symbols. "<pad>" and symbols that the vocabulary lacks get the id of the unknown symbol."""
+        """The ids of symbols: int64. "<pad>" and symbols that the vocabulary lacks get the id of the unknown symbol."""
         return tf.maximum(self.table.lookup(symbols), UNKNOWN_ID)
 
 
 def lower(text: tf.Tensor) -> tf.Tensor:
-    """Texts in lower case. TensorFlow's operation alone would drop the text after a NUL character."""
-    parts = tf.strings.split(tf.strings.join([text, "\0"]), "\0")[:, :-1]  # a NUL follows each of them
+    """Texts `[B]` in lower case. TensorFlow's operation alone would drop the text after a NUL character."""
+    parts = tf.strings.split(tf.strings.join([text, "\0"]), "\0")[:, :-1]  # a NUL follows each part
     lowered = tf.ragged.map_flat_values(lambda part: tf.strings.join([tf.strings.lower(part, "utf-8"), "\0"]), parts)
     joined = tf.strings.reduce_join(lowered, -1)
     return tf.strings.substr(joined, tf.zeros_like(tf.strings.length(joined)), tf.strings.length(joined) - 1)
 
 
 def forms_of(words: tf.Tensor) -> tf.Tensor:
-    """The form of every word, string `[C]`: "^" before a capital, and the last three characters, with digits as 0."""
+    """The form of every word, string `[C]`: the last three characters, with digits as 0, after "^" for a capital."""
     first = tf.strings.substr(words, 0, 1, "UTF8_CHAR")
     length = tf.strings.length(words, "UTF8_CHAR")
     last = tf.strings.substr(words, tf.maximum(length - 3, 0), tf.minimum(length, 3), "UTF8_CHAR")
@@ -221,7 +231,8 @@ class Tokens(NamedTuple):
     """The tokens of texts.
 
     Attributes:
-        strings, starts, ends: ragged `[B, None]`, the tokens and their positions in characters, `ends` excluded.
+        strings, starts, ends: ragged `[B, None]`: the tokens, and the positions of their first character and of the
+            character after their last.
     """
 
     strings: Any
@@ -232,12 +243,12 @@ class Tokens(NamedTuple):
 def characters_of(text: tf.Tensor) -> Tokens:
     """The characters of texts `[B]`."""
     chars: Any = tf.strings.unicode_split(text, "UTF-8")
-    places = tf.ragged.range(tf.cast(chars.row_lengths(), tf.int32))
-    return Tokens(chars, places, places + 1)
+    positions = tf.ragged.range(tf.cast(chars.row_lengths(), tf.int32))
+    return Tokens(chars, positions, positions + 1)
 
 
 def words_of(text: tf.Tensor) -> Tokens:
-    """The words between white space, as `str.split` finds them."""
+    """The words of texts `[B]`, as `str.split` finds them."""
     chars, starts, ends = characters_of(text)
     rows = chars.value_rowids()
     flat = chars.flat_values
@@ -254,6 +265,6 @@ def words_of(text: tf.Tensor) -> Tokens:
     return Tokens(*(RaggedTensor.from_value_rowids(x, tf.gather(rows, first), chars.nrows()) for x in columns))
 
 
-def _rewrite(text: str) -> str:
-    """`text` as the replacement of a regular expression, in which a backslash would mark the number of a group."""
+def _as_replacement(text: str) -> str:
+    """`text` as the replacement in `tf.strings.regex_replace`, where a single backslash marks the number of a group."""
     return text.replace("\\", "\\\\")

@@ -42,19 +42,19 @@ from txl_tf.serving.tables import (
 )
 from txl_tf.taggers.tagger import Tagger
 
-ITEMS = 2  # items of a lattice for each character of a text that always fits; real text has 1.5 to 1.8
+ITEMS = 2  # a single text of max_tokens always fits if it has so many items per character; real text has 1.5 to 1.8
 
 
 def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, Vocab]:
-    """The vocabularies that a tagger reads text with.
+    """Names the vocabularies that a tagger reads text with, and checks them.
 
     Args:
-        tagger: the tagger. If its network is no `SentenceNetwork`, it has no vocabularies.
-        vocabs: the vocabularies of characters (for `Flat` with words) or of words; of bigrams or forms, which is left
-            out if the network does not read them; and for `Flat`, of the words of the lexicon, if there is one.
+        tagger: the tagger. If its network is no `SentenceNetwork`, `vocabs` must be `None`.
+        vocabs: the vocabulary of characters (for `Flat` with words) or of words; that of bigrams or forms; and for
+            `Flat`, that of the words of the lexicon, if there is one. `None`: the tagger takes no text.
 
     Returns:
-        `{name: vocabulary}`.
+        `{name: vocabulary}`. That of bigrams is left out if the network does not read them.
 
     Raises:
         ParameterError: a vocabulary is not that of the model, or cannot be written as lines of a file.
@@ -87,12 +87,12 @@ def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, V
 
 
 class SentenceGraph(tf.Module):
-    """A `SentenceEncoder` as a graph: the tokens of texts to the inputs of the network, see `features`.
+    """A `SentenceEncoder` as a graph. It turns the tokens of texts into the inputs of the network, see `features`.
 
     Args:
         lattice: whether the network reads a lattice, as `Flat` does.
         max_tokens: most tokens of a text.
-        vocab, bigram_vocab, lexicon: tables of symbols, or `None`. Without bigrams, their ids are 0.
+        vocab, bigram_vocab, lexicon: tables of symbols; the last two may be `None`. Without bigrams, their ids are 0.
         level: what the tokens are, "char" or "word".
     """
 
@@ -110,17 +110,17 @@ class SentenceGraph(tf.Module):
         self.word_lengths = tuple(sorted(n for n in lengths if n <= max_tokens))
 
     def features(self, chars: Any) -> dict[str, tf.Tensor]:
-        """The inputs of the network.
+        """The inputs of the network by name, int32, see `Tener` and `Flat`.
 
         Args:
-            chars: ragged string `[B, None]`, the characters of each text, or its words.
+            chars: ragged string `[B, None]`, the tokens of each text: characters or words.
         """
         flat = chars.flat_values
         lengths = chars.row_lengths()
         if self.level == "char":  # words have no spaces
             flat = tf.where((flat == " ") | (flat == "\t"), BLANK, flat)
-        places: Any = tf.ragged.range(lengths).flat_values  # [C], the position of each character in its row
-        n_left = tf.repeat(lengths, lengths) - places  # [C], characters from this one to the end of the row
+        positions: Any = tf.ragged.range(lengths).flat_values  # [C], the position of each token in its row
+        n_left = tf.repeat(lengths, lengths) - positions  # [C], tokens from this one to the end of the row
         ids = self.vocab.ids(flat)
         following = tf.where(n_left == 1, END, tf.concat([flat, [END]], 0)[1:])
         bigrams = tf.zeros_like(ids)
@@ -131,28 +131,28 @@ class SentenceGraph(tf.Module):
         if not self.lattice:
             return {"chars": _dense(chars.with_values(ids)), "bigrams": bigrams}
         begins, n_chars, word_ids = self._words(flat, n_left)
-        char_items = tf.stack([ids, places, places], 1)
-        starts = tf.gather(places, begins)
+        char_items = tf.stack([ids, positions, positions], 1)
+        starts = tf.gather(positions, begins)
         word_items = tf.stack([word_ids, starts, starts + n_chars - 1], 1)
-        # Items by rows; `argsort` keeps the order of equal ones: characters first, then words.
+        # Sorts the items by rows. The sort is stable: in each row, characters come first, then words.
         rows = tf.concat([chars.value_rowids(), tf.gather(chars.value_rowids(), begins)], 0)
         items = tf.gather(tf.concat([char_items, word_items], 0), tf.argsort(rows, stable=True))
-        sums = tf.math.bincount(tf.cast(rows, tf.int32), minlength=tf.cast(chars.nrows(), tf.int32), dtype=tf.int64)
-        items = _dense(RaggedTensor.from_row_lengths(items, sums))  # [B, T, 3]
+        n_items = tf.math.bincount(tf.cast(rows, tf.int32), minlength=tf.cast(chars.nrows(), tf.int32), dtype=tf.int64)
+        items = _dense(RaggedTensor.from_row_lengths(items, n_items))  # [B, T, 3]
         features = dict(zip(("lattice", "pos_s", "pos_e"), tf.unstack(items, axis=2), strict=True))
         seq_len = tf.cast(lengths, tf.int32)
-        lex_num = tf.cast(sums, tf.int32) - seq_len
+        lex_num = tf.cast(n_items, tf.int32) - seq_len
         return {**features, "bigrams": bigrams, "seq_len": seq_len, "lex_num": lex_num}
 
-    def _words(self, flat: Any, rest: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _words(self, flat: Any, n_left: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """The words of the lexicon in texts, sorted by their starts and then by their ends.
 
         Args:
             flat: string `[C]`, the characters of all texts.
-            rest: int64 `[C]`, the number of characters from each to the end of its text.
+            n_left: int64 `[C]`, the number of characters from each to the end of its text.
 
         Returns:
-            int64 `(begins, n_chars, ids)`: the positions in `flat`, the numbers of characters and the ids of the words.
+            `(begins, n_chars, ids)`, int64: where each word begins in `flat`, its number of characters, and its id.
         """
         begins = tf.range(tf.size(flat, tf.int64))
         pieces = flat
@@ -160,7 +160,8 @@ class SentenceGraph(tf.Module):
         n_chars = [tf.zeros([0], tf.int64)]
         words = [tf.zeros([0], tf.string)]
         for n in range(2, max(self.word_lengths, default=0) + 1):
-            fitting = tf.where(tf.gather(rest, begins) >= n)[:, 0]  # pieces of n characters that end in their own text
+            # Lengthens all pieces that do not end with their text to n characters.
+            fitting = tf.where(tf.gather(n_left, begins) >= n)[:, 0]
             begins = tf.gather(begins, fitting)
             pieces = tf.strings.join([tf.gather(pieces, fitting), tf.gather(flat, begins + n - 1)])
             if n in self.word_lengths:
@@ -175,14 +176,15 @@ class SentenceGraph(tf.Module):
 
 
 def _dense(rows: Any) -> tf.Tensor:
-    """A ragged tensor as int32, filled up with padding."""
+    """A ragged tensor as a dense one, int32, padded with `PADDING`."""
     return tf.cast(rows.to_tensor(PADDING), tf.int32)
 
 
 def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """The largest request to a tagger. The tokens of `row_bytes` are items; all rows have as many as the longest one.
+    """The largest request to a tagger. Its size is an estimate of the arrays that its rows take.
 
-    If the network is no `SentenceNetwork`, only the width of its hidden states is known.
+    The `tokens` of `row_bytes` are the items of the longest row, its characters and words. If the network is no
+    `SentenceNetwork`, only the width of its hidden states is known, and the estimate is rough.
     """
     network: Any = tagger.network
     n_label = len(tagger.labels)
@@ -193,9 +195,9 @@ def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestL
             lambda tokens, _=0: 12 * n_label**2 + tokens * 4 * (8 * width + 10 * n_label), max_rows, max_tokens,
             row="{} elements",
         )  # fmt: skip
-    n_head = getattr(network, "n_head", 0)  # networks without attention have neither heads nor feed-forward nets
+    n_head = getattr(network, "n_head", 0)  # a network without attention has neither heads nor feed-forward nets
     d_inner = getattr(network, "d_inner", 0)
-    # In a lattice, each pair of items has a position of its own, as wide as the model, and four distances, int64.
+    # In a lattice, each pair of items has a position vector, as wide as the model, and four distances, int64.
     pair_bytes = 4 * (network.d_model + 8 * n_head + 16) if lattice else 4 * 10 * n_head
     widths = network.d_embed + network.d_bigram + 8 * network.d_model + 2 * d_inner + 10 * n_label
 
@@ -210,7 +212,7 @@ def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestL
 
 @serves("tagger", "a tagger")
 def served_tagger(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> Served:
-    """How a tagger is served. Arguments: see `export_saved_model`."""
+    """How a tagger is served. Arguments: see `tagger_vocabs`. Raises ParameterError if a vocabulary is wrong."""
     longest = getattr(tagger.network, "max_seq_len", None)
     return Served(TaggingSignatures, tagger_vocabs(tagger, vocabs), SymbolTable, longest)
 
@@ -223,10 +225,10 @@ class TaggingSignatures(StoredModel):
         tag_words(text [B]) -> words, tags [B, L], lengths [B]       where tokens are words, and no tag_characters
         tag(inputs of the network [B, ...]) -> tags, ends, starts, kinds, probs [B, L]: see `Tagger.entities`
 
-    A text is one line of UTF-8, or empty. `kinds`, `entities`, words and their tags are strings. `starts` and `ends`
-    count characters, `ends` exclusive. `numbers` has the number of entities of each row; in the scheme "none", every
-    token is an entity. After the entities, or tokens, of a row, the results are "" and 0. Without vocabularies, and for
-    a network that is no `SentenceNetwork`, `tag` is the only signature.
+    A text is one line of UTF-8, or empty. `kinds`, `entities`, words and the tags of texts are strings. `starts` and
+    `ends` count characters, `ends` exclusive. `numbers` has the number of entities of each row; in the scheme "none",
+    every token is an entity. After the entities, or tokens, of a row, the results are "" and 0. Without vocabularies,
+    and for a network that is no `SentenceNetwork`, `tag` is the only signature.
 
     Args:
         tagger: the tagger.
@@ -234,7 +236,7 @@ class TaggingSignatures(StoredModel):
         weights, max_tokens, max_rows: see `export_saved_model`.
 
     Attributes:
-        max_items: most characters and words of a row by itself.
+        max_items: most characters and words of a request with a single row.
     """
 
     warmup_values = {"text": "a", "chars": UNKNOWN_ID, "lattice": UNKNOWN_ID, "bigrams": UNKNOWN_ID, "seq_len": 1}
@@ -261,7 +263,7 @@ class TaggingSignatures(StoredModel):
         self._entities = self.shared(self._entities_of_any_length, self.inputs)
 
     def signatures(self) -> dict[str, Any]:
-        """The graphs of the signatures by their names. Those that take text need the vocabularies."""
+        """The graphs of the signatures by their names. Without vocabularies, `tag` is the only one."""
         arguments: dict[Any, dict[str, tf.TensorSpec]] = {self.tag: self.inputs}
         if self.graph is not None:
             text = {"text": tf.TensorSpec([None], tf.string)}
@@ -290,9 +292,9 @@ class TaggingSignatures(StoredModel):
         return self._entities(checked(checks, inputs))
 
     def tag_text(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The entities of texts: types, positions in characters, strings and probabilities."""
-        entities, tokens = self._read(text)
-        places = tf.where(entities["ends"])  # [entities of all rows, 2]
+        """The entities of texts: their kinds, positions in characters, strings and probabilities; and their number."""
+        entities, tokens = self._entities_and_tokens(text)
+        places = tf.where(entities["ends"])  # [entities of all rows, 2]: the row and last token of each
         rows = places[:, 0]
         size = tf.shape(entities["ends"], tf.int64)[0]
         starts = tf.gather_nd(entities["starts"], places)
@@ -314,21 +316,21 @@ class TaggingSignatures(StoredModel):
         return {**{name: x.to_tensor() for name, x in by_row.items()}, "numbers": numbers}
 
     def tag_characters(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The tag of every character of texts, "" after the end of a row, and the lengths of rows."""
-        entities, tokens = self._read(text)
+        """The tag of every token of texts, "" after the end of a row, and the numbers of tokens."""
+        entities, tokens = self._entities_and_tokens(text)
         lengths = tf.cast(tokens.strings.row_lengths(), tf.int32)
         tags = tf.gather(tf.constant(self.model.labels), entities["tags"])
-        visible = tf.sequence_mask(lengths, tf.shape(tags)[1])
-        return {"tags": tf.where(visible, tags, ""), "lengths": lengths}
+        is_token = tf.sequence_mask(lengths, tf.shape(tags)[1])
+        return {"tags": tf.where(is_token, tags, ""), "lengths": lengths}
 
     def tag_words(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The words of texts, the tag of each, and the numbers of words in a row."""
+        """The words of texts, the tag of each, and the number of words of each text."""
         return {"words": words_of(text).strings.to_tensor(), **self.tag_characters(text)}
 
     # ------------------------------------------------------------------------------------------------- their parts
 
-    def _read(self, text: tf.Tensor) -> tuple[dict[str, tf.Tensor], Tokens]:
-        """The entities of texts, see `Tagger.entities`, and the tokens of the texts."""
+    def _entities_and_tokens(self, text: tf.Tensor) -> tuple[dict[str, tf.Tensor], Tokens]:
+        """The entities of texts, see `Tagger.entities`, and the tokens of the texts. Adds the checks of the texts."""
         limits = self.limits
         max_tokens = limits.max_tokens
         rows = tf.shape(text)[0]
@@ -349,9 +351,10 @@ class TaggingSignatures(StoredModel):
         return self._entities({name: inputs[name] for name in self.inputs}), tokens
 
     def _entities_of_any_length(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The entities for inputs of any length, see `Tagger.entities`, which needs at least one position.
+        """The results of `Tagger.entities` for inputs of any length.
 
-        So inputs without positions are padded to one position, which is cut off afterwards.
+        `Tagger.entities` needs at least one position. So inputs without positions get one position of padding, which is
+        removed from the results.
         """
         length = tf.shape(inputs["bigrams" if self.lattice else "chars"])[1]
         padded = {}

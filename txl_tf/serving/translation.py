@@ -39,15 +39,19 @@ logger = logging.getLogger("txl_tf")
 
 
 def limits_of(model: Transformer, beam_size: int, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """The largest request to an encoder-decoder. A row reads a source and writes a target."""
+    """The largest request to an encoder-decoder. Its size is an estimate of the arrays that its rows take.
+
+    A row reads a source and writes a target, which the decoder keeps in its cache.
+    """
     width = 4 * model.d_model
     token_bytes = 8 * width + 4 * model.dff  # the states of the encoder
     pair_bytes = 4 * model.num_heads  # the scores of a pair of tokens
-    cache = 2 * 2 * model.num_layers * width * beam_size  # of a token, twice: a step copies the cache
-    fresh = 16 * model.target_vocab_size * beam_size
+    cache = 2 * 2 * model.num_layers * width * beam_size  # keys and values of a token, twice: a step copies the cache
+    scores = 16 * model.target_vocab_size * beam_size  # those of the symbols of the vocabulary
 
     def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:
-        return fresh + tokens * (token_bytes + tokens * pair_bytes) + (tokens + new_tokens + 50) * cache
+        # The cache has the source and the target. 50 tokens are added, by which a target may be longer than its source.
+        return scores + tokens * (token_bytes + tokens * pair_bytes) + (tokens + new_tokens + 50) * cache
 
     return RequestLimits(row_bytes, max_rows, max_tokens)
 
@@ -60,7 +64,11 @@ def served_encoder_decoder(
     search: dict | None = None,
     suppress_tokens: Sequence[int] | None = None,
 ) -> Served:
-    """How an encoder-decoder is served. Arguments: see `export_saved_model`."""
+    """How an encoder-decoder is served. Arguments: see `export_saved_model`.
+
+    Raises:
+        ParameterError: a name or value of `search`, an id or a vocabulary is wrong.
+    """
     check_names("export_saved_model's search", search or {}, SearchConfig.names())
     config = SearchConfig(**search or {})
     sizes = {"source_vocab": model.input_vocab_size, "target_vocab": model.target_vocab_size}
@@ -90,9 +98,9 @@ class TranslationSignatures(StoredModel):
 
     Args:
         model: the encoder-decoder.
-        tables: `{name: tokenizer}` of sources and then of targets; `None` for ids alone.
-        search: the search of all requests.
-        never: ids that no target may contain. By default those of `never_written` for the vocabulary of the targets.
+        tables: `{name: tokenizer}`, first of sources, then of targets; `None` for ids alone.
+        search: the options of the search, for all requests.
+        never: ids that no target may contain. By default, what `never_written` returns for the vocabulary of targets.
         weights, max_tokens, max_rows: see `export_saved_model`.
     """
 
@@ -110,14 +118,14 @@ class TranslationSignatures(StoredModel):
         self.limits = limits_of(model, self.search.beam_size, max_rows, max_tokens or model.max_len)
         self.resources.texts = self.texts
         self.specs = (tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.string))
-        self._found = self.shared(self._search, self.specs[0])
+        self._best_targets = self.shared(self._search, self.specs[0])
         self._nll_of_pairs = self.shared(self._nll, self.specs[0], self.specs[0])
         self.warmup_values = {"source": END_ID, "target": END_ID}
         for name, text in zip(("text", "target_text"), self.texts, strict=False):
             self.warmup_values[name] = text.vocab.symbols[END_ID + 1]  # the first symbol that is text
 
     def signatures(self) -> dict[str, Any]:
-        """The graphs of the signatures by their names. Those that take text need the vocabularies."""
+        """The graphs of the signatures by their names. Without vocabularies, signatures of text are left out."""
         ids, text = self.specs
         arguments = {self.translate: {"source": ids}, self.score: {"source": ids, "target": ids}}
         if self.texts:
@@ -128,7 +136,9 @@ class TranslationSignatures(StoredModel):
 
     def translate(self, source: tf.Tensor) -> dict[str, tf.Tensor]:
         """The best targets of sources of ids: padded ids, scores and lengths."""
-        ids, scores = self._found(checked(self._id_checks("source", source, self.model.input_vocab_size), source))
+        ids, scores = self._best_targets(
+            checked(self._id_checks("source", source, self.model.input_vocab_size), source)
+        )
         lengths = tf.reduce_sum(tf.cast(ids != PADDING, tf.int32), -1)
         longest = tf.reduce_max(tf.pad(tf.reshape(lengths, [-1]), [[0, 1]]))
         return {"ids": ids[..., :longest], "scores": scores, "lengths": lengths}
@@ -143,8 +153,8 @@ class TranslationSignatures(StoredModel):
         return {"nll": self._nll_of_pairs(*checked(checks, source, target))}
 
     def translate_text(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The best targets of texts: strings and scores."""
-        ids, scores = self._found(self._encode("text", text, self.texts[0]))
+        """The best targets of texts: strings without the end, and scores."""
+        ids, scores = self._best_targets(self._encode("text", text, self.texts[0]))
         ends = tf.cast((ids == END_ID) | (ids == PADDING), tf.int32)
         lengths = tf.reduce_sum(tf.cast(tf.cumsum(ends, -1) == 0, tf.int32), -1)
         n_best, longest = tf.unstack(tf.shape(ids)[1:])
@@ -152,7 +162,7 @@ class TranslationSignatures(StoredModel):
         return {"text": tf.reshape(texts, [-1, n_best]), "scores": scores}
 
     def score_text(self, text: tf.Tensor, target_text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The nll of each symbol of target texts, given the source texts, and these symbols."""
+        """The nll of each symbol of target texts, given the source texts; the symbols; and their number."""
         text, target_text = checked([same_rows("target_text", target_text, "text", text)], text, target_text)
         source = self._encode("text", text, self.texts[0])
         labels = self._encode("target_text", target_text, self.texts[1])
@@ -168,7 +178,7 @@ class TranslationSignatures(StoredModel):
         lengths = tf.math.count_nonzero(source != PADDING, 1, dtype=tf.int32)
         allowed = writable(self.model, self.never)
         n_columns = self._new_tokens(tf.shape(source)[1])
-        limits = tf.broadcast_to(self._new_tokens(lengths), tf.shape(lengths))  # do not depend on the other rows
+        limits = tf.broadcast_to(self._new_tokens(lengths), tf.shape(lengths))  # by the length of each source alone
         if search.beam_size == 1:
             ids, scores = sample_sequences(self.model, source, START_ID, END_ID, n_columns, None, limits, allowed)
             return ids[:, None], scores[:, None]
@@ -187,11 +197,11 @@ class TranslationSignatures(StoredModel):
         return unpack(mask, nll)  # moves the results to the positions of the labels
 
     def _new_tokens(self, length: tf.Tensor) -> Any:
-        """The most symbols of the targets of sources of a length."""
+        """The largest number of symbols of a target whose source has `length` symbols."""
         return most_symbols(self.search, length, self.model)
 
     def _id_checks(self, name: str, ids: tf.Tensor, n_token: int) -> list[Check]:
-        """Checks of ids `[B, T]` of a vocabulary of `n_token` symbols."""
+        """Checks of the argument `name`, ids `[B, T]` of a vocabulary of `n_token` symbols."""
         empty = tf.reduce_any(tf.reduce_all(ids == PADDING, 1))
         return [
             *self.limits.size_checks(name, ids, self._new_tokens(tf.shape(ids)[1])),
@@ -200,7 +210,7 @@ class TranslationSignatures(StoredModel):
         ]
 
     def _encode(self, name: str, text: tf.Tensor, tokenizer: GraphTokenizer) -> tf.Tensor:
-        """The ids `[B, N]` of texts with their end symbols, 0 at padding."""
+        """The ids `[B, N]` of texts with their end symbols, 0 at padding. Adds the checks of the argument `name`."""
         limits = self.limits
         rows = tf.shape(text)[0]
         ids = tokenizer.encode(tf.strings.join([limits.checked_text(name, text), "\n"]), name)

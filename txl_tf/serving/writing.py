@@ -1,4 +1,4 @@
-"""Requests for text to a served language model: checks of their options, stop strings, and the sequences.
+"""Requests to a served language model to generate text: their options and stop strings, and the sequences.
 
 Shapes:
     B: batch      T: tokens of a request      n: sequences of a prompt      N: tokens of the longest row of a result
@@ -21,7 +21,7 @@ from txl_tf.language.stopping import BEFORE, Stops, aligned, token_units
 from txl_tf.serving.request import Check, RequestLimits, checked, in_vocabulary
 from txl_tf.serving.tables import GraphTokenizer
 
-MOST_STOPS = 8  # stop strings of a row
+MAX_STOPS = 8  # stop strings of a row
 LONGEST_STOP = 64  # tokens or bytes of a stop string
 
 # The options of a request, and their types.
@@ -37,7 +37,7 @@ OPTIONS = {
     "repetition_penalty": _FLOATS,
     "repetition_window": _INTS,
 }
-NUMBER = {"num_return_sequences": _INTS}
+NUMBER = {"num_return_sequences": _INTS}  # a further option, of `generate` and `generate_texts`
 # The values of options that a request leaves out. One row stands for all rows.
 DEFAULTS = {
     "max_new_tokens": np.array([64], np.int32),
@@ -52,12 +52,12 @@ DEFAULTS = {
     "stop_ids": np.zeros([1, 0, 0], np.int32),
     "stop": np.array([[""]]),
 }
-# The types of the arguments of `write` from `tokens` on.
+# The specs of the arguments `tokens`, `lengths`, `options` and `stops` of `write`.
 _TABLE: Any = tf.TensorSpec([None, None], tf.int32)
 _TABLES: Any = tf.TensorSpec([None, None, None], tf.int32)
 _TOKEN: Any = tf.TensorSpec([], tf.int32)
-WRITTEN = (_TABLE, _INTS, OPTIONS | NUMBER, Stops(_TOKEN, _TABLES, _TABLE, _TABLE))
-# Conditions of options, and what messages say of them.
+WRITE_SPECS = (_TABLE, _INTS, OPTIONS | NUMBER, Stops(_TOKEN, _TABLES, _TABLE, _TABLE))
+# The condition of each option, and the text that follows "must" in the message if it does not hold.
 _RANGES = {
     **RANGES,
     "top_k": (lambda x: x >= 0, "be 1 or more, or 0 for all"),
@@ -67,7 +67,13 @@ _RANGES = {
 
 
 def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
-    """The `Stops` for stop strings of ids, `[B, S, L]` or `[1, S, L]` for all rows."""
+    """The `Stops` for stop strings of ids, `[B, S, L]` or `[1, S, L]` for all rows. Adds checks of the strings.
+
+    Args:
+        stop_ids: the ids, padded with -1.
+        batch: B.
+        n_token: size of the vocabulary.
+    """
     valid = stop_ids >= 0
     longest = tf.shape(stop_ids)[2]
     checks = [
@@ -79,23 +85,29 @@ def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
         in_vocabulary("stop_ids", stop_ids, n_token, least=-1),
     ]
     lengths = tf.reduce_sum(tf.cast(valid, tf.int32), -1)
-    return _stops(checked(checks, stop_ids), lengths, tf.range(n_token)[:, None], batch)
+    return _stops_of_units(checked(checks, stop_ids), lengths, tf.range(n_token)[:, None], batch)
 
 
 def stops_of_text(stop: tf.Tensor, batch: tf.Tensor, text: GraphTokenizer) -> Stops:
-    """The `Stops` for stop strings of text, `[B, S]` or `[1, S]` for all rows."""
+    """The `Stops` for stop strings of text, `[B, S]` or `[1, S]` for all rows. Adds checks of the strings.
+
+    Args:
+        stop: the strings; "" is none.
+        batch: B.
+        text: the vocabulary.
+    """
     size = tf.strings.length(stop)
     short = Check(size <= LONGEST_STOP, f"a string of stop must have at most {LONGEST_STOP} bytes", size)
     stop = checked([*_check_stops("stop", stop, batch), short], stop)
-    return _stops(*text.stop_units(stop), tf.constant(token_units(text.vocab)), batch)
+    return _stops_of_units(*text.stop_units(stop), tf.constant(token_units(text.vocab)), batch)
 
 
-def _stops(strings: tf.Tensor, lengths: tf.Tensor, units: tf.Tensor, batch: tf.Tensor) -> Stops:
+def _stops_of_units(strings: tf.Tensor, lengths: tf.Tensor, units: tf.Tensor, batch: tf.Tensor) -> Stops:
     """The `Stops` for stop strings given as units.
 
     Args:
-        strings: int32 `[B, S, L]`, the units of each stop string.
-        lengths: int32 `[B, S]`, the number of units of each.
+        strings: int32 `[B or 1, S, L]`, the units of each stop string.
+        lengths: int32 `[B or 1, S]`, the number of units of each.
         units: the units of every token of the vocabulary.
         batch: B.
     """
@@ -105,24 +117,24 @@ def _stops(strings: tf.Tensor, lengths: tf.Tensor, units: tf.Tensor, batch: tf.T
 
 
 def _check_stops(name: str, stops: tf.Tensor, batch: tf.Tensor) -> list[Check]:
-    """Checks of the number of rows, and of stop strings in a row."""
+    """Checks of the number of rows of the argument `name`, and of the number of stop strings in a row."""
     rows, number = tf.unstack(tf.shape(stops)[:2])
     return [
         Check((rows == batch) | (rows == 1), f"{name} must have 1 row, or one for each row of the request", rows),
-        Check(number <= MOST_STOPS, f"{name} must be at most {MOST_STOPS} stop strings a row", number),
+        Check(number <= MAX_STOPS, f"{name} must be at most {MAX_STOPS} stop strings a row", number),
     ]
 
 
 def checked_options(
     limits: RequestLimits, given: str, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor]
 ) -> tuple:
-    """Checks a request.
+    """Adds the checks of a request, and returns its tokens, lengths and options.
 
     Args:
-        limits: how large it may be.
-        given: name of the argument that gave the tokens.
-        tokens, lengths: `[B, T]` and `[B]`.
-        options: the options of `OPTIONS` and `NUMBER`.
+        limits: how large the request may be.
+        given: name of the argument that contains the tokens, such as "text".
+        tokens, lengths: the prompts, `[B, T]`, and their lengths, `[B]`.
+        options: the options of `OPTIONS` and `NUMBER`, each `[B]` or `[1]`.
 
     Returns:
         `(tokens, lengths, options)`.
@@ -136,56 +148,62 @@ def write(
     lm: LanguageModel, start_token: int, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor],
     stops: Stops,
 ) -> Texts:  # fmt: skip
-    """Writes the texts that follow `tokens`. The specs of the tensors among the arguments are in `WRITTEN`.
+    """Generates the sequences that continue the prompts. `WRITE_SPECS` has the specs of its tensors.
 
     Args:
         lm: language model.
-        start_token: token before the text that follows a row of length 0.
-        tokens, lengths, options: of `checked_options`.
+        start_token: token that a prompt of length 0 continues. It is not part of the result.
+        tokens, lengths, options: as `checked_options` returns them.
         stops: stop strings of the rows of the request.
 
     Returns:
-        `Texts` with several sequences for a row: its tensors are `[B, n, N]` and `[B, n]`.
+        `Texts` with several sequences for a row: its tensors are `[B, n, N]` and `[B, n]`. Sequences that a row does
+        not ask for have length 0.
     """
     batch, n = tf.unstack(tf.shape(tokens))
     options = {name: tf.broadcast_to(vector, [batch]) for name, vector in options.items()}
     prompt = tf.where(tf.sequence_mask(lengths, n), tokens, 0)
     prompt = checked([in_vocabulary("tokens", prompt, lm.network.n_token)], prompt)
 
+    # An empty prompt becomes `start_token`.
     empty = lengths == 0
     prompt = tf.pad(prompt, [[0, 0], [0, tf.cast(n == 0, tf.int32)]])
     first = tf.where(empty, start_token, prompt[:, 0])
     prompt = tf.concat([first[:, None], prompt[:, 1:]], 1)
     max_new_tokens = options.pop("max_new_tokens")
-    wanted = options.pop("num_return_sequences")
-    number: Any = tf.reduce_max(wanted)
+    n_wanted = options.pop("num_return_sequences")
+    number: Any = tf.reduce_max(n_wanted)
     longest = n + tf.reduce_max(max_new_tokens)
-    asked = tf.range(number) < wanted[:, None]
+    is_wanted = tf.range(number) < n_wanted[:, None]  # [B, n]
     sampling = of_sequences(Sampling(seeds=options.pop("seed"), **options), number)
     written = generate_tokens(
         lm,
         prompt,
         tf.maximum(lengths, 1),
         uniform_draws(sampling.seeds, 0, tf.reduce_max(max_new_tokens)),
-        tf.reshape(tf.where(asked, max_new_tokens[:, None], 0), [-1]),
+        tf.reshape(tf.where(is_wanted, max_new_tokens[:, None], 0), [-1]),
         sampling,
         stops._replace(strings=repeated(stops.strings, number)),
         number,
     )
 
+    # The sequences of an empty prompt lose `start_token`.
     empty = tf.repeat(empty, number)
     tokens = tf.where(empty[:, None], tf.roll(written.tokens, -1, 1), written.tokens)[:, :longest]
-    ends = tf.where(tf.reshape(asked, [-1]), written.lengths - tf.cast(empty, tf.int32), 0)
-    tokens = tf.where(tf.sequence_mask(ends, longest), tokens, 0)
+    new_lengths = tf.where(tf.reshape(is_wanted, [-1]), written.lengths - tf.cast(empty, tf.int32), 0)
+    tokens = tf.where(tf.sequence_mask(new_lengths, longest), tokens, 0)
     return Texts(
         tf.reshape(tokens, [batch, number, longest]),
-        tf.reshape(ends, [batch, number]),
+        tf.reshape(new_lengths, [batch, number]),
         tf.reshape(written.excess, [batch, number]),
     )
 
 
 def _option_checks(limits: RequestLimits, given: str, batch: Any, n: Any, vectors: dict[str, tf.Tensor]) -> list[Check]:
-    """The checks of a request with `[batch, n]` tokens; `vectors` are its lengths and its options."""
+    """The checks of a request whose argument `given` has `[batch, n]` tokens.
+
+    `vectors` are the lengths and the options of the rows by name, each `[batch]`; an option may also be `[1]`.
+    """
     max_tokens = limits.max_tokens
     checks = limits.row_checks(given, batch)
     checks.append(Check(n <= max_tokens, f"tokens must be at most {max_tokens} a row", n))

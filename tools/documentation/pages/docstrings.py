@@ -1,8 +1,8 @@
-"""A Griffe extension: what the library writes once, by its own means, where the API reference can read it.
+"""A Griffe extension. It adds to the docstrings what the API reference needs and the library writes in other places.
 
 - The fields of a group of hyper-parameters: their help texts, defaults and checks.
 - Methods that are functions of another module (`generate = generation.generate`).
-- Sections of docstrings that Griffe does not know, such as "Call arguments:"; what is returned is prose.
+- Sections of docstrings that Griffe does not know, such as "Call arguments:", are changed to sections that it knows.
 """
 
 import ast
@@ -14,9 +14,10 @@ import griffe
 
 
 class Docstrings(griffe.Extension):
-    """Griffe calls it once it has read the package."""
+    """The extension."""
 
     def on_package(self, *, pkg, **kwargs):
+        """Changes the docstrings of a package. Griffe calls it when it has read the package."""
         objects = list(objects_of(pkg))
         classes = [item for item in objects if item.is_class]
         for cls in classes:
@@ -41,9 +42,9 @@ def objects_of(parent):
 
 
 def in_package(pkg, path):
-    """The object of a dotted path in a package of the project, behind all imports.
+    """The object with a dotted path in any package of the project. If the path is an import, the imported object.
 
-    It is `None` if there is no such object, as for the attribute of a value. `pkg` is any of the packages.
+    Returns `None` if there is no such object. `pkg` is one of the packages.
     """
     packages = pkg.modules_collection
     if path.partition(".")[0] not in packages:
@@ -56,7 +57,7 @@ def in_package(pkg, path):
 
 
 def take_over_functions(pkg, cls):
-    """Attributes of a class whose values are functions become methods."""
+    """Makes methods of the attributes of a class whose values are functions, without their first parameter."""
     for name, member in list(cls.members.items()):
         if member.is_attribute and isinstance(member.value, griffe.ExprName | griffe.ExprAttribute):
             function = in_package(pkg, member.value.canonical_path)
@@ -81,7 +82,7 @@ def fields_of(group):
 
 
 def options_of(field):
-    """The arguments of `option(...)`, as expressions; None for those that are not given."""
+    """The arguments of a field's `option(...)`, `{name: expression}`; `None` for those that are not given."""
     options = dict.fromkeys(["help", "check", "default", "flag", "free"])
     names = iter(list(options))
     for argument in field.value.arguments:
@@ -93,7 +94,7 @@ def options_of(field):
 
 
 def describe_fields(pkg, cls):
-    """A section "Attributes:" in the docstring of a group: help, default, what is allowed."""
+    """Adds a section "Attributes:" to the docstring of a group of hyper-parameters. Other classes are not changed."""
     if cls.docstring is None or "group" not in [str(decorator.value) for decorator in cls.decorators]:
         return
     lines = [f"    {field.name}: {description(pkg, field)}" for field in fields_of(cls).values()]
@@ -117,7 +118,13 @@ def description(pkg, field):
 
 
 def allowed(pkg, check):
-    """What a check of `txl_config.checks` asks for, in words. The docstring of a function says it after "must"."""
+    """What a check of `txl_config.checks` demands: words that follow "must".
+
+    Args:
+        pkg: a package of the project.
+        check: expression of a function, whose docstring contains these words; of a constant that is a check; or of a
+            call that makes a check.
+    """
     if isinstance(check, griffe.ExprName):
         item = in_package(pkg, check.canonical_path)
         if item.is_function:
@@ -150,7 +157,7 @@ def choices(pkg, expression):
 
 
 def number(expression):
-    """`10_000`, `1 << 20` and `(1 << 31) - 1` in figures, with commas."""
+    """The value of an expression such as `10_000`, `1 << 20` or `(1 << 31) - 1`, as text with commas."""
     text = re.sub(r"\(?1 << (\d+)\)?", lambda power: str(2 ** int(power.group(1))), str(expression)).replace("_", "")
     first, _, rest = text.partition(" - ")
     return f"{int(first) - int(rest or 0):,}"
@@ -160,10 +167,10 @@ def number(expression):
 
 
 def known_sections(text):
-    """A docstring whose sections Griffe all knows.
+    """A docstring with only sections that Griffe knows.
 
-    A section "Other Args" with a title is a list of arguments under that title. "Args: see ..." is a sentence, and what
-    is returned are paragraphs, where Griffe looks for a type in each line.
+    Call arguments become a section "Other Args" with this title. "Args: see ..." becomes a sentence. "Returns" becomes
+    paragraphs, because Griffe would look for a type in each line.
     """
     text = re.sub(r"^Call arguments:$", "Other Args: Call arguments:", text, flags=re.M)
     text = re.sub(r"^Args: (.*, and|.*; and)\n(?= )", r"**Parameters:** \1\n\nArgs:\n", text, flags=re.M)
@@ -174,4 +181,5 @@ def known_sections(text):
 
 
 def as_prose(section):
+    """The Markdown of a matched section: its name in bold, and its text as paragraphs."""
     return f"**{section[1]}:**\n\n{textwrap.dedent(section[2])}\n"

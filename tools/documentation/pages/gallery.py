@@ -1,4 +1,4 @@
-"""The gallery: every picture of the pages with the command that makes it, gathered from where they stand."""
+"""The gallery: a page with every picture of the other pages, and the commands that make the pictures."""
 
 import posixpath
 import re
@@ -9,7 +9,7 @@ PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+\.png)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.M)
 INTRO = """# Gallery
 
-Every picture of these pages, with the command that makes it, from the page that explains it.
+Every picture of these pages, with the command that makes it and a link to the page that explains it.
 """
 
 
@@ -17,11 +17,11 @@ def page(texts, places):
     """The Markdown of the gallery.
 
     Args:
-        texts: `{path in the repository: Markdown}`.
+        texts: `{path in the repository: Markdown}` of all pages.
         places: `{path in the repository: path on the site}`.
 
     Raises:
-        ValueError: no page has a command for a picture.
+        ValueError: no page contains the command of a picture.
     """
     cards, seen = [], set()
     for origin, text in texts.items():
@@ -37,8 +37,13 @@ def page(texts, places):
 
 
 def command_of(name, texts):
-    """The command with `--output=name`, in a block of bash or in running text; or, of `demo-read.png` and all others
-    of that page, that of `demo_screenshots.py`.
+    """The command of the picture `name` in some texts.
+
+    It contains `--output=name`, in a block of code or in running text. Or it is that of `demo_screenshots.py` for
+    `demo-read.png` and other names that begin with `demo-`.
+
+    Raises:
+        ValueError: no text contains such a command.
     """
     output, page = re.escape(f"--output={name}"), re.escape(name.partition("-")[0])
     patterns = (
@@ -55,7 +60,7 @@ def command_of(name, texts):
 
 
 def folded(command, width=88):
-    """The command in lines that begin with a flag."""
+    """The command in lines of less than `width` characters, if its flags are short enough."""
     first, *flags = re.split(r" (?:\\\n +)?(?=--)", command)
     lines = [first]
     for flag in flags:
@@ -67,7 +72,15 @@ def folded(command, width=88):
 
 
 def card(alt, picture, headings, page, command):
-    """The Markdown of a picture: a heading, the picture, a link to its place in the page, and its command."""
+    """The Markdown about a picture: a heading, the picture, a link to its place in its page, and its command.
+
+    Args:
+        alt: the text that stands for the picture.
+        picture: its path on the site.
+        headings: headings of its page up to the picture. The first is the title of the page.
+        page: the path of the page on the site.
+        command: the command.
+    """
     title, heading = headings[0], headings[-1]
     slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
     place = f"{page}#{slug}"

@@ -1,45 +1,47 @@
-"""Links of Markdown and HTML from one place of the repository to another, on the site."""
+"""Changes links of Markdown and HTML, which are written for the repository, so that they work on the site."""
 
 import posixpath
 import re
 
 FENCE = re.compile(r"(^ *```.*?^ *```)", re.M | re.S)
 LINK = re.compile(r"(?<=\]\()([^)\s#]*)(#[^)\s]*)?(?=\))")
-ELSEWHERE = re.compile(r"\[?!\[[^\]]*\]\(https?://[^)]*\)(?:\]\([^)]*\))?\n?")  # pictures of other machines
+ELSEWHERE = re.compile(r"\[?!\[[^\]]*\]\(https?://[^)]*\)(?:\]\([^)]*\))?\n?")  # pictures on other servers
+# Parts of HTML that are not running text: links, blocks of code and headings.
 NOT_IN_TEXT = re.compile(r"(<a\b.*?</a>|<autoref\b.*?</autoref>|<pre\b.*?</pre>|<h\d\b.*?</h\d>)", re.S)
 
 
 def outside_fences(change, markdown):
-    """`markdown` with `change(text)` in the place of everything but blocks of code."""
+    """`markdown` with `change(text)` in place of every text between blocks of code."""
     parts = FENCE.split(markdown)
     return "".join(part if FENCE.match(part) else change(part) for part in parts)
 
 
 def targets(markdown, origin):
-    """The paths in the repository that a page links to; `origin` is its own."""
+    """The paths in the repository that a page links to. `origin` is the page's own path."""
     link_targets = []
     outside_fences(lambda text: link_targets.extend(match[1] for match in LINK.finditer(text)) or text, markdown)
     return {path_from(origin, target) for target in link_targets if target and "://" not in target}
 
 
 def path_from(origin, target):
+    """The path in the repository to which the link `target` of the file `origin` leads."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
 
 
 def rewritten(markdown, origin, src_uri, places):
-    """A page whose links, written for its place in the repository, fit its place on the site.
+    """Returns a page with links for its place on the site. It removes pictures that are on other servers.
 
     Args:
-        markdown: the page.
+        markdown: the page, with links for its place in the repository.
         origin: its path in the repository.
         src_uri: its path on the site.
-        places: `{path in the repository: path on the site}` of all that may be linked to. That of a file with a page
-            of its text is `source:` and its path in the repository, which `with_sources` resolves in the HTML: MkDocs
-            does not know the anchors of lines.
+        places: `{path in the repository: path on the site}` of all files with a page. For a page with the text of a
+            file, the value is `source:` and the path in the repository. `with_sources` replaces it in the HTML, because
+            MkDocs does not know the anchors of lines.
     """
 
     def place_of(match):
-        """The target of a link on the site, or the link as it is if it leads elsewhere."""
+        """The link on the site to a match of `LINK`; the link as it is if it leads to no page."""
         path, fragment = match[1], match[2] or ""
         place = places.get(path_from(origin, path)) if path and "://" not in path else None
         if place is None:
@@ -52,7 +54,10 @@ def rewritten(markdown, origin, src_uri, places):
 
 
 def with_sources(html, address):
-    """HTML whose `source:` links have the addresses of pages and lines: `address(path)`."""
+    """Replaces the `source:` links of HTML by addresses of pages and lines.
+
+    `address` is a function of a path in the repository that returns the address of the page with the file's text.
+    """
 
     def link(match):
         line = f"#__span-0-{match[2]}" if match[2] else ""
@@ -62,16 +67,16 @@ def with_sources(html, address):
 
 
 def with_whole_flags(html):
-    """HTML whose flags have a class, so that no line breaks after their dashes."""
+    """Gives flags in HTML, such as `--mem_len`, a class with which no line breaks after their dashes."""
     return re.sub(r"<code>(--[\w=.,-]{1,40})</code>", r'<code class="flag">\1</code>', html)
 
 
 def names_linked(html, addresses):
-    """HTML whose code in running text links to the reference where it is a public name.
+    """Adds links to the reference to HTML: to code in running text that is one of some names.
 
     Args:
-        html: of a page.
-        addresses: `{name: address}`.
+        html: HTML of a page.
+        addresses: `{name: address in the reference}`.
     """
 
     def link(match):

@@ -3,17 +3,17 @@
 import json
 import re
 
-ANSI = re.compile(r"\x1b\[[\d;]*m")
+ANSI = re.compile(r"\x1b\[[\d;]*m")  # colours of a terminal
 
 
 def to_markdown(path):
-    """The Markdown of a notebook: its text, its code, what was printed, and its pictures inside the page."""
+    """The Markdown of the notebook `path`: its text, its code, and its outputs. Pictures are part of the Markdown."""
     cells = json.loads(path.read_text())["cells"]
     return "\n\n".join(part for cell in cells for part in parts_of(cell)) + "\n"
 
 
 def parts_of(cell):
-    """The Markdown of a cell of a notebook, and of its outputs."""
+    """The Markdown of a cell of a notebook and of each of its outputs, as a list."""
     text = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
         return [text]
@@ -21,7 +21,7 @@ def parts_of(cell):
 
 
 def output_of(output):
-    """The Markdown of an output of a cell: a picture, or text."""
+    """The Markdown of an output of a cell: printed text, a picture, or a value as text."""
     if output["output_type"] == "stream":
         text = ANSI.sub("", "".join(output["text"])).rstrip("\n")
         return f"```text\n{text}\n```"

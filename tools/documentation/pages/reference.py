@@ -1,7 +1,8 @@
-"""The pages of the API reference: which names each has, found by reading the library without importing it.
+"""The pages of the API reference: which names each has. Griffe reads the library without importing it.
 
-Public are the names in `__all__` of the packages that `extra.public` of mkdocs.yml lists, and the pages of the sections
-have only these. What else the modules have with a docstring is for developers, on the pages of the section Internals.
+The public names are those in `__all__` of the packages that `extra.public` of mkdocs.yml lists. The pages of the
+section Internals have the other classes and functions with a docstring, for developers. All other pages have only
+public names.
 """
 
 import re
@@ -19,6 +20,7 @@ for developers of the library.
 
 INTERNALS = "Internals"
 PRIVATE = "For developers of the library: what is not public. It may change at any time until version 1.0.\n"
+# The search of the site shows such a page after all others.
 FOUND_LAST = """---
 search:
   boost: 0.1
@@ -39,7 +41,7 @@ INSIDE = """::: {path}
 
 
 class Topic(NamedTuple):
-    """A page: its section and title in the navigation, and the modules whose names it has."""
+    """A page: its section and title in the navigation, and the paths of the modules whose names it has."""
 
     section: str
     title: str
@@ -47,6 +49,7 @@ class Topic(NamedTuple):
 
     @property
     def src_uri(self):
+        """The path of the page on the site."""
         section, title = (re.sub(r"\W+", "-", name.lower()) for name in (self.section, self.title))
         return f"reference/{section}/{title}.md"
 
@@ -63,14 +66,14 @@ def topics(config):
 
 
 def package(names, root):
-    """The last of the packages `names`, as Griffe reads it. It imports names from the others."""
+    """Reads packages in the folder `root`, and returns the last one, which imports names from the others."""
     extensions = griffe.load_extensions(Docstrings())
     loader = griffe.GriffeLoader(search_paths=[root], extensions=extensions, docstring_parser="google")
     return [loader.load(name) for name in names][-1]
 
 
 def public(config, pkg):
-    """`{path in the package: path of the public name}`, by kind and in the order of `__all__`."""
+    """The public names, `{path of the definition: path of the public name}`, by kind and in the order of `__all__`."""
     names = {}
     for path in config.extra["public"]:
         module = pkg if path == pkg.path else pkg[path.removeprefix(f"{pkg.path}.")]
@@ -81,19 +84,19 @@ def public(config, pkg):
 
 
 def kind_of(pkg, path):
-    """Classes come first, then functions, then constants."""
+    """A number for sorting: 0 for a class, 1 for a function and 2 for a constant."""
     member = in_package(pkg, path)
     return 0 if member.is_class else 1 if member.is_function else 2
 
 
 def all_modules(pkg):
-    """All modules of all packages of the project."""
+    """Yields all modules of all packages of the project. `pkg` is one of the packages."""
     for other in pkg.modules_collection.members.values():
         yield from modules_of(other)
 
 
 def modules_of(pkg):
-    """All modules of a package, `pkg` first."""
+    """Yields a package and all modules in it."""
     yield pkg
     for module in pkg.modules.values():
         if not module.is_alias:
@@ -101,7 +104,11 @@ def modules_of(pkg):
 
 
 def topic_of(path, topics):
-    """The topic with the longest module that `path` lies in."""
+    """The topic of the object `path`: that of the innermost module that contains it.
+
+    Raises:
+        ValueError: no topic has such a module.
+    """
     lengths = {
         len(module): topic for topic in topics for module in topic.modules if f"{path}.".startswith(f"{module}.")
     }
@@ -111,7 +118,7 @@ def topic_of(path, topics):
 
 
 def inside(module, names):
-    """The documented classes and functions of a module that are neither private nor in `names`."""
+    """The paths of the documented classes and functions of a module that are neither private nor in `names`."""
     members = [member for member in module.members.values() if not member.is_alias]
     return [
         member.path
@@ -122,9 +129,10 @@ def inside(module, names):
 
 
 def pages(config, pkg):
-    """`{path on the site: (topic, public names, {module: other names})}` of all pages, those of the internals last.
+    """The contents of all pages, those of the internals last.
 
-    A page has either public names or other names.
+    Returns:
+        `{path on the site: (topic, public names, {module: paths of other names})}`. One of the latter two is empty.
     """
     all_topics, names = topics(config), public(config, pkg)
     of_users = {topic.src_uri: (topic, [], {}) for topic in all_topics}
@@ -139,19 +147,19 @@ def pages(config, pkg):
 
 
 def file_of(module):
-    """The file of a module, as the docs name it, in code: a file of `txl_tf` without that folder."""
+    """The path of a module's file in Markdown, as in the docs: without `txl_tf/` at its beginning."""
     path = str(module.relative_package_filepath)
     return f"`{path.removeprefix('txl_tf/')}`"
 
 
 def members_of(cls, elsewhere, methods):
-    """The documented members of a class that users call: its own and inherited ones, but not those `elsewhere`.
+    """The names of the documented members, own and inherited, that the page shows of a class.
 
     Args:
         cls: the class.
-        elsewhere: paths of classes whose members it does not repeat.
-        methods: `extra.methods` of mkdocs.yml: the members that are shown, in this order; `Vocab.encode` is shown for
-            `Vocab` alone.
+        elsewhere: paths of classes whose members are not repeated for their subclasses.
+        methods: `extra.methods` of mkdocs.yml: the members that are shown, in this order. A member such as
+            `Vocab.encode` is shown only for `Vocab`.
     """
     documented = set()
     for base in [cls, *cls.mro()]:
@@ -162,9 +170,13 @@ def members_of(cls, elsewhere, methods):
 
 
 def page(pkg, shown, methods, topic, names, other_names):
-    """The Markdown of a page; `shown` are the paths of all public names, whose members no other class repeats.
+    """The Markdown of a page.
 
-    `methods` is that of `members_of`.
+    Args:
+        pkg: a package of the project.
+        shown: paths of classes whose members are not repeated, `elsewhere` of `members_of`.
+        methods: see `members_of`.
+        topic, names, other_names: the contents, see `pages`.
     """
     lines = [*([FOUND_LAST] if other_names else []), f"# {topic.title}", ""]
     for name in names:
@@ -182,9 +194,10 @@ def page(pkg, shown, methods, topic, names, other_names):
 
 
 def names_in_code(pages):
-    """`{name in code: (page, anchor)}`: names in full, and alone where that is unmistakable.
+    """The names that become links, `{name in code: (page, anchor)}`: full paths, and last parts that have one meaning.
 
-    `dropout` is an argument more often than the function, and `History` may be Keras's.
+    For example, `dropout` is not among them, because it is an argument more often than the function, and `History` may
+    be Keras's.
     """
     paths = [
         (path, uri) for uri, (_, _, other_names) in pages.items() for paths in other_names.values() for path in paths
@@ -193,7 +206,7 @@ def names_in_code(pages):
     behind = {}
     for path, uri in paths:
         last = path.rpartition(".")[2]
-        behind[last] = None if last in behind else (uri, path)  # two of one name: neither
+        behind[last] = None if last in behind else (uri, path)  # if two objects have one name, it links to neither
     alone = {name: place for name, place in behind.items() if place and re.search(r"_|[A-Z].*[a-z].*[A-Z]", name)}
     last = {name.rpartition(".")[2]: (uri, name) for name, uri in names}
     alone |= {name: place for name, place in last.items() if "_" in name or name != name.lower()}
@@ -218,7 +231,7 @@ def overview(config, pkg, pages):
 
 
 def rows(pkg, names):
-    """A table of names and what they are."""
+    """The lines of a table of public names and the first paragraphs of their docstrings; none without names."""
     if not names:
         return []
     lines = ["| name | what it is |", "|---|---|"]
