@@ -268,7 +268,7 @@ class Scorer:
     def batches(self, lengths: np.ndarray) -> Iterator[np.ndarray]:
         """The batches in which texts of these lengths are read: arrays of indices of the texts, the longest first.
 
-        A batch has at most `batch_tokens` tokens of a segment, with padding. Texts of the length 0 are in no batch.
+        A batch has one text, or at most `batch_tokens` tokens of a segment, with padding. Empty texts are in no batch.
         """
         not_empty = np.flatnonzero(lengths > 0)
 
