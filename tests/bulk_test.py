@@ -342,7 +342,7 @@ def test_remote_files_are_answered_as_local_ones(scoring, tmp_path):
 def test_without_ray_its_flags_say_what_to_install(case, monkeypatch, tmp_path):
     case.write(a=3)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r'which is not installed: pip install "ray\[data,train\]"'):
+    with pytest.raises(ValueError, match="which is not installed: pip install"):
         case.run("--ray_workers=1", output=tmp_path / "out")
 
 

@@ -309,9 +309,7 @@ def test_vectors_are_not_scaled_where_weights_are_there(made, tmp_path, files, s
     folder, _ = made
     path = str(folder) if start == "init_from" else RunFolder(folder).find_checkpoint()
     data = {**files, "unit_vectors": True}
-    with pytest.raises(
-        ValueError, match="unit_vectors must be left out, got True: the embeddings are those that it st"
-    ):
+    with raises_parameter("unit_vectors", True):
         train(tmp_path / "run", data, folder.name, training={start: path})
 
 
