@@ -56,7 +56,7 @@ def test_a_training_removes_them_while_it_holds_the_lock(tmp_path, dead):
         assert not left.exists()
 
 
-MOMENTS = ("describe", "save_weights", "end")
+MOMENTS = ("write_config", "save_weights", "end")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def die_at(moment):
         folders.remove = lambda path: os._exit(9)
     else:
         def dies(self, *arguments, **named):
-            (before(self, *arguments, **named) if moment == "describe" else None, os._exit(9))
+            (before(self, *arguments, **named) if moment == "write_config" else None, os._exit(9))
         before = getattr(RunFolder, moment)
         setattr(RunFolder, moment, dies)
 
