@@ -274,10 +274,10 @@ def _check_scores(arguments: Arguments, sizes: Sizes) -> None:
         return
     call_dtype = ("q", tf.as_dtype(arguments["q"].dtype))
     if isinstance(scores, list) and scores and all(map(_is_tensor_or_array, scores)):
-        of_head = {name: size for name, size in sizes.items() if name != "..."}  # one head has a dimension less
+        keys = {"keys": sizes["keys"]} if "keys" in sizes else {}  # the whole tensor shows whether other sizes fit
         scores = tf.stack(
             [
-                _checked_tensor(f"position_scores[{i}]", x, "float", ["...", "keys"], of_head, call_dtype, mixed=False)
+                _checked_tensor(f"position_scores[{i}]", x, "float", ["...", "keys"], {**keys}, call_dtype, mixed=False)
                 for i, x in enumerate(scores)
             ]
         )
