@@ -358,7 +358,7 @@ def test_a_bare_state_dict_needs_what_it_does_not_say(case, tmp_path):
     lm, path = case("kimi", SHARED)
     write_zip(path, tensors_of(lm, "kimi"))
     refused(tmp_path, path, "cutoffs is needed: the state_dict .* does not say where its 3 clusters begin", mem_len=4)
-    refused(tmp_path, path, "cutoffs must be 2, as many as .* has clusters", mem_len=4, cutoffs=[5])
+    refused(tmp_path, path, "cutoffs must be 2, as many as .* has clusters.*, got .5.", mem_len=4, cutoffs=[5])
     refused(tmp_path, path, "cutoffs must increase", mem_len=4, cutoffs=[12, 5])
     refused(tmp_path, path, "mem_len is needed: the state_dict", cutoffs=[5, 12])
 
