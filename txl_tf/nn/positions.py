@@ -13,8 +13,8 @@ another order of the dimensions is another order of the rows of a matrix. But we
 convention do not work with the other.
 
 Shapes:
-    K: klen, the number of keys, mem_len + tgt_len
-    E: d_model, even
+    K: klen, the number of keys, mem_len + tgt_len      T: tgt_len, the queries
+    E: d_model, even                                    R: distances that scores are computed for
 """
 
 from typing import Any
