@@ -36,7 +36,7 @@ def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, first: Size 
     Args:
         tgt_len, mem_len: T and M.
         same_length: whether every query sees the same number of keys.
-        first: the number of the first query and of the first key. The result does not depend on it.
+        first: the number of the first query and of the first key. The result does not depend on it, see `create_mask`.
     """
     query = first + tf.range(tgt_len)[:, None]
     key = first + tf.range(mem_len + tgt_len)
@@ -431,6 +431,7 @@ def nll(
     """
 
     def penalized(nll: Tensor, logits: Tensor) -> Tensor:
+        """`nll` with the gradient of `z_loss`; the `logits` are those of its softmax."""
         if not z_loss:
             return nll
         # It is divided by 1 - s, by which the smoothing below multiplies the gradient of the total.

@@ -69,7 +69,7 @@ def recompute(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @custom_gradient
     def call(*args: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        # Without a way for gradients through `f`, compiled functions in it do not return what gradients would need.
+        # With stop_gradient, compiled functions in `f` do not return the tensors that gradients need.
         y = f(*map(tf.stop_gradient, args))
 
         def grad(upstream: Tensor) -> Any:
