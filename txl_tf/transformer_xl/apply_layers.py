@@ -85,7 +85,8 @@ def _stacked(column: Sequence[Any]) -> Callable[[Any], Any]:
     """A function of a layer's number that returns the layer's tensor.
 
     Args:
-        column: a list with one tensor for every layer. If all are the same object, nothing is stacked.
+        column: a list with one tensor for every layer, or with `None` for every layer. If all are the same object,
+            nothing is stacked, and the function returns this object.
     """
     if all(tensor is column[0] for tensor in column):
         return lambda i: column[0]

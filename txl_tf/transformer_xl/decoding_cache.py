@@ -66,8 +66,9 @@ class MemoryCache(DecodingCache):
         Args:
             prompt: int32 `[B, n]`.
             lengths: int32 `[B]`, the number of tokens in each row; padding follows them.
-            segment: most tokens to read at a time, each with the memory of those before. The last piece is whole, so
-                the results of a row do not depend on the other rows. `None`: a prompt is one segment.
+            segment: the number of tokens in a piece. A longer prompt is read in pieces, each with the memory of the
+                piece before it. Pieces are counted from the end of a row and only the first may be shorter, so the
+                results of a row do not depend on the other rows. `None`: a prompt is one segment.
 
         Returns:
             `(hidden, state)`: `[B, E]` after each row's last token, and a state that `read_token` may write into.
@@ -176,6 +177,9 @@ class HiddenStateCache(DecodingCache):
         """Reads the prompts, each from the beginning of a text. Arguments and results: see `MemoryCache.read_prompt`.
 
         If the network takes a `padding_mask`, one call reads all prompts. Otherwise, a call reads each prompt.
+
+        Raises:
+            ParameterError: `segment` or static shapes are requested, but the network does not take a `padding_mask`.
         """
         batch, n = shape_of(prompt)
         mems = list(self.initial_state(batch))
@@ -202,18 +206,18 @@ class HiddenStateCache(DecodingCache):
             outputs, new_mems = self.lm.outputs(prompt[b : b + 1, : lengths[b]], [mem[b : b + 1] for mem in mems])
             return outputs[0, -1], tuple(mem[0] for mem in new_mems)
 
-        nothing = self.lm.no_outputs(1)  # has the shape and dtype of the outputs
+        no_outputs = self.lm.no_outputs(1)  # has the width and the dtype of the outputs
         specs = (
-            tf.TensorSpec([nothing.shape[2]], nothing.dtype),
-            tuple(tf.TensorSpec(m.shape[1:], m.dtype) for m in mems),
+            tf.TensorSpec([no_outputs.shape[2]], no_outputs.dtype),
+            tuple(tf.TensorSpec(mem.shape[1:], mem.dtype) for mem in mems),
         )
         return tf.map_fn(read_row, tf.range(batch), fn_output_signature=specs, parallel_iterations=1)
 
     def _read_piece(self, tokens: Tensor, own: Tensor, state: Any) -> tuple[Any, Any]:
         """Reads the last `own[b]` tokens of each row. Returns the last output and the memory."""
         n = shape_of(tokens)[1]
-        place: Any = tf.range(n)
-        mask = place >= (n - own)[:, None]
+        index: Any = tf.range(n)
+        mask = index >= (n - own)[:, None]
         outputs, mems = self.lm.outputs(tokens, list(state), padding_mask=mask)
         return outputs[:, -1], tuple(mems)
 

@@ -79,7 +79,7 @@ def document_mask(
 def last_start(starts: Tensor, done: Tensor | None = None, lengths: Tensor | None = None) -> Any:
     """The index at which the document begins that the next segment continues, or `BEFORE`: int32 `[B, 1]`.
 
-    It is the number of tokens, the index of the next one, where the last token ends a document.
+    If the last token of a row ends a document, it is the number of tokens in the row: the index of the next token.
 
     Args:
         starts: int32 `[B, T]`, see `document_starts`.

@@ -121,8 +121,8 @@ def read(model: Any, tokens: Tensor, memory: Any, static_shapes: bool = False) -
     Returns:
         `(output, state)`: the output of the model, and the state after the segment.
     """
-    parts = [(view.layer.ff, view.weights.ff) for view in memory.layers if view.weights.ff]
-    with bound(parts):
+    ff_weights = [(of_layer.layer.ff, of_layer.weights.ff) for of_layer in memory.layers if of_layer.weights.ff]
+    with bound(ff_weights):
         return model(tokens, memory, static_shapes=static_shapes)
 
 

@@ -87,7 +87,7 @@ class RingPlaces(NamedTuple):
     visible: Tensor | None
     r: Any  # [H, K + T, D], see `_rotated`; for a single query a list of H tensors [K, D]
     first_slot: Tensor  # int32 scalar, the slot of the first query
-    special: dict[str, Any]
+    special: dict[str, Any]  # as in `Places`
 
     def distances(self, q: Tensor) -> Any:
         """The distance from every query to every key, int32 `[T, K]`.
@@ -98,8 +98,9 @@ class RingPlaces(NamedTuple):
         return (self.first_slot + query[:, None] - tf.range(self.klen)) % self.klen
 
     def scores_by_distance(self, q: Tensor) -> Any:
-        """Products of queries with the row of `r` for the distance of each key: `[H, T, K]`, or a list with the scores
-        of each head if there is a single query.
+        """Products of queries with the row of `r` for the distance of each key: `[H, T, K]`.
+
+        If `r` is a list, for a single query, the result may be a list with the scores `[1, K]` of each head.
         """
         if isinstance(self.r, list):
             scores = products_of_heads(q, self.r, transpose_b=True)
