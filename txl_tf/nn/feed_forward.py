@@ -80,7 +80,7 @@ class PositionwiseFF(LowRank, Layer):
         d_model: width of input and output.
         d_inner: width between the two products.
         dropout: dropout rate after the activation and after the second product.
-        kernel_initializer: of both kernels. With a seed s, they have the seeds s and s + 1.
+        kernel_initializer: of both kernels. With a seed, each draws other numbers.
         layer_norm_epsilon: added to the variance in layer norm.
         seed: int from which dropout keys derive, for calls without a key. `None` draws one.
         pre_lnorm: whether to normalise the input, instead of the sum after the residual connection.

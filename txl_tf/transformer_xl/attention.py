@@ -283,7 +283,7 @@ class RelMultiHeadAttn(SegmentAttention):
         n_head, d_head: number of heads and the width of each.
         dropout: dropout rate of the attention's output.
         dropatt: dropout rate of the attention probabilities.
-        kernel_initializer: of the three projections. With a seed s, they have the seeds s, s + 1, s + 2.
+        kernel_initializer: of the three projections. With a seed, each draws other numbers.
         layer_norm_epsilon: added to the variance in layer norm.
         seed: int from which dropout keys derive, for calls without a key. `None` draws one.
         pre_lnorm: whether to normalise segment and memory before attention, instead of the sum after it.

@@ -177,8 +177,8 @@ class RingMemory(NetworkMemory):
             starts = document_starts(tokens, network.reset_token, done=done)
         self.erase_before, self.erase_after = _erasers(network, starts, done, self.slots, self.klen, in_place)
         self.zero_beyond = None if starts is None or tokens.shape[1] == 1 else query - starts
-        every_slot = tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1
-        self.max_distance = None if every_slot else _max_distance(network, query, padding, starts)
+        sees_every_slot = tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1
+        self.max_distance = None if sees_every_slot else _max_distance(network, query, padding, starts)
         self.is_token = None if padding is None else (query >= padding)[:, None, :, None]  # [B, 1, T, 1]
         self.put = write_slice if static_shapes else functools.partial(write, in_place=in_place)
         rings = zip(network.decoder_layers, weights, state.keys, state.values, strict=True)

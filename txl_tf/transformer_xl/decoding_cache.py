@@ -111,7 +111,7 @@ class MemoryCache(DecodingCache):
         return hidden, writable_copy(resized(self.network, state))
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Any, Any]:
-        """Reads one token for each row, int32 `[B]`.
+        """Reads one token for each row, int32 `[B]`. The `weights` are the result of `precompute`.
 
         Afterwards, use only the returned state: without `static_shapes`, the given one is overwritten.
 

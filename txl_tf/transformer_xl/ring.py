@@ -33,7 +33,10 @@ QUERY_BLOCK = 256
 
 
 def write(ring: Tensor, slots: Tensor, new: Tensor, in_place: bool = False) -> Any:
-    """The `ring` `[B, H, K, D]` with `new` `[B, H, T, D]` in the `slots`, `[T]` or `[B * H, T]`."""
+    """The `ring` `[B, H, K, D]` with `new` `[B, H, T, D]` in the `slots`, `[T]` or `[B * H, T]`.
+
+    With `in_place`, it is written into the ring itself, which must not be used again.
+    """
     batch, n_head, klen, d_head = shape_of(ring)
     first_rows: Any = tf.range(batch * n_head)
     rows: Any = tf.reshape(first_rows[:, None] * klen + slots, [-1])
@@ -133,19 +136,19 @@ def attend_ring(
         `[B, H, T, D]`.
     """
     batch, n_head, tgt_len, d_head = shape_of(content_q)
-    known = content_q.shape[2]
-    if (known or tf.int32.max) <= QUERY_BLOCK:
+    static_len = content_q.shape[2]
+    if static_len is not None and static_len <= QUERY_BLOCK:
         return _attend_block(
             block, content_q, position_q, keys, values, r, first_slot, max_distance, zero_beyond, static_shapes
         )
 
-    size: Any = QUERY_BLOCK if known else tf.minimum(tgt_len, QUERY_BLOCK)
+    size: Any = QUERY_BLOCK if static_len is not None else tf.minimum(tgt_len, QUERY_BLOCK)
     padding = -tgt_len % size  # so that the queries are whole blocks
 
     def padded(limit: Tensor) -> Any:
         return tf.pad(limit, [[0, 0]] * (len(limit.shape) - 1) + [[0, padding]])
 
-    shape = [content_q.shape[0], n_head, size if known else None, d_head]
+    shape = [content_q.shape[0], n_head, None if static_len is None else size, d_head]
     content_q, position_q = (tf.pad(x, [[0, 0], [0, 0], [0, padding], [0, 0]]) for x in (content_q, position_q))
     max_distance, zero_beyond = (x if x is None else padded(x) for x in (max_distance, zero_beyond))
 
