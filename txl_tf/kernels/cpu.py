@@ -207,6 +207,7 @@ def _sum_of_columns(x: Tensor) -> Any:
 
 
 def pairwise_scores(q: Tensor, r: Tensor, index: Tensor | None = None) -> Any:
+    """With `index`, all heads take one product, and the vectors of the pairs are not kept for the gradient."""
     return plain.pairwise_scores(q, r) if index is None else _indexed_scores(q, r, index)
 
 

@@ -59,6 +59,7 @@ def fused(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def alone(*args: Any) -> Any:
+        """`f`, in which other fused functions are called as they are: they are compiled as a part of it."""
         with fusing(False):
             return f(*args)
 

@@ -41,7 +41,8 @@ def custom_gradient(f: Callable[..., tuple[Tensor, Callable[..., Any]]]) -> Call
         tensors: Any = [tf.constant(x, dtype) if isinstance(x, float) else tf.convert_to_tensor(x) for x in args]
         y, grad = f(*tensors)
 
-        def backward(upstream: Tensor, *_: Tensor) -> list[Any]:  # gradients of all that `tf.identity_n` returns
+        def backward(upstream: Tensor, *_: Tensor) -> list[Any]:
+            """The gradients of `[y, *tensors]`, from those of all results of `tf.identity_n`."""
             return [None, *grad(upstream)]
 
         graph: Any = tf.compat.v1.get_default_graph()

@@ -99,6 +99,7 @@ class Dropping(Settings):
             self.seed_generator = keras.random.SeedGenerator(self.seed)
 
     def check_setting(self, name: str, value: Any) -> Any:
+        """Checks a new value, see `Settings`. Returns the value, or a random seed for `seed=None`."""
         value = super().check_setting(name, value)
         return random.randrange(2**31) if name == "seed" and value is None else value
 
@@ -147,6 +148,7 @@ class Dropping(Settings):
         return dropout_key
 
     def save_own_variables(self, store: Any) -> None:
+        """Keras's method: also saves the state of the seed generator, if there is one."""
         super().save_own_variables(store)
         if self.seed_generator is not None:
             store["seed_generator"] = self.seed_generator.state.numpy()

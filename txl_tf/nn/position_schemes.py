@@ -240,6 +240,7 @@ class Relative(Positions):
     refused = {"context_len": Positions.refused["context_len"]}
 
     def make_weights(self, owner: Any) -> None:
+        """Makes u and v, as `r_w_bias` and `r_r_bias` of the owner."""
         owner.r_w_bias, owner.r_r_bias = owner.build_biases()
 
     def table(self, network: Any, klen: Size, zero: Size = 0) -> Any:
@@ -260,9 +261,11 @@ class Relative(Positions):
         return shared, *network.biases(i)  # r, r_w_bias, r_r_bias
 
     def queries(self, q: Tensor, w: Any) -> tuple[Tensor, Tensor]:
+        """`q + u` for the content of the keys and `q + v` for their distances, scaled."""
         return _times(q + w.u, w.scale), _times(q + w.v, w.scale)
 
     def scores(self, q: Tensor, places: Any) -> Any:
+        """Products of the queries with the projected sinusoids of the distances."""
         return places.scores_by_distance(q)
 
 
@@ -288,6 +291,7 @@ class Sinusoids(Positions):
         return positional_embedding(positions, inverse_frequencies(network.d_model, dtype))
 
     def enter(self, network: Any, embeddings: Tensor, mem_len: Size, dropout_keys: Any, zero: Size = 0) -> Any:
+        """The embeddings plus the rows of their positions, with dropout. Layers share no information: `None`."""
         rows = tf.cast(network.position_table(shape_of(embeddings)[1], zero), network.compute_dtype)
         return dropout(embeddings + rows, network.dropout, dropout_keys[0]), None
 
@@ -301,6 +305,7 @@ class Learned(Sinusoids):
     known_as = "learned"
 
     def make_weights(self, owner: Any) -> None:
+        """Makes the learned table, as `pos_table` of the owner."""
         shape = owner.context_len, owner.d_model
         owner.pos_table = owner.add_table("pos_table", shape, own_initializer(owner.initializer))
 
@@ -321,6 +326,7 @@ class Alibi(Positions):
     known_as = "alibi"
 
     def scores(self, q: Tensor, places: Any) -> Any:
+        """`-slope * distance` for every head: `[H, T, K]`, whatever the values of the queries `q` are."""
         distances: Any = tf.cast(places.distances(q), wide_dtype(q))  # [T, K]
         slopes: Any = tf.constant(alibi_slopes(q.shape[0]), distances.dtype)
         return tf.cast(-slopes[:, None, None] * distances, q.dtype)  # [H, T, K]
@@ -349,6 +355,7 @@ class Rotary(Positions):
     known_as = "rotary"
 
     def check(self, owner: Any) -> None:
+        """Raises ParameterError if `d_head` is odd."""
         if owner.d_head % 2:
             allowed = "even with positions='rotary', which rotates pairs of dimensions"
             raise ParameterError("d_head", owner.d_head, allowed)

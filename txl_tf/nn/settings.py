@@ -46,6 +46,7 @@ def of_type(kind: Any, *checks: Check) -> Check:
 
 
 def _check_seed(name: str, value: Any) -> None:
+    """Raises ParameterError unless a seed is an integer or `None`."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
         raise ParameterError(name, value, "an integer, or None")
 
@@ -248,12 +249,13 @@ def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
         one.drop_graphs()
         waiting += [owner_of(one), *vars(one).get("_users", ())]
 
-    def exists() -> bool:
+    def other_graph_exists() -> bool:
+        """Whether a graph in which `x` or a part was called still exists."""
         return any(vars(layer).get("_seen_in") for layer in x._flatten_layers())
 
-    if exists():
+    if other_graph_exists():
         gc.collect()  # dropped graphs are in reference cycles
-    if exists():
+    if other_graph_exists():
         message = (
             f"{name} of {_named(x)} cannot change from {brief(current)} to {brief(value)}: a compiled graph outside "
             f"this library still uses {brief(current)}. If it is of a Keras model, compile() frees it (after predict, "
@@ -288,6 +290,7 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     fixed = _merged(type(x), "fixed_methods")
 
     def is_replaced(method: str) -> bool:
+        """Whether the change replaces this method of `x`."""
         if name == "__class__":
             return getattr(value, method, None) is not getattr(current, method, None)
         return method == name

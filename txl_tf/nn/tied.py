@@ -213,10 +213,12 @@ class Tied(MixedIntoLayer):
 
     @property
     def weights(self) -> list[Any]:
+        """The weights of the layer, and those of an embedding that is in an earlier layer."""
         return [*super().weights, *([] if self.place is None else self.embedding.weights)]
 
     @property
     def variables(self) -> list[Any]:
+        """As `weights`, but with the variables that are not weights."""
         return [*super().variables, *([] if self.place is None else self.embedding.variables)]
 
 

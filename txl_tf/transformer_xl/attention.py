@@ -177,6 +177,7 @@ class SegmentAttention(LowRank, Attending, Layer):
 
     def build(self, w_shape: Any = None, **_: Any) -> None:
         def kernel(name: str, shape: tuple[int, int]) -> Any:
+            """Makes a kernel."""
             return self.add_weight(name=name, shape=shape, initializer=own_initializer(self.kernel_initializer))
 
         width = self.n_head * self.d_head

@@ -84,6 +84,7 @@ def state_of(network: Any, mems: Sequence[Tensor], max_segment: Size = 1) -> Cac
     width = network.n_head * network.d_head
 
     def keys_and_values(mem: Tensor, attn: Any) -> Any:
+        """Keys and values of a layer's memory, `[B, H, M, D]` each, not turned."""
         if mem.shape[1] != network.mem_len:
             allowed = f"memories of mem_len={network.mem_len} positions"
             raise ParameterError("mems", mem, allowed, f"mems must be {allowed}, got {shown(mem)}")
@@ -107,6 +108,7 @@ def memory_of(network: Any, state: CachedState) -> tuple[Any, Any]:
     """`(keys, values)` of a state in the order of time: tuples of `n_layer` tensors `[B, H, M, D]`, oldest first."""
 
     def oldest_first(ring: Tensor) -> Any:
+        """The memory in a ring, in the order of time."""
         # `position` is the slot of the next token. The roll puts it first. The first `max_segment` slots are then room
         # for the next segment, and the memory follows, its oldest token first.
         max_segment = shape_of(ring)[2] - network.mem_len
@@ -121,6 +123,7 @@ def state_from(keys: Sequence[Tensor], values: Sequence[Tensor], max_segment: Si
     """The state with this `max_segment` whose `memory_of` is `keys` and `values`; `count` is that of the state."""
 
     def ring(memory: Tensor) -> Any:
+        """A ring with the memory in its first slots, and room for a segment after it."""
         return tf.pad(memory, [[0, 0], [0, 0], [0, max_segment], [0, 0]])
 
     return CachedState(tuple(map(ring, keys)), tuple(map(ring, values)), tf.constant(keys[0].shape[2]), count)

@@ -91,8 +91,9 @@ class MemoryCache(DecodingCache):
         network = self.network
         weights = precompute(network, segment)
 
-        def read_piece(tokens: Tensor, own: Tensor, carried: Any) -> tuple[Any, Any]:
-            hidden, state = cached_forward(network, weights, tokens, carried, own, model=self.lm.outputs)
+        def read_piece(tokens: Tensor, own: Tensor, state_before: Any) -> tuple[Any, Any]:
+            """See `in_pieces`."""
+            hidden, state = cached_forward(network, weights, tokens, state_before, own, model=self.lm.outputs)
             return hidden[:, -1], state
 
         state = initial_state(network, shape_of(prompt)[0], segment)
@@ -152,6 +153,7 @@ def in_pieces(
     whole = tf.pad(prompt, [[0, 0], [pieces * segment - n, 0]])
 
     def read(i: Any, output: Tensor, state: Any) -> tuple[Any, Any, Any]:
+        """Reads piece i. The output of the piece before it is replaced."""
         tokens: Any = tf.slice(whole, [0, i * segment], [batch, segment])
         tokens = tf.ensure_shape(tokens, [prompt.shape[0], segment])
         own = tf.clip_by_value(lengths - (pieces - 1 - i) * segment, 0, segment)
@@ -203,6 +205,7 @@ class HiddenStateCache(DecodingCache):
             raise ParameterError("static_shapes", True, allowed)
 
         def read_row(b: Any) -> tuple[Any, Any]:
+            """Reads the prompt of row b. Returns the output for its last token, and the row's memory."""
             outputs, new_mems = self.lm.outputs(prompt[b : b + 1, : lengths[b]], [mem[b : b + 1] for mem in mems])
             return outputs[0, -1], tuple(mem[0] for mem in new_mems)
 

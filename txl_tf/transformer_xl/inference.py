@@ -73,6 +73,7 @@ def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWe
     dtype = network.compute_dtype
 
     def weights_of(i: int, layer: Any) -> LayerWeights:
+        """`LayerWeights` of layer i."""
         if network.r_w_bias is None:
             return layer_weights(layer, dtype, None, None, position_keys[i] if position_keys else None)
         r_w_bias, r_r_bias = (tf.cast(bias * network.d_head**-0.5, dtype) for bias in network.biases(i))
@@ -92,6 +93,7 @@ def projected_positions(network: Any, klen: Size) -> list[Any]:
     pos_emb: Any = tf.cast(network.position_table(klen), network.compute_dtype)
 
     def keys_of(layer: Any) -> Tensor:
+        """The keys of the distances in a layer."""
         attn: Any = getattr(layer, "rel_attn", None)
         if getattr(attn, "r_kernel", None) is None:
             raise NotCacheable(f"{layer.name} has no rel_attn like RelMultiHeadAttn")

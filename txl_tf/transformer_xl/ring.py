@@ -73,6 +73,7 @@ def eraser(last: Tensor, slots: Tensor, klen: Size, n_head: int, in_place: bool 
     erased: Any = tf.reshape((row[:, None] * n_head + tf.range(n_head)) * klen + slot[:, None], [-1])
 
     def erase(ring: Tensor) -> Any:
+        """Writes zeros into the slots of earlier documents, in place."""
         zeros = tf.zeros([tf.size(erased), ring.shape[3]], ring.dtype)
         flat = tf.raw_ops.InplaceUpdate(x=tf.reshape(ring, [-1, ring.shape[3]]), i=erased, v=zeros)
         return tf.reshape(flat, shape_of(ring))
@@ -146,6 +147,7 @@ def attend_ring(
     padding = -tgt_len % size  # so that the queries are whole blocks
 
     def padded(limit: Tensor) -> Any:
+        """`max_distance` or `zero_beyond` with zeros for the padding queries."""
         return tf.pad(limit, [[0, 0]] * (len(limit.shape) - 1) + [[0, padding]])
 
     shape = [content_q.shape[0], n_head, None if static_len is None else size, d_head]
@@ -156,11 +158,13 @@ def attend_ring(
         """Attends from the block of queries that begins at `start`."""
 
         def queries(q: Tensor) -> Any:
+            """The queries of the block."""
             part: Any = tf.slice(q, [0, 0, start, 0], [-1, -1, size, -1])
             part.set_shape(shape)
             return part
 
         def limits(limit: Tensor | None) -> Any:
+            """`max_distance` or `zero_beyond` of the queries of the block."""
             return None if limit is None else tf.gather(limit, start + tf.range(size), axis=-1)
 
         return _attend_block(
@@ -200,6 +204,7 @@ def _attend_block(
         return tf.transpose(block(*heads_first, places), [1, 0, 2, 3])
 
     def attend_row(b: Any) -> Tensor:
+        """Attention of row b of the batch."""
         row_visible = visible if visible is None or len(visible.shape) == 2 else visible[b]
         places = RingPlaces(klen, row_visible, r, first_slot, _special(None if content is None else content[b]))
         return block(content_q[b], position_q[b], keys[b], values[b], places)
