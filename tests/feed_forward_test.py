@@ -126,3 +126,27 @@ def test_configs_round_trip_and_kernels_are_drawn_anew():
     for a, b in itertools.combinations(kernels, 2):
         assert np.abs(a - b).max() > 0.1
     assert np.std(np.concatenate(kernels)) == pytest.approx(0.5, rel=0.2)
+
+
+@pytest.mark.parametrize("seed", [3, keras.random.SeedGenerator(3)], ids=["seed", "generator"])
+def test_kernels_of_a_layer_differ_with_a_seeded_initializer(seed):
+    initializer = keras.initializers.RandomNormal(stddev=0.5, seed=seed)
+    layer = TransformerXLLayer(8, 2, 4, 8, kernel_initializer=initializer)
+    layer.build()
+    kernels = [
+        k.numpy() for k in (layer.rel_attn.r_kernel, layer.rel_attn.o_kernel, layer.ff.kernel_1, layer.ff.kernel_2)
+    ]
+    alone = PositionwiseFF(8, 8, kernel_initializer=initializer)
+    alone.build()
+    for a, b in [*itertools.combinations(kernels, 2), (alone.kernel_1.numpy(), alone.kernel_2.numpy())]:
+        assert np.abs(a - b).max() > 0.1
+
+
+def test_a_seed_of_the_initializer_decides_the_kernels():
+    layers = [TransformerXLLayer(8, 2, 4, 8, kernel_initializer=keras.initializers.HeNormal(seed=3)) for _ in range(2)]
+    layers.append(TransformerXLLayer.from_config(layers[0].get_config()))
+    for layer in layers:
+        layer.build()
+    for layer in layers[1:]:
+        for weight, other in zip(layer.get_weights(), layers[0].get_weights(), strict=True):
+            np.testing.assert_array_equal(weight, other)

@@ -36,7 +36,7 @@ def causal(tgt_len: Size, mem_len: Size, same_length: bool = False, first: Size 
     Args:
         tgt_len, mem_len: T and M.
         same_length: whether every query sees the same number of keys.
-        first: the number of the first query and of the first key. The result does not depend on it.
+        first: the number of the first query and of the first key. The result does not depend on it, see `create_mask`.
     """
     query = first + tf.range(tgt_len)[:, None]
     key = first + tf.range(mem_len + tgt_len)
@@ -163,17 +163,18 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
 
     Args:
         h: `[B, T, E]`, the segment.
-        memory: an object with four functions. `project(h, w)` returns the queries of the segment, and the keys and
-            values of all tokens that it sees. `numbers(k)` returns how many tokens precede each key. `attend(block,
-            ...)` calls `block` once for all queries, or for one part of them after the other. `output(heads, w)` is the
-            last projection.
+        memory: an object with four functions. `project(h, w)` returns the queries of the segment, and keys and values:
+            those of memory and segment if the memory is hidden states, those of the segment if keys and values are
+            cached. `numbers(k)` returns how many tokens precede each of these keys. `attend(block, ...)` adds the
+            cached keys and values, and calls `block` once for all queries, or for one part of them after the other.
+            `output(heads, w)` is the last projection.
         w: the weights.
         drop: dropout of the probabilities.
 
     Returns:
         `[B, T, E]`.
     """
-    q, k, v = memory.project(h, w)  # [H, B, T, D], [H, B, K, D] twice; or batch first
+    q, k, v = memory.project(h, w)  # [H, B, T, D], [H, B, K, D] twice; if cached, [B, H, T, D] three times
     zero_q: Tensor | None = None
     if w.zeros is not None:
         k = k - w.zeros.k
@@ -181,7 +182,7 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
         if w.positions.turns:
             zero_q = w.positions.queries(w.positions.turn(q, tf.zeros([shape_of(h)[1]], tf.int32)), w)[0]
     if w.positions.turns:
-        numbers = memory.numbers(k)  # [K]
+        numbers = memory.numbers(k)  # [K]; if cached, of the segment's tokens, [T] or [B, 1, T]
         q = w.positions.turn(q, numbers[..., -shape_of(h)[1] :])  # the queries are the last tokens
         k = w.positions.turn(k, numbers)
 
@@ -431,6 +432,7 @@ def nll(
     """
 
     def penalized(nll: Tensor, logits: Tensor) -> Tensor:
+        """`nll` with the gradient of `z_loss`; the `logits` are those of its softmax."""
         if not z_loss:
             return nll
         # It is divided by 1 - s, by which the smoothing below multiplies the gradient of the total.

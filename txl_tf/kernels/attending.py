@@ -71,13 +71,13 @@ def attend(
         zero_keys: int, the number of keys and values that are zeros and come before `k` and `v`. They get their share
             of the softmax, but nothing is multiplied by them.
         zero_value: broadcasts to `[H, ..., 1, D]`, what was subtracted from all values, see `Zeros` of the equations.
-            It is added to each value, times its probability.
+            The result gets it back, times the sum of the probabilities.
 
     Returns:
         `[H, ..., T, D]`, in the dtype of `q`.
     """
-    is_plain = dropout_key is None and content is None and not zero_keys and watched() is None
-    if is_plain and ops.takes_one_query(q, visible):
+    needs_no_probs = dropout_key is None and content is None and not zero_keys and watched() is None
+    if needs_no_probs and ops.takes_one_query(q, visible):
         q, position_scores = _scaled(q, position_scores, scale)
         return ops.attend_with_one_query(q, k, v, position_scores, visible)
     position_scores = tf.stack(position_scores) if isinstance(position_scores, list) else position_scores

@@ -30,6 +30,7 @@ residual_norm = _chosen.residual_norm
 rms_norm = plain.rms_norm
 takes_one_query = _chosen.takes_one_query
 
-for _name, _operation in list(globals().items()):  # the docstring is written once, at the plain version
+# The plain version has the docstring. That of the fast version is added to it.
+for _name, _operation in list(globals().items()):
     if callable(_operation) and hasattr(plain, _name) and _operation is not getattr(plain, _name):
         _operation.__doc__ = "\n\n".join(filter(None, [getattr(plain, _name).__doc__, _operation.__doc__]))

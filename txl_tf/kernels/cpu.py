@@ -18,7 +18,7 @@ from txl_tf.kernels.dropout import NO_DROP, Drop, dropout, scale_of_kept
 from txl_tf.kernels.dtypes import at_least_float32, is_half, scalar, wide_dtype
 from txl_tf.kernels.fusion import fused, only_cpus, pays
 from txl_tf.kernels.gradients import custom_gradient
-from txl_tf.kernels.plain import hidden, join_heads, project, seen_scores
+from txl_tf.kernels.plain import join_heads, mask_penalty, project, seen_scores
 from txl_tf.kernels.precision import matmul
 from txl_tf.kernels.shapes import Tensor, shape_of
 
@@ -29,13 +29,17 @@ _LANES = 32
 
 
 def add_bias(x: Tensor, bias: Tensor) -> Any:
-    """The gradient of the bias is summed exactly. TensorFlow sums it in bfloat16 on CPUs: 4% wrong with 1,024 rows."""
-    sums_are_exact = x.dtype != tf.bfloat16 or x.shape[0] == 1 or not only_cpus()
-    return tf.nn.bias_add(x, bias) if sums_are_exact else _add_bias(x, bias)
+    """For bfloat16 on CPUs, the gradient of the bias is a matrix product, which adds in float32.
+
+    TensorFlow adds in bfloat16 there: with 1,024 rows, its sums are 4% wrong.
+    """
+    tensorflow_is_exact = x.dtype != tf.bfloat16 or x.shape[0] == 1 or not only_cpus()
+    return tf.nn.bias_add(x, bias) if tensorflow_is_exact else _add_bias(x, bias)
 
 
 @custom_gradient
 def _add_bias(x: Tensor, bias: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+    """The sum, and a function that returns the gradients of `x` and `bias`."""
     return tf.nn.bias_add(x, bias), lambda upstream: (upstream, sum_of_rows(upstream))
 
 
@@ -45,7 +49,7 @@ def sum_of_rows(x: Tensor) -> Any:
 
 
 def project_heads(x: Tensor, kernel: Tensor, n: int, n_head: int) -> Any:
-    """One product for every head writes it heads first: nothing has to be transposed."""
+    """Large tensors take one product for each head, so the result is heads first without a transposition."""
     batch, length, width = x.shape
     d_head = kernel.shape[1] // (n * n_head)
     if not pays([n * n_head, batch, length, d_head]):
@@ -71,7 +75,7 @@ def _by_head(kernel: Tensor, number: int) -> Any:
 
 
 def project_output(attn_vec: Tensor, o_kernel: Tensor) -> Any:
-    """The gradient is one product for every head, which writes it heads first: nothing has to be transposed."""
+    """The gradient of large tensors is one product for each head, so it is heads first without a transposition."""
     if not pays(attn_vec.shape):
         return plain.project_output(attn_vec, o_kernel)
     n_head, batch, qlen, d_head = attn_vec.shape
@@ -114,7 +118,7 @@ def _heads_of(x: Tensor | list[Tensor]) -> list[Any]:
 def takes_one_query(q: Tensor, visible: Tensor | None) -> bool:
     """Whether `attend_with_one_query` can be used: for a single query without a batch.
 
-    Not for float16, which may not hold its sums.
+    It adds values before it divides them. In float16, the sums could overflow, so it is not used.
     """
     is_one_query = q.shape[-2] == 1 and len(q.shape) == 3
     return is_one_query and q.dtype != tf.float16 and (visible is None or len(visible.shape) == 2)
@@ -129,13 +133,13 @@ def attend_with_one_query(
     first and then divided by the sum, because they are fewer numbers than the probabilities. `position_scores` may be a
     list with one tensor for each head.
     """
-    subtracted = None if visible is None else hidden(visible, wide_dtype(q))
+    penalty = None if visible is None else mask_penalty(visible, wide_dtype(q))
 
     def attend_head(q: Tensor, k: Tensor, v: Tensor, position_scores: Tensor | None = None) -> Any:
         """Attention of the query of one head, `[1, D]`."""
         scores: Any = tf.matmul(q, k, transpose_b=True)
         scores = at_least_float32(scores if position_scores is None else scores + position_scores)
-        scores = scores if subtracted is None else scores - subtracted
+        scores = scores if penalty is None else scores - penalty
         exp: Any = tf.exp(scores - tf.reduce_max(scores))
         values = at_least_float32(tf.matmul(tf.cast(exp, v.dtype), v))
         return tf.cast(values / tf.reduce_sum(exp), v.dtype)
@@ -169,7 +173,7 @@ def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_score
 
 
 def _softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Tensor | None = None) -> Any:
-    """`plain.masked_softmax`, which is slow for a single query: this query gets operations of its own."""
+    """`plain.masked_softmax`; for a single query, by other operations, which are faster."""
     if scores.shape[-2] != 1:
         return plain.masked_softmax(scores, visible, position_scores)
     seen = seen_scores(visible, scores, position_scores)
@@ -179,8 +183,8 @@ def _softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Ten
 
 @fused
 def _half_softmax(shape: Sequence[int], visible: Tensor | None, *scores: Tensor) -> Any:
-    """`_softmax` in the form that XLA compiles best: it takes the maxima of `_LANES` columns at once, and computes the
-    sum as a product.
+    """`_softmax` in the form that XLA compiles best: with the maxima of `_LANES` columns at once, and the sum as a
+    matrix product.
     """
     seen = seen_scores(visible, *scores)
     lane_maxima = tf.reduce_max(tf.reshape(seen, [*shape[:-1], -1, _LANES]), -2)
@@ -203,6 +207,7 @@ def _sum_of_columns(x: Tensor) -> Any:
 
 
 def pairwise_scores(q: Tensor, r: Tensor, index: Tensor | None = None) -> Any:
+    """With `index`, all heads take one product, and the vectors of the pairs are not kept for the gradient."""
     return plain.pairwise_scores(q, r) if index is None else _indexed_scores(q, r, index)
 
 
@@ -370,6 +375,7 @@ def relu_layer(x: Tensor, kernel: Tensor, bias: Tensor, drop: Drop = NO_DROP) ->
 
 @fused
 def _dropped(shape: Sequence[int], x: Tensor, rate: float, dropout_key: Tensor | None) -> Any:
+    """`x` in this shape, with dropout."""
     return dropout(tf.reshape(x, shape), rate, dropout_key)
 
 

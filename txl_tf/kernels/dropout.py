@@ -69,6 +69,7 @@ def scale_of_kept(rate: float) -> float:
 
 
 def _threshold(rate: float) -> int:
+    """How many of the 65,536 numbers of 16 bits drop an element. Fewer than all, so that `scale_of_kept` exists."""
     return min(round(rate * 65536), 65535)
 
 
@@ -119,6 +120,7 @@ def _random_words(shape: Any, dropout_key: Tensor, row_axis: int | None) -> Tens
 
 
 def _fold(words: Tensor) -> Any:
+    """Mixes the high bits of uint32 words into their low bits."""
     return tf.bitwise.bitwise_xor(words, tf.bitwise.right_shift(words, _u32(15)))
 
 

@@ -34,13 +34,14 @@ def fusing(active: bool) -> Generator[None, None, None]:
 
 
 def pays(shape: Sequence[Any]) -> bool:
-    """Whether a chain over tensors of this shape should be compiled.
+    """Whether a chain of small operations over tensors of this shape should be compiled.
 
     It should if `fusing` is on, the shape is known and has at least `FEWEST` elements, a graph is being traced, and
     there are only CPUs.
     """
-    known = _fusing.get() and all(isinstance(n, int) for n in shape)
-    return bool(known) and math.prod(shape) >= FEWEST and not tf.executing_eagerly() and only_cpus()
+    is_known = all(isinstance(n, int) for n in shape)
+    is_large = is_known and math.prod(shape) >= FEWEST
+    return bool(_fusing.get()) and is_large and not tf.executing_eagerly() and only_cpus()
 
 
 def only_cpus() -> bool:
@@ -58,6 +59,7 @@ def fused(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def alone(*args: Any) -> Any:
+        """`f`, in which other fused functions are called as they are: they are compiled as a part of it."""
         with fusing(False):
             return f(*args)
 
@@ -67,7 +69,7 @@ def fused(f: Callable[..., Any]) -> Callable[..., Any]:
     def call(shape: Sequence[Any], *args: Any) -> Any:
         if not pays(shape):
             return f(shape, *args)
-        # Else the compiled function would also return what its gradient would need.
+        # Without stop_gradient, the compiled function would also return the tensors that a gradient needs.
         args = tf.nest.map_structure(lambda x: tf.stop_gradient(x) if tf.is_tensor(x) else x, args)
         return compiled(tuple(shape), *args)
 

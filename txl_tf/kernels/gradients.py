@@ -41,7 +41,8 @@ def custom_gradient(f: Callable[..., tuple[Tensor, Callable[..., Any]]]) -> Call
         tensors: Any = [tf.constant(x, dtype) if isinstance(x, float) else tf.convert_to_tensor(x) for x in args]
         y, grad = f(*tensors)
 
-        def backward(upstream: Tensor, *_: Tensor) -> list[Any]:  # gradients of all that `tf.identity_n` returns
+        def backward(upstream: Tensor, *_: Tensor) -> list[Any]:
+            """The gradients of `[y, *tensors]`, from those of all results of `tf.identity_n`."""
             return [None, *grad(upstream)]
 
         graph: Any = tf.compat.v1.get_default_graph()
@@ -69,7 +70,7 @@ def recompute(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @custom_gradient
     def call(*args: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        # Without a way for gradients through `f`, compiled functions in it do not return what gradients would need.
+        # With stop_gradient, compiled functions in `f` do not return the tensors that gradients need.
         y = f(*map(tf.stop_gradient, args))
 
         def grad(upstream: Tensor) -> Any:

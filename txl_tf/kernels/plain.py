@@ -60,7 +60,7 @@ def head_matmul(a: Tensor, b: Tensor, transpose_b: bool = False) -> Any:
 
 
 def takes_one_query(q: Tensor, visible: Tensor | None) -> bool:
-    """Whether `attend_with_one_query` of `kernels/cpu.py` can be used. It has no plain version."""
+    """Whether `attend_with_one_query` of `kernels/cpu.py` can be used. It has no plain version, so here it cannot."""
     return False
 
 
@@ -82,10 +82,10 @@ def seen_scores(visible: Tensor | None, scores: Tensor, position_scores: Tensor 
     """The sum of the scores in float32 or float64, minus 1e30 for keys that a query does not see."""
     # Half precision holds neither -1e30 nor the sum of many small probabilities.
     scores = at_least_float32(scores if position_scores is None else scores + position_scores)
-    return scores if visible is None else scores - hidden(visible, scores.dtype)
+    return scores if visible is None else scores - mask_penalty(visible, scores.dtype)
 
 
-def hidden(visible: Tensor, dtype: Any) -> Any:
+def mask_penalty(visible: Tensor, dtype: Any) -> Any:
     """The numbers to subtract from scores: 1e30 for keys that a query does not see, else 0."""
     return 1e30 * tf.cast(~tf.cast(visible, tf.bool), dtype)
 

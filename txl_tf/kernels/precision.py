@@ -60,7 +60,7 @@ def set_matmul_precision(precision: str) -> None:
 
 
 def rounds() -> bool:
-    """Whether `set_matmul_precision` has chosen bfloat16."""
+    """Whether `set_matmul_precision` or the environment has chosen bfloat16."""
     return os.environ.get(VARIABLE) == "BF16"
 
 

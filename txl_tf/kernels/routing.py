@@ -60,7 +60,7 @@ class EveryRow:
 
 
 class BySlots:
-    """Every cluster has a fixed number of slots. It computes its first rows, in order, and leaves out its other rows.
+    """Every cluster has a fixed number of slots. Each computes its first rows, in order, and leaves out its other rows.
 
     Args:
         capacities: the number of slots of every cluster that will be called, in order.
@@ -78,7 +78,8 @@ class BySlots:
     def __call__(self, mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
         """`function(*rows)` where `mask` is true and a slot is free, and zeros for the other rows.
 
-        Arguments and result are those of `ByNumber`, but `n` must be static. `fill` is the row of an unused slot.
+        Arguments and result are those of `ByNumber`, but n must be static, and `function` must return one number for
+        each row. An unused slot contains `fill` in the place of an id, and zeros in the place of a vector.
         """
         n = mask.shape[0]
         capacity = min(int(next(self.capacities)), n)
@@ -93,7 +94,7 @@ class BySlots:
 
 
 def _padded_rows(x: Tensor, slots: Tensor, fill: int) -> Any:
-    """The rows of `x` at `slots`, where row number n is `fill` for ids, and zeros for vectors."""
+    """The rows of `x` at `slots`. Row number n, which `x` does not have, is `fill` for ids and zeros for vectors."""
     if x.dtype.is_integer:
         return tf.gather(tf.pad(x, [[0, 1]], constant_values=fill), slots)
     return ops.embedding_lookup(tf.pad(x, [[0, 1], [0, 0]]), slots)

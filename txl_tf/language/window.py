@@ -211,23 +211,22 @@ class WindowOfLayer(CachedKeys):
 
     def numbers(self, k: Tensor) -> Tensor:
         """How many tokens of the window precede each of the keys `k`."""
-        return self.segment.places[:, None]
+        return self.network_memory.places[:, None]
 
     def attend(self, block: Any, content_q: Any, position_q: Any, k: Tensor, v: Tensor) -> Any:
         """Writes keys and values of the segment into the window, and attends to the window."""
-        at = self.segment
+        memory = self.network_memory
         keys, values = (
-            write(ring, at.slots_of_heads, new, at.in_place) for ring, new in ((self.keys, k), (self.values, v))
+            write(ring, memory.slots_of_heads, new, memory.in_place) for ring, new in ((self.keys, k), (self.values, v))
         )
-        self.after = keys, values
+        self.keys_and_values_after = keys, values
         klen = shape_of(keys)[2]
-        if at.static_shapes and not self.layer.rel_attn.scheme.scores_positions:
-            return block(content_q, position_q, keys, values, Places(klen, at.visible[:, None]))
+        if memory.static_shapes and not self.layer.rel_attn.scheme.scores_positions:
+            return block(content_q, position_q, keys, values, Places(klen, memory.visible[:, None]))
 
         def attend_row(b):
-            return block(
-                content_q[b], position_q[b], keys[b], values[b], Places(klen, at.visible[b], query_places=at.slots[b])
-            )
+            places = Places(klen, memory.visible[b], query_places=memory.slots[b])
+            return block(content_q[b], position_q[b], keys[b], values[b], places)
 
         return row_by_row(attend_row, content_q)
 

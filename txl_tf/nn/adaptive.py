@@ -24,7 +24,10 @@ from txl_tf.schema import check_type
 
 
 def clusters_of(tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases: Sequence[Tensor]) -> list[Cluster]:
-    """The clusters with these weights. If there is only one table, it is split: its gradient is one concatenation."""
+    """The clusters with these weights. One table for several clusters is split, so its gradient is one concatenation.
+
+    Args: lists with one item for every cluster; `tables` may also be a list with a single table.
+    """
     sizes: list[int] = [bias.shape[0] for bias in biases]
     if len(tables) != len(biases):
         tables = tf.split(tables[0], sizes)
@@ -147,7 +150,7 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
         proj_share_all_but_first: whether every cluster but the first uses the projection of the embedding. If not,
             each has its own. Without cutoffs, the single projection is always shared, as in the original.
         tie_weight: whether to use the tables of the embedding. If not, the softmax has its own.
-        initializer: of its own tables.
+        initializer: of its own tables. Leave it out with `tie_weight`.
 
     Call arguments:
         hidden: `[batch, tgt_len, d_proj]`.
@@ -182,7 +185,8 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
     ) -> None:  # fmt: skip
         super().__init__(n_token, d_embed, d_proj, cutoffs, div_val, proj_same_dim, proj_initializer, **kwargs)
         check_type("tie_weight", tie_weight, bool)
-        if not tie_weight:  # a new initializer draws its seed, which would change the weights made after it
+        if not tie_weight:
+            # Only here: a new initializer draws a seed from Python's `random`, which changes the weights made after it.
             self.initializer = keras.initializers.get(initializer)
         elif initializer != "uniform":
             message = "initializer must be left out with tie_weight=True: the softmax has no tables of its own"
@@ -247,7 +251,8 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
         """Negative log-likelihood of every label: `[batch, tgt_len]`, nats.
 
         Args:
-            hidden, embedding: of the call.
+            hidden: as in the call.
+            embedding: as in the call, but built and with the right sizes: it is not checked.
             labels: int `[batch, tgt_len]`.
             **objective: `label_smoothing` and `z_loss`, see `mask_adaptive_logsoftmax`.
         """

@@ -1,8 +1,8 @@
 """The base class of all layers, by Keras's conventions: dropout keys, masks, shapes of outputs, checks of arguments.
 
 Dropout has one rule everywhere. With `training=True`, a layer uses dropout: with the `dropout_key` of the call or,
-without one, with a key from the layer's own `SeedGenerator`. With `training=False`, it never does. A call without
-`training` uses dropout if it gets a key.
+without one, with a key that it draws from its own `SeedGenerator` or from that of the layer that contains it. With
+`training=False`, it never does. A call without `training` uses dropout if it gets a key.
 """
 
 import contextlib
@@ -35,7 +35,8 @@ class Dropping(Settings):
     """Mixin of layers and models with dropout.
 
     Attributes:
-        seed: int from which the layer's keys derive; `None` if it draws no keys.
+        seed: int from which the keys of the layer's own generator derive. `None` if no seed was given and the layer has
+            no generator.
         seed_generator: counts the keys that the layer has drawn. It is saved with the weights.
         rate_names: names of the attributes that are dropout rates.
     """
@@ -75,7 +76,11 @@ class Dropping(Settings):
         return [getattr(self, name) for name in self.rate_names]
 
     def _choose_key_source(self, drops: bool) -> None:
-        """Chooses the source of keys: the layer that contains this one, its own generator, or none without dropout."""
+        """Chooses the source of keys: the layer that contains this one, or else this layer's own generator.
+
+        If nothing is dropped (`drops` is false), there is no source, except the own generator of a layer that always
+        draws.
+        """
         if self._key_source is not None:
             self._draw = self._key_source if drops else None
         elif not drops and not self._always_draws:
@@ -85,7 +90,7 @@ class Dropping(Settings):
             self._draw = self.draw_key
 
     def _make_generator(self) -> None:
-        """Makes the seed generator, unless the layer has one. A layer without a seed draws a random one."""
+        """Makes the seed generator, unless the layer has one. A layer without a seed chooses a random one."""
         if self.seed_generator is not None:
             return
         if self.seed is None:
@@ -94,6 +99,7 @@ class Dropping(Settings):
             self.seed_generator = keras.random.SeedGenerator(self.seed)
 
     def check_setting(self, name: str, value: Any) -> Any:
+        """Checks a new value, see `Settings`. Returns the value, or a random seed for `seed=None`."""
         value = super().check_setting(name, value)
         return random.randrange(2**31) if name == "seed" and value is None else value
 
@@ -105,7 +111,10 @@ class Dropping(Settings):
             self.seed_generator.state.assign(keras.random.SeedGenerator(self.seed).state)
 
     def draw_key(self, x: Tensor) -> Tensor:
-        """A new key, int `[3]`, for the rows of `x`. Each replica gets the key of its own rows."""
+        """A new key, int `[3]`, for the rows of `x`. Each replica gets the key of its own rows.
+
+        In a block of `drawing`, it is the key of the block.
+        """
         if self._draw != self.draw_key:  # `drawing`, or the layer that contains this one, gives the key
             return self._draw(x)
         context = tf.distribute.get_replica_context()
@@ -128,7 +137,7 @@ class Dropping(Settings):
 
         Args:
             x: an input with the rows of the batch. A key that is drawn depends on its number of rows.
-            training: `True`: the call uses `dropout_key` or, without it, draws a key if a dropout rate is not 0.
+            training: `True`: the call uses `dropout_key` or, without it, draws a key if the layer has a source of keys.
                 `False`: no dropout. `None`: dropout only if a `dropout_key` is given.
             dropout_key: the key that was given to the call.
         """
@@ -139,6 +148,7 @@ class Dropping(Settings):
         return dropout_key
 
     def save_own_variables(self, store: Any) -> None:
+        """Keras's method: also saves the state of the seed generator, if there is one."""
         super().save_own_variables(store)
         if self.seed_generator is not None:
             store["seed_generator"] = self.seed_generator.state.numpy()
@@ -154,7 +164,10 @@ class Dropping(Settings):
 
 @contextlib.contextmanager
 def unlocked(layer: Any) -> Generator[None, None, None]:
-    """In this block, a layer that is built accepts new weights and parts. They belong to the strategy of its others."""
+    """In this block, a layer that is built accepts new weights and parts.
+
+    They are made in the scope of the `tf.distribute` strategy in which its other weights were made.
+    """
     if not layer._tracker.locked:
         yield
         return
@@ -247,7 +260,11 @@ class OutputSpecs(MixedIntoLayer):
         return next(iter(self.named_shapes(shapes, named).values()))  # like the first argument
 
     def named_shapes(self, shapes: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of `compute_output_shape` by their names in the call. Options have their defaults."""
+        """The arguments of `compute_output_shape` by their names in the call, with defaults for those left out.
+
+        Raises:
+            CallError: see `compute_output_shape`.
+        """
         signature = inspect.signature(self.call)
         called = f"{type(self).__name__}.compute_output_shape"
         known = list(signature.parameters)
@@ -302,6 +319,8 @@ def memories_by_name(
 def check_call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
     """Raises an error that names the argument if a call of a layer failed because it does not fit the signature.
 
+    Otherwise, the function returns, and the caller raises the original error.
+
     Args:
         layer: the layer, or model.
         args, kwargs: of its call.
@@ -354,8 +373,8 @@ def watch_layers(model: Any, name: str, layers: Sequence[Any], *args: Any, **kwa
 
     Args:
         model: the model.
-        name: of what decides the class of the layers, for the error.
-        layers: those that attend, once each.
+        name: the argument that decides the class of the layers, for the error.
+        layers: the layers of the model that attend.
         *args, **kwargs: of the call.
 
     Returns:
@@ -522,7 +541,10 @@ def as_ids(name: str, ids: Any) -> Any:
 
 
 def width_of(name: str, shape: Any) -> int:
-    """The last dimension of the shape for which a layer is built. Raises ParameterError if it is not known."""
+    """The last dimension of the `shape` for which a layer is built. Raises ParameterError if it is not known.
+
+    `name` is the argument of the layer's call with this shape.
+    """
     if not isinstance(shape, (tuple, list, tf.TensorShape)) or not len(shape) or not isinstance(shape[-1], int):
         raise ParameterError(name, shape, "float [..., width] of a known width")
     width: Any = shape[-1]
@@ -530,7 +552,7 @@ def width_of(name: str, shape: Any) -> int:
 
 
 def check_width(name: str, shape: Any, width_name: str, width: int) -> None:
-    """Raises ParameterError if the `shape` for which a layer is built has another width. `None` is not checked."""
+    """Raises ParameterError if the `shape` for which a layer is built has another width. An unknown width passes."""
     if isinstance(shape, (tuple, list)) and shape and isinstance(shape[-1], int) and shape[-1] != width:
         raise ParameterError(name, list(shape), f"[..., {width_name}={width}]")
 
@@ -579,17 +601,17 @@ def check_tensors(sizes: dict[str, Any], **tensors: tuple[Any, str]) -> None:
         if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
             raise dense_error(name, tensor, described(kind, dims, sizes))
         shape = tf.TensorShape(tensor.shape)
-        every = dims
+        all_dims = dims
         if "..." in dims and shape.rank is not None:
             first = dims.index("...")
             others = max(shape.rank - len(dims) + 1, 0)
-            every = [*dims[:first], *["..."] * others, *dims[first + 1 :]]
+            all_dims = [*dims[:first], *["..."] * others, *dims[first + 1 :]]
             _check_leading(name, tensor, shape[first : first + others], sizes)
-        expected = [size_of(dim, sizes) for dim in every]
+        expected = [size_of(dim, sizes) for dim in all_dims]
         if not _KINDS[kind](tf.as_dtype(tensor.dtype)) or not shape.is_compatible_with(expected):
             raise tensor_error(name, tensor, described(kind, dims, sizes))
         if shape.rank is not None:
-            named_sizes = zip(every, shape.as_list(), strict=True)
+            named_sizes = zip(all_dims, shape.as_list(), strict=True)
             sizes.update((dim, size) for dim, size in named_sizes if size is not None and dim.isidentifier())
 
 
@@ -614,7 +636,7 @@ def size_of(dim: str, sizes: dict[str, Any]) -> Any:
 
 
 def described(kind: str, dims: Sequence[str], sizes: dict[str, Any]) -> str:
-    """A kind and the names of dimensions as error messages show them, with the sizes that are known."""
+    """A kind and the names of dimensions as error messages show them: `float [batch, d_model=32]`."""
 
     def shown_as(dim: str) -> str:
         size = size_of(dim, sizes)

@@ -15,7 +15,7 @@ _bound: contextvars.ContextVar[tuple[tuple[Any, Any], ...]] = contextvars.Contex
 
 @contextlib.contextmanager
 def bound(weights: Iterable[tuple[Any, Any]]) -> Generator[None, None, None]:
-    """In this block, layers compute with these weights.
+    """In this block, layers that call `bound_weights` compute with these weights.
 
     Args:
         weights: `(layer, weights)` for some layers, with the weights that the layer's `computed_weights` returned.

@@ -36,9 +36,8 @@ class Checkpointed(MixedIntoLayer):
             parts |= named_parts(name, value)
         other_parts = self._flatten_layers(include_self=False, recursive=False)
         other_parts = [part for part in other_parts if not isinstance(part, Checkpointed)]
-        for i, part in enumerate(
-            other_parts
-        ):  # a user's network or a layer of Keras does not show the parts in its lists
+        for i, part in enumerate(other_parts):
+            # A user's network or a layer of Keras does not show the parts in its lists.
             parts |= named_parts(f"others-{i}", part.variables)
         for key, part in parts.items():
             self.show(key, part)
@@ -53,7 +52,10 @@ class Checkpointed(MixedIntoLayer):
 
 
 def named_parts(name: str, value: Any) -> dict[str, Any]:
-    """`{"name-0": part}` for the layers and variables in the value of an attribute that TensorFlow does not see."""
+    """`{"name-0": part}` for the layers and variables in a list, tuple or dictionary that is the attribute `name`.
+
+    For a seed generator, `{name: state}`. For other values and for private attributes, an empty dictionary.
+    """
     if name.startswith("_"):
         return {}
     if isinstance(value, keras.random.SeedGenerator):

@@ -58,7 +58,7 @@ def mask_adaptive_embedding_lookup(
 
     Args:
         x: int `[B, T]`, token ids.
-        tables, projs: lists of weights, see above.
+        tables, projs: lists of weights, see the top of `txl_tf/nn/embedding.py`.
         cutoffs: ends of all clusters but the last.
         d_proj: P, width of the result.
         dtype: of the products and the result.
@@ -94,6 +94,7 @@ class AdaptiveBins(Layer):
     free_settings = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Raises ParameterError if `cutoffs` is given by position. The message shows the right call."""
         if len(args) > 3 and cls.__module__.startswith("txl_tf."):  # a user's subclass may have other arguments
             allowed = "given by name"
             sizes = ", ".join(map(brief, args[:3]))
@@ -121,9 +122,11 @@ class AdaptiveBins(Layer):
 
     @property
     def bin_sizes(self) -> list[int]:
+        """The number of words of every cluster."""
         return [cluster.words for cluster in self.bins]
 
     def bin_width(self, i: int) -> int:
+        """The width of the embeddings of cluster i."""
         return self.bins[i].width
 
     def is_projected(self, i: int) -> bool:
@@ -141,6 +144,7 @@ class AdaptiveBins(Layer):
         ]
 
     def add_projection(self, i: int, name: str) -> Any:
+        """Makes a projection for cluster i, a weight with this name."""
         shape = (self.bin_width(i), self.d_proj)
         return self.add_table(name, shape, own_initializer(self.proj_initializer), autocast=False)
 

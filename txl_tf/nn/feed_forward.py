@@ -16,7 +16,7 @@ from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_sizes, check_tensors, check_width, width_of
 from txl_tf.nn.bound import bound_weights
 from txl_tf.nn.lora import LowRank
-from txl_tf.nn.ops import Linear, make_norm, norm_of, own_initializer
+from txl_tf.nn.ops import Linear, for_weights_of_layer, make_norm, norm_of, own_initializer
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED
 from txl_tf.schema import check_type
 
@@ -28,7 +28,7 @@ def feed_forward(
     x: Tensor, kernel_1: Tensor, bias_1: Tensor, kernel_2: Tensor, bias_2: Tensor,
     activation: Callable[[Tensor], Tensor] = tf.nn.relu, rate: float = 0.0, dropout_key: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """`dropout(activation(x kernel_1 + bias_1)) kernel_2 + bias_2`: the feed-forward net of all layers.
+    """`dropout(activation(x kernel_1 + bias_1)) kernel_2 + bias_2`: the feed-forward net, with weights as arguments.
 
     Args:
         x: `[..., E]`.
@@ -79,8 +79,8 @@ class PositionwiseFF(LowRank, Layer):
     Args:
         d_model: width of input and output.
         d_inner: width between the two products.
-        dropout: rate after each of the two products.
-        kernel_initializer: of both kernels.
+        dropout: dropout rate after the activation and after the second product.
+        kernel_initializer: of both kernels. With a seed, each draws other numbers.
         layer_norm_epsilon: added to the variance in layer norm.
         seed: int from which dropout keys derive, for calls without a key. `None` draws one.
         pre_lnorm: whether to normalise the input, instead of the sum after the residual connection.
@@ -120,7 +120,7 @@ class PositionwiseFF(LowRank, Layer):
         one_of(ACTIVATIONS)("activation", activation)
         NOT_NEGATIVE("layer_norm_epsilon", layer_norm_epsilon)
         self.start_keys(seed, dropout=dropout)
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = for_weights_of_layer(keras.initializers.get(kernel_initializer))
         self.initializers = [own_initializer(self.kernel_initializer) for _ in range(2)]
         self.layer_norm = make_norm(norm, layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
 
@@ -173,6 +173,9 @@ class PositionWiseFFN(Layer):
 
     Returns:
         `[batch, length, ffn_num_outputs]`.
+
+    Raises:
+        ParameterError: a size or a rate is outside its range, or `X` has another width than in the first call.
 
     Reference:
         Vaswani et al. 2017, section 3.3.

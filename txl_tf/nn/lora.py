@@ -79,7 +79,7 @@ class LowRank(MixedIntoLayer):
         return layer
 
     def _add_updates(self, rank: int, lora_alpha: float | None, a_initializer: Any, b_initializer: Any) -> None:
-        """Makes the weights of the updates."""
+        """Makes the weights of the updates, freezes the kernels, and sets the attributes."""
         with unlocked(self):
             for name in self.lora_kernels:
                 kernel = getattr(self, name)
@@ -95,7 +95,10 @@ class LowRank(MixedIntoLayer):
         self.lora_alpha = float(rank if lora_alpha is None else lora_alpha)
 
     def merge_lora(self) -> None:
-        """Adds the low-rank updates to the kernels, which are trainable again. Does nothing if there are none."""
+        """Adds the low-rank updates to the kernels, and makes the kernels trainable again.
+
+        Does nothing if there are no updates.
+        """
         if not self.lora_enabled:
             return
         change_graphs(self, "lora_rank", None, self.lora_rank)
@@ -134,7 +137,7 @@ def freeze_others(model: Any) -> None:
     frozen = [weight for weight in model.trainable_variables if not is_low_rank(weight)]
     for weight in frozen:
         weight.trainable = False
-    vars(model).setdefault("_frozen_by_lora", []).extend(frozen)  # Keras would track an attribute
+    vars(model).setdefault("_frozen_by_lora", []).extend(frozen)  # by `vars`, so that Keras does not track the list
 
 
 def thaw(model: Any) -> None:

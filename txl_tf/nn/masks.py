@@ -13,7 +13,7 @@ The first three rows are Keras's convention. The others are the convention of th
 are 0 or 1. Eager calls raise an error for other numbers; graphs do not check them.
 
 The functions take the `name` of an argument, for errors, its mask, and `sizes`, the `{name: size}` of the dimensions
-that are known. They raise a ParameterError if the mask has another shape, or if it is neither bool nor such numbers.
+that are known. They raise a ParameterError if the mask has another shape, or if it is neither bool nor numbers.
 """
 
 from collections.abc import Sequence
@@ -110,7 +110,7 @@ def checked_numbers(name: str, mask: Any) -> Any:
 
 
 def check_broadcasts(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[str], hint: str = "") -> None:
-    """Raises ParameterError unless a mask has two or more dimensions and broadcasts to the last of `dims`.
+    """Raises ParameterError unless a mask has two or more dimensions and broadcasts to the last dimensions of `dims`.
 
     The message ends with the `hint`.
     """
@@ -129,7 +129,7 @@ def seen_by_article(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[
     """Converts a mask as in the articles about the Transformer: the result is true where a query sees a key.
 
     In such a mask, the number 1 hides a key and 0 shows it. A bool mask is true where a query sees a key. The mask must
-    broadcast to the last of `dims`.
+    broadcast to the last dimensions of `dims`; a mask of unknown rank is not checked.
     """
     mask = checked_numbers(name, mask)
     if mask.shape.rank is not None:
@@ -157,7 +157,7 @@ def seen_by_heads(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
 
 
 def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
-    """Converts a mask as Keras has it, which is true or 1 where a query sees a key.
+    """Converts a mask by Keras's convention: it is true or 1 where a query sees a key.
 
     Args:
         mask: `[queries, keys]`, `[batch, queries, keys]` or `[batch, num_heads, queries, keys]`; a dimension may be 1.
@@ -181,7 +181,7 @@ def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str) -> Any:
         dim: "queries" or "keys".
 
     Returns:
-        bool `[1, batch, 1, keys]`, or `[1, batch, queries, 1]`.
+        bool `[1, batch, 1, keys]` for "keys", `[1, batch, queries, 1]` for "queries".
     """
     mask = as_bool(name, mask)
     if not mask.shape.is_compatible_with([sizes.get("batch"), sizes.get(dim)]):

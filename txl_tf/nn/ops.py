@@ -20,9 +20,10 @@ from txl_tf.nn.settings import FREE_EPSILON, remember_graph
 
 
 def norm_of(layer_norm: Any) -> Any:
-    """The argument `norm` of the equations: weights and epsilon of a `LayerNorm`, or a function of a tensor.
+    """The argument `norm` of the equations for a layer.
 
-    A user's layer is returned as it is.
+    Returns:
+        `(gamma, beta, epsilon)` of a `LayerNorm`, a function of a tensor for an `RMSNorm`, and a user's layer itself.
     """
     is_rms = is_library(layer_norm, RMSNorm)
     if not is_rms and not is_library(layer_norm, LayerNorm):
@@ -41,9 +42,9 @@ def make_norm(norm: str, epsilon: float, **options: Any) -> Any:
 
 
 def norm_of_zeros(layer_norm: Any, width: int, dtype: Any) -> Any:
-    """What a norm makes of a vector of zeros, `[width]` in `dtype`; `None` if it is zeros.
+    """The result of a norm for a vector of zeros, `[width]` in `dtype`: beta for `LayerNorm`, `None` for `RMSNorm`.
 
-    With `pre_lnorm`, a zero memory has the keys and values of this vector. That of layer norm is beta.
+    `None` stands for zeros. With `pre_lnorm`, a zero memory has the keys and values of this vector.
     """
     if is_library(layer_norm, RMSNorm):
         return None
@@ -167,9 +168,11 @@ class Linear(Layer):
 
 
 def own_initializer(initializer: Any) -> Any:
-    """A copy of an initializer that draws its own random numbers. A function is returned unchanged.
+    """A copy of an initializer for one weight. A function is returned unchanged.
 
-    Without a copy, an initializer of Keras draws the same numbers for every weight of the same shape.
+    One initializer of Keras draws the same numbers for every weight of the same shape. Without a seed, each copy draws
+    numbers of its own. With a seed, all copies draw the same numbers, unless `initializer` comes from
+    `for_many_weights`.
     """
     if not isinstance(initializer, keras.initializers.Initializer):
         return initializer
@@ -180,7 +183,7 @@ def for_many_weights(initializer: Any) -> Any:
     """A copy of an initializer, from which each `own_initializer` draws different numbers, even if it has a seed.
 
     If the seed is an int s, the copies have the seeds s, s + 1, ... If it is a `SeedGenerator`, they draw from it one
-    after the other.
+    after the other. A function is returned unchanged.
     """
     if not isinstance(initializer, keras.initializers.Initializer):
         return initializer
@@ -193,3 +196,15 @@ def for_many_weights(initializer: Any) -> Any:
     elif seed is not None:
         shared.next_copy = lambda: shared
     return shared
+
+
+def for_weights_of_layer(initializer: Any) -> Any:
+    """`for_many_weights` of the initializer that a layer was given, if its copies would draw the same numbers.
+
+    An initializer without a seed is returned unchanged: a copy would draw a seed from Python's `random`, which changes
+    the weights that are made after it. So is one of `for_many_weights`, which a network shares among its layers.
+    """
+    is_keras_initializer = isinstance(initializer, keras.initializers.Initializer)
+    if not is_keras_initializer or hasattr(initializer, "next_copy") or initializer.get_config().get("seed") is None:
+        return initializer
+    return for_many_weights(initializer)

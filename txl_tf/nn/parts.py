@@ -27,7 +27,8 @@ def is_library(part: Any, cls: Any) -> bool:
 def own_parts(model: Any, count_keras: bool = True) -> list[str]:
     """The parts of a model that a user has written: `["Mine 'layer_0'", ...]`.
 
-    The parts are the model itself and all layers in it. A part is a user's if its class or a method of its class is.
+    The parts are the model itself and all layers in it. A part is a user's if its class, a method of its class or the
+    `call` of the instance is not the library's. A user's scheme of positions is listed, too.
 
     Args:
         model: the model.
@@ -46,7 +47,7 @@ def own_parts(model: Any, count_keras: bool = True) -> list[str]:
 
 
 def _is_library_part(part: Any) -> bool:
-    """Whether the class of a part and all its methods belong to this library."""
+    """Whether the class of a part and all its methods belong to this library, and its `call` was not replaced."""
     ours = [base for base in type(part).__mro__ if base.__module__.startswith("txl_tf.")]
     if not ours or ours[0] is not type(part) or "call" in vars(part):
         return False
@@ -57,16 +58,16 @@ def _is_library_part(part: Any) -> bool:
 def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
     """The error of the first part that cannot be computed from cached keys and values, or `None` if all can.
 
-    A model that contains only parts of the library can be cached. For other models, `read` is traced, once until a part
-    changes. If it raises an error, the error is logged, and the model is computed without a cache. Then a part that is
-    wrong raises its own error.
+    A model that contains only parts of the library can be cached. For other models, `read` is traced. The result is
+    stored until a part changes. An error of `read` is logged, and the caller computes the model without a cache. If a
+    part has a mistake that does not concern the cache, this computation raises its error.
 
     Args:
         model: the model.
         read: function that computes something with the model from a cache.
     """
-    known = vars(model).setdefault("_graphs", {})  # dropped when a part changes
-    if "why_not_cached" not in known:
+    results = vars(model).setdefault("_graphs", {})  # dropped when a part changes
+    if "why_not_cached" not in results:
         parts = own_parts(model)
         reason = None
         try:
@@ -80,13 +81,13 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
                 "%s cannot be computed from cached keys and values, so evaluation and generation are slower: %s",
                 ", ".join(parts), message[1] if message else error,
             )  # fmt: skip
-        known["why_not_cached"] = reason
-    return known["why_not_cached"]
+        results["why_not_cached"] = reason
+    return results["why_not_cached"]
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
 
-# Arguments for the classes of parts. A configuration contains a class if it is a user's own.
+# Keys of a configuration for the classes of parts. A configuration has the key only if the class is a user's own.
 PART_CLASSES = ("network_class", "softmax_class", "layer_class", "attention_class")
 
 _chosen: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("chosen", default=None)
@@ -108,7 +109,7 @@ def choosing(config: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         The configuration without the names of classes.
 
     Raises:
-        ParameterError: no class is registered under a name.
+        ParameterError: no class is registered under a name in the configuration.
     """
     classes = {name: keras.saving.get_registered_object(config[name]) for name in PART_CLASSES if config.get(name)}
     for name, cls in classes.items():
@@ -123,7 +124,10 @@ def choosing(config: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
 
 
 def registered_classes(**parts: Any) -> dict[str, str]:
-    """`{name: registered name of the class}` for a configuration, of the parts that are a user's own."""
+    """`{name: registered name of the class}` for a configuration, of the parts that are not of a class of the library.
+
+    A part may be `None`.
+    """
     own = {name: type(part) for name, part in parts.items() if part is not None}
     return {
         name: keras.saving.get_registered_name(cls)
@@ -133,7 +137,11 @@ def registered_classes(**parts: Any) -> dict[str, str]:
 
 
 def checked_config(model: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a model. Raises ParameterError unless a model that is made from it has the same parts."""
+    """Returns the `config` of a model. Raises ParameterError unless a model that is made from it has the same parts.
+
+    Nothing is checked for a part of another model, for a model with only parts of the library, and if the
+    configuration cannot be loaded.
+    """
     if owner_of(model) is not None or not own_parts(model):
         return config
     try:

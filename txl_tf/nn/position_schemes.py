@@ -37,7 +37,8 @@ from txl_tf.nn.positions import inverse_frequencies, positional_embedding, relat
 class Positions:
     """A scheme without information about positions, and the base class of all schemes.
 
-    A scheme with weights is also a Keras layer: `class Buckets(Positions, keras.layers.Layer)`.
+    A scheme with weights adds them to its owner (`make_weights`), or is itself a Keras layer that has them: `class
+    Buckets(Positions, keras.layers.Layer)`.
 
     Attributes:
         known_as: the name for the argument `positions`, see `register_positions`.
@@ -58,7 +59,7 @@ class Positions:
         """Raises ParameterError if the scheme does not fit its `owner`: a network, its `Config` or an attention."""
 
     def check_refused(self, name: str, value: Any) -> None:
-        """Raises ParameterError for an argument of a network that the scheme does not accept."""
+        """Raises ParameterError if the scheme does not accept the argument `name` and its value is not the default."""
         reason = self.refused.get(name)
         if reason is not None and value != getattr(NetworkConfig, name):
             message = f"{name} {reason}: leave it out with positions={self.known_as!r}, got {value}"
@@ -70,7 +71,7 @@ class Positions:
 
     @property
     def has_own_entrance(self) -> bool:
-        """Whether a user's class overrides the input of the layers that the library's class defines."""
+        """Whether a user's subclass overrides `enter` or `of_layer` of the library's class that it derives from."""
         library_class = next(cls for cls in type(self).__mro__ if cls.__module__ == __name__)
         return self.overrides("enter", "of_layer", base=library_class)
 
@@ -86,8 +87,8 @@ class Positions:
             network: `TransformerXL`.
             embeddings: `[B, T, E]`.
             mem_len: M.
-            dropout_keys: two keys, for the embeddings and for `shared`.
-            zero: 0, see `unknown_zero`.
+            dropout_keys: two keys, for the embeddings and for `shared`; each may be `None` for no dropout.
+            zero: 0, see `unknown_zero` of `transformer_xl/network.py`.
 
         Returns:
             `(hidden, shared)`: `[B, T, E]`, the input of the first layer; and the information about positions that all
@@ -104,14 +105,16 @@ class Positions:
     def join(self, layer: Any) -> None:
         """Makes the attention of a network's layer use this scheme.
 
+        A scheme that changes only the input of the layers does nothing here.
+
         Raises:
-            ParameterError: the layer has no attention that uses schemes.
+            ParameterError: the layer has no attention that uses schemes. `Relative` does not need one.
         """
         if not self.overrides("turn", "queries", "scores"):
             return
         if hasattr(getattr(layer, "rel_attn", None), "scheme"):
             layer.rel_attn.scheme = self
-        elif type(self) is not Relative:  # a relative scheme also works by the arguments of the layer's call
+        elif type(self) is not Relative:  # its table and biases are arguments of the layer's call
             allowed = f"'relative', 'sinusoids' or 'learned' with {type(layer).__name__}, which has no rel_attn"
             raise ParameterError("positions", self.known_as, allowed)
 
@@ -158,7 +161,8 @@ class Positions:
             places: `txl_tf.equations.Places`, or another object with its functions.
 
         Returns:
-            `[H, ..., T, K]`; or `[H, T, K]`, the same for all rows of a batch; in the dtype of `q`.
+            `[H, ..., T, K]`; or `[H, T, K]`, the same for all rows of a batch; in the dtype of `q`. For a single query,
+            also a list with the scores of each head. `None`: no scores are added.
         """
 
 
@@ -166,6 +170,7 @@ Scheme = TypeVar("Scheme", bound=type[Positions])
 
 
 def _times(x: Tensor, scale: float) -> Any:
+    """`x * scale`, without a product if `scale` is 1."""
     return x if scale == 1.0 else x * scale
 
 
@@ -173,7 +178,8 @@ def register_positions(name: str) -> Callable[[Scheme], Scheme]:
     """Decorator of a subclass of `Positions`: registers it as `positions=name`, also for flags and `config.json`.
 
     Raises:
-        ParameterError: the library has a scheme with this name, or the class is not a subclass of `Positions`.
+        ParameterError: the name is not text, or the library has a scheme with this name. The decorator raises it if the
+            class is not a subclass of `Positions`.
     """
     if not isinstance(name, str) or name in _BUILT_IN:
         raise ParameterError("name", name, f"text, and none of the library's names: {', '.join(_BUILT_IN)}")
@@ -190,7 +196,10 @@ def register_positions(name: str) -> Callable[[Scheme], Scheme]:
 
 
 def scheme_of(positions: Any) -> Any:
-    """The scheme for the argument `positions` of a layer or network. A scheme is returned unchanged."""
+    """The scheme for the argument `positions` of a layer or network: a name, or `None` for no positions.
+
+    A scheme is returned unchanged. Raises ParameterError if there is no such scheme, or its class is not registered.
+    """
     if isinstance(positions, Positions):
         if type(positions) not in (Positions, SCHEMES.get(positions.known_as)):  # a configuration could not name it
             raise ParameterError("positions", positions, "of a class given to register_positions")
@@ -206,7 +215,10 @@ def scheme_of(positions: Any) -> Any:
 
 
 def checked_scheme(positions: Any, owner: Any) -> Any:
-    """`scheme_of` the argument `positions` of an `owner`, a network or its `Config`, whose other arguments must fit."""
+    """`scheme_of` the argument `positions` of an `owner`, a network or its `Config`.
+
+    Raises ParameterError also if another argument of the owner does not fit the scheme.
+    """
     scheme = scheme_of(positions)
     for name in scheme.refused:
         scheme.check_refused(name, getattr(owner, name))
@@ -228,6 +240,7 @@ class Relative(Positions):
     refused = {"context_len": Positions.refused["context_len"]}
 
     def make_weights(self, owner: Any) -> None:
+        """Makes u and v, as `r_w_bias` and `r_r_bias` of the owner."""
         owner.r_w_bias, owner.r_r_bias = owner.build_biases()
 
     def table(self, network: Any, klen: Size, zero: Size = 0) -> Any:
@@ -248,9 +261,11 @@ class Relative(Positions):
         return shared, *network.biases(i)  # r, r_w_bias, r_r_bias
 
     def queries(self, q: Tensor, w: Any) -> tuple[Tensor, Tensor]:
+        """`q + u` for the content of the keys and `q + v` for their distances, scaled."""
         return _times(q + w.u, w.scale), _times(q + w.v, w.scale)
 
     def scores(self, q: Tensor, places: Any) -> Any:
+        """Products of the queries with the projected sinusoids of the distances."""
         return places.scores_by_distance(q)
 
 
@@ -276,6 +291,7 @@ class Sinusoids(Positions):
         return positional_embedding(positions, inverse_frequencies(network.d_model, dtype))
 
     def enter(self, network: Any, embeddings: Tensor, mem_len: Size, dropout_keys: Any, zero: Size = 0) -> Any:
+        """The embeddings plus the rows of their positions, with dropout. Layers share no information: `None`."""
         rows = tf.cast(network.position_table(shape_of(embeddings)[1], zero), network.compute_dtype)
         return dropout(embeddings + rows, network.dropout, dropout_keys[0]), None
 
@@ -289,11 +305,15 @@ class Learned(Sinusoids):
     known_as = "learned"
 
     def make_weights(self, owner: Any) -> None:
+        """Makes the learned table, as `pos_table` of the owner."""
         shape = owner.context_len, owner.d_model
         owner.pos_table = owner.add_table("pos_table", shape, own_initializer(owner.initializer))
 
     def table(self, network: Any, length: Size, zero: Size = 0) -> Any:
-        """The first `length` rows of the learned table, `[1, length, E]`. Raises ParameterError if there are fewer."""
+        """The first `length` rows of the learned table, `[1, length, E]`.
+
+        Raises ParameterError if there are fewer. A `length` that is a tensor is not checked.
+        """
         if isinstance(length, int) and length > network.context_len:
             allowed = f"at most context_len={network.context_len} tokens, the number of learned positions"
             raise ParameterError("tokens", length, allowed, f"a segment must have {allowed}, got {length}")
@@ -306,6 +326,7 @@ class Alibi(Positions):
     known_as = "alibi"
 
     def scores(self, q: Tensor, places: Any) -> Any:
+        """`-slope * distance` for every head: `[H, T, K]`, whatever the values of the queries `q` are."""
         distances: Any = tf.cast(places.distances(q), wide_dtype(q))  # [T, K]
         slopes: Any = tf.constant(alibi_slopes(q.shape[0]), distances.dtype)
         return tf.cast(-slopes[:, None, None] * distances, q.dtype)  # [H, T, K]
@@ -334,14 +355,15 @@ class Rotary(Positions):
     known_as = "rotary"
 
     def check(self, owner: Any) -> None:
+        """Raises ParameterError if `d_head` is odd."""
         if owner.d_head % 2:
             allowed = "even with positions='rotary', which rotates pairs of dimensions"
             raise ParameterError("d_head", owner.d_head, allowed)
 
     def turn(self, x: Tensor, numbers: Tensor) -> Any:
         """Rotates each pair of elements i and i + D / 2 of queries or keys by an angle that grows with the position."""
-        # Angles are int32 fractions of a full turn. After a full turn, int32 overflows to the right angle, so angles
-        # are exact, however long the text is.
+        # An angle is an int32, in 2^-32 of a full turn. An overflow of int32 subtracts whole turns. So angles are
+        # exact, however long the text is.
         fractions = _fractions_of_turn(x.shape[-1]) * numbers[..., None]  # [..., n, D / 2]
         angles: Any = tf.cast(fractions, wide_dtype(x))
         angles *= 2 * math.pi / 2**32

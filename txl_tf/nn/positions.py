@@ -13,8 +13,8 @@ another order of the dimensions is another order of the rows of a matrix. But we
 convention do not work with the other.
 
 Shapes:
-    K: klen, the number of keys, mem_len + tgt_len
-    E: d_model, even
+    K: klen, the number of keys, mem_len + tgt_len      T: tgt_len, the queries
+    E: d_model, even                                    R: distances that scores are computed for
 """
 
 from typing import Any
@@ -82,6 +82,9 @@ def relative_positions(klen: Size, clamp_len: float = -1, dtype: Any = "float32"
 
     Returns:
         `[klen]` in `dtype`.
+
+    Raises:
+        ParameterError: `klen` is negative or not an integer, or `clamp_len` is not a number.
     """
     check_length("klen", klen)
     if not is_number(clamp_len):
@@ -162,7 +165,7 @@ def positional_encoding(position: int, d_model: int, dtype: Any = "float32") -> 
 
 
 def rel_shift(x: Tensor, first: Size | None = None, time_major: bool = False) -> Any:
-    """Scores ordered by distance, `[..., T, K]`, to scores ordered by key, `[..., T, K]` (appendix B).
+    """Shifts scores that are ordered by distance, so that they are ordered by key (appendix B).
 
     The equation, with an example, is `rel_shift` of `txl_tf/equations.py`.
 

@@ -31,7 +31,8 @@ class Unquantized(MixedIntoLayer):
         """Raises UnsupportedError, which says how to get a smaller model.
 
         `keras.Model.quantize` calls this method of every layer in a model. Then the first of this library's layers
-        warns instead, for all of them: Keras quantizes its own layers, and these keep their weights.
+        warns instead of raising, once for all of them: Keras quantizes its own layers, and those of the library keep
+        their weights.
         """
         call = None if isinstance(self, keras.Model) else _call_of_model()
         if call is None:
@@ -71,9 +72,14 @@ def _is_chosen(layer: Any, filters: Any) -> bool:
     return patterns is None or any(re.search(pattern, layer.name) for pattern in patterns)
 
 
-def _report(mode: Any, model: Any, asked: Sequence[Any]) -> str:
-    """The warning: how much of a model Keras can quantize, and which of its layers keep their weights."""
-    weights = {id(weight): weight for layer in asked if _can_quantize(layer) for weight in layer.weights}
+def _report(mode: Any, model: Any, leaves: Sequence[Any]) -> str:
+    """The warning: how much of a model Keras can quantize, and which of its layers keep their weights.
+
+    Args:
+        mode, model: of `model.quantize(mode)`.
+        leaves: the layers whose `quantize` Keras calls.
+    """
+    weights = {id(weight): weight for layer in leaves if _can_quantize(layer) for weight in layer.weights}
     kernels = [weight for weight in weights.values() if len(weight.shape) > 1]  # Keras leaves biases as they are
     count = sum(math.prod(kernel.shape) for kernel in kernels)
     total = model.count_params()

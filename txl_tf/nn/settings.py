@@ -32,7 +32,7 @@ from txl_tf.nn.arguments import stored_names
 from txl_tf.nn.bases import MixedIntoLayer
 from txl_tf.schema import check_field, check_type
 
-# Checks the value of a setting: a function of its name and of the value.
+# A function of the name and the value of a setting, which raises ParameterError for a wrong value.
 Check = Callable[[str, Any], Any]
 
 
@@ -46,6 +46,7 @@ def of_type(kind: Any, *checks: Check) -> Check:
 
 
 def _check_seed(name: str, value: Any) -> None:
+    """Raises ParameterError unless a seed is an integer or `None`."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
         raise ParameterError(name, value, "an integer, or None")
 
@@ -85,7 +86,7 @@ class Settings(MixedIntoLayer):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_settings", ()):
             change(self, name, value)
-        elif "_settings" in self.__dict__ and is_part(self, name, value):
+        elif "_settings" in self.__dict__ and replaces_part(self, name, value):
             change_part(self, name, value, super().__setattr__)
         else:
             super().__setattr__(name, value)
@@ -106,8 +107,10 @@ class Settings(MixedIntoLayer):
     def check_setting(self, name: str, value: Any) -> Any:
         """Checks a new value of a free setting as the constructor does, and returns the value to store.
 
+        An override may return another value, such as a seed that it draws for `None`.
+
         Raises:
-            ParameterError: the value is outside its range.
+            ParameterError: the value has a wrong type or is out of range.
         """
         free_settings_of(self)[name](name, value)
         return value
@@ -126,6 +129,7 @@ class Settings(MixedIntoLayer):
         """Called at the end of the outermost constructor. From here on, settings are checked when they are set.
 
         Layers in the arguments of the constructor keep their own settings. All other layers inside this one are parts.
+        For a class without settings, it does nothing.
         """
         classes = type(self).__mro__
         if not any(_group(cls) or vars(cls).get("free_settings") is not None for cls in classes):
@@ -167,7 +171,7 @@ class compiled_method:
 
 
 def owner_of(layer: Any) -> Any:
-    """The layer or model that has made a `layer` as its part, or `None`."""
+    """The layer or model of which a `layer` is a part, or `None`."""
     return vars(layer).get("_owner", lambda: None)()
 
 
@@ -192,7 +196,7 @@ def change(x: Any, name: str, value: Any) -> None:
 
     Raises:
         FixedAttributeError: the setting is fixed; or a graph with the old value exists that the library cannot drop.
-        ParameterError: the value is outside its range.
+        ParameterError: the value has a wrong type or is out of range.
     """
     current = getattr(x, name, None)
     owner, setting = _governing(x, name)
@@ -245,12 +249,13 @@ def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
         one.drop_graphs()
         waiting += [owner_of(one), *vars(one).get("_users", ())]
 
-    def exists() -> bool:
+    def other_graph_exists() -> bool:
+        """Whether a graph in which `x` or a part was called still exists."""
         return any(vars(layer).get("_seen_in") for layer in x._flatten_layers())
 
-    if exists():
+    if other_graph_exists():
         gc.collect()  # dropped graphs are in reference cycles
-    if exists():
+    if other_graph_exists():
         message = (
             f"{name} of {_named(x)} cannot change from {brief(current)} to {brief(value)}: a compiled graph outside "
             f"this library still uses {brief(current)}. If it is of a Keras model, compile() frees it (after predict, "
@@ -259,8 +264,8 @@ def change_graphs(x: Any, name: str, value: Any, current: Any) -> None:
         raise FixedAttributeError(name, value, f"{brief(current)} while compiled graphs have it", message)
 
 
-def is_part(x: Any, name: str, value: Any) -> bool:
-    """Whether setting this attribute replaces something that computes: the layer's class, its call, or a part."""
+def replaces_part(x: Any, name: str, value: Any) -> bool:
+    """Whether setting the attribute `name` of `x` to `value` replaces its class, its call or one of its parts."""
     if name in ("__class__", "call"):
         return True
     return isinstance(value, keras.Layer) and isinstance(getattr(x, name, None), keras.Layer)
@@ -282,9 +287,10 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     current = type(x) if name == "__class__" else getattr(x, name, None)
     if value is current:
         return
-    fixed = _merged(type(x), "fixed_methods")  # never called where x is a part: a new one has no effect
+    fixed = _merged(type(x), "fixed_methods")
 
     def is_replaced(method: str) -> bool:
+        """Whether the change replaces this method of `x`."""
         if name == "__class__":
             return getattr(value, method, None) is not getattr(current, method, None)
         return method == name
@@ -317,6 +323,7 @@ def free_settings_of(x: Any) -> dict[str, Check]:
 
 
 def _check_of(field: Any, group: type[Config]) -> Check:
+    """The check of a field of a `Config`."""
     return lambda name, value: check_field(field, group, value, name)
 
 
@@ -356,7 +363,10 @@ def _as_list(x: Any) -> list[Any]:
 
 
 def _governing(x: Any, name: str) -> tuple[Any, str | None]:
-    """`(owner, setting)`: the layer that contains `x`, and its setting whose only copy is `name` of `x`, or `None`."""
+    """`(owner, setting)`: the layer that contains `x`, and its setting whose only copy is `name` of `x`.
+
+    `owner` is `None` if no layer contains `x`. `setting` is `None` if there is no such setting.
+    """
     owner = owner_of(x)
     if owner is None:
         return None, None

@@ -157,10 +157,11 @@ class Tied(MixedIntoLayer):
         self.__dict__["saved"] = None
 
     def _embeddings_in(self, layer: Any) -> list[Any]:
+        """The embeddings in a layer; the layer itself if it is one."""
         return [part for part in layer._flatten_layers() if isinstance(part, self.embedding_class)]
 
     def _embedding_at(self, place: tuple[str, int] | None, layers: Sequence[Any]) -> Any:
-        """The embedding at a `place`, see the attribute; or `None`."""
+        """The embedding at a `place`, see the attribute; `None` if none of the `layers` has it."""
         name, index = place or (None, 0)
         parts = [part for layer in layers if layer.name == name for part in self._embeddings_in(layer)]
         return parts[index] if index < len(parts) else None
@@ -212,10 +213,12 @@ class Tied(MixedIntoLayer):
 
     @property
     def weights(self) -> list[Any]:
+        """The weights of the layer, and those of an embedding that is in an earlier layer."""
         return [*super().weights, *([] if self.place is None else self.embedding.weights)]
 
     @property
     def variables(self) -> list[Any]:
+        """As `weights`, but with the variables that are not weights."""
         return [*super().variables, *([] if self.place is None else self.embedding.variables)]
 
 

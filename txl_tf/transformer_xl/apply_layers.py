@@ -61,11 +61,13 @@ def _run_in_loop(
     key_of = _stacked(dropout_keys)
 
     def call(dropout_key: Any, hidden: Tensor, *tensors: Tensor) -> Any:
+        """Calls the first layer with the weights and the other arguments in `tensors`."""
         weights = tensors[: len(variables)]
         with keras.StatelessScope(list(zip(variables, weights, strict=True))):
             return first(hidden, *tensors[len(variables) :], dropout_key=dropout_key)
 
     def body(i: Any, hidden: Tensor, inputs: Any) -> tuple[Any, Any, Any]:
+        """Computes layer i, and adds its input to `inputs`."""
         layer = functools.partial(call, key_of(i))
         layer = gradients.recompute(layer) if recompute else layer
         return i + 1, layer(hidden, *(tensor(i) for tensor in tensors_of)), inputs.write(i, hidden)
@@ -85,7 +87,8 @@ def _stacked(column: Sequence[Any]) -> Callable[[Any], Any]:
     """A function of a layer's number that returns the layer's tensor.
 
     Args:
-        column: a list with one tensor for every layer. If all are the same object, nothing is stacked.
+        column: a list with one tensor for every layer, or with `None` for every layer. If all are the same object,
+            nothing is stacked, and the function returns this object.
     """
     if all(tensor is column[0] for tensor in column):
         return lambda i: column[0]

@@ -21,7 +21,7 @@ from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Attending, Layer, check_length, check_sizes, check_tensors
 from txl_tf.nn.lora import LowRank
 from txl_tf.nn.masks import HEADS_FIRST, as_bool, as_mask, mask_of, seen, seen_by_article
-from txl_tf.nn.ops import make_norm, norm_of, norm_of_zeros, own_initializer
+from txl_tf.nn.ops import for_weights_of_layer, make_norm, norm_of, norm_of_zeros, own_initializer
 from txl_tf.nn.position_schemes import Relative
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.schema import check_type
@@ -172,11 +172,12 @@ class SegmentAttention(LowRank, Attending, Layer):
         check_type("pre_lnorm", pre_lnorm, bool)
         NOT_NEGATIVE("layer_norm_epsilon", layer_norm_epsilon)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = for_weights_of_layer(keras.initializers.get(kernel_initializer))
         self.layer_norm = make_norm(norm, layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
 
     def build(self, w_shape: Any = None, **_: Any) -> None:
         def kernel(name: str, shape: tuple[int, int]) -> Any:
+            """Makes a kernel."""
             return self.add_weight(name=name, shape=shape, initializer=own_initializer(self.kernel_initializer))
 
         width = self.n_head * self.d_head
@@ -283,7 +284,7 @@ class RelMultiHeadAttn(SegmentAttention):
         n_head, d_head: number of heads and the width of each.
         dropout: dropout rate of the attention's output.
         dropatt: dropout rate of the attention probabilities.
-        kernel_initializer: of the three projections.
+        kernel_initializer: of the three projections. With a seed, each draws other numbers.
         layer_norm_epsilon: added to the variance in layer norm.
         seed: int from which dropout keys derive, for calls without a key. `None` draws one.
         pre_lnorm: whether to normalise segment and memory before attention, instead of the sum after it.

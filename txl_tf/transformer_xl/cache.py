@@ -52,13 +52,13 @@ def precompute(network: Any, max_segment: Size = 1) -> Any:
 
 
 def position_keys(network: Any, max_segment: Size = 1) -> tuple[Any, ...]:
-    """The `position_keys` of all `LayerWeights`, see `projected_positions`. All others are copies of the weights."""
+    """The `position_keys` of all `LayerWeights`, see `projected_positions`; empty if the scheme needs none."""
     tables = projected_positions(network, network.mem_len + max_segment)
     return tuple(ring_positions(r_k, max_segment) for r_k in tables)
 
 
 def whole_segments(mem_len: int, tgt_len: Size) -> Any:
-    """The smallest `max_segment` with which the size of a ring is a multiple of `tgt_len`."""
+    """The smallest `max_segment` of `tgt_len` or more with which the size of a ring is a multiple of `tgt_len`."""
     return tgt_len + -mem_len % tgt_len
 
 
@@ -84,6 +84,7 @@ def state_of(network: Any, mems: Sequence[Tensor], max_segment: Size = 1) -> Cac
     width = network.n_head * network.d_head
 
     def keys_and_values(mem: Tensor, attn: Any) -> Any:
+        """Keys and values of a layer's memory, `[B, H, M, D]` each, not turned."""
         if mem.shape[1] != network.mem_len:
             allowed = f"memories of mem_len={network.mem_len} positions"
             raise ParameterError("mems", mem, allowed, f"mems must be {allowed}, got {shown(mem)}")
@@ -107,6 +108,7 @@ def memory_of(network: Any, state: CachedState) -> tuple[Any, Any]:
     """`(keys, values)` of a state in the order of time: tuples of `n_layer` tensors `[B, H, M, D]`, oldest first."""
 
     def oldest_first(ring: Tensor) -> Any:
+        """The memory in a ring, in the order of time."""
         # `position` is the slot of the next token. The roll puts it first. The first `max_segment` slots are then room
         # for the next segment, and the memory follows, its oldest token first.
         max_segment = shape_of(ring)[2] - network.mem_len
@@ -121,6 +123,7 @@ def state_from(keys: Sequence[Tensor], values: Sequence[Tensor], max_segment: Si
     """The state with this `max_segment` whose `memory_of` is `keys` and `values`; `count` is that of the state."""
 
     def ring(memory: Tensor) -> Any:
+        """A ring with the memory in its first slots, and room for a segment after it."""
         return tf.pad(memory, [[0, 0], [0, 0], [0, max_segment], [0, 0]])
 
     return CachedState(tuple(map(ring, keys)), tuple(map(ring, values)), tf.constant(keys[0].shape[2]), count)
@@ -147,6 +150,13 @@ class RingMemory(NetworkMemory):
     """The memory of a network as rings of keys and values, for one segment.
 
     Args: as in `cached_forward`.
+
+    Attributes:
+        slots: int32 `[T]`, the slots of the segment's tokens.
+        max_distance, zero_beyond: see `attend_ring`.
+        is_token: bool `[B, 1, T, 1]`, false at the padding to the left of a row; `None` without `lengths`.
+        put: writes the keys or values of the segment into a ring, see `write`.
+        erase_before, erase_after: see `_erasers`.
     """
 
     def __init__(
@@ -170,8 +180,8 @@ class RingMemory(NetworkMemory):
             starts = document_starts(tokens, network.reset_token, done=done)
         self.erase_before, self.erase_after = _erasers(network, starts, done, self.slots, self.klen, in_place)
         self.zero_beyond = None if starts is None or tokens.shape[1] == 1 else query - starts
-        every_slot = tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1
-        self.max_distance = None if every_slot else _max_distance(network, query, padding, starts)
+        sees_every_slot = tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1
+        self.max_distance = None if sees_every_slot else _max_distance(network, query, padding, starts)
         self.is_token = None if padding is None else (query >= padding)[:, None, :, None]  # [B, 1, T, 1]
         self.put = write_slice if static_shapes else functools.partial(write, in_place=in_place)
         rings = zip(network.decoder_layers, weights, state.keys, state.values, strict=True)
@@ -192,26 +202,26 @@ class RingOfLayer(CachedKeys):
     """The keys and values of one layer in a `RingMemory`."""
 
     def numbers(self, k: Tensor) -> Any:
-        """How many tokens precede each of the keys `k`."""
-        return self.segment.numbers()
+        """How many tokens of the text precede each of the keys `k`."""
+        return self.network_memory.numbers()
 
     def attend(
         self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         """Writes keys and values of the segment to the rings, and attends to the rings."""
-        segment = self.segment
-        if segment.is_token is not None:  # the padding to the left of a shorter row becomes zeros
-            is_token: Any = tf.cast(segment.is_token, content_q.dtype)
+        memory = self.network_memory
+        if memory.is_token is not None:  # the padding to the left of a shorter row becomes zeros
+            is_token: Any = tf.cast(memory.is_token, content_q.dtype)
             k = k * is_token
             v = v * is_token
-        keys = segment.put(segment.erase_before(self.keys), segment.slots, k)
-        values = segment.put(segment.erase_before(self.values), segment.slots, v)
+        keys = memory.put(memory.erase_before(self.keys), memory.slots, k)
+        values = memory.put(memory.erase_before(self.values), memory.slots, v)
         attn_vec = attend_ring(
-            block, content_q, position_q, keys, values, self.weights.position_keys, segment.slots[0],
-            segment.max_distance, segment.zero_beyond, segment.static_shapes,
+            block, content_q, position_q, keys, values, self.weights.position_keys, memory.slots[0],
+            memory.max_distance, memory.zero_beyond, memory.static_shapes,
         )  # fmt: skip
         with tf.control_dependencies([attn_vec]):  # attention must read the rings before they are erased in place
-            self.after = segment.erase_after(keys), segment.erase_after(values)
+            self.keys_and_values_after = memory.erase_after(keys), memory.erase_after(values)
         return attn_vec
 
 

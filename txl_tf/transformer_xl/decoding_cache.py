@@ -66,8 +66,9 @@ class MemoryCache(DecodingCache):
         Args:
             prompt: int32 `[B, n]`.
             lengths: int32 `[B]`, the number of tokens in each row; padding follows them.
-            segment: most tokens to read at a time, each with the memory of those before. The last piece is whole, so
-                the results of a row do not depend on the other rows. `None`: a prompt is one segment.
+            segment: the number of tokens in a piece. A longer prompt is read in pieces, each with the memory of the
+                piece before it. Pieces are counted from the end of a row and only the first may be shorter, so the
+                results of a row do not depend on the other rows. `None`: a prompt is one segment.
 
         Returns:
             `(hidden, state)`: `[B, E]` after each row's last token, and a state that `read_token` may write into.
@@ -90,8 +91,9 @@ class MemoryCache(DecodingCache):
         network = self.network
         weights = precompute(network, segment)
 
-        def read_piece(tokens: Tensor, own: Tensor, carried: Any) -> tuple[Any, Any]:
-            hidden, state = cached_forward(network, weights, tokens, carried, own, model=self.lm.outputs)
+        def read_piece(tokens: Tensor, own: Tensor, state_before: Any) -> tuple[Any, Any]:
+            """See `in_pieces`."""
+            hidden, state = cached_forward(network, weights, tokens, state_before, own, model=self.lm.outputs)
             return hidden[:, -1], state
 
         state = initial_state(network, shape_of(prompt)[0], segment)
@@ -110,7 +112,7 @@ class MemoryCache(DecodingCache):
         return hidden, writable_copy(resized(self.network, state))
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Any, Any]:
-        """Reads one token for each row, int32 `[B]`.
+        """Reads one token for each row, int32 `[B]`. The `weights` are the result of `precompute`.
 
         Afterwards, use only the returned state: without `static_shapes`, the given one is overwritten.
 
@@ -151,6 +153,7 @@ def in_pieces(
     whole = tf.pad(prompt, [[0, 0], [pieces * segment - n, 0]])
 
     def read(i: Any, output: Tensor, state: Any) -> tuple[Any, Any, Any]:
+        """Reads piece i. The output of the piece before it is replaced."""
         tokens: Any = tf.slice(whole, [0, i * segment], [batch, segment])
         tokens = tf.ensure_shape(tokens, [prompt.shape[0], segment])
         own = tf.clip_by_value(lengths - (pieces - 1 - i) * segment, 0, segment)
@@ -176,6 +179,9 @@ class HiddenStateCache(DecodingCache):
         """Reads the prompts, each from the beginning of a text. Arguments and results: see `MemoryCache.read_prompt`.
 
         If the network takes a `padding_mask`, one call reads all prompts. Otherwise, a call reads each prompt.
+
+        Raises:
+            ParameterError: `segment` or static shapes are requested, but the network does not take a `padding_mask`.
         """
         batch, n = shape_of(prompt)
         mems = list(self.initial_state(batch))
@@ -199,21 +205,22 @@ class HiddenStateCache(DecodingCache):
             raise ParameterError("static_shapes", True, allowed)
 
         def read_row(b: Any) -> tuple[Any, Any]:
+            """Reads the prompt of row b. Returns the output for its last token, and the row's memory."""
             outputs, new_mems = self.lm.outputs(prompt[b : b + 1, : lengths[b]], [mem[b : b + 1] for mem in mems])
             return outputs[0, -1], tuple(mem[0] for mem in new_mems)
 
-        nothing = self.lm.no_outputs(1)  # has the shape and dtype of the outputs
+        no_outputs = self.lm.no_outputs(1)  # has the width and the dtype of the outputs
         specs = (
-            tf.TensorSpec([nothing.shape[2]], nothing.dtype),
-            tuple(tf.TensorSpec(m.shape[1:], m.dtype) for m in mems),
+            tf.TensorSpec([no_outputs.shape[2]], no_outputs.dtype),
+            tuple(tf.TensorSpec(mem.shape[1:], mem.dtype) for mem in mems),
         )
         return tf.map_fn(read_row, tf.range(batch), fn_output_signature=specs, parallel_iterations=1)
 
     def _read_piece(self, tokens: Tensor, own: Tensor, state: Any) -> tuple[Any, Any]:
         """Reads the last `own[b]` tokens of each row. Returns the last output and the memory."""
         n = shape_of(tokens)[1]
-        place: Any = tf.range(n)
-        mask = place >= (n - own)[:, None]
+        index: Any = tf.range(n)
+        mask = index >= (n - own)[:, None]
         outputs, mems = self.lm.outputs(tokens, list(state), padding_mask=mask)
         return outputs[:, -1], tuple(mems)
 

@@ -42,7 +42,15 @@ class Mask(NamedTuple):
         return (self.attn_mask, mem) if self.content is None else (self.attn_mask, mem, self.content)
 
     def forget(self, mems: Sequence[Tensor], lengths: Tensor | None = None) -> Any:
-        """The memories after the segment, with zeros before each row's last document; see `of_last_document`."""
+        """Sets memories after the segment to zeros before each row's last document; see `of_last_document`.
+
+        Args:
+            mems: tensors `[B, any, d_model]` that end with the segment.
+            lengths: int32 `[B]`, the number of tokens in each row. `None`: T.
+
+        Returns:
+            A list of such tensors, or `mems` itself if there are no documents.
+        """
         if self.starts is None:
             return mems
         lengths = shape_of(self.starts)[1] if lengths is None else lengths
@@ -79,7 +87,7 @@ def document_mask(
 def last_start(starts: Tensor, done: Tensor | None = None, lengths: Tensor | None = None) -> Any:
     """The index at which the document begins that the next segment continues, or `BEFORE`: int32 `[B, 1]`.
 
-    It is the number of tokens, the index of the next one, where the last token ends a document.
+    If the last token of a row ends a document, it is the number of tokens in the row: the index of the next token.
 
     Args:
         starts: int32 `[B, T]`, see `document_starts`.
@@ -138,7 +146,7 @@ def content_mask(starts: Tensor, mlen: Size) -> Any:
 
 
 def mask_far_zeros(attn_mask: Tensor, starts: Tensor) -> Any:
-    """`attn_mask`, where also the keys are masked that a query would not see in a text that begins with its document.
+    """`attn_mask` that also masks the keys that a query would not see in a text that begins with its document.
 
     In such a text, the query at index i sees the last `M + i + 1` keys. `M` of them are the zeros before the text.
 
@@ -157,7 +165,7 @@ def of_last_document(starts: Tensor, lengths: Tensor, n_positions: Size) -> Any:
     """1 for the positions of memory and segment in a row's last document, 0 for the positions before it.
 
     Args:
-        starts: int32 `[B, T]`.
+        starts: int32 `[B, T]`, of which the last column is used; or `[B, 1]`, see `last_start`.
         lengths: int, or int32 `[B]`, the number of tokens of the segment that count.
         n_positions: int or int scalar tensor. The result is for this number of positions, the last ones.
 

@@ -40,7 +40,7 @@ class NothingYet(NetworkMemory):
         ]
 
     def finish(self) -> None:
-        """There is no state after the segment."""
+        """Returns `None`: no state is kept. Raises NotCacheable unless every layer has attended to its memory."""
         self.checked()
 
 

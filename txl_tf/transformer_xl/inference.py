@@ -73,6 +73,7 @@ def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWe
     dtype = network.compute_dtype
 
     def weights_of(i: int, layer: Any) -> LayerWeights:
+        """`LayerWeights` of layer i."""
         if network.r_w_bias is None:
             return layer_weights(layer, dtype, None, None, position_keys[i] if position_keys else None)
         r_w_bias, r_r_bias = (tf.cast(bias * network.d_head**-0.5, dtype) for bias in network.biases(i))
@@ -92,6 +93,7 @@ def projected_positions(network: Any, klen: Size) -> list[Any]:
     pos_emb: Any = tf.cast(network.position_table(klen), network.compute_dtype)
 
     def keys_of(layer: Any) -> Tensor:
+        """The keys of the distances in a layer."""
         attn: Any = getattr(layer, "rel_attn", None)
         if getattr(attn, "r_kernel", None) is None:
             raise NotCacheable(f"{layer.name} has no rel_attn like RelMultiHeadAttn")
@@ -121,8 +123,8 @@ def read(model: Any, tokens: Tensor, memory: Any, static_shapes: bool = False) -
     Returns:
         `(output, state)`: the output of the model, and the state after the segment.
     """
-    parts = [(view.layer.ff, view.weights.ff) for view in memory.layers if view.weights.ff]
-    with bound(parts):
+    ff_weights = [(of_layer.layer.ff, of_layer.weights.ff) for of_layer in memory.layers if of_layer.weights.ff]
+    with bound(ff_weights):
         return model(tokens, memory, static_shapes=static_shapes)
 
 

@@ -11,6 +11,7 @@ from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer
 from txl_tf.nn.feed_forward import PositionwiseFF
 from txl_tf.nn.lora import low_rank_parts
+from txl_tf.nn.ops import for_weights_of_layer
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS, owner_of
 from txl_tf.transformer_xl.attention import RelMultiHeadAttn
@@ -68,7 +69,7 @@ class TransformerXLLayer(Layer):
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = for_weights_of_layer(keras.initializers.get(kernel_initializer))
         shared = {
             "kernel_initializer": self.kernel_initializer,
             "layer_norm_epsilon": layer_norm_epsilon,

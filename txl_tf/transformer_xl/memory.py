@@ -69,7 +69,7 @@ class Memory(CachedMemory):
         weights: `LayerWeights` of the layer.
 
     Attributes:
-        used: how often the attention of the layer has used the memory: 1 after the layer was called.
+        used: how often the attention of the layer has used the memory: 0, or 1 after the layer was called.
         input: the input of the layer.
     """
 
@@ -134,19 +134,19 @@ class CachedKeys(Memory):
 
     Args:
         layer, weights: see `Memory`.
-        segment: the `NetworkMemory` of the segment.
+        network_memory: the `NetworkMemory` whose part for the layer this object is.
         keys, values: `[B, H, K, D]`, before the segment.
 
     Attributes:
-        after: keys and values after the segment, a pair; `None` before the layer was called.
+        keys_and_values_after: a pair, those after the segment; `None` before the layer was called.
     """
 
-    def __init__(self, layer: Any, weights: Any, segment: Any, keys: Tensor, values: Tensor) -> None:
+    def __init__(self, layer: Any, weights: Any, network_memory: Any, keys: Tensor, values: Tensor) -> None:
         super().__init__(layer, weights)
-        self.segment = segment
+        self.network_memory = network_memory
         self.keys = keys
         self.values = values
-        self.after: Any = None
+        self.keys_and_values_after: Any = None
 
 
 class NetworkMemory(CachedMemory):
@@ -165,7 +165,7 @@ class NetworkMemory(CachedMemory):
         """The state after the segment. A subclass defines it."""
 
     def checked(self) -> Any:
-        """Raises NotCacheable unless every layer has attended to its memory."""
+        """Returns this memory. Raises NotCacheable unless every layer has attended to its memory."""
         for memory in self.layers:
             if not memory.used:
                 raise NotCacheable(f"{memory.layer.name} does not attend to its memory")
@@ -173,4 +173,4 @@ class NetworkMemory(CachedMemory):
 
     def keys_and_values(self) -> Any:
         """The keys and the values of all layers after the segment, two tuples. The layers must have `CachedKeys`."""
-        return zip(*(layer.after for layer in self.checked().layers), strict=True)
+        return zip(*(layer.keys_and_values_after for layer in self.checked().layers), strict=True)

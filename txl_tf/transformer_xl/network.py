@@ -116,10 +116,11 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             positions in the segment; "alibi" or "rotary"; or a name that was given to
             `txl_tf.layers.register_positions`. See `txl_tf/nn/position_schemes.py`.
         context_len: with learned positions, the maximum number of tokens in a segment. With learned positions and
-            sinusoids, `generate` sees as many tokens. It has no effect on other positions.
+            sinusoids, `generate` sees as many tokens. Other positions accept only the default.
         same_length: whether every token attends to `mem_len + 1` positions, instead of to the whole memory and segment.
-        clamp_len: greater distances are replaced by `clamp_len`. No limit unless it is positive.
-        untie_r: whether every layer has its own u and v. If not, all layers share them.
+        clamp_len: with relative positions, greater distances are replaced by `clamp_len`. If it is not positive, there
+            is no limit.
+        untie_r: with relative positions, whether every layer has its own u and v. If not, all layers share them.
         reset_token: id of the first token of a document. The memory is reset before it: the document gets the results
             that it would get at the beginning of a text, see `transformer_xl/documents.py`. `None`: no resets.
         layer_norm_epsilon: added to the variance in layer norm. The original uses 1e-12, PyTorch 1e-5.
@@ -150,7 +151,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         dropout_key: int `[3]` that decides the dropout masks: two words of key, and the number of the first row of
             `tokens` in the global batch (0 if left out). Parts of a batch with the same key, each with the number of
             its first row, get the masks of the whole batch. `None` in training: the network draws a key.
-        static_shapes: see `AdaptiveEmbedding`.
+        static_shapes: for TPUs and XLA, see `AdaptiveEmbedding`. The layers are then computed in a loop.
         inputs_embeds: float `[batch, tgt_len, d_model]`, the input of the first layer in place of `tokens`, without
             dropout and positions: features of any kind, or `network.embedding(tokens)`. A mask that Keras passed on
             with it is the `padding_mask`.
@@ -267,7 +268,11 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             return super().from_config(without_classes)
 
     def check_setting(self, name: str, value: Any) -> Any:
-        """Returns the value of a setting. Raises ParameterError if it is out of range or the scheme refuses it."""
+        """Checks a new value of a setting, and returns the value to store. See `Settings.check_setting`.
+
+        Raises:
+            ParameterError: also if the scheme of positions does not accept the value.
+        """
         self.scheme.check_refused(name, value)
         if name == "reset_token" and value is not None:
             at_least(0, self.n_token - 1)(name, value)
@@ -298,6 +303,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         self.store("lora_alpha", lora_alpha)
 
     def _add_lora(self, rank: int, lora_alpha: float | None, **initializers: Any) -> None:
+        """Adds the updates to the layers, and freezes all other weights. Raises ParameterError, see `enable_lora`."""
         parts = low_rank_parts(self.decoder_layers)
         if not parts:
             allowed = "0 for layers without RelMultiHeadAttn, MultiHeadAttn and PositionwiseFF"
@@ -325,13 +331,13 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         return super().summary(*args, **kwargs)
 
     def projection_initializer(self) -> Any:
-        """The initializer for the projections of an embedding or of a softmax."""
+        """The initializer for the projections of the embedding and of the softmax, see the argument `init`."""
         if self.init in ("normal", "uniform"):
             return make_initializer(self.init, self.proj_init_std, self.init_range)
         return self.initializer
 
     def build_biases(self) -> list[Any]:
-        """Adds the weights `(r_w_bias, r_r_bias)`."""
+        """Makes the weights `(r_w_bias, r_r_bias)`, the paper's u and v, for all layers."""
         shape = [self.n_head, self.d_head]
         if self.untie_r:
             shape = [self.n_layer, *shape]
@@ -420,17 +426,20 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             mems, padding_mask: of the call.
 
         Returns:
-            `(tokens, mems, padding_mask, lengths)`: tokens as given, int32 if they are ids; the list of memories; the
-            mask of the call, bool `[batch, tgt_len]`; and int32 `[batch]`, the number of tokens in each row. The last
-            two are `None` without a mask.
+            `(tokens, mems, padding_mask, lengths)`: the tokens, packed if there is a mask, with zeros as padding; the
+            list of memories; the mask of the call, bool `[batch, tgt_len]`; and int32 `[batch]`, the number of tokens
+            in each row. The last two are `None` without a mask.
+
+        Raises:
+            ParameterError: mask or memory do not fit.
         """
         mems = self.memory_of_call(tokens, mems)
         if padding_mask is None:
             return tokens, mems, None, None
         mask = self.check_padding(padding_mask, tokens, mems[0])
-        shown = mask[..., None] if len(tokens.shape) == 3 else mask
-        packed, tokens = pack(mask, tf.where(shown, tokens, tf.zeros([], tokens.dtype)))
-        return tokens, mems, mask, tf.reduce_sum(tf.cast(packed, tf.int32), 1)
+        mask_like_tokens = mask[..., None] if len(tokens.shape) == 3 else mask
+        packed_mask, tokens = pack(mask, tf.where(mask_like_tokens, tokens, tf.zeros([], tokens.dtype)))
+        return tokens, mems, mask, tf.reduce_sum(tf.cast(packed_mask, tf.int32), 1)
 
     def forward(
         self, tokens: Tensor, mems: Any, dropout_key: Tensor | None = None, lengths: Tensor | None = None,
@@ -457,8 +466,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             `NetworkMemory`, `(hidden, state)` after the segment.
         """
         embed_key, pos_key, out_key, *layer_keys = split(dropout_key, 3 + self.n_layer)
-        ends = {} if done is None else {"done": done}  # a user's `enter` need not take it
-        hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes, **ends)
+        options = {} if done is None else {"done": done}  # a user's `enter` need not take it
+        hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes, **options)
         if isinstance(mems, NetworkMemory):
             return in_turn([layer.read for layer in arguments], hidden)[0], mems.finish()
         hidden, inputs = apply_layers(
@@ -481,7 +490,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         """
         if isinstance(mems, NetworkMemory):
             hidden, positions = self.embed(tokens, mems, dropout_keys, static_shapes, 0)
-            if positions is not None and positions is not mems:  # `in` would compare tensors by `==`
+            if positions is not None and positions is not mems:  # `==` would compare the elements of tensors
                 raise NotCacheable(f"embed of {type(self).__name__} returns positions of its own")
             return hidden, mems.layers, None
         mlen = shape_of(mems[0])[1]
@@ -665,7 +674,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
 
     @property
     def _default_save_signature(self) -> Any:
-        """The signature for `tf.saved_model.save(network, folder)`: `hidden`, computed with an empty memory."""
+        """The signature for `tf.saved_model.save(network, folder)`: `hidden`, computed with `initial_mems`."""
         tokens = tf.TensorSpec([None, None], tf.int32, "tokens")
         return tf.function(lambda tokens: {"hidden": self(tokens)[0]}, autograph=False, input_signature=[tokens])
 

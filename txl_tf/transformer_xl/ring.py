@@ -33,7 +33,10 @@ QUERY_BLOCK = 256
 
 
 def write(ring: Tensor, slots: Tensor, new: Tensor, in_place: bool = False) -> Any:
-    """The `ring` `[B, H, K, D]` with `new` `[B, H, T, D]` in the `slots`, `[T]` or `[B * H, T]`."""
+    """The `ring` `[B, H, K, D]` with `new` `[B, H, T, D]` in the `slots`, `[T]` or `[B * H, T]`.
+
+    With `in_place`, it is written into the ring itself, which must not be used again.
+    """
     batch, n_head, klen, d_head = shape_of(ring)
     first_rows: Any = tf.range(batch * n_head)
     rows: Any = tf.reshape(first_rows[:, None] * klen + slots, [-1])
@@ -70,6 +73,7 @@ def eraser(last: Tensor, slots: Tensor, klen: Size, n_head: int, in_place: bool 
     erased: Any = tf.reshape((row[:, None] * n_head + tf.range(n_head)) * klen + slot[:, None], [-1])
 
     def erase(ring: Tensor) -> Any:
+        """Writes zeros into the slots of earlier documents, in place."""
         zeros = tf.zeros([tf.size(erased), ring.shape[3]], ring.dtype)
         flat = tf.raw_ops.InplaceUpdate(x=tf.reshape(ring, [-1, ring.shape[3]]), i=erased, v=zeros)
         return tf.reshape(flat, shape_of(ring))
@@ -87,7 +91,7 @@ class RingPlaces(NamedTuple):
     visible: Tensor | None
     r: Any  # [H, K + T, D], see `_rotated`; for a single query a list of H tensors [K, D]
     first_slot: Tensor  # int32 scalar, the slot of the first query
-    special: dict[str, Any]
+    special: dict[str, Any]  # as in `Places`
 
     def distances(self, q: Tensor) -> Any:
         """The distance from every query to every key, int32 `[T, K]`.
@@ -98,8 +102,9 @@ class RingPlaces(NamedTuple):
         return (self.first_slot + query[:, None] - tf.range(self.klen)) % self.klen
 
     def scores_by_distance(self, q: Tensor) -> Any:
-        """Products of queries with the row of `r` for the distance of each key: `[H, T, K]`, or a list with the scores
-        of each head if there is a single query.
+        """Products of queries with the row of `r` for the distance of each key: `[H, T, K]`.
+
+        If `r` is a list, for a single query, the result may be a list with the scores `[1, K]` of each head.
         """
         if isinstance(self.r, list):
             scores = products_of_heads(q, self.r, transpose_b=True)
@@ -132,19 +137,20 @@ def attend_ring(
         `[B, H, T, D]`.
     """
     batch, n_head, tgt_len, d_head = shape_of(content_q)
-    known = content_q.shape[2]
-    if (known or tf.int32.max) <= QUERY_BLOCK:
+    static_len = content_q.shape[2]
+    if static_len is not None and static_len <= QUERY_BLOCK:
         return _attend_block(
             block, content_q, position_q, keys, values, r, first_slot, max_distance, zero_beyond, static_shapes
         )
 
-    size: Any = QUERY_BLOCK if known else tf.minimum(tgt_len, QUERY_BLOCK)
+    size: Any = QUERY_BLOCK if static_len is not None else tf.minimum(tgt_len, QUERY_BLOCK)
     padding = -tgt_len % size  # so that the queries are whole blocks
 
     def padded(limit: Tensor) -> Any:
+        """`max_distance` or `zero_beyond` with zeros for the padding queries."""
         return tf.pad(limit, [[0, 0]] * (len(limit.shape) - 1) + [[0, padding]])
 
-    shape = [content_q.shape[0], n_head, size if known else None, d_head]
+    shape = [content_q.shape[0], n_head, None if static_len is None else size, d_head]
     content_q, position_q = (tf.pad(x, [[0, 0], [0, 0], [0, padding], [0, 0]]) for x in (content_q, position_q))
     max_distance, zero_beyond = (x if x is None else padded(x) for x in (max_distance, zero_beyond))
 
@@ -152,11 +158,13 @@ def attend_ring(
         """Attends from the block of queries that begins at `start`."""
 
         def queries(q: Tensor) -> Any:
+            """The queries of the block."""
             part: Any = tf.slice(q, [0, 0, start, 0], [-1, -1, size, -1])
             part.set_shape(shape)
             return part
 
         def limits(limit: Tensor | None) -> Any:
+            """`max_distance` or `zero_beyond` of the queries of the block."""
             return None if limit is None else tf.gather(limit, start + tf.range(size), axis=-1)
 
         return _attend_block(
@@ -196,6 +204,7 @@ def _attend_block(
         return tf.transpose(block(*heads_first, places), [1, 0, 2, 3])
 
     def attend_row(b: Any) -> Tensor:
+        """Attention of row b of the batch."""
         row_visible = visible if visible is None or len(visible.shape) == 2 else visible[b]
         places = RingPlaces(klen, row_visible, r, first_slot, _special(None if content is None else content[b]))
         return block(content_q[b], position_q[b], keys[b], values[b], places)
