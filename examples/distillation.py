@@ -7,6 +7,7 @@ return. The student is saved as an ordinary `TransformerXLLM`. On the help texts
 the same model trained without a teacher.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def student_of(teacher, **sizes):
 
 
 def trained(lm, text, epochs, steps):
-    """Trains a model for some epochs of `steps` steps, and returns it."""
+    """Trains a model, and returns it. `steps`: the number of steps of an epoch, for the learning rate."""
     lm.compile(txl_tf.make_optimizer(learning_rate=5e-3, warmup_steps=steps // 10, train_steps=steps * epochs))
     lm.fit(txl_tf.segments(text, 16, 32), epochs=epochs, verbose=2)
     return lm
@@ -71,7 +72,7 @@ def train(output, n_chars, epochs, seed):
     keras.utils.set_random_seed(seed)
     text = np.frombuffer(pydoc_text().encode("ascii", "replace")[:n_chars], np.uint8).astype(np.int32) % 128
     text, held_out = np.split(text, [len(text) * 9 // 10])
-    steps = len(text) // (16 * 32)
+    steps = math.ceil((len(text) - 1) // 16 / 32)  # batches of an epoch; the last segment may be shorter
     teacher = trained(txl_tf.TransformerXLLM(**COMMON, **TEACHER, seed=seed), text, epochs, steps)
     alone = trained(txl_tf.TransformerXLLM(**COMMON, **STUDENT, seed=seed), text, epochs, steps)
     student = trained(student_of(teacher, **COMMON, **STUDENT, seed=seed), text, epochs, steps)

@@ -194,8 +194,9 @@ def test_rows_of_one_element(case):
 
 def test_layer_round_trips_and_names_a_wrong_shape():
     assert_round_trips(crf.CRF(2, start_end=False, allowed=np.ones([4, 4], bool)))
-    with raises_parameter("allowed", limit="[4, 4]"):
-        crf.CRF(2, allowed=np.ones([2, 2]))
+    for wrong in (np.ones([2, 2]), [[True] * 4, [True] * 3]):
+        with raises_parameter("allowed", limit="[4, 4]"):
+            crf.CRF(2, allowed=wrong)
     with pytest.raises(ValueError, match=r"emissions must be .* of time 1 or more, got float32 \[2, 0, 3\]"):
         crf.CRF(3).decode(tf.zeros([2, 0, 3]))
 

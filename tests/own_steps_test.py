@@ -332,6 +332,20 @@ def test_an_own_loss_is_trained_for_and_logged(kind):
     assert tested == expected
 
 
+def test_an_own_loss_is_computed_in_float64(kind):
+    make, data, base = kind
+
+    def twice(self, x, y, y_pred, sample_weight=None, training=True):
+        return 2 * super(type(self), self).compute_loss(x, y, y_pred, sample_weight, training)
+
+    own, plain = make(subclass(base, compute_loss=twice), dtype="float64"), make(dtype="float64")
+    weights = np.array([1.0, 2.0, 0.5, 1.0])
+    fit(own, data, sample_weight=weights)
+    plain.set_weights(own.get_weights())
+    losses = [model.evaluate(*data, sample_weight=weights, verbose=0)[0] for model in (own, plain)]
+    np.testing.assert_allclose(losses[0], 2 * losses[1], rtol=1e-12)
+
+
 def test_own_metrics_are_used(kind):
     make, data, base = kind
 

@@ -167,6 +167,9 @@ def test_columns_that_do_not_fit_are_named(tmp_path, content, options, name):
         path = write_text(tmp_path / "pairs.tsv", "a\tb\tc\nd\te\nf\tg\th\n")
         read_pairs(PairsConfig(train_path=path, valid_path=path))
     with pytest.raises(ParameterError) as caught:
+        read_pairs(PairsConfig(train_path=path, valid_path=path, source_column=3))
+    assert (caught.value.value, caught.value.allowed) == ("d\te", "a line of at least 3 columns")
+    with pytest.raises(ParameterError) as caught:
         read_pairs(PairsConfig(train_path=[path, path], source_column=2, target_column=1))
     assert (caught.value.name, caught.value.value) == ("source_column", 2)
 

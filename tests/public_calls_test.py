@@ -171,6 +171,12 @@ def test_shapes_and_dtypes_of_relative_attention_are_checked_together(change, na
         layers.rel_multihead_attn(**{**CALLS["rel_multihead_attn"], **change})
 
 
+@pytest.mark.parametrize("dtype", [1, True, np.zeros([2], np.float32), "int32"])
+def test_a_dtype_is_no_number_and_no_array(dtype):
+    with raises_parameter("dtype"):
+        layers.two_way_positions(3, 4, dtype)
+
+
 def test_lists_and_arrays_become_tensors_of_the_dtype_of_the_others():
     arguments = CALLS["layer_norm"]
     given = {name: x.numpy().tolist() if isinstance(x, tf.Tensor) else x for name, x in arguments.items()}

@@ -1,5 +1,6 @@
 """The server of tools/serve.py: what it answers is what the model says, alone and in a batch, to those who may ask."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import functools
@@ -26,7 +27,7 @@ pytest.importorskip("starlette", reason="the server needs starlette: pip install
 pytest.importorskip("uvicorn", reason="the server needs uvicorn: pip install starlette uvicorn")
 
 from txl_programs.server.app import Guard, Server, make_app, message_for_client  # noqa: E402
-from txl_programs.server.completions import Bounds, Completions  # noqa: E402
+from txl_programs.server.completions import Bounds, Completions, _deliverer  # noqa: E402
 from txl_programs.web.connections import make_server  # noqa: E402
 
 SLOW = pytest.mark.slow
@@ -320,6 +321,63 @@ def test_requests_at_the_same_time_are_joined_and_get_their_own_answers(served):
                 assert one["outputs"]["symbols"] == other["outputs"]["symbols"]
                 np.testing.assert_allclose(one["outputs"]["nll"], other["outputs"]["nll"], rtol=1e-5)
     assert served.batcher.largest > 1
+
+
+class Waiting:
+    """A signature that counts its calls, and waits in each until `may_end` is set."""
+
+    def __init__(self, signature):
+        self.signature = signature
+        self.n_calls = 0
+        self.may_end = threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self.signature, name)
+
+    def __call__(self, **arguments):
+        self.n_calls += 1
+        assert self.may_end.wait(60)
+        return self.signature(**arguments)
+
+
+def test_a_waiting_request_whose_client_leaves_is_not_computed(served, monkeypatch):
+    waiting = Waiting(served.batcher.signatures["score_text"])
+    monkeypatch.setitem(served.batcher.signatures, "score_text", waiting)
+    queue = served.batcher._waiting["score_text"]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(served.predict, signature_name="score_text", inputs=["abc"])
+        until(lambda: waiting.n_calls)
+        values = {"signature_name": "score_text", "inputs": ["abd"]}
+        with pytest.raises(requests.ReadTimeout):
+            requests.post(f"{served.url}/v1/models/lm:predict", json=values, timeout=0.5)
+        until(lambda: queue and queue[0].result.cancelled())
+        waiting.may_end.set()
+        assert first.result().status_code == 200
+    until(lambda: "score_text" not in served.batcher._tasks)
+    assert waiting.n_calls == 1 and not queue
+
+
+def until(condition):
+    """Waits until `condition` is true, at most 10 s."""
+    for _ in range(200):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the condition did not become true")
+
+
+class ClosingLoop:
+    """An event loop that closes after `is_closed` was asked."""
+
+    def is_closed(self):
+        return False
+
+    def call_soon_threadsafe(self, *args):
+        raise RuntimeError("Event loop is closed")
+
+
+def test_a_piece_for_a_loop_that_closes_is_dropped():
+    _deliverer(ClosingLoop(), asyncio.Queue(), 0)(None)
 
 
 def test_status_and_metadata(served):

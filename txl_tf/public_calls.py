@@ -229,8 +229,13 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def _check_dtype(name: str, value: Any) -> None:
+    """Raises ParameterError unless a value names a floating-point dtype.
+
+    `tf.as_dtype` also takes numbers (of an enumeration) and arrays (which have a dtype): these are refused.
+    """
+    as_dtype: Any = tf.as_dtype
     try:
-        is_float = tf.as_dtype(value).is_floating
+        is_float = isinstance(value, (str, type, np.dtype, tf.DType)) and as_dtype(value).is_floating
     except TypeError:
         is_float = False
     if not is_float:

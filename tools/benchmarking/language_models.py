@@ -214,7 +214,9 @@ def continuing_work(shape, dtype="float32", read=1):
 
 
 def scoring_contestants(run):
-    """The contestants of the mode "scoring": `{name: function of a shape that returns the work}`.
+    """The contestants of the mode "scoring": `{name: function}`.
+
+    Each function takes `shape`, the sizes by name, and returns the work (see work.py).
 
     Args:
         run: folder of a run whose vocabulary has the words of `random_lines`, see `processes.train_to_score`.

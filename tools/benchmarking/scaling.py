@@ -27,12 +27,15 @@ def measure(works, rounds, seconds):
 
 
 def scale(mode, shape, makers, rounds, seconds):
-    """Measures and prints the seconds per token at several values of each argument of `SCALING`. Returns rows.
+    """Measures the cost of a token at several values of each argument in `SCALING[mode]`.
+
+    Prints it in microseconds, and returns a row for each value. `replicas` is only measured for txl_tf, in 1 turn if
+    `rounds` is less than 3, otherwise in 2.
 
     Args:
         mode: the mode.
-        shape: the values of all arguments.
-        makers: the contestants, `{name: function of a shape that returns the work}`.
+        shape: `{argument: value}` of all arguments; one of them at a time gets other values.
+        makers: the contestants, `{name: function that takes a shape and returns the work}`.
         rounds, seconds: see `measure`.
     """
     rows = []
@@ -62,9 +65,10 @@ def replica_costs(name, shape, values, rounds, seconds):
 
 
 def scale_length(mode, shape, makers, segments):
-    """Like `scale`, for the cost of a token after 1, 2, 4, ... segments of one text. Leaves out the first contestant.
+    """Like `scale`, for the cost of a token after 1, 2, 4, ... segments of one text. Leaves out the reference.
 
-    `segments` is the number of segments that are measured.
+    `segments` is the number of segments that are measured. The cost after n segments is the median over the segments
+    from n / 2 to 3 n / 2.
     """
     counts = [2**i for i in range(segments.bit_length())]
     values = [count * shape["tgt_len"] for count in counts]
@@ -76,7 +80,7 @@ def scale_length(mode, shape, makers, segments):
         work = language_models.continuing_work(shape, dtype) if continuing else makers[name](shape)
         work.once()
         seconds = np.diff(work.ends(lambda ends: len(ends) > segments))
-        costs = [np.median(seconds[n // 2 : 3 * n // 2]) for n in counts]  # of the segments around the n-th
+        costs = [np.median(seconds[n // 2 : 3 * n // 2]) for n in counts]
         tokens = tokens_of_work(mode, name, shape)
         rows += costs_of(mode, name, "tokens_before", values, [cost / tokens for cost in costs])
     return rows

@@ -65,7 +65,10 @@ def rows_of(mode, figure, measured):
 
 
 def summary_of(rows):
-    """For every contestant with a ratio, a dict of `mode`, `contestant`, `ratios` (one per run) and their `median`."""
+    """For every mode and contestant with a ratio, a dict of `mode`, `contestant`, `ratios` and their `median`.
+
+    There is one ratio for each run: the median over the rounds of the run.
+    """
     found = {}
     for row in rows:
         if "ratio" in row:

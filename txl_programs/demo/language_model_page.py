@@ -140,7 +140,10 @@ class LanguageModelPage(Board):
         return [top_k, top_p, min_p, penalty, window, seed, stop, newline, document]
 
     def _options(self, *values):
-        """The options of `LanguageModelView.start`. Raises ParameterError if a number is missing or wrong.
+        """The options of `LanguageModelView.start`.
+
+        Raises ParameterError if a required number is missing, or `top_k` or `seed` is not a whole number. Ranges are
+        checked later.
 
         Args:
             *values: the temperature, and the values of the components of `_build_options`.

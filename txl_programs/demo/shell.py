@@ -104,11 +104,14 @@ def explain_wrong_values(component: Component) -> None:
 
 
 def make_app(page: gr.Blocks, limits: Limits, host: str) -> fastapi.FastAPI:
-    """The application that serves a page to requests that name `host`, an address of this machine."""
+    """The application that serves a page behind a `Guard`.
+
+    `host` is the address or name at which the server listens. `is_own_host` says which requests may name it.
+    """
     app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, page=page, limits=limits, host=host)
     page.state_session_capacity = limits.sessions
-    page._queue.pending_messages_per_session.max_size = limits.sessions  # messages that nobody has asked for yet
+    page._queue.pending_messages_per_session.max_size = limits.sessions  # most sessions whose unread messages are kept
     fonts: Any = {"font": [themes.Font("sans-serif")], "font_mono": [themes.Font("monospace")]}
     greys = {"block_info_text_color": "*neutral_500", "block_info_text_color_dark": "*neutral_400"}
     theme = themes.Base(primary_hue="blue", **fonts).set(**greys)

@@ -194,7 +194,7 @@ class Server:
         if signature is None:
             raise Failed(404, f"signature_name must be one of {', '.join(self.signatures)}, got {name}")
         arrays = await asyncio.to_thread(signature.arguments, values)
-        results = await self.batcher.call(signature.name, arrays)
+        results = await while_connected(request, self.batcher.call(signature.name, arrays))
         return Json(await asyncio.to_thread(signature.answer, values, results))
 
     async def complete(self, request: Request) -> Response:

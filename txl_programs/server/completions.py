@@ -7,6 +7,7 @@ job into text, and ends it at a stop string.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import random
@@ -249,7 +250,7 @@ class Choice:
             offset += len(text)
 
     def add(self, piece: Piece) -> None:
-        """Adds new tokens. If the text ends with them, sets `finish_reason`; tokens after a stop string are ignored."""
+        """Adds new tokens, except those after a stop string. Sets `finish_reason` if this is the end of the text."""
         for i, token in enumerate(piece.tokens):
             self.new_tokens += 1
             if piece.stopped and i == len(piece.tokens) - 1:  # the end of a document is no text
@@ -440,10 +441,13 @@ class Completions:
 
 
 def _deliverer(loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue, index: int) -> Any:
-    """Returns a function, for the thread of the decoder, that puts a piece into a queue of the event loop."""
+    """Returns a function for the thread of the decoder. It puts `(index, piece)` into a queue of the event loop.
+
+    It does nothing if the event loop is closed.
+    """
 
     def deliver(piece: Piece) -> None:
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(pieces.put_nowait, (index, piece))
 
     return deliver

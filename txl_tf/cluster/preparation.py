@@ -115,6 +115,7 @@ class ClusterWorkers(contextlib.ExitStack):
                 f"the Ray cluster has no room for a worker of ray_cpus={self._config.ray_cpus}: "
                 f"its largest machine has {cpus:g}"
             )
+        # A sum over all machines: if the free cores are on several machines, a worker may wait without this line.
         if ray.available_resources().get("CPU", 0) < self._config.ray_cpus:
             logger.info("the Ray cluster is busy: waiting for room for a worker")
         return ray

@@ -91,9 +91,9 @@ def run_workers(
         )
         fit = _Thread(trainer.fit)
         _follow(desk, fit, write, cluster)
-        status, errors, gone = ray.get(desk.result.remote())
+        status, errors, lost = ray.get(desk.result.remote())
         if fit.error and not status:
-            last = gone or _why(fit.error)
+            last = lost or _why(fit.error)
             raise OSError(
                 f"workers were gone more than ray_restarts={cluster.ray_restarts} times, at last {last}: the same "
                 "command goes on from the newest checkpoint"
@@ -108,33 +108,33 @@ class Desk:
     """Messages between the driver and the workers: an actor on the driver's machine.
 
     Attributes:
-        written: standard output of the first worker, as far as the driver has not read it.
+        unread_output: standard output of the first worker that the driver has not read yet.
         signal: signal to send to all programs, or `None`.
         running: ranks of the workers whose program runs.
-        starts: how often all workers were started.
-        gone: description of the worker that was lost last, or "".
-        failure: exit status and standard error of the first program that failed, or `(0, "")`.
+        n_starts: how often all workers were started.
+        last_lost: description of the worker that was lost last, or "".
+        first_failure: exit status and standard error of the first program that failed, or `(0, "")`.
     """
 
     def __init__(self) -> None:
-        self.written: list[bytes] = []
+        self.unread_output: list[bytes] = []
         self.signal: int | None = None
         self.running: set[int] = set()
-        self.starts = 0
-        self.gone = ""
-        self.failure: tuple[int, str] = (0, "")
+        self.n_starts = 0
+        self.last_lost = ""
+        self.first_failure: tuple[int, str] = (0, "")
 
     def started(self, rank: int) -> None:
         """Records that the program of a worker has started."""
         if rank == 0:
-            self.starts += 1
+            self.n_starts += 1
         self.running.add(rank)
 
     def write(self, data: bytes) -> None:
         """Stores output of the first worker for the driver."""
-        self.written.append(data)
+        self.unread_output.append(data)
 
-    def ended(self, rank: int, status: int, errors: str, gone: str) -> None:
+    def ended(self, rank: int, status: int, errors: str, lost: str) -> None:
         """Records that the program of a worker has ended.
 
         The first failure is stored, because it may have caused the others. A lost worker, or the status of a signal, is
@@ -143,12 +143,12 @@ class Desk:
         Args:
             rank: rank of the worker.
             status, errors: exit status and standard error of the program.
-            gone: how the worker was lost; "" if it was not.
+            lost: how the worker was lost; "" if it was not.
         """
         self.running.discard(rank)
-        self.gone = gone or self.gone
-        if status > 0 and not gone and not self.failure[0]:
-            self.failure = status, errors
+        self.last_lost = lost or self.last_lost
+        if status > 0 and not lost and not self.first_failure[0]:
+            self.first_failure = status, errors
 
     def stop(self, number: int) -> bool:
         """Requests that the workers end by a signal. Returns whether any are running."""
@@ -157,18 +157,18 @@ class Desk:
 
     def wanted(self) -> int | None:
         """The signal that a worker should send to its program, or `None`. After a failure, all others are killed."""
-        return signal.SIGKILL if self.failure[0] else self.signal
+        return signal.SIGKILL if self.first_failure[0] else self.signal
 
     def read(self) -> tuple[bytes, int, str]:
         """The output since the last call, how often the workers were started, and the worker that was lost last."""
-        written = b"".join(self.written)
-        self.written = []
-        return written, self.starts, self.gone
+        output = b"".join(self.unread_output)
+        self.unread_output = []
+        return output, self.n_starts, self.last_lost
 
     def result(self) -> tuple[int, str, str]:
-        """`(status, errors, gone)`: the failure, and the worker that was lost last."""
-        status, errors = self.failure
-        return status, errors, self.gone
+        """`(status, errors, lost)`: the first failure, and the worker that was lost last."""
+        status, errors = self.first_failure
+        return status, errors, self.last_lost
 
 
 def _why(error: Exception) -> str:
@@ -216,22 +216,22 @@ def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: Tra
 
     needed_in_words, is_free = _needed(cluster, ray.available_resources())
     log_waiting_at = time.monotonic() + (_SECONDS_TO_START if is_free else 0)
-    starts = 0
+    known_starts = 0
     has_logged_waiting = False
     ending = None  # the exception that ends the workers
     with _signals_raised():
         while True:
             try:
                 done = fit.done.is_set()  # before `read`, which then has all of the output
-                written, n_starts, gone = ray.get(desk.read.remote())
-                if n_starts > max(starts, 1):
-                    logger.info("%s: all start again, restart %d of %d", gone, n_starts - 1, cluster.ray_restarts)
-                starts = n_starts
-                if not (starts or has_logged_waiting) and time.monotonic() > log_waiting_at:
+                output, n_starts, lost = ray.get(desk.read.remote())
+                if n_starts > max(known_starts, 1):
+                    logger.info("%s: all start again, restart %d of %d", lost, n_starts - 1, cluster.ray_restarts)
+                known_starts = n_starts
+                if not (known_starts or has_logged_waiting) and time.monotonic() > log_waiting_at:
                     has_logged_waiting = True
                     logger.info("waiting for room for %s", needed_in_words)
-                if written and not isinstance(ending, OSError):
-                    write(written)
+                if output and not isinstance(ending, OSError):
+                    write(output)
                 if done:
                     break
                 fit.done.wait(_PAUSE)

@@ -114,8 +114,8 @@ def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
 def _before_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """Returns a dataset of arrays as it is before its first shuffle; without a shuffle, the dataset itself.
 
-    Returns `None` if that would have another structure, or if the dataset is not made of arrays alone, by the
-    transformations in `_PASSED_ON`.
+    Returns `None` unless elements are `(x, y, ...)`, only shuffles and `_PASSED_ON` come after the arrays (before a
+    zip, only `_ARRAY_DATASETS`), and the elements before the shuffle have the same structure.
     """
     structure = tf.nest.map_structure(lambda spec: 0, dataset.element_spec)
     before_shuffles = dataset

@@ -109,7 +109,10 @@ def _check_source(model: Any, source: Any) -> np.ndarray:
 
 
 def check_suppressed(ids: Iterable[int], end: int | None, n_symbols: int) -> set[int]:
-    """Checks `suppress_tokens` and returns them as a set. They must be ids of symbols other than the `end`."""
+    """Checks `suppress_tokens` and returns them as a set.
+
+    Raises ParameterError unless they are ids from 1 to `n_symbols - 1` other than the `end`.
+    """
     if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
         raise ParameterError("suppress_tokens", ids, "several ids")
     for i in ids:
@@ -173,6 +176,7 @@ def _decoder(
     allowed = writable(model, ()) if allowed is None else allowed
 
     def decode(ids, place, caches):
+        """`model.decode_step`, in which symbols that are not allowed have the log-probability `NO_CHANCE`."""
         log_probs, caches = model.decode_step(ids, place, caches, *rest)
         none = tf.constant(NO_CHANCE, log_probs.dtype)
         return tf.where(allowed, log_probs, none), caches
@@ -186,10 +190,10 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Searches the most likely targets of every source with `beam_size` hypotheses.
 
-    A step extends every hypothesis by every token. The `beam_size` finished targets with the best scores are kept, and
-    so are the `beam_size` most likely of the other hypotheses. A row is done if no hypothesis can have a better score
-    any more. A hypothesis that has not ended after `max_new_tokens` is compared by its current score, so that a worse
-    one does not win only because it has ended.
+    A step extends every hypothesis by every token. It keeps the `beam_size` finished targets with the best scores, and
+    the `beam_size` most likely of the other hypotheses. A row is done if none of its hypotheses can still get a better
+    score than its finished targets. A hypothesis that has not ended after `max_new_tokens` is compared by its current
+    score, so that a worse one does not win only because it has ended.
 
     Args:
         model: `Transformer`.
@@ -223,8 +227,9 @@ def search(
     """The beam search of `beam_search`, whatever the model is.
 
     Args:
-        decode: function of the last tokens, int32 `[B * K]`, of their number and of the caches before them. Returns
-            log-probabilities of the next tokens, float `[B * K, V]`, and the caches after the last tokens.
+        decode: function of the last tokens, int32 `[B * K]`, of their position (0 for `start`) and of the caches before
+            them. Returns log-probabilities of the next tokens, float `[B * K, V]`, and the caches after the last
+            tokens.
         select: function of caches and of row numbers, int32 `[B * K]`. Returns the caches of these rows.
         caches: the first caches.
         start: the last tokens of the first call of `decode`.
@@ -252,7 +257,7 @@ def search(
         """One step.
 
         Args:
-            i: number of tokens of the hypotheses.
+            i: number of tokens that each hypothesis has, without the start.
             last: int32 `[B, K]`, the last token of each hypothesis.
             alive, totals: the hypotheses that have not ended, int32 `[B, K, N]`, and their log-probabilities `[B, K]`.
             finished, scores: the best targets that have ended, int32 `[B, K, N]`, and their scores `[B, K]`.

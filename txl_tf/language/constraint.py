@@ -4,7 +4,8 @@
     lm.generate(prompt, 10, logits_processor=digits, stop_token=end)
 
 outlines-core compiles the expression to an automaton over the tokens of the vocabulary: for every state, which tokens
-may follow, and the state after them. Here it is a table, in which the graph of generation looks up the state of a row.
+may follow, and the state after each. It is stored as a table, in which the graph of generation looks up the state of a
+row.
 
 Shapes:
     B: batch      S: states of the automaton      N: tokens of the vocabulary
@@ -82,6 +83,9 @@ class Constraint:
             tokens: int32 `[B, any]`, prompts and text so far.
             log_probs: float `[B, N]`.
             first: the number of columns of the prompts.
+
+        Raises:
+            ParameterError: the model has another number of tokens than the vocabulary.
         """
         if log_probs.shape[1] != self.n_token:
             allowed = f"for a model of {log_probs.shape[1]} tokens"
@@ -99,7 +103,10 @@ class Constraint:
 
 
 def _pieces(vocab: Any, stop_token: int) -> dict[Any, list[int]]:
-    """`{text of a token, as a string or as bytes: ids}`, without special symbols and the tokens that end a text."""
+    """`{text of a token, as a string or as bytes: ids}`, without special symbols and the tokens that end a text.
+
+    Raises ParameterError for a vocabulary of words.
+    """
     if vocab.level == "word":
         message = "a Constraint needs a vocabulary of characters, bytes or subwords, got one of words"
         raise ParameterError("vocab", vocab.level, ["char", "byte", "subword"], message)
@@ -117,7 +124,16 @@ def _pieces(vocab: Any, stop_token: int) -> dict[Any, list[int]]:
 
 
 def _table_of(index: Any, n_token: int, stop_token: int, name: str, given: Any) -> np.ndarray:
-    """The automaton as a table. State 0 is that after the stop token, 1 the first one."""
+    """The automaton as a table, see `Constraint`. State 0 is the state after the stop token, 1 the first state.
+
+    Args:
+        index: `outlines_core.Index`.
+        n_token, stop_token: number of tokens, and the id of the stop token.
+        name, given: name and value of the argument that errors name: the expression or the schema.
+
+    Raises:
+        ParameterError: the table is too large.
+    """
     transitions = index.get_transitions()
     first = index.get_initial_state()
     finals = index.get_final_states()
@@ -126,12 +142,12 @@ def _table_of(index: Any, n_token: int, stop_token: int, name: str, given: Any) 
         allowed = f"an expression of at most {_MOST_ENTRIES // n_token:,} states"
         message = f"{name} must be {allowed} for {n_token:,} tokens, got {len(states):,} states"
         raise ParameterError(name, given, allowed, message)
-    numbers = {state: i + 1 for i, state in enumerate(states)}
+    row_of = {state: i + 1 for i, state in enumerate(states)}
     table = np.full([len(states) + 1, n_token], -1, np.int32)
     for state, following in transitions.items():
         for token, after in following.items():
             if token != stop_token:
-                table[numbers[state], token] = numbers[after]
-    for state in (*finals, None):
-        table[_ENDED if state is None else numbers[state], stop_token] = _ENDED
+                table[row_of[state], token] = row_of[after]
+    for row in (_ENDED, *(row_of[state] for state in finals)):
+        table[row, stop_token] = _ENDED
     return table

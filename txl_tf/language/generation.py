@@ -144,12 +144,13 @@ def processed(processor: Any, prompt: Tensor, new: Tensor, log_probs: Tensor) ->
     """The scores that a `logits_processor` returns, in the dtype of the log-probabilities.
 
     Args:
-        processor: a function of tokens and log-probabilities; or a `Constraint`, which must know where the prompt ends.
+        processor: a function of tokens and log-probabilities; or a `Constraint`, which also takes `first`, the number
+            of columns of the prompt.
         prompt, new: int32 `[B, n]` and `[B, any]`.
         log_probs: float `[B, N]`.
 
     Raises:
-        ParameterError: they have another shape, or are no floats.
+        ParameterError: the scores have another shape than the log-probabilities, or are no floats.
     """
     tokens: Any = tf.concat([prompt, new], 1)
     end = {"first": shape_of(prompt)[1]} if getattr(processor, "sees_prompt_end", False) else {}
@@ -163,24 +164,25 @@ def processed(processor: Any, prompt: Tensor, new: Tensor, log_probs: Tensor) ->
 
 def search_tokens(
     lm: Any, prompt: Tensor, lengths: Tensor, limits: Tensor, stops: Stops, room: Size, beam_size: int,
-    length_penalty: Tensor, number: int, ends: bool, segment: int | None = None, processor: Any = None,
+    length_penalty: Tensor, number: int, has_stop_token: bool, segment: int | None = None, processor: Any = None,
 ) -> Texts:  # fmt: skip
     """The `Texts` of a beam search: the `number` best ones of each prompt.
 
     Args:
         lm, prompt, lengths, limits, stops, number: see `generate_tokens`; `limits` has a row for each prompt.
         room: the largest number of new tokens.
-        ends: whether there is a stop token.
+        has_stop_token: whether there is a stop token.
         beam_size, length_penalty, segment, processor: see `generate`.
     """
     cache = lm.decoding_cache()
     hidden, state = cache.read_prompt(prompt, lengths, segment)
     weights = cache.precompute()
-    rows = marked_left(prompt, lengths)
-    first = repeated((hidden, state, rows, tf.zeros([shape_of(prompt)[0], room], tf.int32)), beam_size)
+    no_tokens = tf.zeros([shape_of(prompt)[0], room], tf.int32)
+    first = repeated((hidden, state, marked_left(prompt, lengths), no_tokens), beam_size)
 
     def decode(last: Tensor, i: Tensor, carried: Any) -> tuple[Any, Any]:
-        hidden, state, rows, so_far = carried
+        """One step: see `decode` of `search`. The first step reads no token, because the prompts have been read."""
+        hidden, state, left_prompts, so_far = carried
 
         def read() -> Any:
             new_hidden, new_state = cache.read_token(weights, last, state)
@@ -189,15 +191,16 @@ def search_tokens(
         hidden, state, so_far = tf.cond(i > 0, read, lambda: (hidden, state, so_far))
         log_probs = lm.log_probs_of(hidden[:, None])[:, 0]
         if processor is not None:
-            log_probs = tf.nn.log_softmax(processed(processor, rows, so_far[:, :i], log_probs))
+            log_probs = tf.nn.log_softmax(processed(processor, left_prompts, so_far[:, :i], log_probs))
             log_probs = tf.maximum(log_probs, NO_CHANCE)
-        return log_probs, (hidden, state, rows, so_far)
+        return log_probs, (hidden, state, left_prompts, so_far)
 
     def select(carried: Any, rows: Tensor) -> Any:
         return tf.nest.map_structure(lambda x: tf.gather(x, rows) if x.shape.rank else x, carried)
 
-    end = stops.token if ends else None
-    ids, _ = search(decode, select, first, 0, end, room, beam_size, length_penalty, limits)
+    start = 0  # any id, because the first call of `decode` does not read it
+    end = stops.token if has_stop_token else None
+    ids, _ = search(decode, select, first, start, end, room, beam_size, length_penalty, limits)
     ids = tf.reshape(ids[:, :number], [-1, room])
     prompt, lengths, limits = repeated((prompt, lengths, limits), number)
     has_ended = tf.cumsum(tf.cast(ids == stops.token, tf.int32), 1, exclusive=True) > 0
@@ -212,7 +215,14 @@ def marked_left(prompt: Tensor, lengths: Tensor) -> Any:
 
 
 def joined(prompt: Tensor, lengths: Tensor, new: Tensor, new_lengths: Tensor, excess: Tensor, stops: Stops) -> Texts:
-    """The `Texts` of prompts, int32 `[B, n]`, and the new tokens, `[B, room]`, directly after a shorter prompt."""
+    """The `Texts` of prompts and new tokens. The new tokens come directly after the end of a shorter prompt.
+
+    Args:
+        prompt, lengths: int32 `[B, n]`, and `[B]`, the length of each prompt.
+        new, new_lengths: int32 `[B, room]`, and `[B]`, the number of new tokens.
+        excess: see `Texts`.
+        stops: `Stops`, whose token pads the result.
+    """
     n = shape_of(prompt)[1]
     room = shape_of(new)[1]
     tokens = tf.concat([prompt, new], 1)
@@ -227,26 +237,26 @@ def joined(prompt: Tensor, lengths: Tensor, new: Tensor, new_lengths: Tensor, ex
 def generate_tokens(
     lm: Any, prompt: Tensor, lengths: Tensor, uniform: Tensor, limits: Tensor, sampling: Sampling, stops: Stops,
     number: Size = 1, static_shapes: bool = False, segment: int | None = None, logits_processor: Any = None,
-    beam_size: int = 1, length_penalty: Any = None, ends: bool = False,
+    beam_size: int = 1, length_penalty: Any = None, has_stop_token: bool = False,
 ) -> Texts:  # fmt: skip
-    """`generate` for a graph. All arguments except `lm` and `static_shapes` are tensors, which are not checked.
+    """`generate` for a graph. Arguments are not checked.
 
     Args:
         lm: the language model.
         prompt, lengths: int32 `[prompts, n]` and `[prompts]`.
         uniform: float64 `[room, B, 2]`, from `uniform_draws`. It is an argument because XLA would draw other numbers.
         limits, sampling, stops: see `continue_text`. `stops` may have one row for all sequences.
-        number: sequences for each prompt; an int with static shapes.
+        number: sequences for each prompt: an int or, without static shapes, a scalar tensor.
         static_shapes: whether the graph is for XLA.
-        segment, logits_processor, beam_size: see `generate`; these are no tensors.
-        length_penalty, ends: of a beam search, a float scalar tensor, and see `search_tokens`.
+        segment, logits_processor, beam_size: see `generate`.
+        length_penalty, has_stop_token: of a beam search: a float scalar tensor, and see `search_tokens`.
     """
     room = shape_of(uniform)[0]
     if beam_size > 1:
         penalty: Any = tf.cast(length_penalty, lm.loss_dtype)
         return search_tokens(
-            lm, prompt, lengths, limits[::number], stops, room, beam_size, penalty, number, ends, segment,
-            logits_processor,
+            lm, prompt, lengths, limits[::number], stops, room, beam_size, penalty, number, has_stop_token,
+            segment, logits_processor,
         )  # fmt: skip
     cache = lm.decoding_cache(static_shapes)
     nothing = no_history(shape_of(prompt)[0], lm.network.n_token)
@@ -377,7 +387,8 @@ def write_texts(
     NOT_NEGATIVE("length_penalty", length_penalty)
     if beam_size > 1:
         _check_search(lm, beam_size, num_return_sequences, stops, sampling)
-        extra |= {"beam_size": int(beam_size), "ends": stop_token is not None, "length_penalty": float(length_penalty)}
+        extra |= {"beam_size": int(beam_size), "length_penalty": float(length_penalty)}
+        extra["has_stop_token"] = stop_token is not None
     return _write(lm, prompt, lengths, max_new_tokens, options, stops, int(num_return_sequences), extra)
 
 
@@ -399,7 +410,7 @@ def _checked_processor(lm: Any, processor: Any, stop_token: int | None) -> Any:
     if not callable(processor):
         raise ParameterError("logits_processor", processor, "a function of tokens and log_probs")
     if lm.static_shapes:
-        raise ParameterError("logits_processor", processor, "None with static_shapes, where tokens would grow")
+        raise ParameterError("logits_processor", processor, "None with static_shapes: it gets a growing text")
     return processor
 
 
@@ -426,7 +437,7 @@ def _write(
     lm: Any, prompt: np.ndarray, lengths: np.ndarray, max_new_tokens: int, sampling: Sampling, stops: Stops,
     number: int, extra: dict[str, Any],
 ) -> Texts:  # fmt: skip
-    """Calls the graph of `generate` with checked arguments. `extra` are those that are only given if they are used."""
+    """Calls the graph of `generate` with checked arguments. `extra`: those that are only given if they are used."""
     batch, n = prompt.shape
     room = max_new_tokens
     sampling = of_sequences(sampling, number)

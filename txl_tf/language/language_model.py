@@ -97,9 +97,10 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         self, rank: int, lora_alpha: float | None = None, a_initializer: Any = "he_uniform",
         b_initializer: Any = "zeros",
     ) -> None:  # fmt: skip
-        """Adds low-rank updates to the kernels of the layers, which alone are trained; see `TransformerXL.enable_lora`.
+        """Adds low-rank updates to the kernels of the layers; see `TransformerXL.enable_lora`.
 
-        Afterwards, compile the model again. Files and runs contain the updates. `merge_lora` adds them to the kernels.
+        From now on, only the updates are trained: compile the model again. Files and runs contain them. `merge_lora`
+        adds them to the kernels.
         """
         self.network.enable_lora(rank, lora_alpha, a_initializer, b_initializer)
         freeze_others(self)
@@ -182,8 +183,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             labels: int `[batch, tgt_len]`, the tokens shifted by one. A label of -100 does not count: its nll is 0.
             mems: list of `n_layer` tensors `[batch, any, d_model]`, or one tensor of them, `[n_layer, batch, any,
                 d_model]`; `None` for `initial_mems`.
-            sample_weight: weights of the labels, `[batch, tgt_len]`, or of the rows, `[batch]`, by which their nll is
-                multiplied; `None` for 1. `evaluate` reports the sum of the result, divided by the sum of the weights.
+            sample_weight: weights of the labels, `[batch, tgt_len]`, or of the rows, `[batch]`. The nll of a label is
+                multiplied by its weight; `None`: all are 1. `evaluate` reports the sum of the result, divided by that
+                of the weights.
             done: bool `[batch, tgt_len]`, true at the last token of a document or an episode: the tokens after it do
                 not see it, as at the beginning of a text. `None`: no document ends.
             lengths: int `[batch]`, the number of tokens of each row, for rows of unequal length: tokens and labels
@@ -191,7 +193,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
         Returns:
             `(nll, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len]` in nats, and the memory for the next
-            segment, which does not depend on the weights.
+            segment, which does not depend on `sample_weight`.
 
         Raises:
             ParameterError: shapes do not fit together. In eager execution also: an id is outside the vocabulary, or a
@@ -220,6 +222,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
         Returns:
             `(tokens, labels, mask)`: the mask is true before the end.
+
+        Raises:
+            ParameterError: a length is wrong, or the call that computes the nll takes no `padding_mask`.
         """
         tokens = tf.convert_to_tensor(tokens)
         labels = tf.convert_to_tensor(labels)
@@ -311,8 +316,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @compiled_method(autograph=False)
     def _generate_tokens(self, number: int, static_shapes: bool, **arguments: Any) -> Any:
-        """`generate_tokens`. With static shapes, every replica generates the same text, because a TPU has its weights
-        only there.
+        """`generate_tokens` as a graph.
+
+        With static shapes, every replica generates the same text, because a TPU has the weights only on its replicas.
         """
         write = functools.partial(generation.generate_tokens, self, number=number, static_shapes=static_shapes)
         if not static_shapes:
@@ -323,6 +329,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @compiled_method(autograph=False)
     def _uniform_draws(self, seeds: Tensor, n_tokens: Size) -> Tensor:
+        """`uniform_draws` for the first `n_tokens` tokens, as a graph."""
         return uniform_draws(seeds, 0, n_tokens)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
@@ -352,7 +359,10 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         self, tokens: Tensor, labels: Tensor, mems: Any, *, static_shapes: bool = False, bin_capacities: Any = None,
         **training: Any,
     ) -> tuple[Tensor, Tensor | None, Any]:  # fmt: skip
-        """The nll of a segment, which `fit` and `evaluate` call.
+        """Computes the nll of a segment.
+
+        `fit` calls it. `evaluate` calls it only if keys and values are not cached, or if you override it but not
+        `evaluation_nll`.
 
         Args:
             tokens, labels: int `[batch, tgt_len]`, not checked.
@@ -383,8 +393,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     def outputs(
         self, tokens: Tensor, mems: Any = None, *, static_shapes: bool = False, **options: Any
     ) -> tuple[Tensor, Any]:
-        """The outputs from which every method computes its results: hidden states, or log-probabilities of a `call`
-        that a user has overridden.
+        """The outputs from which every method computes its results.
+
+        They are hidden states; or log-probabilities, if a user has overridden `call`.
 
         Args:
             tokens: int `[batch, tgt_len]`.
@@ -395,6 +406,9 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         Returns:
             `(outputs, new_mems)`: `[batch, tgt_len, d_model]`, or `[batch, tgt_len, n_token]` if a user has overridden
             `call`.
+
+        Raises:
+            ParameterError: the call takes no `done`, or the network's call no `static_shapes`.
         """
         model = self if self.has_own_call else self.network
         options = {**options, "static_shapes": True} if static_shapes else options
@@ -425,7 +439,10 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         return self.has_own_call or not is_library(self.softmax, AdaptiveSoftmax)
 
     def no_outputs(self, batch_size: Size) -> Tensor:
-        """`outputs` of no tokens: `[batch_size, 0, any]`."""
+        """`outputs` of no tokens, the start value of loops: `[batch_size, 0, d_model]`.
+
+        If a user has overridden `call`, the last size is `n_token`.
+        """
         if self.has_own_call:
             return tf.zeros([batch_size, 0, self.network.n_token], self.loss_dtype)
         return tf.zeros([batch_size, 0, self.network.d_model], self.network.compute_dtype)
@@ -495,7 +512,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         return (WindowCache if self.has_window else MemoryCache)(self, static_shapes)
 
     def first_nll(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """The nll of first segments, which have no memory: `[batch, tgt_len]`, as of `score`.
+        """The nll of the first segments of texts, which have no memory before them: `[batch, tgt_len]`, see `score`.
 
         Tokens and labels are not checked. Only the first token of a row may be `reset_token`.
         """
@@ -506,8 +523,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     def start_evaluation(self, batch_size: int, tgt_len: int) -> Any:
         """The memory before the first segment of an evaluation: `(precomputed, state)`, or `initial_mems`.
 
-        The state is the memory as keys and values. With static shapes, `precomputed` does not contain the weights: XLA
-        would copy them, and in training they already fill a TPU.
+        The state is the memory as keys and values. With static shapes, `precomputed` contains no weights: XLA would
+        copy them, and while a model is trained on a TPU, there may be no room for a copy.
         """
         if not self.reads_from_cache:
             return self.initial_mems(batch_size)
@@ -557,6 +574,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
 
     @compiled_method(reduce_retracing=True)
     def _score(self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None, **padding: Tensor) -> Any:
+        """The graph of `score` without weights. `padding` has the `padding_mask`, if there is one."""
         outputs, new_mems = self.outputs(tokens, mems, done=done, **padding)
         return self.nll_of(outputs, labels), new_mems
 
@@ -564,21 +582,25 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     def _weighted_score(
         self, tokens: Tensor, labels: Tensor, mems: Any, weights: Tensor, done: Tensor | None = None, **padding: Tensor
     ) -> Any:
+        """The graph of `score` with weights, `[batch, tgt_len]`. A label of weight 0 may be any number."""
         nll, new_mems = self._score(tokens, tf.where(weights > 0, labels, 0), mems, done, **padding)
         return nll * tf.cast(weights, nll.dtype), new_mems
 
     @compiled_method(reduce_retracing=True)
     def _log_probs(self, tokens: Tensor, mems: Any) -> Any:
+        """The graph of `log_probs`."""
         return self(tokens, mems)
 
     @compiled_method(reduce_retracing=True, autograph=False)
     def _alternatives(self, tokens: Tensor, number: Tensor, mems: Any) -> Any:
+        """The graph of `alternatives`."""
         log_probs, new_mems = self(tokens, mems)
         log_probs, ids = tf.math.top_k(log_probs, number)
         return ids, log_probs, new_mems
 
     @compiled_method(reduce_retracing=True, autograph=False)
     def _attention(self, tokens: Tensor, mems: Any, padding_mask: Any) -> Any:
+        """The graph of `attention`."""
         probs, new_mems = self.network.attention(tokens, mems, padding_mask)
         return at_least_float32(probs), new_mems
 
@@ -591,7 +613,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     def _check_ids(self, name: str, ids: Any) -> Tensor:
         """`ids` as an int tensor `[batch, tgt_len]`.
 
-        In eager execution, all ids must be in the vocabulary, except that labels may be -100.
+        Raises ParameterError if they have another type or shape. In eager execution, all ids must also be in the
+        vocabulary, except that labels may be -100.
         """
         allowed = "integers [batch, tgt_len]"
         try:

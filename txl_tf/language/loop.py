@@ -46,26 +46,26 @@ def write_tokens(step: Callable, state: Any, room: Size, limits: Tensor, stops: 
     rows = tf.range(batch)
     has_strings = tf.reduce_any(stops.strings >= 0)
 
-    def ends(token, tail):
-        """Calls `add_token` only if there is a stop string."""
-        nothing = zeros > 0, zeros, tail
+    def add_if_stop_strings(token, tail):
+        """The result of `add_token`; without stop strings, no row ends, and `tail` stays."""
+        no_end = zeros > 0, zeros, tail
         if stops.strings.shape[1] == 0:  # no stop strings, as the static shape says
-            return nothing
-        return tf.cond(has_strings, lambda: add_token(stops._replace(tail=tail), token), lambda: nothing)
+            return no_end
+        return tf.cond(has_strings, lambda: add_token(stops._replace(tail=tail), token), lambda: no_end)
 
     def body(i, stopped, tail, written):
         """Writes token i of all texts, and notes which texts it ends."""
         token, state = step(i, stopped, written.state)
         token = tf.where(stopped, filler, token)
-        complete, after, tail = ends(token, tail)
+        completes, excess, tail = add_if_stop_strings(token, tail)
         written = Written(
             with_column(written.tokens, rows, i, token),
             tf.where(stopped, written.lengths, i + 1),
-            tf.where(stopped, written.ended, complete),
-            tf.where(stopped, written.excess, after),
+            tf.where(stopped, written.ended, completes),
+            tf.where(stopped, written.excess, excess),
             state,
         )
-        stopped |= complete | (token == stops.token) | (written.lengths >= limits)
+        stopped |= completes | (token == stops.token) | (written.lengths >= limits)
         return i + 1, stopped, tail, written
 
     tail = tf.broadcast_to(stops.tail, [batch, shape_of(stops.tail)[1]])

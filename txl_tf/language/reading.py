@@ -43,7 +43,8 @@ class LookBack(NamedTuple):
     """The attention of a model when it predicted a token.
 
     Attributes:
-        probs: float32 `[n_layer, n_head, K]`, the attention of the previous token, which is the last key.
+        probs: float32 `[n_layer, n_head, K]`, the attention with the token before it as the query. The last key is that
+            token, too.
         first_key: position of the first key in the text. Keys at negative positions are zeros.
         segment: position of the first key that belongs to the segment. Earlier keys belong to the memory.
         kept: three lengths of memory: 0, half and all.

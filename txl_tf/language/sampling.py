@@ -58,7 +58,8 @@ def remember(history: History, token: Tensor) -> History:
 def remember_segment(history: History, tokens: Tensor, lengths: Tensor) -> History:
     """The `History` after the first `lengths[b]` tokens of each row of `tokens`, int32 `[B]` and `[B, n]`.
 
-    The next token has time 0 again. So the times of earlier tokens decrease by the number of new tokens in their row.
+    The next token has time 0 again. So the times of earlier tokens decrease by the old time of the next token, and by
+    the number of tokens that are added to their row.
     """
     batch, n = shape_of(tokens)
     column = tf.range(n)
@@ -96,7 +97,7 @@ def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     Args:
         scores: float `[B, N]`, log-probabilities up to a constant.
         top_k: int32 `[B]`; 0 keeps all tokens.
-        top_p: float `[B]`, from 0 to 1; 1 keeps all of the `top_k`.
+        top_p: float `[B]`, greater than 0 and at most 1; 1 keeps all of the `top_k`.
     """
     batch, n = shape_of(scores)
     ordered, order = tf.math.top_k(scores, n)
@@ -140,7 +141,8 @@ def apply_options(log_probs: Tensor, sampling: Sampling, history: History) -> tu
     probability of the tokens that `top_k` leaves.
 
     Returns:
-        `(log_probs, scores)`: `[B, N]` each, with the penalty only, and with all options, where -inf means left out.
+        `(log_probs, scores)`: float `[B, N]` each. The first has only the repetition penalty, the second all options;
+        its value is -inf for tokens that must not be drawn.
     """
     temperature, top_k, top_p, min_p, penalty, window, _ = sampling
     temperature, top_p, min_p, penalty = (tf.cast(x, log_probs.dtype) for x in (temperature, top_p, min_p, penalty))
@@ -167,6 +169,7 @@ def precompute_softmax(lm: Any) -> tuple:
     bins = [head_of(first, entries), *((cluster.table, cluster.bias) for cluster in later)]
 
     def cast(tensor):
+        """A tensor in the dtype of the computation; `None` for `None`."""
         return None if tensor is None else tf.cast(tensor, lm.compute_dtype)
 
     return tuple(
@@ -175,7 +178,7 @@ def precompute_softmax(lm: Any) -> tuple:
 
 
 def sample_words(log_probs: Tensor, uniform: Tensor, sampling: Sampling, history: History) -> Tensor:
-    """Samples from the log-probabilities of all words, float `[B, N]`; see `sample`."""
+    """Samples from the log-probabilities of all words, float `[B, N]`. Other arguments and result: see `sample`."""
     log_probs, scores = apply_options(log_probs, sampling, history)
     drawn = sample_categorical(scores, uniform[:, 0])
     return tf.where(sampling.temperature > 0, drawn, tf.argmax(log_probs, -1, output_type=tf.int32))
@@ -224,6 +227,7 @@ def sample(
         return tf.abs(token)
 
     def plain():
+        """Draws from the model's distribution."""
         return draw(logits(hidden, *bins[0]), lambda i, pick: logits(pick(hidden), *bins[i]))
 
     def general():
@@ -286,7 +290,10 @@ def check_sampling(
     batch: int, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: Any = None,
     min_p: float | None = None, repetition_penalty: float | None = None, repetition_window: int = REPETITION_WINDOW,
 ) -> Sampling:  # fmt: skip
-    """Checks the options of sampling, see `generate`, and returns them for each row of the batch."""
+    """Checks the options of sampling, see `generate`, and returns them for each row of the batch.
+
+    Without a `seed`, it draws one for each row. Raises ParameterError if an option is out of its range.
+    """
     floats = {
         "temperature": temperature,
         "top_p": 1.0 if top_p is None else top_p,

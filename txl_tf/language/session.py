@@ -81,6 +81,7 @@ class Session:
         self._is_stale = True
 
     def _check_fresh(self) -> None:
+        """Raises ParameterError if a setting of the model has changed."""
         if self._is_stale:
             message = "a setting of the model has changed since this session was made: make a new Session(lm)"
             raise ParameterError("lm", self.lm, "as it was when the session was made", message)
@@ -173,7 +174,7 @@ class Session:
         return tokens, nll.numpy()[:, :length] if with_nll else None
 
     def _stops_of(self, stop_strings: Iterable[str] | None, *options: Any) -> Stops:
-        """`check_stops`, computed once for many calls with the same arguments."""
+        """`check_stops` without a stop token. Its last result is kept for calls with the same arguments."""
         arguments = (stop_strings if isinstance(stop_strings, str) else tuple(stop_strings or ()), *options)
         if self._checked is None or self._checked[0] != arguments:
             self._checked = arguments, check_stops(self.lm.network.n_token, None, *arguments)

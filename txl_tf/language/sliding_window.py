@@ -33,7 +33,8 @@ def sliding_window_nll(
         batch_size: number of windows to compute together.
         step: number of labels to score in a window, its last ones, at most `window`. The paper uses 1. With k, the
             computation is k times shorter, and at least `window - k + 1` tokens come before each token.
-        progress: function that is called with the number of labels after every batch of windows.
+        progress: function that is called after every batch of windows, with the number of labels that the batch scored.
+            The first window is not counted.
 
     Returns:
         float32 (float64 if the model's dtype is) array `[n - 1]`, the nll of `tokens[1:]` in nats.

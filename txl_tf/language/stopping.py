@@ -126,12 +126,16 @@ def spell(vocab: Any, text: str) -> list[int]:
 
 
 def _cannot_spell(vocab: Any, text: str) -> ParameterError:
+    """The error for a stop string that the vocabulary cannot spell."""
     message = f"the vocabulary of {len(vocab)} symbols cannot spell the stop string {text!r}"
     return ParameterError("stop_strings", text, "text that the vocabulary can spell", message)
 
 
 def _spell_bytes(vocab: Any, text: str) -> list[int]:
-    """The units of a stop string at the level of subwords: its bytes, or the number of a special symbol."""
+    """The units of a stop string at the level of subwords: its bytes, or the unit of a special symbol.
+
+    Raises ParameterError if no token has one of the characters, or the text becomes empty.
+    """
     data = vocab.token_bytes
     read = plain_text(text) if vocab.has_plain_text else text
     if text in vocab.ids and not data[vocab.ids[text]]:
@@ -179,6 +183,10 @@ def check_stops(
         n_token: number of symbols of the model.
         stop_token, stop_strings, stop_at_newline: see `generate`.
         vocab: the model's vocabulary, which stop strings need.
+
+    Raises:
+        ParameterError: an argument is out of its range, `vocab` is missing or has another number of symbols, or it
+            cannot spell a stop string.
     """
     if stop_token is not None:
         check_integer("stop_token", stop_token, 0, n_token - 1)
@@ -217,7 +225,7 @@ def with_room(stops: Stops) -> Stops:
 
 
 def tail_of(stops: Stops, tokens: list[int]) -> Tensor:
-    """The `tail` `[1, L]` after these new tokens."""
+    """The `tail`, int32 `[1, L]`, of a text with one row after these new tokens."""
     length = stops.strings.shape[2]
     units = stops.units.numpy()[tokens[-length:] if length else []]
     units = [BEFORE] * length + units[units != NONE].tolist()

@@ -87,8 +87,8 @@ class Continuation(NamedTuple):
     Attributes:
         prompt: the text of the prompt.
         texts: the new texts, `num_return_sequences` of them.
-        ended: for each text, whether it ended at the stop token, so that it has the whole form that a `Constraint`
-            demands. Always true without a `Constraint`.
+        ended: for each text, whether it ended at the stop token of a `Constraint`, so that it matches the whole
+            expression. Always true without a `Constraint`.
     """
 
     prompt: str
@@ -162,16 +162,21 @@ class TextGenerator:
         return answers(prompts, self._encode, self._continue, name, strict, POOL * self.batch_size, numbers)
 
     def _encode(self, line: str | bytes) -> tuple[str, np.ndarray]:
+        """`(text, ids)` of a prompt. Raises ValueError if it cannot be read."""
         prompt = text_of(line, "surrogateescape" if self.vocab.level == "byte" else "strict")
         prompt = prompt.removesuffix("\r") if self.vocab.has_plain_text else prompt
         return prompt, encode_prompt(self.vocab, prompt)
 
     def _continue(self, prompts: Any) -> Any:
+        """The `Continuation` of each prompt `(text, ids)`, computed in batches of similar length."""
         lengths = np.array([len(ids) for _, ids in prompts], int)
         return in_order(self._write, prompts, by_length(lengths, self.batch_size))
 
     def _write(self, prompts: Any) -> list[Continuation]:
-        """The texts of one batch. It is padded to a power of two, because every size of a batch has its own graph."""
+        """The `Continuation` of each prompt `(text, ids)` of one batch.
+
+        The batch is padded to a power of two, because every size of a batch has its own graph.
+        """
         n_padding = (1 << (len(prompts) - 1).bit_length()) - len(prompts)
         rows = [*prompts, *([prompts[-1]] * n_padding)]
         ids = [ids for _, ids in rows]
@@ -208,7 +213,12 @@ def check_texts(
     vocab: Any, *, num_return_sequences: int, stop_strings: Iterable[str], stop_at_newline: bool,
     stop_at_document: bool, beam_size: int, length_penalty: float, logits_processor: Any, **sampling: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Checks arguments of `TextGenerator` that need no model. Returns the arguments of `generate` that end a text."""
+    """Checks arguments of `TextGenerator` that need no model. Returns the arguments of `generate` that end a text.
+
+    Raises:
+        ParameterError: an argument is out of its range, the vocabulary cannot spell a stop string, or a beam search has
+            more than one end.
+    """
     check_integer("num_return_sequences", num_return_sequences, 1)
     check_sampling(1, **sampling)
     check_integer("beam_size", beam_size, 1, len(vocab))
@@ -221,7 +231,8 @@ def check_texts(
     if token is None and beam_size == 1:
         return stops
     strings = [*stops["stop_strings"], *(["\n"] if stop_at_newline else [])]
-    if token is not None:  # no text contains the end of a document, and the stop token needs no string
+    # With a `Constraint`, no text contains the end of a document. A string that is the stop token is not needed.
+    if token is not None:
         strings = [text for text in strings if text != vocab.document and token_of(vocab, text) != token]
     if beam_size == 1:
         return {"stop_token": token, "stop_strings": strings}

@@ -1,7 +1,7 @@
 """The vanilla language model of the paper's comparison: absolute positions, and normally no memory (section 3.1).
 
-Embedding, layers, softmax, training and evaluation are those of `TransformerXLLM`. So differences between the results
-of the two models come only from positions and memory.
+Embedding, layers, softmax, training and evaluation are those of `TransformerXLLM`. So the results of the two models
+differ only because of positions and memory.
 """
 
 from collections.abc import Sequence

@@ -8,8 +8,9 @@ again, because their positions change. With a `context_len` of 4:
     next token e        c d e       c and d are read again, at the positions 0 and 1
     next token f        c d e f     full again
 
-So most tokens cost the computation of one position, and every `context_len - context_len // 2` tokens,
-`context_len // 2` positions more. The results for a window are those of `lm.log_probs` for its tokens, without `mems`.
+So most tokens cost the computation of one position. Once in `context_len - context_len // 2` tokens,
+`context_len // 2` more positions are computed. The results for a window are those of `lm.log_probs` for its tokens,
+without `mems`.
 
 Each row of a batch has its own window, so windows may have different lengths.
 
@@ -46,12 +47,13 @@ class WindowWeights(NamedTuple):
 
 
 def window_start(length: Tensor, context_len: int) -> Tensor:
-    """The position where the window begins after `length` tokens, int32 `[...]`."""
+    """The position where the window begins after `length` tokens, both int32 `[...]`."""
+    # While all tokens fit, it is 0. Afterwards, the start moves by `step` each time that a full window needs room.
     step = context_len - context_len // 2
     return step * -(tf.minimum(context_len - length, 0) // step)
 
 
-def _read_in_turn(read_piece: Any, tokens: Tensor, outputs: Tensor, state: Any) -> tuple[Tensor, Any]:
+def _read_pieces(read_piece: Any, tokens: Tensor, outputs: Tensor, state: Any) -> tuple[Tensor, Any]:
     """Reads `tokens`, int32 `[B, n]`, piece by piece.
 
     Args:
@@ -123,7 +125,7 @@ class WindowCache(DecodingCache):
             hidden, state = self.forward(weights, tokens[:, done:end], state)
             return end, hidden, state
 
-        hidden, state = _read_in_turn(read_piece, tokens, self.lm.no_outputs(shape_of(tokens)[0]), state)
+        hidden, state = _read_pieces(read_piece, tokens, self.lm.no_outputs(shape_of(tokens)[0]), state)
         return hidden, writable_copy(state)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
@@ -137,7 +139,7 @@ class WindowCache(DecodingCache):
         full = state.length == self.context_len
 
         def move_on():
-            """Reads the last half of every window as the beginning of a new one, which replaces only full windows."""
+            """Reads the last half of every window as the beginning of a new window, and uses it only in full rows."""
             last_half = state.tokens[:, self.context_len - self.context_len // 2 :]
             _, moved = self.forward(weights, last_half, self.initial_state(shape_of(last_half)[0]))
 
@@ -256,7 +258,7 @@ class RereadWindow(DecodingCache):
             output, state = self.read_token((), tokens[:, i], state)
             return i + 1, output[:, None], state
 
-        return _read_in_turn(read_one, tokens, self.lm.no_outputs(shape_of(tokens)[0]), state)
+        return _read_pieces(read_one, tokens, self.lm.no_outputs(shape_of(tokens)[0]), state)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """Reads one token for each row. Arguments and results: see `MemoryCache.read_token`."""

@@ -144,8 +144,9 @@ class RunFolder(CheckpointFolder):
         """The content of `config.json`.
 
         Returns:
-            Dictionary: `"data"` is what the run was trained on; `"model"` and the vocabularies are arguments of the
-            model and of `Vocab`; `"training"` has the settings of a run that was trained here.
+            Dictionary: `"data"` is what the run was trained on; `"model"` has the arguments of the model, without
+            hyper-parameters that were removed from the library; the key of each vocabulary has the arguments of its
+            `Vocab`; `"training"` has the settings of a run that was trained here.
 
         Raises:
             ParameterError: there is no such file, or a value in it is wrong.

@@ -114,8 +114,8 @@ def corpus_scores(
 ) -> dict[str, str]:
     """BLEU and chrF as sacrebleu computes and prints them, with its signatures.
 
-    If none of the nearest references has four tokens, there are no n-grams of the higher orders, and BLEU would always
-    be 0. Then only the existing orders count: sacrebleu's `effective_order`, `eff:yes` in the signature.
+    If no nearest reference has four tokens, translations that are all right have no 4-grams, and BLEU would be 0. So
+    only the orders that occur in the translations count: sacrebleu's `effective_order`, `eff:yes` in the signature.
 
     Args:
         translations: a text for every source.

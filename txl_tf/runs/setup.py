@@ -47,7 +47,8 @@ def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, Machin
     Returns:
         `(strategy, machine)`: the strategy, and `machine` with the `mixed_precision` that is chosen for "auto".
     """
-    strategy = make_strategy(*machine.devices)
+    strategy_arguments = machine.devices  # the strategy, and the TPU with its zone and project
+    strategy = make_strategy(*strategy_arguments)
     set_matmul_precision(machine.matmul_precision)
     return strategy, dataclasses.replace(machine, mixed_precision=choose_precision(machine.mixed_precision, strategy))
 

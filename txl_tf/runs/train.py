@@ -499,7 +499,10 @@ class Run:
         self.checkpoints.save_best(logs[self.folder.family.monitor])
 
     def save_average(self) -> None:
-        """Writes the weights to the folder `ema`, if there is a moving average: `fit` has set the weights to it."""
+        """If there is a moving average, which `fit` has put into the weights, writes them to the folder `ema`.
+
+        Raises ValueError if a weight is not finite.
+        """
         if not getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).use_ema:
             return
         step = step_of(self.model)
@@ -507,7 +510,8 @@ class Run:
         if self.checkpoints.write:
             self.folder.ema.save_weights(self.model, step)
         logger.info(
-            "averaged weights: %s (for --ckpt_path, of train.py --eval_ckpt_path)", self.folder.ema.checkpoint(step)
+            "averaged weights: %s (open them with --ckpt_path; in train.py, --eval_ckpt_path)",
+            self.folder.ema.checkpoint(step),
         )
 
 

@@ -5,9 +5,9 @@
 
 While a signature computes, new requests for it wait. Then the first of them and all that can be joined with it are
 computed as one batch. Requests can be joined if they have the same arguments, and arrays of the same shapes apart from
-the number of rows. Requests to generate text must also have the same largest `max_new_tokens`. Rows do not affect each
-other, so a request gets the result that it would get alone, up to rounding errors. If a batch fails, its requests are
-computed one by one, so that each gets its own error.
+the number of rows. Requests to generate text must also have the same largest `max_new_tokens` and
+`num_return_sequences`. Rows do not affect each other, so a request gets the result that it would get alone, up to
+rounding errors. If a batch fails, its requests are computed one by one, so that each gets its own error.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _check_shapes(signature: Any, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _request(name: str, arrays: dict[str, np.ndarray], result: asyncio.Future) -> _Request:
-    """Makes a request, which can be joined with others if possible.
+    """Makes a request, and decides whether it can be joined with others.
 
     In a request that can be joined, an array with one row, which stands for all rows, is repeated for each row.
 

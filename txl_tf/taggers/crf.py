@@ -50,15 +50,16 @@ def crf_nll(
     return log_norm(emissions, transitions, mask) - tf.reduce_sum(_path_terms(emissions, tags, mask, transitions), 1)
 
 
-def _elements(emissions: Tensor, mask: Tensor) -> Tensor:
-    """The mask of a call as bool `[B, T]`."""
+def _bool_mask(emissions: Tensor, mask: Tensor) -> Tensor:
+    """The mask of a call as bool `[B, T]`, all true if it is `None`."""
     return tf.fill(tf.shape(emissions)[:2], True) if mask is None else as_bool("mask", mask)
 
 
 def checked_tags(tags: Tensor, mask: Tensor, n_tag: int) -> Tensor:
-    """`tags` as int32, with 0 at padding. It is an error if the tag of an element is not from 0 to `n_tag - 1`.
+    """`tags` as int32, with 0 at padding.
 
-    Under XLA, nothing is checked.
+    If the tag of an element is not from 0 to `n_tag - 1`, it raises a ParameterError; in a graph, running the graph
+    raises an InvalidArgumentError. Under XLA, nothing is checked.
     """
     tags = tf.where(mask, as_ids("tags", tags), 0)
     extremes = [tf.reduce_min(tags), tf.reduce_max(tags)]
@@ -76,12 +77,12 @@ def checked_tags(tags: Tensor, mask: Tensor, n_tag: int) -> Tensor:
 def _path_scores(
     emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`(emissions, transitions, mask)`: scores in the dtype of the computation, and bool. Args: see `crf_nll`.
+    """`(emissions, transitions, mask)`: scores in the dtype of the computation, and a bool mask. Args: see `crf_nll`.
 
     The scores of starts and ends are added to the emissions of the first and last elements. Emissions at padding are 0:
     large ones would overflow in the gradients, and infinity times 0 is NaN.
     """
-    mask = _elements(emissions, mask)
+    mask = _bool_mask(emissions, mask)
     dtype = wide_dtype(emissions, transitions, start, end)
     emissions = tf.where(mask[..., None], tf.cast(emissions, dtype), tf.zeros([], dtype))
     if start is not None:
@@ -111,7 +112,7 @@ def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
     log_z = _log_norm(alphas, mask)
 
     def grad(upstream):
-        """The gradients of emissions and transitions: probabilities of tags, and of pairs of tags."""
+        """The gradients of emissions and transitions: probabilities of tags and of pairs of tags, times `upstream`."""
         betas = _betas(emissions, transitions, mask)
         weight = upstream[:, None] * tf.cast(mask, upstream.dtype)
         emissions_grad = tf.exp(alphas + betas - log_z[:, None, None]) * weight[..., None]
@@ -123,11 +124,13 @@ def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
 
 
 def _logsumexp(x: Tensor, axis: Any) -> Tensor:
+    """The logarithm of the sum of `exp(x)` over an axis, for finite `x`."""
     largest = tf.reduce_max(x, axis, keepdims=True)
     return tf.squeeze(largest, axis) + tf.math.log(tf.reduce_sum(tf.exp(x - largest), axis))
 
 
 def _log_norm(alphas: Any, mask: Tensor) -> Tensor:
+    """`log_norm` from the results of `_alphas`: `[B]`, 0 for a row without elements."""
     return tf.where(mask[:, 0], _logsumexp(alphas[:, -1], 1), 0.0)
 
 
@@ -157,7 +160,7 @@ def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
         emission, is_element = element
         return tf.where(is_element[:, None], _logsumexp(transitions + (emission + beta)[:, None], 2), beta)
 
-    # Of the element after each position. The last position has none: there, the mask is false.
+    # Emissions and mask of the element after each position. The last position has none: there, the mask is false.
     following = tf.concat([emissions[:, 1:], emissions[:, :1]], 1), tf.pad(mask[:, 1:], [[0, 0], [0, 1]])
     return _scan(step, tf.zeros_like(emissions[:, 0]), following, reverse=True)
 
@@ -165,8 +168,8 @@ def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
 def _scan(step: Any, first: Any, elements: Any, reverse: bool = False) -> Any:
     """The results of `step(previous, element)` for all times, `[B, T, ...]`, from `first` on.
 
-    The elements are `[B, T, ...]`. One of them belongs to `first` and does not change it, because TensorFlow cannot
-    scan an empty sequence.
+    The elements are `[B, T, ...]`. The first of them (the last one with `reverse`) belongs to the same time as `first`,
+    and `step` must not change `first` there. It exists because TensorFlow cannot scan an empty sequence.
     """
     by_time = tf.nest.map_structure(_swapped, elements)
     return tf.nest.map_structure(_swapped, tf.scan(step, by_time, first, reverse=reverse))
@@ -212,9 +215,9 @@ def crf_decode(
 def best_path(
     emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """`crf_decode` without loops, for formats that have none: every position has operations of its own.
+    """`crf_decode` without loops, for file formats without loops: every position has operations of its own.
 
-    The time must be known. Args and results: see `crf_decode`.
+    The shape of `emissions` must contain the time. Args and results: see `crf_decode`.
     """
     emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
     time = emissions.shape[1]
@@ -282,8 +285,8 @@ class CRF(Layer):
         start_end: whether there are scores for the first and the last tag.
         allowed: bool `[n_tag + 2, n_tag + 2]`, whether a tag (row) may come before another (column). Row `n_tag` is the
             start, and column `n_tag + 1` the end; see `txl_tf.allowed_transitions`. A forbidden transition costs 10,000
-            in `decode` and `piece_log_probs`. `nll` counts all paths, as in fastNLP. With `None`, all transitions are
-            allowed.
+            in the call, `decode` and `piece_log_probs`. `nll` counts all paths, as in fastNLP. With `None`, all
+            transitions are allowed.
 
     Call arguments:
         emissions: `[batch, time, n_tag]`.
@@ -309,12 +312,19 @@ class CRF(Layer):
         self.allowed = self.check_setting("allowed", allowed)
 
     def check_setting(self, name: str, value: Any) -> Any:
-        """Returns the value of a setting as it is stored: `allowed` as lists of bool."""
+        """Returns the value of a setting as it is stored: `allowed` as lists of bool.
+
+        Raises ParameterError if `allowed` has another shape.
+        """
         if name != "allowed" or value is None:
             return super().check_setting(name, value)
-        if np.shape(value) != (self.n_tag + 2, self.n_tag + 2):
+        try:
+            shape = list(np.shape(value))
+        except ValueError:
+            shape = "rows of different lengths"
+        if shape != [self.n_tag + 2, self.n_tag + 2]:
             allowed = f"[{self.n_tag + 2}, {self.n_tag + 2}] for n_tag={self.n_tag}"
-            raise ParameterError(name, value, allowed, f"allowed must be {allowed}, got {np.shape(value)}")
+            raise ParameterError(name, value, allowed, f"allowed must be {allowed}, got {shape}")
         return np.asarray(value, bool).tolist()
 
     def build(self, emissions_shape: Any = None, **_: Any) -> None:
@@ -331,7 +341,7 @@ class CRF(Layer):
         return self.decode(emissions, mask)[0]
 
     def elements(self, emissions: Tensor, mask: Tensor, tags: Tensor | None = None) -> Tensor:
-        """Checks the arguments of a call. Returns the mask as bool `[B, T]`."""
+        """Checks the arguments of a call. Returns the mask as bool `[B, T]`. Raises ParameterError for wrong shapes."""
         if not self.built:
             self.build()
         mask = mask_of_call(emissions, mask)
@@ -342,14 +352,14 @@ class CRF(Layer):
             raise ParameterError(
                 "emissions", emissions, allowed, f"emissions must be {allowed}, got {shown(emissions)}"
             )
-        return _elements(emissions, mask)
+        return _bool_mask(emissions, mask)
 
     def nll(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None) -> Tensor:
         """The negative log-likelihood of paths, `[batch]`, by the weights of the layer; see `crf_nll`.
 
         Raises:
-            ParameterError: an element has a tag below 0 or above `n_tag - 1`. In a graph, it is an
-                `InvalidArgumentError` instead.
+            ParameterError: a tensor has another shape, or an element has a tag below 0 or above `n_tag - 1`. In a
+                graph, a wrong tag is an `InvalidArgumentError` instead; under XLA, tags are not checked.
         """
         mask = self.elements(emissions, mask, tags)
         tags = checked_tags(tags, mask, self.n_tag)

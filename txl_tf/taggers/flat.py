@@ -137,8 +137,12 @@ class Flat(AttendingNetwork):
         return tf.sequence_mask(inputs["seq_len"] + inputs["lex_num"], shape_of(inputs["lattice"])[1])
 
     def embed(self, inputs: dict[str, Tensor], keys: Sequence[Tensor | None] = (None, None, None, None)) -> Tensor:
-        """The input of the first layer: `[batch, items, d_model]`, with zeros at padding."""
-        item_key, bigram_key, drop_char, drop_word = keys
+        """The input of the first layer: `[batch, items, d_model]`, with zeros at padding.
+
+        `keys` are the dropout keys of the ids of items, the ids of bigrams, the embeddings of characters and the
+        embeddings of words; `None` means no dropout.
+        """
+        item_key, bigram_key, char_key, word_key = keys
         chars = self.mask_of(inputs)
         is_item = self.items_of(inputs)
         length = shape_of(chars)[1]
@@ -148,10 +152,10 @@ class Flat(AttendingNetwork):
         if self.n_bigram:
             bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
             char_rows = tf.concat([char_rows, bigrams], -1)
-        char_rows = self.char_proj(dropout(char_rows, self.embed_dropout, drop_char))
+        char_rows = self.char_proj(dropout(char_rows, self.embed_dropout, char_key))
         char_rows *= tf.cast(chars, char_rows.dtype)[..., None]
         words = is_item & tf.logical_not(tf.pad(chars, [[0, 0], [0, n_items - length]]))
-        word_rows = self.lex_proj(dropout(embedded, self.embed_dropout, drop_word))
+        word_rows = self.lex_proj(dropout(embedded, self.embed_dropout, word_key))
         word_rows *= tf.cast(words, word_rows.dtype)[..., None]
         return word_rows + tf.pad(char_rows, [[0, 0], [0, n_items - length], [0, 0]])
 

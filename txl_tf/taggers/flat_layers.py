@@ -4,8 +4,8 @@
     x = LayerNorm(x + attention(x))                             `FlatLayer`
     x = LayerNorm(x + feed_forward(x))
 
-Of the program's other options, those of its published results are here: two distances (`lattice.py`), keys that are not
-projected, and layers without a residual connection.
+The library also has the options with which the original program got its published results: two distances
+(`lattice.py`), keys that are not projected, and layers without a residual connection.
 
 Shapes:
     B: batch      T: items      H: n_head      D: d_head, E / H      E: d_model      U: different pairs
@@ -35,8 +35,8 @@ from txl_tf.vanilla.multi_head_attention import heads_of
 EPSILON = 1e-5  # of the layer norms, PyTorch's
 
 
-def items(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
-    """Checks the arguments of a call. Returns the mask, bool `[B, T]`, true at items, or `None` without padding."""
+def checked_mask(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
+    """Checks all arguments of a call. Returns the mask, bool `[B, T]`, true at items, or `None` without padding."""
     mask = mask_of_call(x, mask)
     sizes = {"d_model": d_model}
     check_tensors(sizes, x=(x, "float batch items d_model"), r=(r, "float pairs d_model"))
@@ -115,7 +115,7 @@ class LatticeAttn(Attending, Layer):
         self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None, training: bool | None = None,
         dropout_key: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        visible = visible_keys(items(x, r, index, mask, self.d_model))
+        visible = visible_keys(checked_mask(x, r, index, mask, self.d_model))
         x, r = self.in_compute_dtype(x, r)
         q, k, v, position_scores = self.parts(x, r, index)
         dropout_key = self.key_of_call(x, training, dropout_key)
@@ -133,7 +133,7 @@ class LatticeAttn(Attending, Layer):
         return q, k, v
 
     def positions(self, r: Tensor) -> Tensor:
-        """The heads of the pairs' positions: `[U, H, D]`."""
+        """The vectors of the pairs, projected and split into heads: `[U, H, D]`."""
         return tf.reshape(self.w_r(r), [-1, self.n_head, self.d_model // self.n_head])
 
     def parts(self, x: Tensor, r: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -152,7 +152,7 @@ def split_heads(x: Tensor, n_head: int) -> Tensor:
 
 @keras.saving.register_keras_serializable("txl_tf")
 class AddAndNorm(Layer):
-    """`LayerNorm(y + added)`. A layer of its own because files of earlier versions have its weights in one."""
+    """`LayerNorm(y + added)`. It is a layer because files of earlier versions store the weights of the norm in one."""
 
     free_settings = {}
 
@@ -171,15 +171,15 @@ class AddAndNorm(Layer):
 class FlatLayer(Layer):
     """Attention and a feed-forward net (`Transformer_Encoder_Layer` of the original program).
 
-    Both sublayers share one layer norm before and one after them, as in the original program.
+    Both sublayers share one layer norm, which comes after each of them, as in the original program.
 
     ```python
-    characters = keras.Input([None, 32])  # of characters and words
+    x = keras.Input([None, 32])  # hidden states of characters and words
     pos_s, pos_e = keras.Input([None], dtype="int32"), keras.Input([None], dtype="int32")
     pairs = txl_tf.layers.distinct_pairs(pos_s, pos_e)
     r = txl_tf.layers.PositionFusion(d_model=32)(pairs, txl_tf.layers.distance_table(pairs.places, 32))
-    output = txl_tf.layers.FlatLayer(d_model=32, n_head=4, d_inner=64)(characters, r, pairs.index)
-    model = keras.Model([characters, pos_s, pos_e], output)
+    output = txl_tf.layers.FlatLayer(d_model=32, n_head=4, d_inner=64)(x, r, pairs.index)
+    model = keras.Model([x, pos_s, pos_e], output)
     ```
 
     Args:
@@ -244,7 +244,7 @@ class FlatLayer(Layer):
         self, x: Tensor, r: Tensor, index: Tensor, mask: Tensor | None = None, training: bool | None = None,
         dropout_key: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        mask = items(x, r, index, mask, self.d_model)
+        mask = checked_mask(x, r, index, mask, self.d_model)
         attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 3)
         x, r = self.in_compute_dtype(x, r)
         x = self._sublayer(x, lambda y: self.attn(y, r, index, mask, dropout_key=attention_key))

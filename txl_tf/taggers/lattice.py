@@ -11,7 +11,7 @@ four distances are fused only once: a batch has about a hundred times as many pa
 
 Shapes:
     B: batch      T: most items of a sentence      E: d_model      S: number of positions, 1 + the largest e
-    U: pairs with different distances              P: number of distances, 2 * S - 1, from -(S - 1) on
+    U: pairs with different distances              P: number of values of a distance, from -(S - 1) to S - 1
 """
 
 from collections.abc import Sequence
@@ -88,11 +88,13 @@ def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, nam
     is_item: Any = tf.ones_like(pos_s, tf.bool) if mask is None else as_bool("mask", mask)
     pos_s, pos_e = (tf.where(is_item, tf.cast(x, tf.int64), 0) for x in (pos_s, pos_e))
     places = tf.reduce_max(pos_e) + 1
+    # The code of a pair is a number whose digits are its distances, shifted so that the smallest is 0.
     base = 2 * places - 1
     distances_by_name = span_distances(pos_s, pos_e)
     code = tf.zeros_like(distances_by_name["ss"])
     for name in names:
         code = code * base + distances_by_name[name] + places - 1
+    # Pairs with padding get an existing code, so that they do not add to the different ones.
     code = tf.where(is_item[:, :, None] & is_item[:, None], code, tf.reduce_max(code))
     codes, index = tf.unique(tf.reshape(code, [-1]))
     distances = []
@@ -148,13 +150,13 @@ class _DistanceTable(Layer):
 def fused_sum(pairs: Any, table: Tensor, kernel: Tensor) -> Tensor:
     """The product `[p_ss, p_se, ...] kernel` for every different pair: `[U, any]`.
 
-    Each distance has its own part of the kernel. So the table of all distances is multiplied by each part once, and the
-    result of a pair is the sum of four rows of these products.
+    Each name of a distance has its own part of the kernel. So the table of all distances is multiplied by each part
+    once, and the result of a pair is the sum of one row from each product.
 
     Args:
         pairs: `Pairs`.
         table: `[P, E]`, see `distance_table`.
-        kernel: `[E * number of distances, any]`.
+        kernel: `[E * len(pairs.distances), any]`, one block of E rows for each name, such as "ss".
     """
     parts = tf.split(kernel, len(pairs.distances))
     rows = [distance + pairs.places - 1 for distance in pairs.distances]

@@ -42,10 +42,10 @@ logger = logging.getLogger("txl_tf")
 
 
 class SpanScores(OnEveryReplica, keras.metrics.Metric):
-    """Precision, recall and F1 of entities, computed from the numbers of right, found and expected ones.
+    """Precision, recall and F1 of entities, computed from the numbers of right, found and expected entities.
 
     Args:
-        single: whether every element is an entity. Then the metric is the accuracy, which equals F1.
+        single: whether every element is an entity. Then the metrics are the accuracy and F1, which are equal.
     """
 
     def __init__(self, single: bool = False, name: str = "spans", **kwargs: Any) -> None:
@@ -59,7 +59,7 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
             variable.assign_add(count)
 
     def result(self) -> dict[str, Tensor]:
-        """Precision, recall and F1 of the entities counted so far; accuracy and F1 if every token is one."""
+        """Precision, recall and F1 of the entities counted so far; with `single`, accuracy and F1."""
         right, predicted, expected = (tf.convert_to_tensor(count) for count in self.counts)
         precision = tf.math.divide_no_nan(right, predicted)
         recall = tf.math.divide_no_nan(right, expected)
@@ -146,11 +146,13 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self.grad_norm = Mean("grad_norm", dtype=self.metric_dtype)
         self.spans = SpanScores(single=scheme == NONE, dtype=self.metric_dtype)
 
-        self._called_with: Any = None  # the inputs for `_signature`, if only a call of the network shows them
+        # The inputs of the last call, see `_described`: for a network that does not say which inputs it takes.
+        self._called_with: Any = None
         if self.reads_sentences:
             self.build_at_once(self.network.input_shapes)
 
     def _allowed(self) -> Any:
+        """The argument `allowed` of the CRF: the transitions of the scheme; `None` without constraints."""
         if not self.constraints:
             return None
         return allowed_transitions(self.labels, self.scheme)
@@ -200,7 +202,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """`keras.Model.load_weights`.
 
         Raises:
-            ParameterError: the tagger has no weights yet, so that Keras would skip them.
+            ParameterError: the tagger has no weights yet, so that Keras would load none.
         """
         if not self.built:
             self.build()
@@ -305,7 +307,10 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def _elements(
         self, inputs: Any, tags: Tensor, sample_weight: Any = None, **options: Any
     ) -> tuple[Tensor, Tensor, Tensor, Any]:
-        """`(emissions, mask, tags, weights)`, where the weights of the rows are `[B]` or `None`."""
+        """`(emissions, mask, tags, weights)`: the tags as int32, and the weights of the rows, `[B]` or `None`.
+
+        Raises ParameterError if the tags have another shape than the mask.
+        """
         emissions, mask = self.emissions(inputs, **options)
         if sample_weight is not None:
             sample_weight = weights_of_rows(sample_weight, tf.cast(mask, emissions.dtype))
@@ -345,10 +350,12 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     @functools.cached_property
     def _entity(self) -> Any:
+        """bool `[K]`: whether a label is part of an entity."""
         return entity_table(self.labels, self.scheme)
 
     @functools.cached_property
     def _continues(self) -> Any:
+        """bool `[K, K]`: whether a label (column) after another (row) continues its entity."""
         return continues_table(self.labels, self.scheme)
 
     @functools.cached_property
@@ -377,13 +384,18 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return ends, tf.searchsorted(number, number)
 
     def count_spans(self, tags: Tensor, expected: Tensor, mask: Tensor) -> Tensor:
-        """The numbers of entities that are right, found and expected: float `[3]`."""
+        """The numbers of entities that are right, found and expected: float `[3]`.
+
+        Args:
+            tags, expected: int `[B, T]`, the tags that the model found, and the right ones.
+            mask: bool `[B, T]`, which begins with elements.
+        """
         kind_of = tf.constant(self._kind_of)
         expected = self._in_range(expected)
         ends, starts = self.span_ends(tags, mask)
-        own_ends, own_starts = self.span_ends(expected, mask)
-        same = (starts == own_starts) & (tf.gather(kind_of, tags) == tf.gather(kind_of, expected))
-        counts = (ends & own_ends & same, ends, own_ends)
+        expected_ends, expected_starts = self.span_ends(expected, mask)
+        same = (starts == expected_starts) & (tf.gather(kind_of, tags) == tf.gather(kind_of, expected))
+        counts = (ends & expected_ends & same, ends, expected_ends)
         return tf.stack([tf.reduce_sum(tf.cast(count, self.loss_dtype)) for count in counts])
 
     # ------------------------------------------------------------------------------------------------------ training
@@ -409,7 +421,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return {name: logs[name] for name in logs if name not in self.spans.result()}
 
     def _in_range(self, tags: Tensor) -> Tensor:
-        """Clips `tags` to the ids of labels, because those at padding may have any value. `CRF.nll` checks the rest."""
+        """Clips `tags` to the ids of labels. Tags at padding may have any value; `CRF.nll` checks tags of elements."""
         return tf.clip_by_value(as_ids("tags", tags), 0, len(self.labels) - 1)
 
     def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -425,13 +437,13 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """
         if self.crf.allowed is None:
             return
-        steps = np.zeros(2, int)
+        counts = np.zeros(2, int)
         try:
             for inputs, tags, *_ in first_batches(x, y):
-                steps += self._count_forbidden(np.asarray(self._mask_of(inputs)), np.asarray(tags))
+                counts += self._count_forbidden(np.asarray(self._mask_of(inputs)), np.asarray(tags))
         except (ValueError, TypeError, IndexError, tf.errors.OpError):
             return  # `fit` raises an error that says what is wrong
-        forbidden, entities = steps.tolist()
+        forbidden, entities = counts.tolist()
         if forbidden >= 10 and forbidden > 0.05 * entities:
             logger.warning(
                 f"{forbidden:,} steps from tag to tag around {entities:,} entities to train on break the scheme of the "
@@ -455,16 +467,16 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """One step of training on one replica's share of a batch. Returns the logs of the whole batch."""
         inputs, tags, weights = self.unpacked(data)
         key = self.step_key(tf.shape(tags)[0])
-        elements = self.weights_in_training(self._in_range(tags), weights)
+        weights = self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
-            emissions, mask, tags, row_weights = self._elements(inputs, tags, elements, training=True, dropout_key=key)
+            emissions, mask, tags, row_weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
             nll, rows = self._nll_and_rows(emissions, mask, tags, row_weights)
-            own_loss = self.own_loss(inputs, tags, emissions, elements, training=True)
+            own_loss = self.own_loss(inputs, tags, emissions, weights, training=True)
             mean = tf.math.divide_no_nan(nll, self.over_replicas(rows))
             loss = self.optimizer.scale_loss(self.with_penalties(mean) if own_loss is None else own_loss)
         update_logs = self.apply_gradients_of(loss, tape)
-        logs = {**self.log_means(nll, rows, own_loss), **update_logs, **self._measure(emissions, mask, tags, elements)}
-        return self.reported(logs, inputs, tags, emissions, elements, training=True)
+        logs = {**self.log_means(nll, rows, own_loss), **update_logs, **self._measure(emissions, mask, tags, weights)}
+        return self.reported(logs, inputs, tags, emissions, weights, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """One step of evaluation. Returns the logs of the batch, and precision, recall and F1 up to now."""
@@ -482,14 +494,14 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
         """This replica's share of the mean loss of the batch."""
         mask = self._mask_of(x)
-        row_weights = None if sample_weight is None else weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
+        row_weights = None if sample_weight is None else weights_of_rows(sample_weight, tf.cast(mask, y_pred.dtype))
         nll, rows = self._nll_and_rows(y_pred, mask, as_ids("tags", y), row_weights)
         return tf.math.divide_no_nan(nll, self.over_replicas(rows))
 
     def _measure(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any) -> dict[str, Any]:
         """Logs of the metrics that `compile` was given, for the tags of elements."""
-        elements = tf.cast(mask, tf.float32)
-        return self.measure(self._in_range(tags), emissions, elements, weights_of_labels(sample_weight, elements))
+        is_element = tf.cast(mask, tf.float32)
+        return self.measure(self._in_range(tags), emissions, is_element, weights_of_labels(sample_weight, is_element))
 
     def predict_step(self, data: Any) -> Tensor:
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -548,7 +560,10 @@ def _described(inputs: Any) -> tuple:
 
 
 def _signature(described: Any) -> Any:
-    """A `keras.InputSpec` of each described input, for batches of any size and length. Ids are int32."""
+    """A `keras.InputSpec` of each input in a result of `_described`, for batches of any size and length.
+
+    Ids are int32. A single input without a name has no dictionary.
+    """
     specs = {}
     for name, shape, dtype in described:
         shape = [None if i < 2 else size for i, size in enumerate(shape)]

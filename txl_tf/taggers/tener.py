@@ -62,10 +62,11 @@ class SentenceNetwork(Layer):
 
     @property
     def _input_names(self) -> list[str]:
+        """The names of the inputs that the network needs."""
         return [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
 
     def shapes_of_inputs(self, shapes: tuple, named: dict[str, Any]) -> dict[str, Any]:
-        """The shapes of the inputs by name, from the arguments of `compute_output_shape`."""
+        """The shapes of the inputs by name, from the arguments of `compute_output_shape`; else `input_shapes`."""
         named_only = {name: shape for name, shape in named.items() if name.strip("_")}  # see `named_shapes`
         return self.named_shapes(shapes, named_only)["inputs"] if shapes or named_only else self.input_shapes
 
@@ -110,12 +111,16 @@ class SentenceNetwork(Layer):
         return ids_of
 
     def embed_tokens(self, inputs: dict[str, Tensor], keys: Sequence[Tensor | None]) -> Tensor:
-        """The concatenated embeddings of tokens and bigrams: `[batch, length, token_width]`."""
-        char_key, bigram_key, drop_char, drop_bigram = keys
-        embedded = [dropout(self.lookup(self.embedding, inputs["chars"], char_key), self.embed_dropout, drop_char)]
+        """The concatenated embeddings of tokens and bigrams: `[batch, length, token_width]`.
+
+        `keys` are the dropout keys of the ids of tokens, the ids of bigrams, the embeddings of tokens and the
+        embeddings of bigrams; `None` means no dropout.
+        """
+        id_key, bigram_id_key, char_key, bigram_key = keys
+        embedded = [dropout(self.lookup(self.embedding, inputs["chars"], id_key), self.embed_dropout, char_key)]
         if self.n_bigram:
-            bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
-            embedded.append(dropout(bigrams, self.embed_dropout, drop_bigram))
+            bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_id_key)
+            embedded.append(dropout(bigrams, self.embed_dropout, bigram_key))
         return tf.concat(embedded, -1)
 
     @property
@@ -207,11 +212,11 @@ class Tener(AttendingNetwork):
     ) -> None:  # fmt: skip
         super().__init__(seed, **kwargs)
         self.in_fc = Linear(self.d_model, dtype=self.dtype_policy, name="in_fc")
-        source: Any = self.draw_key  # of the seeds of the layers
+        seed_of_layer: Any = self.draw_key  # a function that draws the seed
         self.stacked = [
             TenerLayer(
                 self.d_model, self.n_head, self.d_inner, self.after_norm, self.dropout, self.attn_type, self.scale,
-                self.key_position_term, self.dropatt, source, dtype=self.dtype_policy, name=f"layer{i}",
+                self.key_position_term, self.dropatt, seed_of_layer, dtype=self.dtype_policy, name=f"layer{i}",
             )
             for i in range(self.n_layer)
         ]  # fmt: skip
@@ -227,12 +232,15 @@ class Tener(AttendingNetwork):
             layer.build((None, None, self.d_model))
 
     def embed(self, inputs: dict[str, Tensor], keys: Sequence[Tensor | None] = (None, None, None, None)) -> Tensor:
-        """The input of the first layer: `[batch, length, d_model]`."""
+        """The input of the first layer: `[batch, length, d_model]`. `keys`: see `embed_tokens`."""
         x = self.in_fc(self.embed_tokens(inputs, keys))
         return x if self.pos_embed == "none" else x + tf.cast(self.absolute_positions(self.mask_of(inputs)), x.dtype)
 
     def absolute_positions(self, mask: Tensor) -> Tensor:
-        """Embeddings of the positions 1, 2, ... of characters, and zeros at padding: `[batch, length, d_model]`."""
+        """Embeddings of the positions 1, 2, ... of characters, and zeros at padding: `[batch, length, d_model]`.
+
+        Raises ParameterError if rows are longer than the table of learned positions.
+        """
         length = shape_of(mask)[1]
         is_element = tf.cast(mask, tf.int32)
         if self.pos_embed == "sin":

@@ -89,8 +89,8 @@ def tener_position_scores(q: Tensor, k: Tensor, v_bias: Tensor, key_position_ter
     return scores + tf.linalg.matrix_transpose(two_way_scores(k, r)) if key_position_term else scores
 
 
-def elements(x: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
-    """Checks the arguments of a call. Returns the mask, bool `[B, T]`, true at elements, or `None` without padding."""
+def checked_mask(x: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
+    """Checks both arguments of a call. Returns the mask, bool `[B, T]`, true at elements; `None` without padding."""
     mask = mask_of_call(x, mask)
     check_tensors({"d_model": d_model}, x=(x, "float batch length d_model"), mask=(mask, "bool? batch length"))
     return mask
@@ -160,13 +160,14 @@ class TenerAttn(Attending, Layer):
         if self.fc is not None:
             self.fc.build((None, None, self.d_model))
             return
-        for name in ("r_r_bias", "r_w_bias"):  # of content and of position: the original program has swapped the names
+        # u and v of the equation. The original program has swapped the names: `r_r_bias` belongs to the content.
+        for name in ("r_r_bias", "r_w_bias"):
             self.add_table(name, (self.n_head, self.d_model // self.n_head), "glorot_normal")
 
     def call(
         self, x: Tensor, mask: Tensor | None = None, training: bool | None = None, dropout_key: Tensor | None = None
     ) -> Any:
-        visible = visible_keys(elements(x, mask, self.d_model))
+        visible = visible_keys(checked_mask(x, mask, self.d_model))
         q, k, v, position_scores = self.parts(*self.in_compute_dtype(x))
         dropout_key = self.key_of_call(x, training, dropout_key)
         vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
@@ -198,7 +199,7 @@ class TenerLayer(Layer):
         dropout: dropout rate after the relu and at the end of the feed-forward net.
         attn_type, scale, key_position_term, dropatt, seed: see `TenerAttn`.
 
-    Call arguments, returns: those of `TenerAttn`.
+    Call arguments, returns, raises: see `TenerAttn`. `d_inner` must be positive.
     """
 
     free_settings = {"dropout": FREE_RATE, "dropatt": FREE_RATE, "seed": FREE_SEED}
@@ -214,11 +215,11 @@ class TenerLayer(Layer):
         check_sizes(d_inner=d_inner)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
         options: dict[str, Any] = {"dtype": self.dtype_policy}
-        source: Any = self.draw_key  # of the seeds of its parts
+        seed_of_part: Any = self.draw_key  # a function that draws the seed
         self.self_attn = TenerAttn(
-            d_model, n_head, attn_type, scale, key_position_term, dropatt, source, **options, name="self_attn"
+            d_model, n_head, attn_type, scale, key_position_term, dropatt, seed_of_part, **options, name="self_attn"
         )
-        self.ffn = PositionWiseFFN(d_inner, d_model, dropout, source, **options, name="ffn")
+        self.ffn = PositionWiseFFN(d_inner, d_model, dropout, seed_of_part, **options, name="ffn")
         self.norm1 = LayerNorm(EPSILON, **options, name="norm1")
         self.norm2 = LayerNorm(EPSILON, **options, name="norm2")
 
@@ -228,7 +229,7 @@ class TenerLayer(Layer):
     def call(
         self, x: Tensor, mask: Tensor | None = None, training: bool | None = None, dropout_key: Tensor | None = None
     ) -> Any:
-        mask = elements(x, mask, self.d_model)
+        mask = checked_mask(x, mask, self.d_model)
         attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 3)
 
         def feed_forward(y):
@@ -239,4 +240,5 @@ class TenerLayer(Layer):
         return self._residual(x, self.norm2, feed_forward)
 
     def _residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
+        """Applies a function with its residual connection and layer norm, see `after_norm`."""
         return norm(x + sublayer(x)) if self.after_norm else x + sublayer(norm(x))

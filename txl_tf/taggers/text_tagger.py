@@ -1,8 +1,4 @@
-"""Tags lines of text: named entities, parts of speech.
-
-Shapes:
-    B: batch      n: tokens of a sentence      L: most tokens that the network can read      K: labels
-"""
+"""Tags lines of text: named entities, parts of speech."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ from txl_tf.taggers.tagger import Tagger
 
 
 class Entity(NamedTuple):
-    """An entity of a text."""
+    """An entity of a text. Positions count its tokens."""
 
     kind: str
     start: int
@@ -41,10 +37,10 @@ class TaggedText(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A token of a sentence, or a word that the lexicon finds in it."""
+    """A token of a sentence, or a word that the lexicon finds in it. Positions count tokens."""
 
     start: int
-    end: int  # exclusive, in tokens
+    end: int  # exclusive
     text: str
 
 
@@ -92,7 +88,10 @@ class TextTagger:
         add_user(tagger.network, self)
 
     def drop_graphs(self) -> None:
-        """Makes new graphs. It is also called after a setting of the tagger or of its network has changed."""
+        """Replaces the graphs by new ones, which the next calls trace.
+
+        The tagger and its network call it after one of their settings has changed.
+        """
         self._entities: Any = tf.function(self.tagger.entities, reduce_retracing=True, autograph=False)
         self._emissions: Any = tf.function(self.tagger.emissions, reduce_retracing=True, autograph=False)
         self._entities_of: Any = tf.function(self.tagger.entities_of, reduce_retracing=True, autograph=False)
@@ -116,16 +115,15 @@ class TextTagger:
         Args:
             tokens: the tokens of the line.
             split: `True` splits the line into sentences, `False` does not split it. By default, a line with more
-                sentences than the lines of the training (`LineSizes.most`) is cut into parts with the mean number of
-                sentences of these lines.
+                sentences than the lines of the training (`LineSizes.most`) is cut into parts of `LineSizes.usual`
+                sentences. If these numbers are unknown, the line is not split.
         """
-        usual_most = None if self.sizes is None else self.sizes.most
-        if split is False or (split is None and usual_most is None):
+        if split:
+            return self.sentences(tokens)
+        if split is False or self.sizes is None or self.sizes.most is None:
             return [tokens]
         sentences = self.sentences(tokens)
-        if split or self.sizes is None or usual_most is None:
-            return sentences
-        if len(sentences) <= usual_most:
+        if len(sentences) <= self.sizes.most:
             return [tokens]
         ends = [0, *itertools.accumulate(map(len, sentences))]
         cuts = [*ends[: -1 : self.sizes.usual], ends[-1]]
@@ -191,7 +189,7 @@ class TextTagger:
             raise ParameterError("tagger", self.tagger, "a tagger with attention", message)
         max_len = network.max_seq_len
         if not 0 < len(tokens) <= max_len:
-            allowed = f"1 to max_seq_len={max_len} for a picture"
+            allowed = f"1 to max_seq_len={max_len} tokens"
             raise ParameterError("tokens", tokens, allowed, f"tokens must be {allowed}, got {len(tokens):,}")
         encoded = self.encoder.encode(tokens, left_out)
         places = list(zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True))
@@ -231,16 +229,16 @@ class TextTagger:
         return self._read([n], self._entities_of(emissions[None], np.ones([1, n], bool)))[0]
 
     def _read(self, lengths: list[int], entities: dict[str, tf.Tensor]) -> list[TaggedText]:
-        """The results for sentences with these `lengths` from the arrays of `Tagger.entities`."""
+        """Converts the arrays of `Tagger.entities` for sentences with these `lengths` to results."""
         labels = self.tagger.labels
         kinds = self.tagger.kinds
         names = ("tags", "ends", "starts", "kinds", "probs")
         texts = []
-        for n, tags, ends, starts, kind, probs in zip(
+        for n, tags, ends, starts, kind_ids, probs in zip(
             lengths, *(entities[name].numpy() for name in names), strict=True
         ):
-            places = np.flatnonzero(ends)
-            spans = [Entity(kinds[kind[i]], int(starts[i]), int(i) + 1, float(probs[i])) for i in places]
+            last_tokens = np.flatnonzero(ends)
+            spans = [Entity(kinds[kind_ids[i]], int(starts[i]), int(i) + 1, float(probs[i])) for i in last_tokens]
             texts.append(TaggedText([labels[tag] for tag in tags[:n]], spans))
         return texts
 
@@ -256,6 +254,9 @@ def joined(pieces: Sequence[TaggedText]) -> TaggedText:
 
 
 def window_begins(n: int, size: int) -> list[int]:
-    """The positions where overlapping windows of `size` tokens begin in a longer sentence of `n` tokens."""
+    """The positions where overlapping windows of `size` tokens begin in a sentence of `n` tokens, more than `size`.
+
+    The first window begins at 0, and the last one ends at `n`. Each overlaps the next one by about half or more.
+    """
     steps = -(-(n - size) // max(1, size // 2))
     return [i * (n - size) // steps for i in range(steps + 1)]

@@ -384,7 +384,7 @@ class Resumable(AmongWorkers):
             training: whether this is a training step.
 
         Returns:
-            float32 scalar: the weighted mean of the loss, with regularizers and the losses of `add_loss`.
+            scalar in `loss_dtype`: the weighted mean of the loss, with regularizers and the losses of `add_loss`.
         """
         loss = self.with_penalties(self.loss_share(x, y, y_pred, sample_weight))
         return loss * self.distribute_strategy.num_replicas_in_sync
@@ -395,7 +395,7 @@ class Resumable(AmongWorkers):
             return None
         options = {"training": training} if takes_name(self.compute_loss, "training") else {}
         loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)
-        return tf.cast(loss, tf.float32) / self.distribute_strategy.num_replicas_in_sync
+        return tf.cast(loss, self.loss_dtype) / self.distribute_strategy.num_replicas_in_sync
 
     def reported(
         self, logs: Any, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool

@@ -59,7 +59,7 @@ class Embeddings(Shared, Layer):
     lut: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # `__init__` cannot tell positional arguments from keywords.
+        # The check is here, because `__init__` cannot tell positional arguments from keywords.
         if len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
             message = (
                 f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, which is not smaller: "
@@ -195,7 +195,7 @@ class PositionalEncoding(Layer):
         self.pe = self.make_table()
 
     def make_table(self) -> Any:
-        """The rows, `[1, max_len, d_model]`."""
+        """The vectors of all positions, `[1, max_len, d_model]`."""
         table = positional_encoding(self.max_len, self.d_model, wide_dtype(self.compute_dtype))
         return table.numpy()  # an array can be used in any graph
 

@@ -27,7 +27,10 @@ EPSILON = 1e-6  # of the article's layer norms: article 2 of docs/articles.md
 
 
 class _TransformerLayer(Layer):
-    """Base class of both layers: attentions and a feed-forward net, each with a layer norm and dropout."""
+    """Base class of both layers: attentions and a feed-forward net, each with a layer norm and dropout.
+
+    A subclass sets `attentions`. Each name in it becomes an attribute with a `MultiHeadAttention`.
+    """
 
     attentions: tuple[str, ...] = ()  # names of the attentions, in order
     mha: Any
@@ -49,10 +52,10 @@ class _TransformerLayer(Layer):
         check_sizes(d_model=d_model, num_heads=num_heads, dff=dff)
         self.start_keys(seed, rate=rate, dropatt=dropatt, dropact=dropact)
         options: dict[str, Any] = {"dtype": self.dtype_policy}
-        source: Any = self.draw_key  # of the seeds of its parts
-        self.ffn = PositionWiseFFN(dff, d_model, dropact, source, **options, name="ffn")
+        seed_of_part: Any = self.draw_key  # a function that draws the seed
+        self.ffn = PositionWiseFFN(dff, d_model, dropact, seed_of_part, **options, name="ffn")
         for name in self.attentions:
-            setattr(self, name, MultiHeadAttention(d_model, num_heads, dropatt, source, **options, name=name))
+            setattr(self, name, MultiHeadAttention(d_model, num_heads, dropatt, seed_of_part, **options, name=name))
         for name in self._norms():
             setattr(self, name, LayerNorm(EPSILON, **options, name=name))
 
@@ -84,6 +87,7 @@ class _TransformerLayer(Layer):
     def _feed_forward(
         self, x: Tensor, norm: Any, inner_key: Tensor | None = None, output_key: Tensor | None = None
     ) -> Tensor:
+        """Applies the feed-forward net as a sublayer. The keys are for the dropout inside it and of its output."""
         return self._residual(x, norm, lambda y: (self.ffn(y, dropout_key=inner_key), None), output_key)[0]
 
 
@@ -93,6 +97,10 @@ def attention_of(
     """Calls `MultiHeadAttention.attention`, or the call of an attention whose call a user has overridden.
 
     `visible` and the weights are `[H, B, queries, keys]` here, but `[B, H, queries, keys]` in a user's call.
+
+    Raises:
+        ParameterError: the user's call does not return a tuple.
+        NotCacheable: `visible` is a `CachedMemory`, and the call is a user's.
     """
     if is_library(mha, MultiHeadAttention):
         return mha.attention(v, k, q, visible, dropout_key)
@@ -251,7 +259,7 @@ class DecoderLayer(_TransformerLayer):
     def decode(
         self, x: Tensor, enc_output: Any, own: Any = None, cross: Any = None, dropout_key: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer without checks of its arguments, which the caller makes.
+        """The layer, without checks of its arguments.
 
         Args:
             x: `[batch, length, d_model]`, the target.
@@ -287,7 +295,7 @@ class DecoderLayer(_TransformerLayer):
         return shapes_by_name["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
 
     def source_heads(self, enc_output: Any) -> tuple[Tensor, ...]:
-        """Keys and values of the encoder's output, which are computed once for all steps."""
+        """`(keys, values)` of the encoder's output, `[num_heads, batch, source, depth]`, for all steps of decoding."""
         return tuple(self.mha2.project(enc_output, self.mha2.wk, self.mha2.wv))
 
 
@@ -311,31 +319,34 @@ class DecoderMemory(CachedMemory):
         self.cross = SourceKeys(layer, source, seen)
 
     def check(self, layer: Any, *masks: Any) -> None:
-        """A `layer` calls it. Raises NotCacheable unless the layer got this memory instead of each of its masks."""
+        """Raises NotCacheable unless `layer`, which calls it, got this memory instead of each of its masks."""
         if layer is not self.layer or any(mask is not self for mask in masks):
             raise NotCacheable(f"{self.layer.name} gives its attention another mask or another encoder's output")
 
-    def after(self) -> tuple[Tensor, ...]:
-        """The cache with the new element. Raises NotCacheable unless the layer attended once to target and source."""
-        if self.own.used != 1 or self.cross.used != 1:
+    def updated_cache(self) -> tuple[Tensor, ...]:
+        """The cache with the new element.
+
+        Raises NotCacheable unless the layer attended exactly once to the target and once to the source.
+        """
+        if self.own.n_attentions != 1 or self.cross.n_attentions != 1:
             raise NotCacheable(f"{self.layer.name} does not attend once to the target and once to the source")
         return self.own.cache
 
 
 class OwnKeys(CachedMemory):
-    """Keys and values of the elements of a target that have been read."""
+    """Keys and values of the elements of a target that have been read, for its self-attention."""
 
     def __init__(self, layer: Any, place: Tensor, cache: Any) -> None:
         self.layer = layer
         self.place = place
         self.cache = cache
-        self.used = 0  # number of attentions to it
+        self.n_attentions = 0  # how often the layer attended to these keys
 
     def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """Self-attention of the new element to the elements before it, whose keys and values are in the cache.
 
         It also adds the keys and values of the new element to the cache. Arguments and results: see
-        `MultiHeadAttention.attention`.
+        `MultiHeadAttention.attention`. Raises NotCacheable if this is no self-attention of `mha1`.
         """
         if mha is not self.layer.mha1 or not q is k is v:
             raise NotCacheable(f"{self.layer.name} gives its self-attention other queries than keys")
@@ -343,22 +354,25 @@ class OwnKeys(CachedMemory):
         q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
         is_place = tf.cast(positions == self.place, q.dtype)[:, None]
         self.cache = tuple(old * (1 - is_place) + new * is_place for old, new in zip(self.cache, (k, v), strict=True))
-        self.used += 1
+        self.n_attentions += 1
         return mha.attend(q, *self.cache, (positions <= self.place)[None])
 
 
 class SourceKeys(CachedMemory):
-    """Keys and values of the encoder's output."""
+    """Keys and values of the encoder's output, for the attention to the source."""
 
     def __init__(self, layer: Any, source: Tensor, seen: Tensor) -> None:
         self.layer = layer
         self.source = source
         self.seen = seen
-        self.used = 0  # number of attentions to it
+        self.n_attentions = 0  # how often the layer attended to these keys
 
     def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """`MultiHeadAttention.attention` to the source."""
+        """Attention of the new element to the source. Arguments and results: see `MultiHeadAttention.attention`.
+
+        Raises NotCacheable if another attention than `mha2` calls it.
+        """
         if mha is not self.layer.mha2:
             raise NotCacheable(f"{self.layer.name} attends to the source by {mha.name}, not by mha2")
-        self.used += 1
+        self.n_attentions += 1
         return mha.attend(*mha.project(q, mha.wq), *self.source, self.seen)

@@ -153,7 +153,10 @@ def heads_of(x: Tensor, kernels: Any, biases: Any, num_heads: int) -> list[Tenso
 
 
 def _check_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises ParameterError if a constructor gets the arguments of Keras's layer, `(num_heads, key_dim)`."""
+    """Raises ParameterError if a constructor gets the arguments of Keras's layer, `(num_heads, key_dim)`.
+
+    By position, they are recognised if the first is smaller: `d_model` cannot be smaller than `num_heads`.
+    """
     call = "MultiHeadAttention(d_model={}, num_heads={})"
     if "key_dim" in kwargs:
         depth = kwargs["key_dim"]
@@ -321,7 +324,11 @@ class MultiHeadAttention(Layer):
 
 
 def _by_article_names(args: Any, named: Any) -> dict[str, Any]:
-    """The keyword arguments of a call, with `q`, `v` and `k` instead of Keras's names `query`, `value` and `key`."""
+    """The keyword arguments of a call, with `q`, `v` and `k` instead of Keras's names `query`, `value` and `key`.
+
+    With Keras's names, `return_attention_scores` is `False` unless it is given. Raises ParameterError if only one of
+    `query` and `value` is given, or tensors are also given by position or by the article's names.
+    """
     query, value, key = (named.get(name) for name in ("query", "value", "key"))
     rest = {name: x for name, x in named.items() if name not in ("query", "value", "key")}
     if query is value is key is None:
@@ -335,13 +342,16 @@ def _by_article_names(args: Any, named: Any) -> dict[str, Any]:
 
 
 def _check_order(v: Tensor, k: Tensor, q: Tensor) -> None:
-    """Raises ParameterError if positional tensors may be in the order `(query, value, key)`."""
+    """Raises ParameterError if positional tensors may be in the order `(query, value, key)`.
+
+    The article's order is clear if `v` and `k` are one tensor, or have one length that is not the length of `q`.
+    """
     if v is k:
         return
     given: list[Any] = [getattr(x, "shape", None) for x in (v, k, q)]
     shapes: list[Any] = [tf.TensorShape(shape) for shape in given]
-    same = [shape[1] if shape.rank == 3 else None for shape in shapes]
-    if k is q or same[0] != same[1] or same[0] == same[2]:
+    lengths = [shape[1] if shape.rank == 3 else None for shape in shapes]
+    if k is q or lengths[0] != lengths[1] or lengths[0] == lengths[2]:
         raise _order_error((v, k, q))
 
 

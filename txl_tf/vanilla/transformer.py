@@ -54,7 +54,14 @@ ATTENTION = {"cross": "decoder_layer{}_block2", "encoder": "encoder_layer{}", "d
 
 
 class _Stack(Layer):
-    """Embedding, positions and layers: encoder or decoder."""
+    """Base class of the encoder and the decoder: embedding, positions and layers.
+
+    Args:
+        layer_class: `EncoderLayer` or `DecoderLayer`.
+        embedding: `Embeddings`, which other layers may share.
+        num_layers, max_len, pos_embed, rate, seed: see `Transformer`.
+        layer_arguments: other arguments of each layer.
+    """
 
     def __init__(
         self, layer_class: Any, embedding: Any, num_layers: int, max_len: int, pos_embed: Any, rate: float,
@@ -94,7 +101,10 @@ class _Stack(Layer):
 
 
 class Encoder(_Stack):
-    """Computes hidden states `[B, S, E]` of source ids `[B, S]` and, on request, attention weights."""
+    """Computes hidden states `[B, S, E]` of source ids `[B, S]` and, with `return_attention_scores`, the weights.
+
+    The attention weights are `{name: [B, H, S, S]}`, see `Transformer.forward`.
+    """
 
     def call(
         self, ids: Tensor, mask: Tensor | None = None, return_attention_scores: bool = False,
@@ -113,7 +123,10 @@ class Encoder(_Stack):
 
 
 class Decoder(_Stack):
-    """Computes hidden states `[B, T, E]` of target ids `[B, T]` from the encoder's output, and attention weights."""
+    """Computes hidden states `[B, T, E]` of target ids `[B, T]` from the encoder's output, and attention weights.
+
+    `enc_output` may also be a `TargetSoFar`. Then the ids are `[B, 1]`, the next element of each target.
+    """
 
     def call(
         self, ids: Tensor, enc_output: Any, look_ahead_mask: Tensor | None = None, padding_mask: Tensor | None = None,
@@ -124,10 +137,10 @@ class Decoder(_Stack):
         x = self.embed(ids, memory.place if memory else 0, embed_key)
         weights = {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
-            seen = (enc_output, look_ahead_mask, padding_mask)
+            context = (enc_output, look_ahead_mask, padding_mask)
             if memory is not None:  # instead of the encoder's output and both masks
-                seen = (memory.layers[i], memory.layers[i], memory.layers[i])
-            x, block1, block2 = layer(x, *seen, dropout_key=key)
+                context = (memory.layers[i], memory.layers[i], memory.layers[i])
+            x, block1, block2 = layer(x, *context, dropout_key=key)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
         return self.final_norm(x), weights
 
@@ -157,9 +170,9 @@ class TargetSoFar(CachedMemory):
         parts = zip(decoder.stacked, caches, sources, strict=True)
         self.layers = [DecoderMemory(layer, place, cache, source, seen) for layer, cache, source in parts]
 
-    def after(self) -> tuple:
-        """The caches with the new element."""
-        return tuple(layer.after() for layer in self.layers)
+    def updated_caches(self) -> tuple:
+        """The caches of all layers with the new element. Raises NotCacheable, see `DecoderMemory.updated_cache`."""
+        return tuple(layer.updated_cache() for layer in self.layers)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -387,8 +400,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def _batch(self, data: Any) -> tuple[tuple[Tensor, Tensor], Tensor, Any]:
         """`((source, target_in), target_out, sample_weight)` of a batch in either form.
 
-        Padding comes at the end of targets. If `target_in` and `target_out` of a row are the same target, shifted, they
-        are packed together. Other rows do not change.
+        In a row where `target_in` and `target_out` are one target, shifted, padding moves to the end of both. Other
+        rows do not change.
         """
         x, y, sample_weight = self.unpacked(data)
         y = as_ids("y", y)
@@ -406,14 +419,14 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             full_target = y
             target = y[:, :-1]
             labels = y[:, 1:]
-        one_shifted = tf.reduce_all(target[:, 1:] == labels[:, :-1], 1, keepdims=True)
-        order = tf.where(one_shifted, packed_order(full_target != PADDING), tf.range(shape_of(full_target)[1]))
+        is_shifted = tf.reduce_all(target[:, 1:] == labels[:, :-1], 1, keepdims=True)
+        order = tf.where(is_shifted, packed_order(full_target != PADDING), tf.range(shape_of(full_target)[1]))
         packed = tf.gather(full_target, order, batch_dims=1)
         if sample_weight is not None:
             sample_weight = checked_weights(sample_weight, tf.cast(labels, self.loss_dtype))
             if sample_weight.shape.rank == 2:
                 sample_weight = tf.gather(sample_weight, tf.maximum(order[:, 1:] - 1, 0), batch_dims=1)
-        target = tf.where(one_shifted, packed[:, :-1], target)
+        target = tf.where(is_shifted, packed[:, :-1], target)
         return (source, target), packed[:, 1:], sample_weight
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -446,12 +459,13 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return self.measure(labels, logits, self._weights(labels, None), self._weights(labels, weights))
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
+        """This replica's share of the mean loss of the batch."""
         _, smoothed, _, tokens = self.sums_of(y_pred, y, sample_weight)
         return tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
 
     def _logs(self, sums: Any, own_loss: Any) -> dict[str, Any]:
         """`log_means` of the `sums_of` a batch."""
-        nll, _, right, tokens = sums  # without the smoothed nll
+        nll, _, right, tokens = sums  # logs do not contain the smoothed nll
         return self.log_means(nll, tokens, own_loss, (self.accuracy, right))
 
     def input_signature(self) -> Any:
@@ -474,6 +488,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def _sample(
         self, source: Tensor, start: Any, end: Any, max_new_tokens: int, sampling: Any, allowed: Any = None
     ) -> Any:
+        """The graph of sampling and of greedy search."""
         return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling, allowed=allowed)
 
     def start_decoding(self, source: Tensor, rows_each: int, max_new_tokens: int) -> tuple[Any, Any, Any]:
@@ -486,7 +501,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
         Returns:
             `(caches, sources, seen)`: the empty cache of targets, the keys and values of the source, and the mask of
-            the source, true at tokens.
+            the source, true at tokens. If keys and values cannot be cached, they are the empty targets, the source, and
+            `None`.
         """
         if self.why_not_cached() is not None:
             source = tf.repeat(source, rows_each, 0)
@@ -509,8 +525,11 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def decode_step(self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> tuple[Tensor, Any]:
         """The log-probabilities of the next token after the `ids` `[B]` at position `place`.
 
+        `caches`, `sources` and `seen` are results of `start_decoding`; later steps get the `caches` of the step before.
+
         Returns:
-            `(log_probs, caches)`: float32 `[B, V]`, and the caches with the keys and values of `ids`.
+            `(log_probs, caches)`: float32 (float64 if the dtype is) `[B, V]`, and the caches with the keys and values
+            of `ids`.
         """
         if seen is None:  # without cached keys and values, the call reads the whole target so far
             targets = tf.where(tf.range(shape_of(caches)[2]) == place, ids[:, None], caches[0])
@@ -524,7 +543,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """One step of decoding: the log-probabilities of the next token, `[B, V]`, and the caches after it."""
         memory = TargetSoFar(self.decoder, place, caches, sources, seen)
         hidden, _ = self.decoder(ids[:, None], enc_output=memory)
-        return tf.nn.log_softmax(self.logits(hidden)[:, 0]), memory.after()
+        return tf.nn.log_softmax(self.logits(hidden)[:, 0]), memory.updated_caches()
 
     def why_not_cached(self) -> Exception | None:
         """The error of a part that cannot be computed from cached keys and values, or `None` if every part can."""

@@ -23,17 +23,20 @@ _MORE = 50
 
 
 class _Scored(NamedTuple):
+    """The elements of a `Translation` as a tuple."""
+
     text: str
     score: float
 
 
 class Translation(_Scored):
-    """A translation: the pair `text, score` with two more attributes.
+    """A translation: the tuple `(text, score)` with two more attributes.
 
     Attributes:
         text: str.
         score: its log-probability in nats; in a beam search, divided by the length penalty.
-        ended: whether the model ended it. `False` means that it reached the largest number of symbols and is cut off.
+        ended: whether the model ended the translation. `False` means that it reached the largest number of symbols and
+            is cut off.
         unknown: number of symbols of its source that the vocabulary does not contain.
     """
 
@@ -63,9 +66,16 @@ class PairAttention(NamedTuple):
 def most_symbols(
     search: SearchConfig, lengths: int | tf.Tensor, model: Transformer | TransformerConfig
 ) -> int | tf.Tensor:
-    """The largest number of tokens of targets, for sources with `lengths`, ends included.
+    """The largest number of tokens of a target, its end included.
 
-    See `txl_tf.data.pairs.lengths`.
+    Args:
+        search: its `max_new_tokens` comes first. Otherwise, the number depends on the length of the source.
+        lengths: number of tokens of a source, its end included; or a tensor of such numbers.
+        model: the model or its configuration. Its `target_lengths` are the longest targets of the training, see
+            `txl_tf.data.pairs.lengths`.
+
+    Returns:
+        An int, or an int32 tensor of the shape of `lengths`.
     """
     if search.max_new_tokens is not None:
         return min(search.max_new_tokens, model.max_len)
@@ -98,7 +108,7 @@ def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list
 
 
 def did_not_end(number: int, among: int, search: SearchConfig, model: Transformer | TransformerConfig) -> str:
-    """The message of a program about translations that are cut off."""
+    """The message of a program about translations that are cut off: `number` of them, `among` all."""
     limit = f"{search.max_new_tokens} symbols"
     advice = f"--max_new_tokens allows up to {model.max_len:,}"
     if search.max_new_tokens is None and model.target_lengths is None:
@@ -221,6 +231,7 @@ class Translator:
         lengths = rounded(np.array([len(ids) for ids in sources], int))
 
         def most(order):
+            """The number of sources in the next batch: those whose rounded length is that of the first one."""
             return np.count_nonzero(lengths[order[: self.batch_size]] == lengths[order[0]])
 
         return in_order(self._translate, sources, by_length(lengths, most))

@@ -41,7 +41,8 @@ def write_date(date: datetime.date, rng: random.Random) -> str:
 def make_dates(n_pairs: int, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     """Makes pairs `(written, ISO)` by split: `n_pairs` for `"train"`, 1,000 each for `"valid"` and `"test"`.
 
-    No date is in two splits. With many pairs, a date of the training split occurs several times.
+    No date is in two splits. With more than 34,525 pairs, a date of the training split occurs several times. The dates
+    in `"valid"` and `"test"` do not depend on `n_pairs`, but how they are written does.
     """
     rng = random.Random(seed)
     days = list(range((LAST - FIRST).days + 1))
@@ -49,7 +50,7 @@ def make_dates(n_pairs: int, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     days_of = {"valid": days[:1000], "test": days[1000:2000], "train": days[2000:]}
     pairs = {}
     for split, number in {"train": n_pairs, "valid": 1000, "test": 1000}.items():
-        days = days_of[split]
-        dates = (FIRST + datetime.timedelta(days[i % len(days)]) for i in range(number))
+        days_of_split = days_of[split]
+        dates = (FIRST + datetime.timedelta(days_of_split[i % len(days_of_split)]) for i in range(number))
         pairs[split] = [(write_date(date, rng), date.isoformat()) for date in dates]
     return pairs

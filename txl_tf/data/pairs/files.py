@@ -2,7 +2,7 @@
 
 reader = PairReader(PairFilesConfig(skip_bad_lines=True), levels=("char", "word"))
 source, target = reader.read("pairs.tsv")       # `SideText`s: lines, and their numbers in the file
-for sentence in reader.said: ...                # such as "pairs.tsv: 3 columns; source and target are 1 and 2"
+for sentence in reader.said: ...                # such as "pairs.tsv: 3 columns; the source is column 1, ..."
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ class PairReader:
     def _columns(self, name: str, rows: list[list[str]], skipped: Skipped) -> tuple[list[int], list[tuple[str, str]]]:
         """Returns `(numbers, pairs)` of the rows of a file: the numbers of their lines, and the pairs in them.
 
-        Counts rows of other widths in `skipped`. Without `skip_bad_lines`, such a row raises ParameterError.
+        With `source_column` or `target_column`, a row can be used if it has both columns; otherwise, if it is as wide
+        as most rows. Counts the other rows in `skipped`. Without `skip_bad_lines`, such a row raises ParameterError.
         """
         columns = self.config.columns
         source = columns["source_column"] or 1
@@ -188,11 +189,16 @@ class PairReader:
                 numbers.append(number)
                 pairs.append((row[source - 1], row[target - 1]))
                 continue
-            tabs = f"got {len(row) - 1} tabs"
-            must = f"must be source<TAB>target, {tabs}" if usual == 2 else f"must have {usual} columns, {tabs}"
+            if has_chosen_columns:
+                allowed = f"at least {max(source, target)} columns"
+                must = f"must have {allowed}, got {len(row)}"
+            else:
+                allowed = f"{usual} columns"
+                tabs = f"got {len(row) - 1} tabs"
+                must = f"must be source<TAB>target, {tabs}" if usual == 2 else f"must have {usual} columns, {tabs}"
             if not self.config.skip_bad_lines:
                 where = f"{name}, line {number}"
-                raise ParameterError(where, "\t".join(row), f"a line of {usual} columns", f"{where} {must}; {WAY_OUT}")
+                raise ParameterError(where, "\t".join(row), f"a line of {allowed}", f"{where} {must}; {WAY_OUT}")
             kind, reason = ("empty", "it is empty") if row == [""] else ("of other columns", f"it {must}")
             skipped.add(kind, number, reason)
         return numbers, pairs

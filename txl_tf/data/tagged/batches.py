@@ -183,7 +183,7 @@ def tagged_batches(
     lengths = np.array([len(s.ids) if lattice else s.n for s in split.sentences])
 
     def cut(rng):
-        """Returns the batches of an epoch, see `EpochBatches`."""
+        """Returns the rows of each batch of an epoch, see `EpochBatches`."""
         n = len(split)
         order = np.arange(n) if rng is None else rng.permutation(n)
         pool_size = n if rng is None else _POOL * batch_size

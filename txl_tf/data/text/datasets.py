@@ -185,13 +185,17 @@ def _check_options(config: TextConfig) -> None:
         )
         allowed = "left out with min_freq, max_size or vocab_size"
         raise ParameterError("vocab_path", config.vocab_path, allowed, message)
-    counted = {name: getattr(config, name) for name in ("lower_case", "min_freq", "max_size")}
-    given_names = [name for name, value in counted.items() if value]
+    not_for_subwords = {
+        "lower_case": "subwords keep capitals",
+        "min_freq": "vocab_size sets the size of the vocabulary",
+        "max_size": "vocab_size sets the size of the vocabulary",
+    }
+    given_names = [name for name in not_for_subwords if getattr(config, name)]
     if config.level == "subword" and given_names:
-        value = counted[given_names[0]]
-        why = "vocab_size sets the size of the vocabulary"
-        message = f"{given_names[0]} is not for level 'subword', got {brief(value)}: {why}"
-        raise ParameterError(given_names[0], value, "left out at level subword", message)
+        name = given_names[0]
+        value = getattr(config, name)
+        message = f"{name} is not for level 'subword', got {brief(value)}: {not_for_subwords[name]}"
+        raise ParameterError(name, value, "left out at level subword", message)
     if config.level != "subword" and config.vocab_size is not None:
         message = (
             f"vocab_size={config.vocab_size} needs level 'subword', got {brief(config.level)}: max_size limits other "
