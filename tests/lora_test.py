@@ -11,6 +11,8 @@ from own_parts import SETTINGS, assert_all_methods_agree
 import txl_tf
 from txl_tf.layers import PositionwiseFF, RelMultiHeadAttn
 from txl_tf.runs.checkpoints import average_checkpoints
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.weights import MisfitError
 
 SLOW = pytest.mark.slow
 LORA = {"lora_rank": 2, "lora_alpha": 6.0}
@@ -238,5 +240,8 @@ def test_layers_are_frozen_by_name(tmp_path, text):
         np.testing.assert_array_equal(weight, other)
     np.testing.assert_array_equal(lm.network.embedding.tables[0], whole.network.embedding.tables[0])
     assert np.abs(layer.ff.kernel_1 - before.ff.kernel_1).max() > 0
+    assert RunFolder(tmp_path / "tuned").read_config()["training"]["freeze"] == tuned["freeze"]
+    with pytest.raises(MisfitError):  # a resumed run has the same frozen layers
+        train_run(tmp_path / "tuned", text, training={**tuned, "train_steps": 8, "freeze": None})
     with raises_parameter("freeze", "layer_9"):
         train_run(tmp_path / "other", text, training={**tuned, "freeze": ["layer_9"]})

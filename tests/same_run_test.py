@@ -1,5 +1,6 @@
 """A run knows its vocabulary and its text: another one is an error, and nothing in its folder changes."""
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -12,7 +13,9 @@ import txl_tf
 from txl_tf.config import EvaluationConfig
 from txl_tf.data.text import corpus
 from txl_tf.runs.evaluate import evaluate_run
+from txl_tf.runs.families.record import FAMILIES
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.train import RECORDED
 from txl_tf.runs.weights import CheckpointGone
 
 SWAPPED = TEXT.translate(str.maketrans("at", "ta"))  # as many symbols in another order
@@ -359,3 +362,13 @@ def test_a_damaged_best_json_is_one_clear_error(run, content, message):
     with pytest.raises(ValueError, match=message):
         txl_tf.load_run(run_dir, "best")
     train_refused_as(run_dir, text, message)
+
+
+# Settings that `config.json` does not record: where a run starts, a permission for one session, and the machine's.
+OF_A_SESSION = {"init_from", "warm_start_path", "allow_other_text", "steps_per_execution"}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES.values()], ids=[*FAMILIES])
+def test_a_run_records_every_setting_of_its_training_but_those_of_a_session(family):
+    settings = {field.name for field in dataclasses.fields(family.training)}
+    assert settings - {*family.batching, *RECORDED, *family.recorded} == OF_A_SESSION

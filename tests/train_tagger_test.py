@@ -759,7 +759,7 @@ def test_windows_are_as_long_as_the_longest_training_sentence(made, files, caplo
         pipe.warn_of_length(long, "text, line 3", False)
         pipe.warn_of_length(long, "text, line 4", False)
     (message,) = caplog.messages
-    assert message.startswith(f"text, line 3 has a sentence of 54 tokens, the longest training sentence has {longest}:")
+    assert message.startswith(f"text, line 3 has a sentence of 54 tokens, the longest training line has {longest}:")
 
 
 def test_lines_of_several_sentences_are_cut_and_this_is_said_once(made, text_tagger, monkeypatch, caplog):

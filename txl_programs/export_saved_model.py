@@ -75,7 +75,7 @@ def warn_of_longer_texts(folder, max_tokens):
     longest = sizes.longest if sizes else max_tokens
     if longest < max_tokens:
         print(
-            f"The longest training sentence has {longest:,} tokens. The served model accepts up to {max_tokens:,}, and "
+            f"The longest training line has {longest:,} tokens. The served model accepts up to {max_tokens:,}, and "
             f"tags longer texts less well. --max_tokens={longest} refuses them.",
             file=sys.stderr,
         )

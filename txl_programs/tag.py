@@ -48,7 +48,7 @@ flags.DEFINE_bool(
 )
 flags.DEFINE_integer("batch_size", 64, "Sentences to tag at a time.", lower_bound=1)
 flags.DEFINE_integer(
-    "max_seq_len", None, "Most tokens to read at a time. Default: as many as the longest training sentence has."
+    "max_seq_len", None, "Most tokens to read at a time. Default: as many as the longest training line has."
 )
 flags.DEFINE_bool(
     "split_sentences",

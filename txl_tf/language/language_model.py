@@ -470,11 +470,12 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     def why_not_cached(self) -> Exception | None:
         """The error of a part that cannot be computed from cached keys and values, or `None` if every part can."""
 
-        def read():
+        def one_cached_step():
+            """Decodes one dummy token. It is only traced: an error means that the model cannot be cached."""
             cache = self.cached_decoding()
             return cache.read_token(cache.precompute(), tf.zeros([1], tf.int32), cache.initial_state(1))[0]
 
-        return why_not_cached(self, read)
+        return why_not_cached(self, one_cached_step)
 
     @property
     def cached_by(self) -> str | None:

@@ -616,12 +616,17 @@ def check_tensors(sizes: dict[str, Any], **tensors: tuple[Any, str]) -> None:
 
 
 def _check_leading(name: str, tensor: Any, leading: Any, sizes: dict[str, Any]) -> None:
-    """Checks the dimensions `leading` of a tensor in the place of "...", which must broadcast to those in `sizes`."""
+    """Checks that the dimensions `leading`, in the place of "...", and those of earlier tensors broadcast to one shape.
+
+    Stores this shape in `sizes["..."]`.
+    """
     before = sizes.get("...", leading)
     try:
         sizes["..."] = tf.broadcast_static_shape(leading, before)
     except ValueError:
-        raise tensor_error(name, tensor, f"of a shape whose dimensions {[*leading]} broadcast to {[*before]}") from None
+        raise tensor_error(
+            name, tensor, f"of a shape whose dimensions {[*leading]} broadcast with {[*before]}"
+        ) from None
 
 
 def size_of(dim: str, sizes: dict[str, Any]) -> Any:

@@ -27,7 +27,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.nn.base import dense_error, described, shown, tensor_error
 
 _MASK = "a mask of bool or of numbers 0 and 1"
-HEADS_FIRST = [1, 0, 2, 3]  # from [batch, heads, queries, keys], the layout of callers, to that of `attend`
+SWAP_BATCH_AND_HEADS = [1, 0, 2, 3]  # [batch, heads, queries, keys], the layout of callers, <-> [heads, batch, ...]
 
 
 class _PassedOn(keras.Layer):
@@ -153,7 +153,7 @@ def seen_by_heads(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
         bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.
     """
     visible = seen_by_article(name, mask, sizes, ["batch", "num_heads", "queries", "keys"])
-    return tf.transpose(visible[(None,) * (4 - visible.shape.rank)], HEADS_FIRST)
+    return tf.transpose(visible[(None,) * (4 - visible.shape.rank)], SWAP_BATCH_AND_HEADS)
 
 
 def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
@@ -168,7 +168,7 @@ def seen_by_keras(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
     mask = as_bool(name, mask)
     if mask.shape.rank == 4:
         check_broadcasts(name, mask, sizes, ["batch", "num_heads", "queries", "keys"])
-        return tf.transpose(mask, HEADS_FIRST)
+        return tf.transpose(mask, SWAP_BATCH_AND_HEADS)
     check_broadcasts(name, mask, sizes, ["batch", "queries", "keys"], hint="; a mask [batch, keys] is given as mask=")
     return mask[(None,) * (4 - mask.shape.rank)]
 

@@ -44,6 +44,7 @@ RECORDED = (
     "seed",
     "jit_compile",
     "extend_vocab",
+    "freeze",
     "tracker",
     "tracker_project",
     "mixed_precision",

@@ -28,7 +28,8 @@ class Check(NamedTuple):
     Attributes:
         condition: bool tensor of any shape.
         message: what must be the case, such as "text must have 1 row"; or a function that returns this text.
-        value: the value to report; or a function that returns it. Functions are called only if a condition is false.
+        value: the value to report; or a function that returns it. Such a function is traced, but what it computes runs
+            only if a condition is false.
     """
 
     condition: Any

@@ -20,7 +20,7 @@ from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Attending, Layer, check_length, check_sizes, check_tensors
 from txl_tf.nn.lora import LowRank
-from txl_tf.nn.masks import HEADS_FIRST, as_bool, as_mask, mask_of, seen, seen_by_article
+from txl_tf.nn.masks import SWAP_BATCH_AND_HEADS, as_bool, as_mask, mask_of, seen, seen_by_article
 from txl_tf.nn.ops import for_weights_of_layer, make_norm, norm_of, norm_of_zeros, own_initializer
 from txl_tf.nn.position_schemes import Relative
 from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
@@ -98,7 +98,7 @@ def attention_parts(
     mem_len = 0 if mems is None else shape_of(mems)[1]
     visible: Any = causal(tgt_len, mem_len) if attn_mask is None else seen(attn_mask)
     if len(visible.shape) == 4:  # a mask of heads, [B, H, T, K]
-        visible = tf.transpose(visible, HEADS_FIRST)
+        visible = tf.transpose(visible, SWAP_BATCH_AND_HEADS)
     special: dict[str, Any] = {}
     if content_mask is None:  # no key counts as zeros
         zeros = None

@@ -17,7 +17,7 @@ from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CachedMemory, Layer, NotCacheable, check_sizes, check_tensors
 from txl_tf.nn.feed_forward import PositionWiseFFN
-from txl_tf.nn.masks import HEADS_FIRST, mask_of
+from txl_tf.nn.masks import SWAP_BATCH_AND_HEADS, mask_of
 from txl_tf.nn.ops import LayerNorm
 from txl_tf.nn.parts import is_library
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED, OF_CLASS
@@ -106,13 +106,13 @@ def attention_of(
         return mha.attention(v, k, q, visible, dropout_key)
     if isinstance(visible, CachedMemory):
         raise NotCacheable(f"{type(mha).__name__} {mha.name!r} has its own call")
-    mask = None if visible is None else tf.transpose(visible, HEADS_FIRST)
+    mask = None if visible is None else tf.transpose(visible, SWAP_BATCH_AND_HEADS)
     results = mha(v, k, q, attention_mask=mask, dropout_key=dropout_key)
     if not isinstance(results, tuple):
         allowed = "a method that returns (output, attention_scores), as that of MultiHeadAttention"
         raise ParameterError("call", type(mha).__name__, allowed, f"call of {type(mha).__name__} must be {allowed}")
     output, weights = results
-    return output, tf.transpose(weights, HEADS_FIRST)
+    return output, tf.transpose(weights, SWAP_BATCH_AND_HEADS)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -166,7 +166,9 @@ class EncoderLayer(_TransformerLayer):
         mask = mask_of(x) if mask is None else mask
         visible = seen_of_masks(sizes, mask, attention_mask, forbidden, use_causal_mask)
         x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
-        return (x, tf.transpose(weights, HEADS_FIRST)) if return_attention_scores else x  # [B, H, queries, keys]
+        return (
+            (x, tf.transpose(weights, SWAP_BATCH_AND_HEADS)) if return_attention_scores else x
+        )  # from [H, B, queries, keys]
 
     def encode(self, x: Tensor, visible: Any = None, dropout_key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`(output, weights)`, where the weights are `[num_heads, batch, length, length]`. Arguments are not checked.
@@ -254,7 +256,7 @@ class DecoderLayer(_TransformerLayer):
         output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
         if not return_attention_scores:
             return output
-        return (output, *(tf.transpose(probs, HEADS_FIRST) for probs in weights))  # [B, H, queries, keys] each
+        return (output, *(tf.transpose(probs, SWAP_BATCH_AND_HEADS) for probs in weights))  # from [H, B, queries, keys]
 
     def decode(
         self, x: Tensor, enc_output: Any, own: Any = None, cross: Any = None, dropout_key: Tensor | None = None

@@ -548,13 +548,14 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def why_not_cached(self) -> Exception | None:
         """The error of a part that cannot be computed from cached keys and values, or `None` if every part can."""
 
-        def read():
+        def one_cached_step():
+            """Decodes one dummy token. It is only traced: an error means that the model cannot be cached."""
             if not is_library(self, Transformer):
                 raise NotCacheable(f"{type(self).__name__} has its own call")
             caches = self._start_cached(tf.ones([1, 1], tf.int32), 1, 1)
             return self._cached_step(tf.ones([1], tf.int32), tf.constant(0), *caches)[0]
 
-        return why_not_cached(self, read)
+        return why_not_cached(self, one_cached_step)
 
 
 def _after_elements(hidden: Tensor, mask: Tensor) -> Tensor:

@@ -324,7 +324,7 @@ def _make_vocab(
             vocab.count(held_out_lines)
             for symbol in vocab.counter:  # symbols that only held-out lines have count 0, so they come last
                 vocab.counter[symbol] = counts[symbol]
-        for symbol in _NAMES[level]:  # they have ids already, and `max_size` does not count them
+        for symbol in special:  # they have ids already, and `max_size` does not count them
             vocab.counter.pop(symbol, None)
         vocab.build()
     return vocab

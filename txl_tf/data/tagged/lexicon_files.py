@@ -61,15 +61,15 @@ def words_of(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _check_no_csv(path: str, lines: list[tuple[int, str]]) -> None:
-    """Raises ParameterError if most of some numbered lines have a comma, a slash or the like after the word."""
+    """Raises ParameterError if a comma, slash or similar mark follows the word in most `lines`, `(number, line)` each."""
     separated = [(number, line) for number, line in lines if _CSV.match(line[:200]) or _SLASH.fullmatch(line.strip())]
     if 2 * len(separated) <= len(lines):
         return
     number, line = separated[0]
     mark = next(character for character in line if character in ",;|，；/")
     message = (
-        f"{path}, line {number}: a word ends at white space, which {brief(line)} does not have, but {mark!r}: "
-        f"sed 's/ *[{mark}].*//' {shlex.quote(path)} > NEW_FILE leaves the words"
+        f"{path}, line {number}: {mark!r} follows the word in {brief(line)}, but only white space may separate a word "
+        f"from further columns: sed 's/ *[{mark}].*//' {shlex.quote(path)} > NEW_FILE leaves the words"
     )
     raise ParameterError("lexicon", path, "a file of a word a line, perhaps with columns after white space", message)
 

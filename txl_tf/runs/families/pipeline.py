@@ -266,7 +266,7 @@ class TaggingPipeline(Pipeline):
             skip_short_words: whether to leave out words of one character in `lexicon`; by default as in the run.
             max_seq_len: most tokens that are read at a time. A longer line is read in windows. If it is given, lines
                 are cut at the ends of sentences only with `split_sentences` of `tag_lines`. The default is the length
-                of the longest training sentence, at most the `max_seq_len` of the run.
+                of the longest training line, at most the `max_seq_len` of the run.
 
         Raises:
             ParameterError: `lexicon` is given for a model without one, `skip_short_words` without `lexicon`, or
@@ -360,7 +360,7 @@ class TaggingPipeline(Pipeline):
         if len(pieces) == 1 and not split_sentences:
             ways = f"split_sentences tags each sentence of a line by itself, {ways}"
         logger.warning(
-            f"{where} has a sentence of {n:,} tokens, the longest training sentence has {longest:,}: it is read "
+            f"{where} has a sentence of {n:,} tokens, the longest training line has {longest:,}: it is read "
             f"{reads}, and more entities may be wrong than usual. {ways}. Further ones are not named"
         )
 
@@ -392,13 +392,13 @@ def line_sizes(folder: RunFolder) -> LineSizes | None:
             return LineSizes(recorded[0])
         max_seq_len = config["model"].get("max_seq_len", SentenceConfig.max_seq_len)
         logger.warning(
-            f"{folder} does not record its longest training sentence, and {name} cannot be read: "
+            f"{folder} does not record its longest training line, and {name} cannot be read: "
             f"{max_seq_len} tokens, its max_seq_len, are assumed"
         )
         return None
     if not recorded[0]:
         longest = f"in {name} it has {sizes.longest:,} tokens"
-        logger.info(f"{folder} does not record its longest training sentence: {longest}")
+        logger.info(f"{folder} does not record its longest training line: {longest}")
     return sizes
 
 
