@@ -61,7 +61,7 @@ def words_of(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _check_no_csv(path: str, lines: list[tuple[int, str]]) -> None:
-    """Raises ParameterError if a comma, slash or similar mark follows the word in most `lines`, `(number, line)` each."""
+    """Raises ParameterError if a comma, slash or similar mark follows most words. A line is `(number, text)`."""
     separated = [(number, line) for number, line in lines if _CSV.match(line[:200]) or _SLASH.fullmatch(line.strip())]
     if 2 * len(separated) <= len(lines):
         return
