@@ -174,9 +174,11 @@ def unlocked(layer: Any) -> Generator[None, None, None]:
     strategies = (getattr(variable.value, "distribute_strategy", None) for variable in layer.variables)
     strategy: Any = next(filter(None, strategies), tf.distribute.get_strategy())
     layer._tracker.unlock()
-    with strategy.scope():
-        yield
-    layer._tracker.lock()
+    try:
+        with strategy.scope():
+            yield
+    finally:
+        layer._tracker.lock()
 
 
 # ------------------------------------------------------------------------------------------------------------- layers
