@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import SMALL, eagerly, raises_parameter, randomise
+from segments import close
 
 import txl_tf
 from txl_tf.transformer_xl.cache import cached_forward, initial_state, precompute
@@ -36,11 +37,6 @@ def flags(rows, n, *places):
     for row, of_row in zip(done, places, strict=True):
         row[list(of_row)] = True
     return done
-
-
-def close(found, expected, tolerance=1e-5):
-    found, expected = np.asarray(found), np.asarray(expected)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 # ---------------------------------------- embeddings in place of ids

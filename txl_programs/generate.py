@@ -156,7 +156,7 @@ class Writer:
             if echo or FLAGS.verbose:
                 self.echoed += text
                 if show:
-                    self.show(text)
+                    print_text(text)
 
     def write(self, number):
         """Generates and prints `number` tokens, or fewer if a stop string or a stop token ends the text."""
@@ -168,10 +168,10 @@ class Writer:
                 self.seconds += time.perf_counter() - started
             self.written += tokens.shape[1]
             number -= step
-            self.show(self.as_shown(tokens[0], None if nll is None else nll[0], self.session.excess))
+            print_text(self.as_shown(tokens[0], None if nll is None else nll[0], self.session.excess))
             if self.session.ended:
                 break
-        self.show(self.stream.end() + ("" if FLAGS.verbose else "\n"))
+        print_text(self.stream.end() + ("" if FLAGS.verbose else "\n"))
 
     def write_samples(self, number, seeds):
         """Generates a text of up to `number` tokens for each seed. Each continues the prompts that were read before.
@@ -187,7 +187,7 @@ class Writer:
             self.session = session.copy()
             self.stream = stream.copy()
             if len(seeds) > 1:
-                self.show(prompt)
+                print_text(prompt)
             self.options["seed"] = seed
             self.write(number)
 
@@ -197,9 +197,6 @@ class Writer:
         if FLAGS.verbose:
             return "".join(f"{escape(self.vocab.symbols[i])}\t{value:.4f}\n" for i, value in zip(ids, nll, strict=True))
         return text
-
-    def show(self, text):
-        print_text(text)
 
     def report(self):
         """Prints the number of tokens, and the speed without the first ones, whose graph had to be compiled."""
@@ -285,9 +282,15 @@ def text_options(folder) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1)
+def vocab_of(folder):
+    """The vocabulary of a run, which several functions need, but which is read once."""
+    return folder.load_vocab()
+
+
+@functools.lru_cache(maxsize=1)
 def processor_of(folder):
     """The processor of --regex, --json_schema or --suppress_tokens; `None` without them. An automaton takes a while."""
-    vocab = folder.load_vocab()
+    vocab = vocab_of(folder)
     if FLAGS.suppress_tokens:
         return suppressing(vocab, [*map(unescape, FLAGS.suppress_tokens)])
     name = "regex" if FLAGS.regex is not None else "json_schema"
@@ -330,7 +333,7 @@ def make_generator(folder, lm):
     """The generator of texts that the flags describe. A longer prompt is read in pieces."""
     segment = None if lm.has_window else READ_AT_ONCE
     options = values(("max_new_tokens", "batch_size")) | text_options(folder)
-    return TextGenerator(lm, folder.load_vocab(), segment=segment, **options)
+    return TextGenerator(lm, vocab_of(folder), segment=segment, **options)
 
 
 def make_answering(folder, path):
@@ -389,7 +392,7 @@ def check_flags():
 def main():
     check_flags()
     folder = RunFolder(FLAGS.model_dir, "language_model")
-    vocab = folder.load_vocab()
+    vocab = vocab_of(folder)
     options = text_options(folder)
     ends = check_texts(vocab, **options)  # before the model is loaded
     if FLAGS.input is not None:
