@@ -180,8 +180,10 @@ def _import_tensorflow() -> None:
     if "tensorflow" in sys.modules:
         return
     quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0"
+    gc.disable()  # the objects of an import stay, so garbage collection during it only takes time
     with _hidden("IPython", "matplotlib", "pandas"), without_notes(_NOTE) if quiet else contextlib.nullcontext():
         importlib.import_module("tensorflow")
+    gc.enable()
 
 
 @contextlib.contextmanager

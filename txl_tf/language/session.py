@@ -63,7 +63,7 @@ class Session:
         self.ended = False
         self.excess = 0
         self._cache = cache = lm.decoding_cache()
-        self._precomputed = tf.function(precompute_for, autograph=False)(lm, cache)
+        self._precomputed = precompute_for(lm, cache)
         nothing = lm.no_outputs(batch_size)
         hidden = tf.zeros([batch_size, nothing.shape[2]], nothing.dtype)
         self._text = TextState(hidden, cache.initial_state(batch_size), no_history(batch_size, lm.network.n_token))

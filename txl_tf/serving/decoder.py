@@ -137,7 +137,7 @@ class Decoder:
         self._stops = no_stops(lm.network.n_token, -1 if stop_token is None else stop_token)
         self._stop_token = stop_token
         self._cache = lm.decoding_cache()
-        self._precomputed = tf.function(precompute_for, autograph=False)(lm, self._cache)
+        self._precomputed = precompute_for(lm, self._cache)
         self._jobs: list[Job] = []  # in the order of the rows of `_text`
         self._text: TextState | None = None
         self._waiting: collections.deque[Job] = collections.deque()
