@@ -38,12 +38,14 @@ COMMANDS = [
         None,
     ),
     ("generate", "--model_dir=lm --prompt=the --max_new_tokens=5 --seed=1", "", "^the", None),
+    ("generate", "--model_dir=lm --prompt=the --regex=[a-z]{4} --seed=1", "", r"^the[a-z]{4}$", "outlines-core"),
     ("score", "--model_dir=lm", "the cat\n", r"\d", None),
     ("embed", "--model_dir=lm", "the cat\n", r"\d", None),
     ("average-checkpoints", "--model_dir=lm --num_last_checkpoints=2 --output_dir=mean", "", "the average of", None),
     ("convert-checkpoint", "--to_tf1 --model_dir=lm --tf1_checkpoint=original", "", "", None),
     ("estimate", "--model_dir=lm --train_batch_size=4", "", "together", None),
     ("export-saved-model", "--model_dir=lm --output=served/lm", "", "", None),
+    ("export-saved-model", "--model_dir=lm --output=lm.onnx --format=onnx", "", "", "tf2onnx"),
     ("plot", "--kind=curves --model_dir=lm --output=curves.png", "", "", "matplotlib"),
     (
         "train-seq2seq",
@@ -123,11 +125,11 @@ def main(folder, bin_folder):
         "CUDA_VISIBLE_DEVICES": "-1",
     }
     (folder / "text.txt").write_text(TEXT)
-    problems = {name: run(folder, environment, name, *rest) for name, *rest in COMMANDS}
+    problems = {f"{name} {rest[0]}": run(folder, environment, name, *rest) for name, *rest in COMMANDS}
     problems["demo"] = serve(folder, environment)
     problems["serve"] = serve(folder, environment, "serve", "starlette", b"AVAILABLE")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    for name in {name.removeprefix("txl-") for name in scripts} - set(problems):
+    for name in {name.removeprefix("txl-") for name in scripts} - {command.split()[0] for command in problems}:
         problems[name] = "this file has no example of it"
     failed = {name: problem for name, problem in problems.items() if problem is not None}
     for name, problem in failed.items():
