@@ -95,6 +95,15 @@ def test_what_workers_cannot_train_on_is_refused(two_replicas, replicas_as_worke
         with raises_parameter(name, limit=limit) as raised:
             model.fit(**arguments)
         assert raised.value.value is arguments[name]
+    distributed = two_replicas.experimental_distribute_dataset(data)
+    for call, name in [
+        (lambda: model.evaluate(distributed), "steps"),
+        (lambda: model.fit(distributed), "steps_per_epoch"),
+        (lambda: model.fit(data, validation_data=distributed, steps_per_epoch=2), "validation_steps"),
+    ]:
+        with raises_parameter(name, None, limit="number of steps"):
+            call()
+    assert model.evaluate(distributed, steps=3, verbose=0) == model.evaluate(data, verbose=0)
     for method in (model.train_on_batch, model.test_on_batch):
         with raises_parameter("x", limit="tf.data.Dataset"):
             method(*tagged_chars())

@@ -55,7 +55,7 @@ class AmongWorkers(TrainedModel):
         """Replaces the dataset in the argument `name` by this worker's rows of it, which repeat forever.
 
         If the dataset ended, all workers would have to agree at every step on whether it has. The argument `steps` gets
-        the number of batches, unless it has a value. A distributed dataset is left as it is.
+        the number of batches, unless it has a value. A distributed dataset is left as it is, and needs a value.
 
         Args:
             arguments: `{name: value}` of a call of `fit` or `evaluate`, which is changed.
@@ -63,10 +63,14 @@ class AmongWorkers(TrainedModel):
             steps: name of the argument that is the number of steps.
 
         Raises:
-            ParameterError: the argument is not a dataset with a known number of batches, or the model has no weights.
+            ParameterError: the argument is not a dataset, its number of batches is neither known nor given, or the
+                model has no weights.
         """
         dataset = arguments.get(name)
-        if isinstance(dataset, tf.distribute.DistributedDataset):  # the `validation_data` of `fit`
+        if isinstance(dataset, tf.distribute.DistributedDataset):  # of the user, or the `validation_data` of `fit`
+            if not arguments.get(steps):
+                allowed = f"the number of steps, because {name} is a distributed dataset, whose length is not known"
+                raise ParameterError(steps, None, allowed, f"{steps} must be {allowed}")
             return
         if not isinstance(dataset, tf.data.Dataset):
             allowed = "a tf.data.Dataset of whole batches where several workers train together"
