@@ -257,6 +257,13 @@ CLASS = b"cdata_utils\nCorpus\n"
 LENGTH = struct.pack("<Q", 2**40)
 
 
+def test_a_number_in_the_byte_order_of_another_machine(tmp_path):
+    big_endian = b"cnumpy\ndtype\n(U\x02u2K\x00K\x01tR(K\x03U\x01>NNNK\x00K\x00K\x00tb"
+    one = b"cnumpy.core.multiarray\nscalar\n(" + big_endian + b"U\x02\x00\x01tR"
+    (tmp_path / "cache.pkl").write_bytes(corpus(cutoffs=b"](K\x00" + one + b"K\x02e") + b".")
+    assert read_cache_pkl(tmp_path / "cache.pkl").cutoffs == [1]
+
+
 def attacks():
     """`{name: (data, the error)}`. Built when asked for: all take 50 MB."""
     long_text = string("x" * M)

@@ -115,6 +115,10 @@ class _Dtype(StandIn):
             raise ValueError(f"the state of a dtype must be a tuple, got {shown(state)}")
         self.order = _short_text("the byte order of a dtype", state[1])
 
+    def as_numpy(self) -> np.dtype:
+        """The dtype of an integer, in its byte order."""
+        return np.dtype(self.name).newbyteorder(self.order if self.order in ("<", ">") else "=")
+
 
 class _Array(StandIn):
     """Stands for `numpy.ndarray`. Its values are from the file, and are checked when the tokens are read."""
@@ -141,15 +145,14 @@ class _Array(StandIn):
 
     def tokens(self) -> np.ndarray:
         """The tokens, int64 `[n]`. Raises ValueError as `length` does."""
-        order = self.dtype.order if self.dtype.order in ("<", ">") else "="
-        dtype = np.dtype(self.dtype.name).newbyteorder(order)
-        return np.frombuffer(self.data, dtype, self.length()).astype(np.int64, copy=False)
+        length = self.length()
+        return np.frombuffer(self.data, self.dtype.as_numpy(), length).astype(np.int64, copy=False)
 
 
 def _scalar(dtype: Any, data: Any) -> int | None:
     """Stands for NumPy's `scalar`, which makes a number: an int, or `None` if the dtype is no integer."""
     is_integer = isinstance(dtype, _Dtype) and re.fullmatch(INTEGER, dtype.name)
-    return int(np.frombuffer(data, dtype.name, 1)[0]) if is_integer else None
+    return int(np.frombuffer(data, dtype.as_numpy(), 1)[0]) if is_integer else None
 
 
 def _from_buffer(data: Any, dtype: Any, shape: Any, *_: Any) -> _Array:
