@@ -91,3 +91,56 @@ def test_inputs_are_what_each_layer_was_given():
         np.testing.assert_allclose(given, hidden, atol=1e-6)
         hidden = layer(hidden, *of_layer)
     np.testing.assert_allclose(output, hidden, atol=1e-6)
+
+
+def own_class(layer):
+    class Louder(type(layer)):
+        def call(self, *args, **kwargs):
+            return 2 * super().call(*args, **kwargs)
+
+    layer.__class__ = Louder
+
+
+def own_call(layer):
+    call = layer.call
+    layer.call = lambda *args, **kwargs: 2 * call(*args, **kwargs)
+
+
+def own_number(layer):
+    """All three layers get a class that has a number of its own for each layer."""
+
+    class Scaled(type(layer)):
+        def call(self, *args, **kwargs):
+            return self._scale * super().call(*args, **kwargs)
+
+    return Scaled
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("change", [own_class, own_call, own_number])
+def test_layers_that_differ_are_called_one_after_the_other(change, recompute):
+    lm = TransformerXLLM(**SIZES, mem_len=5, dropout=0.0, init_std=0.3, recompute=recompute, seed=1)
+    plain = lm.segment_nll(ids(0), ids(1), lm.initial_mems(4))[0]
+    if change is own_number:
+        scaled = own_number(lm.network.decoder_layers[0])
+        for i, layer in enumerate(lm.network.decoder_layers):
+            layer.__class__, layer._scale = scaled, 1.0 + i
+    else:
+        change(lm.network.decoder_layers[1])
+    expected = results(lm, False, True, segments=1)
+    assert np.abs(expected[0][0] - plain).max() > 0.01
+    found = results(lm, True, True, segments=1)
+    tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5), found, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": "rms", "activation": "swiglu"}, {"lora_rank": 2}], ids=str)
+def test_layers_that_differ_only_in_weights_are_one_loop(options):
+    lm = TransformerXLLM(**SIZES, mem_len=5, dropout=0.1, seed=1, **options)
+    lm(ids(0))
+
+    @tf.function(autograph=False)
+    def step(tokens):
+        return lm.network(tokens, training=True, static_shapes=True)[0]
+
+    types = {operation.type for operation in step.get_concrete_function(ids(0)).graph.get_operations()}
+    assert types & {"While", "StatelessWhile"}

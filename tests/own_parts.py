@@ -359,7 +359,7 @@ WAYS = {
     "layer_class": Way(("layer_class", "Residual"), attributes=_layer_class("residual")),
     "attention_class": Way(("attention_class", "Scaled"), attributes=_attention_class("scaled")),
     "network_class": Way(("network_class", "Louder"), lambda family, own: own.model_of(own.louder)),
-    "network_set": Way(("Louder",), install=_set_network),
+    "network_set": Way(("Louder", "weight transformer/"), install=_set_network),
     "class_of_attention": Way(("__class__", "Scaled"), install=_set_class_of_attention),
     "class_of_one_layer": Way(("__class__", "Residual"), install=_set_class_of_one_layer),
     "class_of_network": Way(("__class__", "OwnEmbed"), install=_set_class_of_network),
@@ -429,9 +429,14 @@ def expected_nll(lm):
     return np.stack(found)
 
 
+def carries_memory(lm):
+    """Whether generation has the memory of the model's own call, and no window."""
+    return lm.network.mem_len > 0 and lm.cached_by != "window"
+
+
 def greedy(lm, written):
     """Raises Disagreement unless every new token of `written`, `[2, 5 + NEW]`, is an argmax of the model's own call."""
-    written, tokens, mems, carries = np.asarray(written), PROMPT, None, lm.network.mem_len > 0
+    written, tokens, mems, carries = np.asarray(written), PROMPT, None, carries_memory(lm)
     for i in range(5, 5 + NEW):
         log_probs, new_mems = lm(tokens, mems)
         last, chosen = np.asarray(log_probs)[:, -1], written[:, i : i + 1]
@@ -526,7 +531,7 @@ class Served:
 def checks_of(lm, nll, folder):
     """`{method: function}`, each of which raises what is wrong. The last changes the optimizer."""
     served = Served(lm, folder)
-    window = nll if lm.network.mem_len else nll[:1]  # a window goes on where a segment of no memory begins anew
+    window = nll if carries_memory(lm) else nll[:1]  # a window goes on where the model's own call begins anew
     compiled = {"evaluate": lambda: _evaluate(lm, nll), "train_on_batch": lambda: _train(lm, nll)}
     return {
         "score": lambda: _score(lm, nll),

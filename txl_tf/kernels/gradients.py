@@ -35,8 +35,8 @@ def custom_gradient(f: Callable[..., tuple[Tensor, Callable[..., Any]]]) -> Call
 
     @functools.wraps(f)
     def call(*args: Any) -> Tensor:
-        if tf.executing_eagerly():
-            return eager(*args)
+        if tf.executing_eagerly():  # tensors, because `f` may not use variables
+            return eager(*(x if isinstance(x, float) else tf.convert_to_tensor(x) for x in args))
         dtype = wide_dtype(*(x for x in args if not isinstance(x, float)))
         tensors: Any = [tf.constant(x, dtype) if isinstance(x, float) else tf.convert_to_tensor(x) for x in args]
         y, grad = f(*tensors)

@@ -12,6 +12,7 @@ import keras
 from txl_tf.config import DecoderConfig, SoftmaxConfig, TransformerLMConfig
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
+from txl_tf.nn.parts import checked_config
 from txl_tf.nn.position_schemes import Sinusoids
 from txl_tf.transformer_xl.network import TransformerXL
 
@@ -90,4 +91,5 @@ class TransformerLM(LanguageModel):
 
     def get_config(self) -> dict[str, Any]:
         refused = ["positions", *Sinusoids.refused]  # `pos_embed` stands for the positions
-        return {name: value for name, value in super().get_config().items() if name not in refused}
+        config = {name: value for name, value in super().get_config().items() if name not in refused}
+        return checked_config(self, config)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
-from txl_tf.nn.settings import owner_of
 
 
 def is_library(part: Any, cls: Any) -> bool:
@@ -53,6 +53,39 @@ def _is_library_part(part: Any) -> bool:
         return False
     functions = (value for base in ours for value in vars(base).values() if inspect.isfunction(value))
     return all(function.__module__.startswith("txl_tf.") for function in functions)
+
+
+# Attributes that do not change what a layer's call computes: those that Keras sets, links to the owner, and graphs.
+_WITHOUT_EFFECT = {"_owner", "_key_source", "_draw", "_graphs", "_seen_in", *vars(keras.layers.Layer())} - {"call"}
+
+
+def alike(x: Any, y: Any) -> bool:
+    """Whether two layers differ only in their names and in the values of their weights.
+
+    Then the call of one with the weights of the other is the call of the other. All attributes are compared, also those
+    that a user has added: numbers and texts by their values, other objects must be the same object.
+    """
+    if type(x) is not type(y):
+        return False
+    if isinstance(x, keras.Layer):
+        attributes = [{name: a for name, a in vars(layer).items() if _matters(name)} for layer in (x, y)]
+        return alike(*attributes)
+    if isinstance(x, keras.Variable):
+        return (x.shape, x.dtype) == (y.shape, y.dtype)
+    if isinstance(x, dict):
+        return list(x) == list(y) and all(alike(x[key], y[key]) for key in x)
+    if isinstance(x, (list, tuple)):
+        return len(x) == len(y) and all(map(alike, x, y))
+    if isinstance(x, np.ndarray):
+        return np.array_equal(x, y)
+    unimportant = (keras.initializers.Initializer, keras.random.SeedGenerator, tf.Module)
+    comparable = (str, int, float, complex, frozenset)
+    return x is y or isinstance(x, unimportant) or (isinstance(x, comparable) and x == y)
+
+
+def _matters(name: str) -> bool:
+    """Whether an attribute can change what a layer's call computes."""
+    return name not in _WITHOUT_EFFECT and not name.startswith("_self_")  # TensorFlow's own begin with _self_
 
 
 def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
@@ -139,10 +172,9 @@ def registered_classes(**parts: Any) -> dict[str, str]:
 def checked_config(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Returns the `config` of a model. Raises ParameterError unless a model that is made from it has the same parts.
 
-    Nothing is checked for a part of another model, for a model with only parts of the library, and if the
-    configuration cannot be loaded.
+    Nothing is checked for a model with only parts of the library, and if the configuration cannot be loaded.
     """
-    if owner_of(model) is not None or not own_parts(model):
+    if not own_parts(model):
         return config
     try:
         copy_of_model = type(model).from_config(config)

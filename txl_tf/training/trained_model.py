@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -286,19 +287,37 @@ def apply_gradients(optimizer: Any, gradients: list[tf.Tensor], variables: Itera
     `LossScaleOptimizer` refuses this context, so it is called as Keras calls it. Then the graph stays in memory, unless
     the inner optimizer is from `make_optimizer`.
     """
-    gradients = agree_on_overflow(gradients, optimizer)
-    if is_scaled(optimizer):
-        step = tf.convert_to_tensor(optimizer.iterations)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        inner = optimizer.inner_optimizer
-        accumulates = inner.gradient_accumulation_steps or getattr(inner, "batches", None) is not None
-        if not accumulates:
-            optimizer.iterations.assign(step + 1)
-    elif tf.distribute.has_strategy():
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    else:
-        context = tf.distribute.get_replica_context()
-        context.merge_call(lambda strategy: optimizer.apply_gradients(zip(gradients, variables, strict=True)))
+    with _naming_unknown_weights(optimizer):
+        gradients = agree_on_overflow(gradients, optimizer)
+        if is_scaled(optimizer):
+            step = tf.convert_to_tensor(optimizer.iterations)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            inner = optimizer.inner_optimizer
+            accumulates = inner.gradient_accumulation_steps or getattr(inner, "batches", None) is not None
+            if not accumulates:
+                optimizer.iterations.assign(step + 1)
+        elif tf.distribute.has_strategy():
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        else:
+            context = tf.distribute.get_replica_context()
+            context.merge_call(lambda strategy: optimizer.apply_gradients(zip(gradients, variables, strict=True)))
+
+
+@contextlib.contextmanager
+def _naming_unknown_weights(optimizer: Any) -> Iterator[None]:
+    """Replaces the error of an optimizer that was built before the model got other weights.
+
+    Raises:
+        ParameterError: the optimizer was built for other weights. It names one that is new.
+    """
+    try:
+        yield
+    except ValueError as error:
+        unknown = re.search(r"Unknown variable: .*?path=([^,>]+)", str(error))
+        if unknown is None:
+            raise
+        message = f"the optimizer was built before the model got the weight {unknown[1]}: compile the model again"
+        raise ParameterError("optimizer", optimizer, "built for the weights of the model", message) from error
 
 
 def is_scaled(optimizer: Any) -> bool:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from txl_tf.kernels import gradients
 from txl_tf.kernels.shapes import Tensor
+from txl_tf.nn.parts import alike
 
 
 def apply_layers(
@@ -31,14 +32,15 @@ def apply_layers(
         hidden: tensor, the input of the first layer.
         arguments: a tuple of tensors for every layer. Gradients flow to them.
         dropout_keys: a key for every layer, or `None`. `recompute` without `as_loop` needs keys.
-        as_loop: whether to compute the layers in a loop. They may differ only in their weights.
+        as_loop: whether to compute the layers in a loop. Layers that differ in more than their weights, such as one of
+            a user's class among others, are called one after the other all the same.
         recompute: whether to keep only the input of each layer, and compute the rest again in the backward pass.
 
     Returns:
         `(hidden, inputs)`: the output of the last layer, and a list with the input of each layer.
     """
     dropout_keys = dropout_keys or [None] * len(layers)
-    if as_loop:
+    if as_loop and all(alike(layers[0], layer) for layer in layers[1:]):
         return _run_in_loop(layers, hidden, arguments, dropout_keys, recompute)
     inputs: list[Tensor] = []
     for layer, layer_arguments, key in zip(layers, arguments, dropout_keys, strict=True):
