@@ -85,7 +85,9 @@ def export_to_other_format():
     """Writes the run to --output as --format says, ONNX or TFLite, and prints the path."""
     from txl_tf import export_portable
     from txl_tf.runs.folder import RunFolder
+    from txl_tf.serving.portable import check_output
 
+    check_output(FLAGS.output, FLAGS.format)
     folder = RunFolder(FLAGS.model_dir)
     vocabs = folder.load_vocabs()
     model = load_model(folder, **values(("mem_len", "clamp_len"), given_only=True))
@@ -107,10 +109,12 @@ def main():
     from txl_tf.files import absolute, check_no_pattern
     from txl_tf.runs.families.pipeline import with_lexicon
     from txl_tf.runs.folder import RunFolder
+    from txl_tf.serving.export import check_new_folder
 
     check_used((("length_penalty",), FLAGS.beam_size > 1, "is for a beam search: give --beam_size, too"))
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
     check_no_pattern("output", absolute(FLAGS.output))
+    check_new_folder(directory)
     folder = RunFolder(FLAGS.model_dir)
     is_tagger = folder.family.task == "tagger"
     only_taggers = f"is for taggers, and {folder} holds {folder.family.described}"

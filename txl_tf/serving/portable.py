@@ -74,6 +74,21 @@ class Portable(NamedTuple):
 
 
 @known_names
+def check_output(directory: str, format: str) -> None:
+    """Checks what needs no model.
+
+    Raises:
+        ParameterError: the format does not exist, a package is missing, or `directory` is not empty.
+    """
+    if format not in FORMATS:
+        raise ParameterError("format", format, list(FORMATS))
+    missing = [name for name in ("tf2onnx", "onnx") if format == "onnx" and not is_installed(name)]
+    if missing:
+        message = f'format="onnx" needs the package {" and ".join(missing)}: pip install "txl_tf[onnx]"'
+        raise ParameterError("format", format, "tflite without these packages", message)
+    check_new_folder(directory)
+
+
 def export_portable(
     model: LanguageModel | Transformer | Tagger,
     directory: str | os.PathLike,
@@ -104,17 +119,11 @@ def export_portable(
         OSError: `directory` cannot be written to.
     """
     directory = os.fspath(directory)
-    if format not in FORMATS:
-        raise ParameterError("format", format, list(FORMATS))
-    missing = [name for name in ("tf2onnx", "onnx") if format == "onnx" and not is_installed(name)]
-    if missing:
-        message = f'format="onnx" needs {" and ".join(missing)}: pip install tf2onnx onnx'
-        raise ParameterError("format", format, "tflite without these packages", message)
+    check_output(directory, format)
     check_integer("batch_size", batch_size, 1)
     check_integer("length", length, 1)
     if source_length is not None:
         check_integer("source_length", source_length, 1)
-    check_new_folder(directory)
     policy = keras.dtype_policies.get(model.dtype_policy)
     if (policy.compute_dtype, policy.variable_dtype) != ("float32", "float32"):
         message = f"{format} needs a model in float32, got {policy.name}: load it with dtype='float32'"
