@@ -109,12 +109,14 @@ def test_what_cannot_be_opened_is_named(hub, published, tmp_path):
     hub.add("some/empty", {"README.md": b""})
     hub.add("some/bert", {"config.json": b'{"model_type": "bert"}', "model.safetensors": b""})
     hub.add("some/none", {"config.json": b'{"model_type": "transfo-xl"}', "flax_model.msgpack": b""})
+    hub.add("some/deep", {"config.json": b"[" * 100_000, "model.safetensors": b""})
     for address in ("hf://", "hf://a/b/c", "hf://a/../b", "hf://a b", "hf://no/such", "hf://some/transfo-xl@nothing",
                     "hf://some/empty", "hf://some/none"):  # fmt: skip
         with raises_parameter("model_dir", limit=""):
             RunFolder(address)
-    with pytest.raises(ValueError):
-        RunFolder("hf://some/bert")
+    for address in ("hf://some/bert", "hf://some/deep"):
+        with pytest.raises(ValueError):
+            RunFolder(address)
     assert not list((tmp_path / "cache").rglob("config.json"))  # no part of a run is left
     folder = RunFolder("hf://some/transfo-xl")
     with raises_parameter("model_dir", "hf://some/transfo-xl"), folder.locked():

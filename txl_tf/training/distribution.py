@@ -184,7 +184,7 @@ def _workers(required: bool) -> list[str]:
         workers = [*cluster.get("chief", []), *cluster.get("worker", [])]
         usable = kind in ("chief", "worker") and 0 <= index < len(cluster.get(kind, []))
         usable = usable and len(cluster.get("chief", [])) <= 1
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = (
             f"TF_CONFIG is malformed ({type(error).__name__}: {named(error)}), got {named(text)}; it looks like "
             f"{_EXAMPLE}"
