@@ -127,7 +127,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         pre_lnorm: whether layers normalise the inputs of attention and of the feed-forward net, as `pre_lnorm` of the
             original's PyTorch program, instead of the sums after their residual connections. There is no norm after
             the last layer, as in that program.
-        activation: of the feed-forward nets: "relu", "gelu" or "swiglu", see `txl_tf.layers.PositionwiseFF`.
+        activation: activation of the feed-forward nets: "relu", "gelu" or "swiglu", see `txl_tf.layers.PositionwiseFF`.
         norm: "layer" for layer norm, "rms" for `txl_tf.layers.RMSNorm`.
         lora_rank, lora_alpha: low-rank updates of the layers' kernels, see `enable_lora`; 0 for none.
         cutoffs, div_val, proj_same_dim: clusters of the embedding, see `AdaptiveEmbedding`.
