@@ -149,8 +149,9 @@ def test_a_run_goes_to_the_hub_and_back(hub, tmp_path, monkeypatch):
     assert vocab.symbols == WORDS
     for tool in program("tools/convert_checkpoint.py"):
         assert not run_here(tool, "--to_hub=me/again", f"--model_dir={tmp_path / 'run'}")
-        with raises_parameter("corpus"):
-            run_here(tool, "--to_hub=me/again", f"--model_dir={tmp_path / 'run'}", "--corpus=x")
+        for name, flag in (("corpus", "--corpus=x"), ("to_tf1", "--to_tf1")):
+            with raises_parameter(name):
+                run_here(tool, "--to_hub=me/again", f"--model_dir={tmp_path / 'run'}", flag)
     assert "me/again" in hub.repositories
     for arguments in ({"repository": "a/b/c"}, {"repository": "a/b", "license": "two words"}):
         with raises_parameter(list(arguments)[-1]):
