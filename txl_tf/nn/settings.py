@@ -418,10 +418,10 @@ def _in_constructor(x: Any) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values are equal. Arrays are equal only if they are the same object."""
+    """Whether two values are equal. Different arrays of several elements count as different."""
     try:
         return value is other or (type(value) is type(other) and bool(value == other))
-    except (TypeError, ValueError):  # comparing arrays
+    except (TypeError, ValueError):  # arrays of several elements
         return False
 
 

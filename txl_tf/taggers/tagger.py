@@ -447,7 +447,8 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         if forbidden >= 10 and forbidden > 0.05 * entities:
             logger.warning(
                 f"near the {entities:,} entities of the training data, {forbidden:,} transitions between tags break "
-                "the scheme of the labels, so decoding cannot find all of them. Convert the tags, or set constraints=False"
+                "the scheme of the labels, so decoding cannot find all of them. Convert the tags, or set "
+                "constraints=False"
             )
 
     def _count_forbidden(self, mask: Tensor, tags: Tensor) -> np.ndarray:
