@@ -41,10 +41,11 @@ def attention_probs(
         scores = tf.pad(scores, [[0, 0]] * (len(scores.shape) - 1) + [[zero_keys, 0]])
     if position_scores is not None:
         n_missing = len(scores.shape) - len(position_scores.shape)
+        for_all_rows: Any = position_scores
         for _ in range(n_missing):
-            position_scores = position_scores[:, None]  # [H, 1, T, K]
+            for_all_rows = for_all_rows[:, None]  # [H, 1, T, K]
         if zero_keys or n_missing:
-            scores = scores + position_scores
+            scores = scores + for_all_rows
             position_scores = None
     return ops.masked_softmax(scores, visible, position_scores)
 
