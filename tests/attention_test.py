@@ -168,6 +168,16 @@ def test_attend_is_the_softmax_over_visible_keys_times_the_values(lead, qlen, wi
     np.testing.assert_allclose(out, expected_out, rtol=1e-5, atol=1e-6)
 
 
+def test_scores_of_all_rows_are_added_to_every_leading_axis():
+    q, k, v, position_scores, visible = core_arguments((N_HEAD, N_HEAD, BATCH), QLEN)
+    for_all = position_scores[:, 0, 0]
+    whole = attend(q, k, v, for_all, visible)
+    for i in range(N_HEAD):
+        np.testing.assert_allclose(
+            whole[:, i], attend(q[:, i], k[:, i], v[:, i], for_all, visible), rtol=1e-5, atol=1e-6
+        )
+
+
 def test_every_row_and_head_may_see_other_keys():
     q, k, v, position_scores, _ = core_arguments((N_HEAD, BATCH), QLEN)
     rng = np.random.default_rng(1)

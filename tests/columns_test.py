@@ -95,6 +95,11 @@ def test_what_may_be_a_comment_or_a_token_is_asked_for(tmp_path):
         read(tmp_path, "# O\n", comments=True)
 
 
+def test_json_too_deep_to_read_is_an_error_of_the_file(tmp_path):
+    with raises_parameter("path", "[" * 100_000):
+        read(tmp_path, "[" * 100_000 + "\n")
+
+
 @pytest.mark.parametrize("scheme", [None, "none"])
 @pytest.mark.parametrize("text", ["a O\n# text = b c\nb O\n", "# O\n# text = b c\nb O\n", "a x O\n# text = O\n"])
 def test_a_comment_within_a_sentence_is_refused(tmp_path, scheme, text):

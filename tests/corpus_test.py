@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import ROOT, as_lists, raises_parameter, write_splits, write_text
 
 from txl_tf.data import text_files
@@ -266,6 +268,16 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     path = write_text(tmp_path / "a.txt", TEXT)
     with pytest.raises(OSError, match="a.txt/made"):
         corpus.prepare(f"{path}/made", "text", path)
+
+
+def test_a_remote_folder_that_takes_no_copy_is_named(monkeypatch):
+    def copy(*args, **kwargs):
+        raise tf.errors.PermissionDeniedError(None, None, "read-only")
+
+    monkeypatch.setattr(tf.io.gfile, "copy", copy)
+    with pytest.raises(OSError, match="ram://closed"):
+        with prepared_folder.new_files("ram://closed") as folder:
+            write_text(Path(folder, "corpus-info.json"), "{}")
 
 
 def test_two_processes_do_not_prepare_one_folder(tmp_path):

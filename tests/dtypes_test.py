@@ -16,6 +16,7 @@ from reference_model import ReferenceModel
 import txl_tf
 from txl_tf import layers
 from txl_tf.kernels.dropout import scale_of_kept
+from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.gradients import custom_gradient
 from txl_tf.language.session import Session
 
@@ -245,6 +246,22 @@ def test_the_crf_agrees_with_all_paths(which):
 def test_dropout_scales_exactly():
     found = layers.dropout(tf.ones([1000], tf.float64), 0.3, [3, 4, 0]).numpy()
     assert set(found) == {0.0, scale_of_kept(0.3)}
+
+
+def test_dtypes_count_but_numbers_and_lists_do_not():
+    float64 = (
+        "float64",
+        tf.float64,
+        np.float64,
+        np.dtype("float64"),
+        np.float64(1),
+        np.ones(1),
+        tf.Variable(np.ones(1)),
+    )
+    for value in float64:
+        assert wide_dtype(2, [1.0], None, value) == tf.float64
+    for value in (1, 2, 2.0, True, [2.0], None, "float16", tf.float32, np.float32(2), tf.constant(2.0)):
+        assert wide_dtype(value) == tf.float32
 
 
 def test_a_python_float_is_as_exact_as_the_tensors_beside_it():

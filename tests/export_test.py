@@ -658,7 +658,7 @@ BAD = [  # an integer as a state stands for an empty one of so many rows, a floa
     ("generate", {"stop_ids": np.int32([[[3, 23]]])}, r"stop_ids must hold ids between -1 and 22, got\] \[23\]"),
     ("generate", {"stop_ids": np.int32([[[-1, 3]]])}, "stop_ids may have -1 only after the ids of a stop string"),
     ("generate", {"stop_ids": np.zeros([2, 1, 1], np.int32)}, "stop_ids must have 1 row, or one for each row"),
-    ("generate", {"stop_ids": np.zeros([1, 9, 1], np.int32)}, "stop_ids must be at most 8 stop strings a row"),
+    ("generate", {"stop_ids": np.zeros([1, 9, 1], np.int32)}, "stop_ids must have at most 8 stop strings a row"),
     ("generate", {"stop_ids": np.zeros([1, 1, 65], np.int32)}, "a stop string of stop_ids must have at most 64 ids"),
     ("generate", {"stop_ids": np.int32([[3]])}, r"stop_ids must be \[B, S, L\], got\] \[1 1\]"),
     ("generate_text", {"stop": np.array([["w3", "w3 w99"]], object)}, r"23 symbols of the vocabulary, got\] \[w3 w99"),

@@ -109,12 +109,14 @@ def test_what_cannot_be_opened_is_named(hub, published, tmp_path):
     hub.add("some/empty", {"README.md": b""})
     hub.add("some/bert", {"config.json": b'{"model_type": "bert"}', "model.safetensors": b""})
     hub.add("some/none", {"config.json": b'{"model_type": "transfo-xl"}', "flax_model.msgpack": b""})
+    hub.add("some/deep", {"config.json": b"[" * 100_000, "model.safetensors": b""})
     for address in ("hf://", "hf://a/b/c", "hf://a/../b", "hf://a b", "hf://no/such", "hf://some/transfo-xl@nothing",
                     "hf://some/empty", "hf://some/none"):  # fmt: skip
         with raises_parameter("model_dir", limit=""):
             RunFolder(address)
-    with pytest.raises(ValueError):
-        RunFolder("hf://some/bert")
+    for address in ("hf://some/bert", "hf://some/deep"):
+        with pytest.raises(ValueError):
+            RunFolder(address)
     assert not list((tmp_path / "cache").rglob("config.json"))  # no part of a run is left
     folder = RunFolder("hf://some/transfo-xl")
     with raises_parameter("model_dir", "hf://some/transfo-xl"), folder.locked():
@@ -147,8 +149,9 @@ def test_a_run_goes_to_the_hub_and_back(hub, tmp_path, monkeypatch):
     assert vocab.symbols == WORDS
     for tool in program("tools/convert_checkpoint.py"):
         assert not run_here(tool, "--to_hub=me/again", f"--model_dir={tmp_path / 'run'}")
-        with raises_parameter("corpus"):
-            run_here(tool, "--to_hub=me/again", f"--model_dir={tmp_path / 'run'}", "--corpus=x")
+        for name, flag in (("corpus", "--corpus=x"), ("to_tf1", "--to_tf1")):
+            with raises_parameter(name):
+                run_here(tool, "--to_hub=me/again", f"--model_dir={tmp_path / 'run'}", flag)
     assert "me/again" in hub.repositories
     for arguments in ({"repository": "a/b/c"}, {"repository": "a/b", "license": "two words"}):
         with raises_parameter(list(arguments)[-1]):

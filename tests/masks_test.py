@@ -155,6 +155,8 @@ WRONG = [
     ("key_mask", np.ones([B, 1, K], bool)),
     ("forbidden", np.full([B, 1, T, K], -1e9, np.float32)),
     ("mask", np.full([B, 1, T, K], 0.5, np.float32)),
+    *((name, np.full([B, 1, T, K], "a")) for name in ("mask", "attention_mask", "forbidden")),
+    *((name, np.full([B, T], "a")) for name in ("mask", "query_mask")),
 ]
 
 

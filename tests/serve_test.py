@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,14 +21,14 @@ import txl_tf
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.session import Session
 from txl_tf.serving.batcher import Batcher
-from txl_tf.serving.decoder import Busy, Decoder, Job
+from txl_tf.serving.decoder import Busy, Decoder, Job, Piece
 from txl_tf.serving.export import local_signatures
 
 pytest.importorskip("starlette", reason="the server needs starlette: pip install starlette uvicorn")
 pytest.importorskip("uvicorn", reason="the server needs uvicorn: pip install starlette uvicorn")
 
 from txl_programs.server.app import Guard, Server, make_app, message_for_client  # noqa: E402
-from txl_programs.server.completions import Bounds, Completions, _deliverer  # noqa: E402
+from txl_programs.server.completions import Bounds, Choice, Completions, _deliverer  # noqa: E402
 from txl_programs.web.connections import make_server  # noqa: E402
 
 SLOW = pytest.mark.slow
@@ -147,6 +148,15 @@ def test_a_text_ends_before_its_stop_string(served, stream):
     choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
     assert "".join(choice["text"] for choice in choices) == whole[:cut]
     assert [choice["finish_reason"] for choice in choices][-1] == "stop"
+
+
+def test_a_stop_string_may_end_with_an_incomplete_character():
+    vocab = SimpleNamespace(level="byte", symbols=["a", "b", "\udcc3"])
+    for stops, reason, text in ((["b\ufffd"], "stop", "a"), (["c"], "length", "ab\ufffd")):
+        options = SimpleNamespace(echo=False, logprobs=None, stop=stops)
+        choice = Choice(0, np.zeros(0, np.int32), vocab, options)
+        choice.add(Piece([0, 1, 2], done=True))
+        assert (choice.text, choice.finish_reason) == (text, reason)
 
 
 def test_logprobs_are_those_of_the_model_without_temperature(served):

@@ -17,7 +17,7 @@ from txl_tf import layers
 from txl_tf.errors import FixedAttributeError, ParameterError
 from txl_tf.language.session import Session
 from txl_tf.nn.arguments import stored_names
-from txl_tf.nn.settings import Settings, free_settings_of
+from txl_tf.nn.settings import Settings, free_settings_of, owner_of
 
 ONE_LAYER = {**SMALL, "n_layer": 1, "dropout": 0.0}
 PAIRS = {"num_layers": 1, "d_model": 8, "num_heads": 2, "dff": 12, "input_vocab_size": 9, "target_vocab_size": 9}
@@ -283,6 +283,25 @@ def test_a_part_changes_with_its_owner():
     alone = layers.EncoderLayer(8, 2, 12)
     alone.mha.rate = 0.25  # the only copy
     assert alone.dropatt == alone.get_config()["dropatt"] == 0.25
+
+
+def test_a_part_that_was_replaced_is_independent():
+    layer = layers.EncoderLayer(8, 2, 12)
+    old = layer.mha
+    layer.mha = new = layers.MultiHeadAttention(8, 2)
+    old.rate = 0.25
+    assert layer.dropatt == new.rate == 0.0
+    assert not any(part is old for part in layer._flatten_layers())
+
+
+@pytest.mark.parametrize("remove", [lambda layer: setattr(layer, "mha", layers.MultiHeadAttention(8, 2)),
+                                    lambda layer: delattr(layer, "mha")], ids=["set", "del"])  # fmt: skip
+def test_a_part_stays_a_part_while_another_attribute_has_it(remove):
+    layer = layers.EncoderLayer(8, 2, 12)
+    layer.first = layer.mha
+    remove(layer)
+    assert any(part is layer.first for part in layer._flatten_layers())
+    assert owner_of(layer.first) is layer
 
 
 def test_decoding_constraints_come_and_go():

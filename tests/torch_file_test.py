@@ -718,6 +718,16 @@ def inflating(claim, n_byte=600 * M):
     return write
 
 
+def longer_than_declared(path):
+    """Writes a data.pkl of which only the first half has the size and the checksum that the directory declares."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    zip_of(path, packer.compress(b"N." * 2) + packer.flush(), {})
+    with zipfile.ZipFile(path, "a") as archive:
+        declared = {"compress_type": zipfile.ZIP_DEFLATED, "file_size": 2, "CRC": zlib.crc32(b"N.")}
+        change(archive.getinfo("archive/data.pkl"), **declared)
+        archive._didModify = True
+
+
 def packed(program, method=zipfile.ZIP_DEFLATED):
     def write(path):
         with zipfile.ZipFile(path, "w", method) as archive:
@@ -796,6 +806,7 @@ def files():
         "bomb of 3 MB.pt": (inflating(3 * M, 3 * M), f"{PICKLE} says that .* bytes unpack to 3000000"),
         "bomb that says it is small.pt": (inflating(60_000), f"{PICKLE} is damaged"),
         "bomb that says it is nothing.pt": (inflating(0), f"{PICKLE} is damaged"),
+        "longer than declared.pt": (longer_than_declared, f"{PICKLE} is damaged"),
         "packed storage.pt": (
             writes(write_zip, {"a": np.zeros(M, np.float32)}, compress=True), f"{DATA} .* unpack to 4000000"
         ),

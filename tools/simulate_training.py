@@ -8,10 +8,12 @@ worker sends 2 (N - 1) / N times their bytes, in 2 (N - 1) messages. If one work
 newest checkpoint: they notice the failure, restart and repeat the steps since then. Failures are random, with the given
 mean time between failures of one worker. Every line is the mean of --runs simulated training runs:
 
-    step          seconds of a step: tokens, and all-reduce of the gradients
+    step          seconds of a step: for the tokens, and for the all-reduce of the gradients
     save every    steps between two checkpoints. Default: the best number, see below
-    useful        share of the time for steps that were kept. The other shares are steps that were repeated, restarts,
-                  and checkpoints
+    useful        share of the time for steps that no failure has undone
+    repeated      share of the time for steps that were repeated after a failure
+    saving        share of the time to save checkpoints
+    starting      share of the time to notice failures and restart
     days          until all tokens are read
     failures      number of failures
 
@@ -83,7 +85,9 @@ def simulate(workers):
 
 
 def main():
-    heading = "workers, step: tokens + sum, save every, useful, repeated, saving, starting, days, tokens/s, failures"
+    heading = (
+        "workers, step: tokens + all-reduce, save every, useful, repeated, saving, starting, days, tokens/s, failures"
+    )
     print("|", heading.replace(", ", " | "), "|")
     print("|" + "---|" * (heading.count(", ") + 1))
     for workers in map(int, FLAGS.workers):

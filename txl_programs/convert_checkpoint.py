@@ -139,14 +139,16 @@ def check_flags(what, taken):
 
     Args:
         what: the flag that chooses the conversion, such as "--to_hub".
-        taken: the names of the flags that the conversion uses.
+        taken: the names of the flags that the conversion uses. `--noto_tf1` is allowed in any case.
     """
+    fits = what == "--to_tf1" or not FLAGS.to_tf1
     own = FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
-    other_flags = [flag.name for flag in own if flag.name not in ("to_tf1", *taken)]
+    other_flags = [flag.name for flag in own if flag.name not in taken and not (flag.name == "to_tf1" and fits)]
     check_used((other_flags, False, f"is not for {what}, which takes {', '.join(taken)}"))
 
 
 def main():
+    """Does the conversion that the flags ask for. --to_hub excludes --to_tf1."""
     if FLAGS.to_hub is not None:
         check_flags("--to_hub", TO_HUB)
         print(push_to_hub(FLAGS.model_dir, FLAGS.to_hub, **values(TO_HUB[2:])))

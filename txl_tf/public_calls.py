@@ -126,16 +126,16 @@ def _checked_tensor(
     call_dtype: tuple[str, tf.DType],
     mixed: bool = True,
 ) -> Any:
-    """Returns a value as a tensor of this kind and shape. Raises ParameterError if it is none.
+    """Returns a value as a tensor of this kind and shape. Raises ParameterError if it is no such tensor.
 
     Args:
         name, value: the argument.
         kind, dims: see `Shapes`.
         sizes: sizes of dimensions. New ones are added.
-        call_dtype: from `_dtype_of`.
+        call_dtype: `(name, dtype)` from `_dtype_of`.
         mixed: see `Shapes`.
     """
-    decisive_name, dtype = call_dtype
+    dtype_from, dtype = call_dtype
     plain_kind = "number" if kind == "ids" else kind
     if isinstance(value, (list, tuple, np.ndarray, np.generic)) or (is_number(value) and list(dims) == ["..."]):
         keeps_dtype = kind != "float" or (mixed and isinstance(value, np.ndarray))
@@ -144,7 +144,7 @@ def _checked_tensor(
     if kind == "ids" and not keras.backend.is_keras_tensor(value):
         return as_ids(name, value)
     if kind == "float" and not mixed and tf.as_dtype(value.dtype) != dtype:
-        raise tensor_error(name, value, f"{dtype.name}, as {decisive_name}")
+        raise tensor_error(name, value, f"{dtype.name}, as {dtype_from}")
     return value
 
 

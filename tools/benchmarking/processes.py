@@ -173,7 +173,10 @@ def watch_reference(shape, text):
 
 
 def train_to_answer(checkout, shape, text, folder):
-    """Trains the runs that `answer` uses, for one step each: a language model of characters, `lm`, and `tagger`."""
+    """Trains two runs in `folder` for `answer`, one step each.
+
+    They are `lm`, a language model of characters, and `tagger`, which finds entities.
+    """
     lm, tagger = (os.path.join(folder, name) for name in ("lm", "tagger"))
     run(train_command(checkout, shape, text, lm, level="char"), checkout)
     run(command_of(checkout, "tools/train_ner.py", model_dir=tagger, **TAGGER, **ONE_STEP), checkout)

@@ -250,7 +250,7 @@ class Choice:
             offset += len(text)
 
     def add(self, piece: Piece) -> None:
-        """Adds new tokens, except those after a stop string. Sets `finish_reason` if this is the end of the text."""
+        """Adds new tokens. Cuts the text before a stop string. Sets `finish_reason` if the text ends."""
         for i, token in enumerate(piece.tokens):
             self.new_tokens += 1
             if piece.stopped and i == len(piece.tokens) - 1:  # the end of a document is no text
@@ -259,14 +259,15 @@ class Choice:
             self.text += self.stream.push([token])
             if self.options.logprobs is not None:
                 self.tokens.append(self._token(self.text[offset:], offset, piece.alternatives, i))
-            if self._ends_at_stop():
+            if self._cut_at_stop():
                 return
         if piece.done:
             self.text += self.stream.end()
-            self.finish_reason = "stop" if piece.stopped else "length"
+            if not self._cut_at_stop():
+                self.finish_reason = "stop" if piece.stopped else "length"
 
-    def _ends_at_stop(self) -> bool:
-        """Cuts the text before the first stop string in it. Returns whether there is one."""
+    def _cut_at_stop(self) -> bool:
+        """Ends the text before the first stop string in it. Returns `False` if it contains none."""
         offsets = [self.text.find(stop, self.start) for stop in self.options.stop]
         cut = min((offset for offset in offsets if offset >= 0), default=None)
         if cut is None:

@@ -218,7 +218,7 @@ def _is_run(config_file: str) -> bool:
     with open(config_file, encoding="utf-8", errors="replace") as file:
         try:
             values = json.loads(file.read(10_000_000))
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
     return isinstance(values, dict) and isinstance(values.get("model"), dict)
 

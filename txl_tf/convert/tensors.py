@@ -63,7 +63,7 @@ class Storage:
             first_byte = self.offset + start * self.raw.itemsize
             numbers = np.memmap(self.path, self.raw, "r", first_byte, (stop - start,))
         else:
-            numbers = np.frombuffer(unpacked(self.path, self.member, self.offset), self.raw)[start:stop]
+            numbers = np.frombuffer(data_of_member(self.path, self.member, self.offset), self.raw)[start:stop]
         return (numbers.astype(np.uint32) << 16).view(np.float32) if self.dtype == "bfloat16" else numbers
 
 
@@ -133,8 +133,8 @@ def check_fetched(path: str) -> None:
 
 
 @raises_file_error("a zip archive")
-def unpacked(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
-    """Returns the data of a member of a zip archive. It unpacks at most the declared size, unlike `zipfile`.
+def data_of_member(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
+    """Returns the data of a member of a zip archive, stored or packed. Unlike `zipfile`, it respects the declared size.
 
     Args:
         path: the archive.
@@ -148,8 +148,8 @@ def unpacked(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
         file.seek(offset)
         data = file.read(member.compress_size)
     if member.compress_type == zipfile.ZIP_DEFLATED:
-        # An empty member is unpacked to at most 1 byte, because 0 would mean no limit.
-        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.file_size or 1)
+        # One byte more than declared is enough to notice that the member is too long.
+        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.file_size + 1)
     if len(data) != member.file_size or zlib.crc32(data) != member.CRC:
         raise ValueError(f"the member {shown(member.filename)} is damaged")
     return data

@@ -36,9 +36,9 @@ from txl_tf.convert.tensors import (
     Tensor,
     check_fetched,
     check_packed,
+    data_of_member,
     read_safetensors,
     unique,
-    unpacked,
 )
 from txl_tf.errors import ParameterError
 
@@ -158,12 +158,12 @@ def _read_zip(path: str) -> Any:
             raise ValueError(f"an archive of torch.save has one data.pkl in a folder, this one has {len(pickles)}")
         prefix = pickles[0].removesuffix("data.pkl")
         order = members.get(f"{prefix}byteorder")
-        if order is not None and unpacked(path, order, _data_at(file, order)) != b"little":
+        if order is not None and data_of_member(path, order, _data_at(file, order)) != b"little":
             raise ValueError("its byte order is not little-endian")
         member = members[pickles[0]]
         if member.compress_type != zipfile.ZIP_STORED and member.file_size > MAX_PACKED:
             raise ValueError(f"its data.pkl is compressed, and has {member.file_size} bytes")
-        program = unpacked(path, member, _data_at(file, member))
+        program = data_of_member(path, member, _data_at(file, member))
         unpickler = _TorchUnpickler(BoundedFile(io.BytesIO(program)), path)
         content = unpickler.load()
         for key, storage in unpickler.storages.items():

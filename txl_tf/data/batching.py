@@ -71,7 +71,7 @@ class EpochBatches:
             number of batches must be the same in every epoch.
         collate: function that makes the batch of some rows: int32 arrays in any structure. Each array must have the
             same number of dimensions in every batch.
-        seed: of the orders; `None`: every epoch has the order by length.
+        seed: seed of the orders; `None`: every epoch has the order by length.
     """
 
     def __init__(

@@ -62,14 +62,14 @@ def not_utf8(
     """Returns the error for a text that is not UTF-8. Its value is the probable encoding, or `None`.
 
     Args:
-        name: of the text, for the message.
+        name: name of the text, for the message.
         data: some bytes of the text.
         position: index of the wrong byte in `data`.
         where: the position of the wrong byte in the whole text, for the message, such as "byte 3".
         is_utf8: whether text before `data` shows that the rest is UTF-8.
         begins: whether `data` is the beginning of the file.
         advice: further advice for the message.
-        path: of the file that has the text; `None`: the name is the path.
+        path: path of the file that has the text; `None`: the name is the path.
     """
     # The sample must contain the wrong byte: it begins with the line of this byte if the byte is far from the start.
     start = 0 if position < _SAMPLE else data.rfind(b"\n", 0, position) + 1

@@ -120,7 +120,7 @@ class Done(Tally):
 
     Attributes:
         fingerprint: as in `LineFile`.
-        size: of the output file, in bytes.
+        size: size of the output file, in bytes.
     """
 
     fingerprint: str
@@ -191,9 +191,9 @@ class LineFile:
     """A file of lines and the file of its answers.
 
     Args:
-        path: of the file of lines.
-        name: of the output file, the file of its answers, as a path below `folder`.
-        folder: of the output files of all files.
+        path: path of the file of lines.
+        name: name of the output file, the file of its answers, as a path below `folder`.
+        folder: folder of the output files of all files.
         key: everything else that determines the answers, as a value for JSON.
         any_end: whether a carriage return also ends a line, and not only a newline.
 
@@ -276,7 +276,7 @@ class LineFile:
 
         Args:
             blocks: all blocks of the file.
-            tally: of all answers, without messages.
+            tally: tally of all answers, without messages.
 
         Raises:
             OSError: the input file has changed since the first block was answered.

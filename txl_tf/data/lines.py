@@ -34,14 +34,14 @@ class LineError(ValueError):
 
     Args:
         line: the line.
-        number: of the line, counted from 1.
+        number: number of the line, counted from 1.
         error: why `encode` refused the line. Its notes become notes of this error.
         name: how the message calls the lines, such as the path of their file.
 
     Attributes:
         number: as above.
         reason: such as "line 2 is empty".
-        text: of the line; bytes that are not UTF-8 are decoded by `surrogateescape`.
+        text: text of the line; bytes that are not UTF-8 are decoded by `surrogateescape`.
     """
 
     def __init__(self, line: str | bytes, number: int, error: ValueError, name: str):

@@ -56,7 +56,7 @@ def pieces_of(
     """Yields the text of blocks of bytes in pieces, as `read_files` does for a file. Errors: see there.
 
     Args:
-        blocks: of a file.
+        blocks: blocks of a file.
         name: how errors call the text.
         level: as in `read_files`.
         begin: position in the file of the first byte of `blocks`.
@@ -208,7 +208,7 @@ def line_start(path: str, position: int) -> int:
     is the end of the file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         position: a multiple of `BLOCK_BYTES`; for 0, the result is 0.
     """
     if not position:
@@ -240,8 +240,8 @@ def decoded_blocks(blocks: Iterable[bytes], path: str, begin: int = 0, advice: s
     """Yields the text of each block of UTF-8.
 
     Args:
-        blocks: of a file.
-        path: of the file, for errors.
+        blocks: blocks of a file.
+        path: path of the file, for errors.
         begin: position in the file of the first byte of `blocks`.
         advice: what to do with a text that is not UTF-8, for the error.
 
@@ -275,7 +275,7 @@ def cut_between(pieces: Iterable[str], level: str, name: str = "the text") -> It
     in the length of the text.
 
     Args:
-        pieces: of a text.
+        pieces: pieces of a text.
         level: "word", "line" or "subword". At level "subword", a word begins with the spaces before it. At the other
             levels, a missing newline at the end is added.
         name: how errors call the text.

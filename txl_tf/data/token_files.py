@@ -32,7 +32,7 @@ class TokenWriter:
     For a reader, the file has no tokens until `close` writes their number into the header.
 
     Args:
-        path: of the file, which is created or emptied.
+        path: path of the file, which is created or emptied.
         n_symbols: size of the vocabulary. It decides the type of the ids: see `token_type`.
     """
 
@@ -73,7 +73,7 @@ class TokenFiles:
     """Appends token ids to several new files in turn, each written by a `TokenWriter`.
 
     Args:
-        paths: of the files, in order; only as many as necessary are used.
+        paths: paths of the files, in order; only as many as necessary are used.
         n_symbols: size of the vocabulary.
         max_tokens: largest number of tokens in a file; `None`: the first file has all tokens.
 

@@ -407,7 +407,7 @@ class Vocab:
         """Reads a file that `save` wrote, or any word list. At level `"word"`, it uses the first word of each line.
 
         Args:
-            path: of the file.
+            path: path of the file.
             **config: the arguments of `__init__`, as `get_config` returns them.
 
         Raises:

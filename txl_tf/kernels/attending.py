@@ -29,7 +29,7 @@ def attention_probs(
 ) -> Tensor:  # fmt: skip
     """`softmax((q.k + position_scores) * scale)` over the keys that a query sees.
 
-    Args: as in `attend`.
+    Args: as in `attend`, but `position_scores` cannot be a list.
 
     Returns:
         `[H, ..., T, K]`.
@@ -40,11 +40,12 @@ def attention_probs(
     if zero_keys:
         scores = tf.pad(scores, [[0, 0]] * (len(scores.shape) - 1) + [[zero_keys, 0]])
     if position_scores is not None:
-        is_for_all_rows = len(position_scores.shape) < len(scores.shape)
-        if is_for_all_rows:
-            position_scores = position_scores[:, None]  # [H, 1, T, K]
-        if zero_keys or is_for_all_rows:
-            scores = scores + position_scores
+        n_missing = len(scores.shape) - len(position_scores.shape)
+        for_all_rows: Any = position_scores
+        for _ in range(n_missing):
+            for_all_rows = for_all_rows[:, None]  # [H, 1, T, K]
+        if zero_keys or n_missing:
+            scores = scores + for_all_rows
             position_scores = None
     return ops.masked_softmax(scores, visible, position_scores)
 

@@ -151,21 +151,24 @@ def attend_with_one_query(
 
 
 def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Tensor | None = None) -> Any:
-    """Large tensors take one pass forwards and one pass backwards."""
+    """If it pays (see `pays`), XLA compiles the gradient into one pass.
+
+    In half precision, if the number of keys is a multiple of `_LANES`, XLA also compiles the forward pass.
+    """
     if not pays(scores.shape):
         return _softmax(scores, visible, position_scores)
     shape = list(scores.shape)
 
     @custom_gradient
-    def one_pass(*scores: Tensor) -> tuple[Any, Callable[[Any], Any]]:
-        """The probabilities, and a function that returns the gradients of the scores."""
-        if is_half(scores[0].dtype) and shape[-1] % _LANES == 0:
-            probs = _half_softmax(shape, visible, *scores)
+    def one_pass(*terms: Tensor) -> tuple[Any, Callable[[Any], Any]]:
+        """The probabilities, and a function that returns the gradients of the terms of the scores."""
+        if is_half(terms[0].dtype) and shape[-1] % _LANES == 0:
+            probs = _half_softmax(shape, visible, *terms)
         else:
-            probs = _softmax(scores[0], visible, *scores[1:])
+            probs = _softmax(terms[0], visible, *terms[1:])
 
         def grad(upstream: Tensor) -> Any:
-            return [_softmax_grad(shape, probs, upstream)] * len(scores)  # `scores` has one tensor or two
+            return [_softmax_grad(shape, probs, upstream)] * len(terms)  # one term or two
 
         return probs, grad
 

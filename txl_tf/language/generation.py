@@ -78,7 +78,7 @@ def next_token(
         lm: the language model.
         cache: `lm.decoding_cache()`, with static shapes for XLA.
         precomputed: `precompute_for(lm, cache)`.
-        text: the state before the token. Its cache is overwritten.
+        text: the state before the token. Do not use its `state` afterwards: it may be overwritten.
         uniform: float64 `[B, 2]`, from `uniform_draws`.
         sampling: `Sampling`.
         process: function of the log-probabilities of all words, `[B, N]`, that returns scores; or `None`.

@@ -60,11 +60,13 @@ def sliding_window_nll(
     nll = np.empty([last], lm.loss_dtype)
     nll[:first] = lm._last_nll(tokens[None, :first], tokens[None, 1 : first + 1])[0]
 
+    # For every window after the first, the index after the last token that it reads.
     ends = np.arange(first + step, last + step, step).clip(max=last)
     for i in range(0, ends.size, batch_size):
         end = ends[i : i + batch_size, None]
         labels = end + np.arange(-step, 0)
-        new = labels >= np.arange(first, last, step)[i : i + batch_size, None]  # the last window overlaps more
+        # The labels that no earlier window has scored. The last window overlaps more.
+        new = labels >= np.arange(first, last, step)[i : i + batch_size, None]
         nll[labels[new]] = lm._last_nll(tokens[end + np.arange(-window, 0)], tokens[labels + 1]).numpy()[new]
         if progress:
             progress(int(new.sum()))

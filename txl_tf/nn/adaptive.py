@@ -150,7 +150,7 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
         proj_share_all_but_first: whether every cluster but the first uses the projection of the embedding. If not,
             each has its own. Without cutoffs, the single projection is always shared, as in the original.
         tie_weight: whether to use the tables of the embedding. If not, the softmax has its own.
-        initializer: of its own tables. Leave it out with `tie_weight`.
+        initializer: initializer of its own tables. Leave it out with `tie_weight`.
 
     Call arguments:
         hidden: `[batch, tgt_len, d_proj]`.

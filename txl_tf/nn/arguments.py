@@ -81,7 +81,7 @@ def _storing(
 
     Args:
         init: the constructor as it is written.
-        signature: of the new constructor.
+        signature: signature of the new constructor.
         group: checks the attributes; `None`: no check.
         not_of_body: arguments of the new constructor that `init` does not get.
     """

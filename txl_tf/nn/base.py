@@ -286,7 +286,7 @@ class OutputSpecs(MixedIntoLayer):
 
 def was_replaced(part: Any) -> bool:
     """Whether a part of a layer, or the class of the part, was replaced after the layer was made."""
-    return "_was_put_in" in vars(part)
+    return "_was_replaced" in vars(part)
 
 
 class CachedMemory:
@@ -475,7 +475,7 @@ class Layer(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.layers.Layer
         """Builds parts of the layer whose input has the width `d_model`.
 
         Args:
-            shape: of the first input of this layer, which must have the width `d_model`, too.
+            shape: shape of the first input of this layer, which must have the width `d_model`, too.
             *parts: the parts.
         """
         check_width(next(iter(inspect.signature(self.call).parameters)), shape, "d_model", self.d_model)

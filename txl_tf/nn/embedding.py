@@ -61,7 +61,7 @@ def mask_adaptive_embedding_lookup(
         tables, projs: lists of weights, see the top of `txl_tf/nn/embedding.py`.
         cutoffs: ends of all clusters but the last.
         d_proj: P, width of the result.
-        dtype: of the products and the result.
+        dtype: dtype of the products and the result.
         static_shapes: whether to look up every token in every cluster and keep the right result. Vectors of rare words
             are narrow, so this costs little.
 

@@ -53,7 +53,7 @@ def positionwise_ff(
 
     Args:
         inp, kernel_1, bias_1, kernel_2, bias_2: see `feed_forward`.
-        rate: of dropout.
+        rate: dropout rate.
         dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
 
     Returns:
@@ -80,7 +80,7 @@ class PositionwiseFF(LowRank, Layer):
         d_model: width of input and output.
         d_inner: width between the two products.
         dropout: dropout rate after the activation and after the second product.
-        kernel_initializer: of both kernels. With a seed, each draws other numbers.
+        kernel_initializer: initializer of both kernels. With a seed, each draws other numbers.
         layer_norm_epsilon: added to the variance in layer norm.
         seed: int from which dropout keys derive, for calls without a key. `None` draws one.
         pre_lnorm: whether to normalise the input, instead of the sum after the residual connection.

@@ -198,7 +198,7 @@ def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
     Raises:
         ParameterError: also if the two conventions read the numbers of the mask differently.
     """
-    mask = tf.convert_to_tensor(mask)
+    mask = as_mask(name, mask)
     rank = mask.shape.rank
     dtype = mask.dtype
     if rank == 4:

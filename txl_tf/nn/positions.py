@@ -149,7 +149,7 @@ def positional_encoding(position: int, d_model: int, dtype: Any = "float32") -> 
     Args:
         position: int, number of positions.
         d_model: int, width.
-        dtype: of the result.
+        dtype: dtype of the result.
 
     Returns:
         `[1, position, d_model]` in `dtype`.

@@ -98,7 +98,7 @@ class Settings(MixedIntoLayer):
         part = self.__dict__.get(name)
         super().__delattr__(name)
         if isinstance(part, keras.Layer):
-            self._tracker.untrack(part)
+            _release(self, part)
 
     def store(self, name: str, value: Any) -> None:
         """Sets an attribute, even a setting, without checks and without other effects."""
@@ -128,8 +128,11 @@ class Settings(MixedIntoLayer):
     def settle(self, arguments: Iterable[Any]) -> None:
         """Called at the end of the outermost constructor. From here on, settings are checked when they are set.
 
-        Layers in the arguments of the constructor keep their own settings. All other layers inside this one are parts.
-        For a class without settings, it does nothing.
+        Layers in the arguments of the constructor keep their own settings. If such a layer changes later, the graphs of
+        this one are dropped. All other layers inside this one are parts. For a class without settings, it does nothing.
+
+        Args:
+            arguments: the values of the constructor's arguments.
         """
         classes = type(self).__mro__
         if not any(_group(cls) or vars(cls).get("free_settings") is not None for cls in classes):
@@ -276,13 +279,13 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
 
     Args:
         x: the layer or model.
-        name: of the attribute.
+        name: name of the attribute.
         value: the new layer, class or method.
         store: sets the attribute.
 
     Raises:
-        FixedAttributeError: the part cannot be replaced; or a graph with the old part exists that the library cannot
-            drop.
+        FixedAttributeError: the change would replace a method of `fixed_methods`; or a graph with the old part exists
+            that the library cannot drop.
     """
     current = type(x) if name == "__class__" else getattr(x, name, None)
     if value is current:
@@ -302,12 +305,27 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
     change_graphs(x, name, value, current)
     store(name, value)
     if isinstance(current, keras.Layer):
-        x._tracker.untrack(current)  # else Keras would keep the old part and its weights
+        _release(x, current)
     if not _in_constructor(x):
-        replaced = value if isinstance(value, keras.Layer) else x
-        replaced.__dict__["_was_put_in"] = True
+        changed_layer = value if isinstance(value, keras.Layer) else x
+        changed_layer.__dict__["_was_replaced"] = True
     if isinstance(value, Settings):
         value.__dict__.setdefault("_owner", weakref.ref(x))
+
+
+def _release(x: Any, part: Any) -> None:
+    """Makes a layer independent of `x`, after an attribute of `x` has lost it. Its settings can then change again.
+
+    If another attribute of `x` holds the layer, it stays a part.
+    """
+    others = (value for name, value in vars(x).items() if name != "_layers")  # Keras's list of all parts
+    if any(layer is part for value in others for layer in _as_list(value)):
+        return
+    x._tracker.untrack(part)  # else Keras would keep the old part and its weights
+    remaining = set(map(id, x._flatten_layers()))
+    for layer in part._flatten_layers():
+        if id(layer) not in remaining and owner_of(layer) is x:
+            del vars(layer)["_owner"]
 
 
 def free_settings_of(x: Any) -> dict[str, Check]:
@@ -400,10 +418,10 @@ def _in_constructor(x: Any) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values are equal. Arrays are equal only if they are the same object."""
+    """Whether two values are equal. Different arrays of several elements count as different."""
     try:
         return value is other or (type(value) is type(other) and bool(value == other))
-    except (TypeError, ValueError):  # comparing arrays
+    except (TypeError, ValueError):  # arrays of several elements
         return False
 
 

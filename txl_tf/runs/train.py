@@ -535,10 +535,11 @@ class EpochRun(Run):
         """
         replicas = self.strategy.num_replicas_in_sync
         training = self.training
-        where = f"for {self.kind} on several devices, got {replicas}"
+        where = f"for {self.kind} on several devices ({replicas})"
         if replicas > 1 and training.jit_compile:
             raise ParameterError("jit_compile", True, "left out", f"jit_compile must be left out {where}")
-        if replicas > 1 == num_workers(self.strategy) and (training.steps_per_execution or 1) > 1:
+        on_one_machine = num_workers(self.strategy) == 1
+        if replicas > 1 and on_one_machine and (training.steps_per_execution or 1) > 1:
             message = f"steps_per_execution must be left out {where}"
             raise ParameterError("steps_per_execution", training.steps_per_execution, "left out", message)
 

@@ -167,7 +167,7 @@ class ServedWindow:
         self.lm = lm
         empty: Any = lm.decoding_cache().initial_state(1)
         self.empty_tensors = self._tensors_of(empty)
-        self.sizes = [math.prod(tensor.shape) for tensor in self.empty_tensors]
+        self.sizes = [math.prod(tensor.shape) for tensor in self.empty_tensors]  # numbers of each tensor in a row
         self.shape = [sum(self.sizes)]
 
     def initial(self, rows: tf.Tensor) -> tf.Tensor:

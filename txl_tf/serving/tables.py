@@ -150,7 +150,10 @@ class GraphTokenizer(tf.Module):
         return tf.reshape(units, [*tf.unstack(shape), longest]), tf.reshape(lengths, shape)
 
     def _tokenize(self, text: Any) -> Any:
-        """The symbols of every string of `text` `[B]`: ragged `[B, None]`."""
+        """The symbols of every string of `text` `[B]`: ragged `[B, None]`.
+
+        Words get `bos` and `eos` at the ends of lines, as in `Vocab.encode`.
+        """
         vocab = self.vocab
         replace = tf.strings.regex_replace
         text = read_text(vocab, text)
@@ -162,7 +165,7 @@ class GraphTokenizer(tf.Module):
             return tf.strings.unicode_split(text, "UTF-8")
         if vocab.bos:
             lines = replace(tf.strings.join([f"{vocab.bos} ", text]), "\n", _as_replacement(f"\n{vocab.bos} "))
-            lines = replace(lines, f"\n{re.escape(vocab.bos)} \\z", "\n")
+            lines = replace(lines, f"\n{re.escape(vocab.bos)} \\z", "\n")  # no line begins after the last newline
             text = tf.where(text == "", text, lines)
         if vocab.eos:
             text = replace(text, "\n", _as_replacement(f" {vocab.eos} "))

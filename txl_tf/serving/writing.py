@@ -121,7 +121,7 @@ def _check_stops(name: str, stops: tf.Tensor, batch: tf.Tensor) -> list[Check]:
     rows, number = tf.unstack(tf.shape(stops)[:2])
     return [
         Check((rows == batch) | (rows == 1), f"{name} must have 1 row, or one for each row of the request", rows),
-        Check(number <= MAX_STOPS, f"{name} must be at most {MAX_STOPS} stop strings a row", number),
+        Check(number <= MAX_STOPS, f"{name} must have at most {MAX_STOPS} stop strings a row", number),
     ]
 
 

@@ -446,12 +446,13 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         forbidden, entities = counts.tolist()
         if forbidden >= 10 and forbidden > 0.05 * entities:
             logger.warning(
-                f"{forbidden:,} steps from tag to tag around {entities:,} entities to train on break the scheme of the "
-                "labels, so decoding cannot find them. Convert the tags, or set constraints=False"
+                f"near the {entities:,} entities of the training data, {forbidden:,} transitions between tags break "
+                "the scheme of the labels, so decoding cannot find all of them. Convert the tags, or set "
+                "constraints=False"
             )
 
     def _count_forbidden(self, mask: Tensor, tags: Tensor) -> np.ndarray:
-        """Counts in the tags `[B, T]`, where `mask` is true: `[steps that the scheme forbids, entities]`."""
+        """Counts in the tags `[B, T]`, where `mask` is true: `[transitions that the scheme forbids, entities]`."""
         rows = np.nonzero(mask)[0]
         tags = tags[mask]
         n = len(self.labels)

@@ -160,7 +160,16 @@ class TextTagger:
     def tag_in_sentences(
         self, texts: Sequence[Sequence[str]], left_out: Collection[str] = (), split: bool | None = True
     ) -> list[TaggedText]:
-        """Tags lines of text, each of which is split into `pieces`; by default, into its sentences."""
+        """Tags lines of text in parts: by default, each sentence separately.
+
+        Args:
+            texts: the tokens of each line.
+            left_out: see `tag`.
+            split: see `pieces`.
+
+        Returns:
+            The result of each line. The positions of its entities count the tokens of the whole line.
+        """
         pieces = [self.pieces(tokens, split) for tokens in texts]
         results = iter(self.tag([piece for text in pieces for piece in text], left_out))
         return [joined([next(results) for _ in text]) for text in pieces]

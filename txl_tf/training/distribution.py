@@ -184,7 +184,7 @@ def _workers(required: bool) -> list[str]:
         workers = [*cluster.get("chief", []), *cluster.get("worker", [])]
         usable = kind in ("chief", "worker") and 0 <= index < len(cluster.get(kind, []))
         usable = usable and len(cluster.get("chief", [])) <= 1
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = (
             f"TF_CONFIG is malformed ({type(error).__name__}: {named(error)}), got {named(text)}; it looks like "
             f"{_EXAMPLE}"
@@ -403,8 +403,8 @@ def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.d
 def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     """Distributes a dataset of this worker's rows. Each replica gets a contiguous share of every batch.
 
-    `experimental_distribute_dataset` would not do: of W workers, it would give worker w the shares w, w + W, ... of
-    whole batches.
+    `experimental_distribute_dataset` cannot be used: of W workers, it would give worker w the shares w, w + W, ... of
+    whole batches, but the rows of a worker must be consecutive.
     """
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
@@ -419,7 +419,7 @@ def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
         if replicas > 1:
             shares = shares.flat_map(of_batch)
             if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-                shares = shares.repeat()  # says that it is infinite; else every step asks whether the data has ended
+                shares = shares.repeat()  # tells TensorFlow that it is infinite; else every step asks for the end
         return prefetched(shares)
 
     return strategy.distribute_datasets_from_function(shares_of)

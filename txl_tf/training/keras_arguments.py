@@ -68,7 +68,9 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _REFUSED) -> None:
-    """Raises ParameterError for an argument that a method does not support. `None`, 0 and False count as not given.
+    """Raises ParameterError for an argument that a method does not support.
+
+    `None`, 0 and False count as not given, because they switch an argument of Keras off.
 
     Args:
         method: its name, for the message.

@@ -56,7 +56,8 @@ class MultiHeadAttn(SegmentAttention):
     Args: as in `RelMultiHeadAttn`, and
         positions: "alibi", "rotary" or the name of another scheme that a layer can use without a network; or `None`.
 
-    Call arguments: as in `RelMultiHeadAttn`, without `r`, `r_w_bias` and `r_r_bias`.
+    Call arguments: as in `RelMultiHeadAttn`, without `r`, `r_w_bias` and `r_r_bias`. `content_mask` is 0 where a key
+        lies before the query's document: its content then counts as zeros.
 
     Returns:
         `[batch, tgt_len, d_model]`.

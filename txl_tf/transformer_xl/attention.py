@@ -284,7 +284,7 @@ class RelMultiHeadAttn(SegmentAttention):
         n_head, d_head: number of heads and the width of each.
         dropout: dropout rate of the attention's output.
         dropatt: dropout rate of the attention probabilities.
-        kernel_initializer: of the three projections. With a seed, each draws other numbers.
+        kernel_initializer: initializer of the three projections. With a seed, each draws other numbers.
         layer_norm_epsilon: added to the variance in layer norm.
         seed: int from which dropout keys derive, for calls without a key. `None` draws one.
         pre_lnorm: whether to normalise segment and memory before attention, instead of the sum after it.
@@ -299,8 +299,8 @@ class RelMultiHeadAttn(SegmentAttention):
             tgt_len, mem_len + tgt_len]`. Numbers are 1 where a key is masked, see `create_mask`. Bool is true where a
             query sees a key. `None`: the mask of `create_mask`.
         mems: `[batch, mem_len, d_model]`; `mem_len` may be 0. `None`: there is no memory.
-        content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where the content of a key counts as zeros, see
-            `document_mask`; or `None`.
+        content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where a key lies before the query's document, so that
+            its content counts as zeros, and 1 elsewhere, see `document_mask`. `None`: no key counts as zeros.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:

@@ -40,7 +40,7 @@ def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> L
 
     Args:
         layer: the layer.
-        dtype: of the weights.
+        dtype: dtype of the weights.
         *position_weights: `r_w_bias`, `r_r_bias` and `position_keys`; may be left out.
 
     Raises:

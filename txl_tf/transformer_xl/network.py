@@ -127,7 +127,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         pre_lnorm: whether layers normalise the inputs of attention and of the feed-forward net, as `pre_lnorm` of the
             original's PyTorch program, instead of the sums after their residual connections. There is no norm after
             the last layer, as in that program.
-        activation: of the feed-forward nets: "relu", "gelu" or "swiglu", see `txl_tf.layers.PositionwiseFF`.
+        activation: activation of the feed-forward nets: "relu", "gelu" or "swiglu", see `txl_tf.layers.PositionwiseFF`.
         norm: "layer" for layer norm, "rms" for `txl_tf.layers.RMSNorm`.
         lora_rank, lora_alpha: low-rank updates of the layers' kernels, see `enable_lora`; 0 for none.
         cutoffs, div_val, proj_same_dim: clusters of the embedding, see `AdaptiveEmbedding`.
@@ -515,17 +515,20 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
 
         Args:
             tokens: int `[B, T]`.
-            mlen: M; or a `NetworkMemory`, which contains the positions already.
+            mlen: M; or a `NetworkMemory`, which knows the positions of the tokens. With it, there is no dropout.
             dropout_keys, zero: see `Positions.enter`.
             static_shapes: as in the call.
 
         Returns:
             `(hidden, shared)`, see `Positions.enter`. For a `NetworkMemory`, `shared` is the memory.
+
+        Raises:
+            NotCacheable: there is a `NetworkMemory`, and the scheme is a user's that overrides `enter` or `of_layer`.
         """
         embeddings = self.embedding(tokens, static_shapes=static_shapes)
         if isinstance(mlen, NetworkMemory):
             if self.scheme.has_own_entrance:
-                raise NotCacheable(f"positions={self.scheme.known_as!r} has its own enter")
+                raise NotCacheable(f"positions={self.scheme.known_as!r} has its own enter or of_layer")
             added = mlen.added()
             return embeddings if added is None else embeddings + added, mlen
         return self.scheme.enter(self, embeddings, mlen, dropout_keys, zero)

@@ -164,7 +164,9 @@ class EncoderLayer(_TransformerLayer):
         check_tensors(sizes, x=(x, "float batch length d_model"))
         sizes["queries"] = sizes["keys"] = shape_of(x)[1]
         mask = mask_of(x) if mask is None else mask
-        visible = seen_of_masks(sizes, mask, attention_mask, forbidden, use_causal_mask)
+        visible = seen_of_masks(
+            sizes, mask, attention_mask=attention_mask, forbidden=forbidden, use_causal_mask=use_causal_mask
+        )
         x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
         return (
             (x, tf.transpose(weights, SWAP_BATCH_AND_HEADS)) if return_attention_scores else x
@@ -248,10 +250,8 @@ class DecoderLayer(_TransformerLayer):
         mask = mask_of(x) if mask is None else mask
         padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask
         sizes_of_own = {**sizes, "queries": length, "keys": length}
-        own = seen_of_masks(
-            sizes_of_own, mask, None, look_ahead_mask, use_causal_mask, names=("mask", "look_ahead_mask")
-        )
-        cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, names=("padding_mask", ""))
+        own = seen_of_masks(sizes_of_own, mask, look_ahead_mask=look_ahead_mask, use_causal_mask=use_causal_mask)
+        cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, mask_name="padding_mask")
         x, enc_output = self.in_compute_dtype(x, enc_output)
         output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
         if not return_attention_scores:

@@ -23,7 +23,17 @@ from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CachedMemory, Layer, check_heads, check_length, check_tensors, shown
-from txl_tf.nn.masks import as_bool, mask_of, seen, seen_by_heads, seen_by_keras, seen_elements, seen_of_mask, with_mask
+from txl_tf.nn.masks import (
+    as_bool,
+    as_mask,
+    mask_of,
+    seen,
+    seen_by_heads,
+    seen_by_keras,
+    seen_elements,
+    seen_of_mask,
+    with_mask,
+)
 from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
 
@@ -78,17 +88,18 @@ class _ScaledDotProductAttention(keras.layers.Layer):
 
 
 def seen_of_masks(
-    sizes: Any, mask: Tensor | None = None, attention_mask: Any = None, forbidden: Any = None,
-    use_causal_mask: bool = False, names: Any = ("mask", "forbidden"), query_mask: Any = None, value_mask: Any = None,
-    key_mask: Any = None,
+    sizes: Any, mask: Tensor | None = None, *, mask_name: str = "mask", attention_mask: Any = None,
+    forbidden: Any = None, look_ahead_mask: Any = None, use_causal_mask: bool = False, query_mask: Any = None,
+    value_mask: Any = None, key_mask: Any = None,
 ) -> Tensor | None:  # fmt: skip
-    """Combines all masks of a call of `MultiHeadAttention` into one for `attention_probs`.
+    """Combines all masks of a call of `MultiHeadAttention`, `EncoderLayer` or `DecoderLayer` for `attention_probs`.
 
     Args:
         sizes: sizes by name: `batch` and `num_heads` if they are known, `queries` and `keys`, which may be scalar
             tensors.
         mask, attention_mask, forbidden, use_causal_mask, query_mask, value_mask, key_mask: see `MultiHeadAttention`.
-        names: the names of `mask` and `forbidden` in errors.
+        mask_name: the name of `mask` in errors.
+        look_ahead_mask: see `DecoderLayer`. Unlike in `forbidden`, a bool is true where a key is seen.
 
     Returns:
         bool that broadcasts to `[H, B, T, K]`, or `None` without masks.
@@ -98,12 +109,15 @@ def seen_of_masks(
     sizes = {name: size if isinstance(size, int) else None for name, size in sizes.items()}
     parts = []
     if mask is not None:
-        parts.append(seen_of_mask(names[0], mask, sizes))
+        parts.append(seen_of_mask(mask_name, mask, sizes))
     if attention_mask is not None:
         parts.append(seen_by_keras("attention_mask", attention_mask, sizes))
     if forbidden is not None:
-        article_mask = forbidden if names[1] != "forbidden" else tf.cast(forbidden, tf.float32)
-        parts.append(seen_by_heads(names[1], article_mask, sizes))
+        forbidden = as_mask("forbidden", forbidden)
+        article_mask = ~forbidden if forbidden.dtype.is_bool else forbidden  # there, a bool is true where a key is seen
+        parts.append(seen_by_heads("forbidden", article_mask, sizes))
+    if look_ahead_mask is not None:
+        parts.append(seen_by_heads("look_ahead_mask", look_ahead_mask, sizes))
     if value_mask is not None:
         parts.append(seen_elements("value_mask", value_mask, sizes, "keys"))
     if key_mask is not None and key_mask is not value_mask:
@@ -269,8 +283,8 @@ class MultiHeadAttention(Layer):
             key_mask = mask_of(k) if key_mask is None else key_mask
         sizes |= {"queries": shape_of(q)[1], "keys": shape_of(k)[1]}
         visible = seen_of_masks(
-            sizes, mask, attention_mask, forbidden, use_causal_mask, query_mask=query_mask, value_mask=value_mask,
-            key_mask=key_mask,
+            sizes, mask, attention_mask=attention_mask, forbidden=forbidden, use_causal_mask=use_causal_mask,
+            query_mask=query_mask, value_mask=value_mask, key_mask=key_mask,
         )  # fmt: skip
         output, weights = self.attention(v, k, q, visible, self.key_of_call(q, training, dropout_key))
         if query_mask is not None:

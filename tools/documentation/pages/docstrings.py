@@ -26,6 +26,7 @@ class Docstrings(griffe.Extension):
             describe_fields(pkg, cls)
         for item in objects:
             if item.is_module and item.docstring:
+                # Griffe has removed the indentation that all lines after the first share. It may mark code, so keep it.
                 item.docstring.value = ast.get_docstring(ast.parse(item.source), clean=False).strip()
             if item.docstring:
                 item.docstring.value = known_sections(item.docstring.value)

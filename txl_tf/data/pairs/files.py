@@ -30,7 +30,7 @@ class SideText:
 
     Attributes:
         lines: list of str, each with its newline.
-        name: of the file, for messages.
+        name: name of the file, for messages.
         side: "source" or "target".
         numbers: int `[lines]`, the number of each line in its file, from 1.
     """
@@ -53,7 +53,7 @@ def sides_of(
 
     Args:
         pairs: the pairs.
-        names: of the file of the sources and of the file of the targets, for messages.
+        names: names of the file of the sources and of the file of the targets, for messages.
         numbers: line numbers of the pairs; by default they are counted from 1.
     """
     all_numbers = np.arange(1, len(pairs) + 1) if numbers is None else np.array([*numbers], int)
@@ -109,7 +109,7 @@ class PairReader:
         """Reads sources and targets from one file of `source<TAB>target` lines, or from two files.
 
         Args:
-            path: of the file; or of two files, as a list or separated by a comma.
+            path: path of the file; or of two files, as a list or separated by a comma.
 
         Raises:
             ParameterError: the files have different numbers of lines; a line has too few or too many columns, and there
@@ -142,13 +142,14 @@ class PairReader:
     def _without_bad(self, name: str, numbers: Iterable[int], pairs: list, skipped: Skipped) -> tuple[list, list]:
         """Returns `(numbers, pairs)` of the pairs that can be used. Counts the others in `skipped`.
 
-        Adds a sentence about all skipped lines to `said`. Raises ParameterError if no pair can be used.
+        Adds a sentence about all skipped lines, also those that `_columns` left out, to `said`. Raises ParameterError
+        if no pair can be used.
 
         Args:
-            name: of the file or the files, for messages.
+            name: name of the file or the files, for messages.
             numbers: line numbers of `pairs`.
             pairs: the pairs.
-            skipped: has the lines that `_columns` left out.
+            skipped: contains the lines that `_columns` left out.
         """
         usable = []
         for number, pair in zip(numbers, pairs, strict=True):

@@ -362,11 +362,11 @@ def encode_lines(
     """Returns the ids of lines, each of which ends with a newline.
 
     Args:
-        vocab: of one side.
+        vocab: vocabulary of one side.
         lines: the lines.
         name: how messages call the lines.
         side: "source" or "target", for messages.
-        numbers: of the lines, for messages; by default they are counted from 1.
+        numbers: numbers of the lines, for messages; by default they are counted from 1.
 
     Raises:
         ParameterError: a line is empty, or has a symbol that is reserved or not in the vocabulary.
@@ -433,7 +433,7 @@ def pair_batches(
         batch_size: largest number of pairs in a batch.
         batch_tokens: largest number of tokens in a batch, `B * (S + T)` with padding but without the rows that
             `multiple` adds; `None` for no limit. A longer pair gets its own batch.
-        seed: of the orders; `None`: every epoch is in the order by length.
+        seed: seed of the orders; `None`: every epoch is in the order by length.
         multiple: rows of padding are added to every batch until their number is a multiple of this number: of the
             replicas.
     """

@@ -59,10 +59,10 @@ class SentenceEncoder:
     """Converts tokens to ids.
 
     Args:
-        vocab: of characters and words; its first symbols are "<pad>" and "<unk>".
-        bigram_vocab: of pairs of tokens, with the same first symbols; `None`: the ids of bigrams are 0.
+        vocab: vocabulary of characters and words; its first symbols are "<pad>" and "<unk>".
+        bigram_vocab: vocabulary of pairs of tokens, with the same first symbols; `None`: the ids of bigrams are 0.
         lexicon: its words are found in sentences; `None`: no words.
-        level: of the tokens, "char" or "word".
+        level: level of the tokens, "char" or "word".
     """
 
     vocab: Vocab
@@ -176,7 +176,7 @@ def tagged_batches(
         split: the sentences and their tags.
         lattice: whether to include the words of the lexicon, see `features`.
         batch_size: sentences of a batch; the last batch of a pool may be smaller.
-        seed: of the orders; `None`: every epoch is in the order by length.
+        seed: seed of the orders; `None`: every epoch is in the order by length.
         multiple: rows of padding are added to every batch until their number is a multiple of this number: of the
             replicas.
     """

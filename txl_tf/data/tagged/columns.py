@@ -96,7 +96,7 @@ def read_sentences(
     """Reads the sentences of a file.
 
     Args:
-        path: of a UTF-8 file. An empty line ends a sentence.
+        path: path of a UTF-8 file. An empty line ends a sentence.
         columns: the columns of the tokens and of the tags, and whether there are comments.
         scheme: with "none", any text is a tag. Otherwise it has no effect.
         labels: texts that are known to be tags. With the scheme "none", a line with such a tag is not a comment.
@@ -179,7 +179,7 @@ def _check_first_line(path: str, line: Line) -> None:
         return
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     where = f"{path}, line {number}"
     message = f"{where} is JSON: a tagged file has a token and a tag a line, got {brief(text)}"
@@ -213,7 +213,7 @@ class _Table:
     """The columns of a file: how to split lines, and the positions of tokens and tags.
 
     Args:
-        path: of the file, for messages.
+        path: path of the file, for messages.
         lines: the lines that are certainly tokens; at least one.
         columns, scheme: see `read_sentences`.
 

@@ -89,8 +89,8 @@ class Lexicon:
         See `words_of` for where a word ends.
 
         Args:
-            path: of a UTF-8 file; or "jieba", for the words of the installed package jieba that have two characters or
-                more; or "towns", for the words of the made-up sentences.
+            path: path of a UTF-8 file; or "jieba", for the words of the installed package jieba that have two
+                characters or more; or "towns", for the words of the made-up sentences.
             skip_short: whether to skip words of one character.
 
         Raises:

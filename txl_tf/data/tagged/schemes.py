@@ -223,9 +223,9 @@ def _log_broken_tags(
 
     Args:
         text: the sentences of the file.
-        name: of the file.
+        name: name of the file.
         broken: `(sentence, position)` of the tags that break `scheme`.
-        scheme: of the tags by their prefixes; `None` if they mix schemes.
+        scheme: scheme of the tags by their prefixes; `None` if they mix schemes.
         actual: the scheme that the file really has, `MIXED` or `SEVERAL`; `None` if that is `scheme`.
         target: the scheme that the tags are converted to; `None` if they are kept.
     """

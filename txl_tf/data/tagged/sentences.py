@@ -55,11 +55,11 @@ def read_tagged(
     becomes "␣".
 
     Args:
-        path: of a UTF-8 file.
+        path: path of a UTF-8 file.
         segment_digits: whether each token ends with a digit that is not part of it, as in Weibo's "科0".
         scheme: with "none", any text is a tag.
-        columns: of tokens and tags. By default, tokens are in the first column and tags in the last. In CoNLL-U, tokens
-            are in the second column, and the column of the tags must be given.
+        columns: columns of tokens and tags. By default, tokens are in the first column and tags in the last. In
+            CoNLL-U, tokens are in the second column, and the column of the tags must be given.
         labels: see `read_sentences`.
 
     Raises:
@@ -87,7 +87,7 @@ def read_tagged_as(
 
     Args:
         path, segment_digits, columns: as in `read_tagged`.
-        labels: of the model.
+        labels: labels of the model.
         scheme: "none", or the scheme to convert the tags to; `None`: the scheme of the labels.
 
     Raises:
@@ -160,14 +160,14 @@ class TaggedCorpus:
     """Vocabularies, labels and encoded sentences.
 
     Attributes:
-        vocab: of characters and of the lexicon's words; or of words, if the tokens are words.
-        bigram_vocab: of bigrams; or of the forms of words, see `form_of`.
+        vocab: vocabulary of characters and of the lexicon's words; or of words, if the tokens are words.
+        bigram_vocab: vocabulary of bigrams; or of the forms of words, see `form_of`.
         labels: the tags in the order of their ids.
         lexicon: the lexicon, or `None`.
         splits: `"train"`, `"valid"` and perhaps `"test"` -> `TaggedSplit`.
         names: split -> its file, for messages.
-        scheme: of the labels: "bio", "bioes", "bmes" or "none".
-        level: of the tokens: "char" or "word".
+        scheme: scheme of the labels: "bio", "bioes", "bmes" or "none".
+        level: level of the tokens: "char" or "word".
         lines: split -> line number of the first token of each sentence.
         sizes: lengths of the training sentences.
         embeddings: `"vocab"` and `"bigram_vocab"` -> initial embeddings, float32 `[symbols, dim]`, if there are
@@ -217,7 +217,7 @@ def encoder_of(vocab: Vocab, bigram_vocab: Vocab, lexicon: Vocab | None = None, 
     Args:
         vocab, bigram_vocab: of the run.
         lexicon: the words of its lexicon, or `None`.
-        level: of the tokens, "char" or "word".
+        level: level of the tokens, "char" or "word".
     """
     return SentenceEncoder(vocab, bigram_vocab, Lexicon(lexicon.symbols) if lexicon else None, level)
 
@@ -348,7 +348,7 @@ def _log_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence],
     """Logs how many words of a lexicon are in the training sentences and how many of these are not in `vocab`.
 
     Args:
-        path: of the lexicon; `None` for the lexicon of the run.
+        path: path of the lexicon; `None` for the lexicon of the run.
         lexicon: the words.
         text: the training sentences.
         vocab: an existing vocabulary; `None` if it will be made from these words.

@@ -145,7 +145,7 @@ def _log_found(
 
     Args:
         option: name of the option for the file of vectors.
-        path: of this file.
+        path: path of this file.
         wanted: all symbols of the sentences.
         symbols: the chosen ones, which get an id.
         exact: the vectors of symbols.

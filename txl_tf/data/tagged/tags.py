@@ -129,7 +129,7 @@ def spans_of(tags: Iterable[str], scheme: str | None = None) -> list[Span]:
     """Returns the entities that the tags of a sentence mark, in order, whatever their scheme.
 
     Args:
-        tags: of the tokens of a sentence.
+        tags: tags of the tokens of a sentence.
         scheme: with "none", each token is an entity. Any other value has no effect.
     """
     if scheme == NONE:
@@ -184,7 +184,7 @@ def allowed_transitions(labels: Sequence[str], scheme: str | None = None) -> np.
     `allowed_transitions(..., include_start_end=True)`.
 
     Args:
-        labels: of one scheme, which they show: see `detect_scheme`.
+        labels: labels of one scheme, which they show: see `detect_scheme`.
         scheme: with "none", the result is `None`: every transition is allowed. Any other value has no effect.
     """
     if scheme == NONE:
@@ -205,7 +205,7 @@ def broken_at(tags: Sequence[str], scheme: str | None = None) -> list[int]:
     Such a tag should continue an entity, but there is none; or it is the last tag of an entity that it does not end.
 
     Args:
-        tags: of a sentence.
+        tags: tags of a sentence.
         scheme: the scheme of the tags; `None`: the result of `detect_scheme(tags)`.
     """
     scheme = scheme or detect_scheme(tags)

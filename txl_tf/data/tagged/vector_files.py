@@ -69,7 +69,7 @@ def open_vectors(
     the header; without a header, it is the number of numbers that most of the first lines have.
 
     Args:
-        path: of the file.
+        path: path of the file.
         wanted: the words whose vectors are read.
         option: name of the argument for the file, for errors.
 
@@ -237,7 +237,7 @@ def _binary_vectors(
     """Yields `(word, vector)` for the wanted words of a file in word2vec's binary format.
 
     Args:
-        path: of the file, for errors.
+        path: path of the file, for errors.
         blocks: the bytes after the header.
         n_vectors, dim: from the header.
         wanted: as in `open_vectors`.

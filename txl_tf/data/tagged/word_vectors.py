@@ -13,7 +13,7 @@ def read_vectors(path: str, wanted: Collection[str], option: str = "path") -> tu
     """Reads the vectors of some words. If a word has several vectors, the first one is used.
 
     Args:
-        path: of the file, in any format that `open_vectors` reads.
+        path: path of the file, in any format that `open_vectors` reads.
         wanted: the words; a set or dictionary is fastest.
         option: name of the argument for the file, for errors.
 

@@ -410,7 +410,7 @@ def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bo
     """Writes texts to a new local file, as JSON lines with the field `TEXT_FIELD`.
 
     Args:
-        path: of the file.
+        path: path of the file.
         texts, text_field: as in `prepare_texts`.
         skip_bad_lines: whether to leave out elements of `texts` without a text, and log their number.
 

@@ -18,7 +18,7 @@ class Documents:
     Args:
         tokens: integer array or `StoredTokens`, `[n]`.
         document_id: id of the token at the end of each document.
-        seed: of the orders.
+        seed: seed of the orders.
 
     Raises:
         ParameterError: there is only one document.

@@ -206,7 +206,7 @@ def encode(
     """Yields the pieces of each split in order. The shard is 0, except for the shuffled files of lm1b.
 
     Args:
-        recipe: of the text.
+        recipe: recipe of the text.
         vocab, counts: from `make_vocab`.
         workers, progress: as in `ThisProcess.each`.
 
@@ -280,7 +280,7 @@ def encode_files(
     If the vocabulary has a token for the end of a document, the ids have it after each text.
 
     Args:
-        paths: of the files, see `read_texts`.
+        paths: paths of the files, see `read_texts`.
         vocab: the vocabulary.
         text_field: see `read_texts`.
         skip_bad_lines: whether rows without a text are left out.

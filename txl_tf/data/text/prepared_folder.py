@@ -303,8 +303,19 @@ def _left_by_interrupted_preparation(data_dir: str) -> list[str]:
 
 
 @contextlib.contextmanager
+def _naming_folder(data_dir: str) -> Iterator[None]:
+    """In this block, errors of files become an OSError, which says that `data_dir` cannot be written to."""
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        raise OSError(f"data_dir {named(data_dir)} cannot be written to: {named(error)}") from error
+
+
+@contextlib.contextmanager
 def new_files(data_dir: str) -> Iterator[str]:
     """Yields an empty local folder for new files. After the block, moves them to `data_dir`, corpus-info.json last.
+
+    If `data_dir` is remote, it gets copies.
 
     After an error in the block, the new files are removed. A local `data_dir` is locked during the block.
 
@@ -313,7 +324,7 @@ def new_files(data_dir: str) -> Iterator[str]:
     """
     with contextlib.ExitStack() as stack:
         new = f"{data_dir}/{_NEW}"
-        try:
+        with _naming_folder(data_dir):
             tf.io.gfile.makedirs(data_dir)
             if not is_remote(data_dir):
                 stack.enter_context(lock(data_dir, "another process is preparing it"))
@@ -326,25 +337,25 @@ def new_files(data_dir: str) -> Iterator[str]:
                 folder = new
                 remove(folder)  # a killed process may have left it
                 os.mkdir(folder)
-        except (OSError, tf.errors.OpError) as error:
-            raise OSError(f"data_dir {named(data_dir)} cannot be written to: {named(error)}") from error
         try:
             yield folder
         except BaseException:
             with contextlib.suppress(OSError):  # the first error counts
                 remove(folder)
             raise
-        if is_remote(data_dir):
-            tf.io.gfile.makedirs(new)
-            tf.io.gfile.copy(os.path.join(folder, INFO_FILE), f"{new}/{INFO_FILE}", overwrite=True)
-        if tf.io.gfile.exists(f"{data_dir}/{INFO_FILE}"):  # of the original program
-            remove(f"{data_dir}/{INFO_FILE}")
-        for name in sorted(os.listdir(folder), key=lambda name: (name == INFO_FILE, name)):
+        with _naming_folder(data_dir):
             if is_remote(data_dir):
-                tf.io.gfile.copy(os.path.join(folder, name), f"{data_dir}/{name}", overwrite=True)
-            else:
-                os.replace(os.path.join(folder, name), os.path.join(data_dir, name))
-        remove(new)
+                # Shows an interrupted copy, see `_left_by_interrupted_preparation`.
+                tf.io.gfile.makedirs(new)
+                tf.io.gfile.copy(os.path.join(folder, INFO_FILE), f"{new}/{INFO_FILE}", overwrite=True)
+            if tf.io.gfile.exists(f"{data_dir}/{INFO_FILE}"):  # a corpus-info.json of the original program
+                remove(f"{data_dir}/{INFO_FILE}")
+            for name in sorted(os.listdir(folder), key=lambda name: (name == INFO_FILE, name)):
+                if is_remote(data_dir):
+                    tf.io.gfile.copy(os.path.join(folder, name), f"{data_dir}/{name}", overwrite=True)
+                else:
+                    os.replace(os.path.join(folder, name), os.path.join(data_dir, name))
+            remove(new)
 
 
 def check_same(data_dir: str, info: dict[str, Any], recipe: datasets.Recipe) -> None:

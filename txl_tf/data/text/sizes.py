@@ -25,7 +25,7 @@ class Extent(NamedTuple):
     Extents add up in the order of the pieces. A word that is in two pieces counts once.
 
     Attributes:
-        size: of the piece.
+        size: size of the piece.
         begins: whether the piece begins with a character of a word, not with white space; `None` if it is empty.
         ends: whether the piece ends with a character of a word; `None` if it is empty.
     """

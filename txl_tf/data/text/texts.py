@@ -68,7 +68,7 @@ class FilePart(NamedTuple):
     """A file, or a part of it that can be read independently.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         begin: where the part begins: a byte of a plain file (the part begins at a line near it), the number of a file
             in a zip archive, in the order of their names, or the number of a row group of a Parquet file.
         end: where it ends, exclusive; `None`: at the end of the file.
@@ -272,7 +272,7 @@ def read_texts(
 
     Args:
         parts: local or remote files; files that end in .gz or .zip are unpacked while they are read.
-        level: of the vocabulary. It decides where pieces are cut, see `read_files`.
+        level: level of the vocabulary. It decides where pieces are cut, see `read_files`.
         text_field: the field of JSON objects, or the column of Parquet, that has the text. If it is given, all files
             except Parquet are read as JSON. By default, the name or the content of a file decides whether it is JSON,
             and the field is `text`.
