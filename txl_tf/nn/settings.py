@@ -86,7 +86,7 @@ class Settings(MixedIntoLayer):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__.get("_settings", ()):
             change(self, name, value)
-        elif "_settings" in self.__dict__ and replaces_part(self, name, value):
+        elif {"_settings", "_owner"} & self.__dict__.keys() and replaces_part(self, name, value):
             change_part(self, name, value, super().__setattr__)
         else:
             super().__setattr__(name, value)

@@ -195,7 +195,8 @@ class Translator:
 
         Args:
             source: a line.
-            target: a line, such as the text of a `Translation`. An empty target contains only the end symbol.
+            target: a line, such as the text of a `Translation`. An empty target contains only the end symbol. A target
+                of `max_len` symbols has no end symbol.
             which: "cross", target to source; "encoder", source to itself; or "decoder", target to itself.
 
         Returns:
@@ -211,9 +212,11 @@ class Translator:
         target_ids = np.array([END_ID])
         if target:
             target_ids = encode_lines(self.target_vocab, [f"{sentence_of(target)}\n"], "target").ids
-        if len(target_ids) > self.model.max_len:
-            allowed = f"at most max_len={self.model.max_len} symbols"
-            raise ParameterError("target", target, allowed, f"target must have {allowed}, got {len(target_ids):,}")
+        max_len = self.model.max_len
+        if len(target_ids) > max_len + 1:
+            allowed = f"at most max_len={max_len} symbols"
+            raise ParameterError("target", target, allowed, f"target must have {allowed}, got {len(target_ids) - 1:,}")
+        target_ids = target_ids[:max_len]  # a translation may end at the limit, without the end symbol
         read_ids = np.append(START_ID, target_ids[:-1])
         weights = self.model.attention(source_ids[None], read_ids[None], which)
         weights = weights[:, :, 0].numpy()  # [layers, heads, batch, queries, keys] of the one pair
