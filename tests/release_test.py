@@ -100,4 +100,4 @@ def test_the_requirements_of_extras_are_listed_without_the_library():
 
 def test_the_smoke_test_runs_every_command():
     smoke = script("smoke")
-    assert sorted([*(name for name, *_ in smoke.COMMANDS), "demo", "serve"]) == sorted(INSTALLED)
+    assert {*(name for name, *_ in smoke.COMMANDS), "demo", "serve"} == {*INSTALLED}
