@@ -1,5 +1,6 @@
 """Keras's `quantize` and quantized dtypes: refused by our models, and of models with our layers it is said how much."""
 
+import inspect
 import re
 import warnings
 
@@ -76,6 +77,23 @@ def quantized(model, mode, **options):
     return [str(warning.message) for warning in caught if warning.filename == __file__]
 
 
+REPORTS = "report" in inspect.unwrap(keras.Model.quantize).__code__.co_varnames  # from Keras 3.16
+ONE_WARNING = pytest.mark.skipif(REPORTS, reason=f"Keras {keras.__version__} has a report of its own")
+
+
+@pytest.mark.skipif(not REPORTS, reason=f"Keras {keras.__version__} has no report of what it quantizes")
+def test_keras_reports_which_layers_keep_their_weights(capsys):
+    model = functional()
+    expected = model(IDS)
+    model.quantize("int8")
+    quantized_layers, skipped = capsys.readouterr().out.split("Skipped")
+    assert "head (int8)" in quantized_layers and "encoder" not in quantized_layers
+    assert "encoder/mha/wq" in skipped
+    assert model.get_layer("head").kernel.dtype == "int8"
+    np.testing.assert_allclose(model(IDS), expected, atol=0.1)
+
+
+@ONE_WARNING
 @pytest.mark.parametrize("make", [functional, pytest.param(with_network, marks=pytest.mark.slow)])
 def test_a_model_of_keras_quantizes_its_own_layers_and_one_warning_says_how_much(make):
     model = make()
@@ -91,6 +109,7 @@ def test_a_model_of_keras_quantizes_its_own_layers_and_one_warning_says_how_much
     np.testing.assert_allclose(model(IDS), expected, atol=0.1)
 
 
+@ONE_WARNING
 @pytest.mark.slow
 def test_layers_that_filters_leave_out_are_not_spoken_of():
     assert not quantized(functional(), "int8", filters="head")
@@ -99,6 +118,7 @@ def test_layers_that_filters_leave_out_are_not_spoken_of():
     assert "at most 40 of" in message
 
 
+@ONE_WARNING
 @pytest.mark.slow
 def test_our_layers_alone_are_quantized_by_nothing():
     (message,) = quantized(keras.Sequential([keras.Input([3, 8]), layers.TenerLayer(8, 2, 8)]), "int8")

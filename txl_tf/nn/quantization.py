@@ -30,9 +30,9 @@ class Unquantized(MixedIntoLayer):
     def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None, filters: Any = None) -> None:
         """Raises UnsupportedError, which says how to get a smaller model.
 
-        `keras.Model.quantize` calls this method of every layer in a model. Then the first of this library's layers
-        warns instead of raising, once for all of them: Keras quantizes its own layers, and those of the library keep
-        their weights.
+        `keras.Model.quantize` calls this method of every layer in a model. Keras quantizes its own layers, and those of
+        the library keep their weights. From version 3.16, Keras lists the layers that raise in its report. In older
+        versions, the first of this library's layers warns instead of raising, once for all of them.
         """
         call = None if isinstance(self, keras.Model) else _call_of_model()
         if call is None:
@@ -50,7 +50,7 @@ class Unquantized(MixedIntoLayer):
 
 
 def _call_of_model() -> tuple[Any, Any] | None:
-    """`(model, filters)` if `keras.Model.quantize` is running, else `None`.
+    """`(model, filters)` if a `keras.Model.quantize` that makes no report is running, else `None`.
 
     Keras passes neither to a layer. Without them, each layer could only warn for itself, and no message could say how
     much of the model is quantized. So the function looks for the call of the model among the callers.
@@ -59,6 +59,8 @@ def _call_of_model() -> tuple[Any, Any] | None:
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code is code:
+            if "report" in code.co_varnames:
+                return None
             return frame.f_locals["self"], frame.f_locals.get("filters")  # older versions of Keras have none
         frame = frame.f_back
     return None
