@@ -12,6 +12,7 @@ from helpers import raises_parameter, randomise
 from keras.src import testing
 
 from txl_tf import layers
+from txl_tf.environment import too_old
 from txl_tf.errors import ParameterError
 
 KEY = [3, 4, 0]
@@ -365,6 +366,8 @@ def test_a_model_is_trained_with_dropout_saved_goes_on_and_is_exported(case, tmp
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert fit(loaded, case.inputs) == pytest.approx(fit(model, case.inputs), rel=1e-5)  # place of dropout, moments
 
+    if isinstance(model.input, dict) and too_old("keras", (3, 10), ""):
+        pytest.skip(f"exports of Keras {keras.__version__} do not take dictionaries")
     model.export(tmp_path / "exported", verbose=False)
     served = tf.saved_model.load(tmp_path / "exported")
     inputs = [tf.constant(x[:3]) for x in keras.tree.flatten(case.inputs)]

@@ -11,10 +11,11 @@ from helpers import SMALL
 
 import txl_tf
 from txl_tf import layers
+from txl_tf.environment import too_old
 from txl_tf.runs.weights import weights_by_name
 
-if not hasattr(keras.optimizers, "Muon"):
-    pytest.skip(f"Keras {keras.__version__} has no Muon", allow_module_level=True)
+if not hasattr(keras.optimizers, "Muon") or too_old("keras", (3, 13), ""):
+    pytest.skip(f"Keras {keras.__version__} has no Muon that works with TensorFlow", allow_module_level=True)
 
 
 def taken(variables):

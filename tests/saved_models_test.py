@@ -11,6 +11,7 @@ from helpers import eagerly
 from saved_models import CASES, RUNS, STRANGER, FunctionalCase, ask, served_numbers, unpack
 
 import txl_tf
+from txl_tf.environment import too_old
 
 FAST = ("xl_adaptive", "in_keras_layer")
 
@@ -48,6 +49,8 @@ def distance(arrays, others):
 
 @pytest.mark.parametrize("case", parameters(CASES, FAST))
 def test_a_keras_file_gives_the_numbers_of_then(case):
+    if case.name == "in_keras_layer" and too_old("keras", (3, 15), ""):
+        pytest.skip(f"Keras {keras.__version__} cannot read operations in a file of Keras 3.15")
     model = keras.saving.load_model(case.folder / "model.keras")
     with eagerly():
         assert_found(case.answers(model), case.numbers(), "answer/")

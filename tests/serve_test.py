@@ -30,6 +30,7 @@ pytest.importorskip("uvicorn", reason="the server needs uvicorn: pip install sta
 from txl_programs.server.app import Guard, Server, make_app, message_for_client  # noqa: E402
 from txl_programs.server.completions import Bounds, Choice, Completions, _deliverer  # noqa: E402
 from txl_programs.web.connections import make_server  # noqa: E402
+from txl_programs.web.listening import listen, url_of  # noqa: E402
 
 SLOW = pytest.mark.slow
 SYMBOLS = "abcdefghijklmnopqrst \n."
@@ -547,3 +548,18 @@ def test_wrong_flags_are_named_before_the_model_is_loaded(tool, served, tmp_path
         run_here(tool, f"--model_dir={folder}", "--length_penalty=1")
     with socket.create_server(("127.0.0.1", 0)) as taken, raises_parameter("port"):
         run_here(tool, f"--model_dir={folder}", f"--port={taken.getsockname()[1]}")
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_hosts_are_addresses_of_both_versions_and_names():
+    for host, expected in (
+        ("::1", "http://[::1]:"),
+        ("127.0.0.1", "http://127.0.0.1:"),
+        ("localhost", "http://localhost:"),
+    ):
+        with listen(host, 0) as listening_socket:
+            port = listening_socket.getsockname()[1]
+            assert url_of(host, listening_socket) == f"{expected}{port}"
+            socket.create_connection((host, port)).close()
+    with raises_parameter("port", 0):
+        listen("2001:db8::1", 0)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from gradio import themes
 from gradio.components import Component
 from markupsafe import escape
 
-from txl_config.errors import ParameterError, brief, named, shortened
+from txl_config.errors import brief, shortened
 from txl_programs.demo.language import explained, labels_in, preferred, said, speaking
 from txl_programs.demo.language_model_page import LanguageModelPage
 from txl_programs.demo.limits import Limits
@@ -24,6 +23,7 @@ from txl_programs.demo.runs import OpenRun
 from txl_programs.demo.server.guard import Guard
 from txl_programs.demo.style import CSS
 from txl_programs.web.connections import make_server
+from txl_programs.web.listening import listen, url_of
 from txl_programs.web.terminal import plain_output
 
 TITLE = "# Look into a trained model"
@@ -128,13 +128,9 @@ def serve(runs: list[OpenRun], limits: Limits, host: str, port: int) -> None:
     Raises:
         ParameterError: the server cannot listen at this host and port.
     """
-    try:
-        listening = socket.create_server((host, port))
-    except (OSError, UnicodeError) as error:
-        message = f"host and port must be free to listen at, got {named(host)} and {port}: {error}"
-        raise ParameterError("port", port, "free to listen at", message) from error
+    listening = listen(host, port)
     app = make_app(make_page(runs, limits), limits, host)
-    print(f"http://{host}:{listening.getsockname()[1]}", flush=True)
+    print(url_of(host, listening), flush=True)
     with plain_output():
         make_server(app).run(sockets=[listening])
 

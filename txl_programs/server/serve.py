@@ -57,7 +57,6 @@ if __name__ == "__main__":
 read_flags(__name__)
 
 import re
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -66,6 +65,7 @@ from txl_config.environment import is_installed
 from txl_config.errors import ParameterError, named
 from txl_programs.opening import load_model, names_of
 from txl_programs.printing import messages_to_stderr
+from txl_programs.web.listening import listen, url_of
 
 MISSING = 'the server needs starlette and uvicorn: pip install "txl_tf[serve]"'
 
@@ -103,15 +103,6 @@ def name_of_model():
         message = f"name must be letters, digits, _ . + and -, got {named(name)}: give --name"
         raise ParameterError("name", name, "letters, digits, _ . + and -", message)
     return name
-
-
-def listen(host, port):
-    """Returns a socket that listens at an address. Raises ParameterError if it cannot."""
-    try:
-        return socket.create_server((host, port))
-    except (OSError, UnicodeError) as error:
-        message = f"host and port must be free to listen at, got {named(host)} and {port}: {error}"
-        raise ParameterError("port", port, "free to listen at", message) from error
 
 
 @messages_to_stderr()
@@ -181,10 +172,9 @@ def serve(name, model, vocabs, is_language_model, listening, api_key):
     app = make_app(server, FLAGS.host, FLAGS.allowed_hosts, api_key, FLAGS.max_request_bytes)
     if decoder is not None:
         warm_up(decoder, vocab)
-    address = f"[{FLAGS.host}]" if ":" in FLAGS.host else FLAGS.host
     if api_key is None and FLAGS.host not in ("127.0.0.1", "localhost", "::1"):
         print("Anyone who reaches this address can use the model: set TXL_API_KEY to require a key.", file=sys.stderr)
-    print(f"http://{address}:{listening.getsockname()[1]}/v1/models/{name}", flush=True)
+    print(f"{url_of(FLAGS.host, listening)}/v1/models/{name}", flush=True)
     try:
         with plain_output():
             make_server(app).run(sockets=[listening])

@@ -38,7 +38,7 @@ import tensorflow as tf
 from txl_tf.calls import known_names
 from txl_tf.data.subwords import vocab_file
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.environment import is_installed
+from txl_tf.environment import is_installed, too_old
 from txl_tf.errors import ParameterError
 from txl_tf.files import naming_write_errors, removed_on_error, write_json
 from txl_tf.language.language_model import LanguageModel
@@ -131,6 +131,9 @@ def export_portable(
     if format == "tflite" and getattr(model, "reads_lattice", False):
         message = "a model that reads a lattice needs format='onnx': it divides int64, which TFLite's operations cannot"
         raise ParameterError("format", format, ["onnx"], message)
+    too_old_tensorflow = too_old("tensorflow", (2, 20), "a tagger in TFLite needs")
+    if format == "tflite" and isinstance(model, Tagger) and too_old_tensorflow:
+        raise ParameterError("format", format, ["onnx"], too_old_tensorflow)
     portable = _portable(model, vocab, batch_size, length, source_length)
     path = os.path.join(directory, f"model.{format}")
     convert = to_onnx if format == "onnx" else to_tflite

@@ -166,10 +166,11 @@ def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
 
 
 def _scan(step: Any, first: Any, elements: Any, reverse: bool = False) -> Any:
-    """The results of `step(previous, element)` for all times, `[B, T, ...]`, from `first` on.
+    """`tf.scan` over time, with the batch first: the T results of `step(previous, element)`, `[B, T, ...]`.
 
-    The elements are `[B, T, ...]`. The first of them (the last one with `reverse`) belongs to the same time as `first`,
-    and `step` must not change `first` there. It exists because TensorFlow cannot scan an empty sequence.
+    The elements are `[B, T, ...]`. `first` is the value before the first element (before the last one with `reverse`).
+    If the first result must be `first` itself, `step` must return it unchanged there. All T elements are scanned, and
+    not T - 1, because TensorFlow cannot scan an empty sequence.
     """
     by_time = tf.nest.map_structure(_swapped, elements)
     return tf.nest.map_structure(_swapped, tf.scan(step, by_time, first, reverse=reverse))

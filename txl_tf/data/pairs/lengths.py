@@ -4,7 +4,7 @@ Sources are in groups by length. The first group has sources of up to 16 symbols
 A run stores `longest_targets` of its training pairs; `target_limits` limits translations.
 
     longest_targets(pairs)            [40, 82]          sources of up to 16 symbols, and of up to 32
-    target_limits([40, 82], 1000)     [144, 144, 272, ...]
+    target_limits([40, 82], 1000)     [144, 144, 256, ...]
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ def merged_lengths(one: list[int] | None, other: list[int]) -> list[int]:
 def target_limits(longest: list[int], max_len: int) -> list[int]:
     """Returns the largest length of a translation for each group of sources, in symbols with the end symbol.
 
-    It is 1.5 times the length of the longest training target, plus 10, rounded up, and at most `max_len`. The training
-    targets of a group are those with sources of this group, of earlier groups and of the next group. For a group beyond
-    all training sources, the length of the last group doubles from group to group.
+    It is 1.5 times the length of the longest training target, plus 10, rounded up to a multiple of `STEP`, and at most
+    `max_len`. The training targets of a group are those with sources of this group, of earlier groups and of the next
+    group. For a group beyond all training sources, the length of the last group doubles from group to group.
 
     Args:
         longest: from `longest_targets`.
-        max_len: the model's limit of both sides. There is a group for every length of a source up to this limit.
+        max_len: most symbols of a source and of a target. The result has a limit for each group up to the one that has
+            sources of this length.
     """
     last = len(longest) - 1
     expected = [longest[min(k + 1, last)] << max(0, k - last) for k in range(len(group_ends(max_len)))]
