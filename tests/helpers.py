@@ -332,6 +332,7 @@ class Subwords:
 
     level, unk, eos, bos, document, document_id = "subword", None, None, None, None, None
     has_plain_text = False
+    named_ids = frozenset()
     token_bytes = [
         b"", *(bytes([c]) for c in b"User: \nab"), b"User", b"ser:", b"s:", b"r: a", b"\n\n", b"ab", b"ba",
         "é".encode(), b"\xc3", b"\xa9", "日".encode(), b"\xe6\x97", b"\xa5",

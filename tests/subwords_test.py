@@ -23,6 +23,7 @@ from txl_tf.data.text import corpus
 from txl_tf.data.text.datasets import choose_cutoffs
 from txl_tf.data.text_files import pydoc_text, read_files
 from txl_tf.errors import visible
+from txl_tf.language.constraint import Constraint
 from txl_tf.language.generation import generate
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder, load_run
@@ -74,6 +75,15 @@ def foreign_model(**options):
 
 
 # --------------------------------------------------------------------------------------------------- text <-> ids
+
+
+def test_a_constraint_writes_no_names_of_pieces(vocab):
+    pytest.importorskip("outlines_core")
+    vocab = SubwordVocab(vocab.model)
+    stop = vocab.ids["\u2581the"]  # any token, so that the end of a document is a piece like others
+    constraint = Constraint(vocab, regex=r".+", stop_token=stop)
+    written = {i for state in constraint.table for i in np.flatnonzero(np.asarray(state) >= 0)}
+    assert vocab.named_ids == {0, 1} and not written & {0, 1} and len(written) > 256
 
 
 def test_every_text_comes_back_as_it_was(vocab):

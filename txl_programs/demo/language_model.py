@@ -315,7 +315,9 @@ class LanguageModelView:
         return bars(rows, "help")
 
     def _show_looks(self, labels, place, back, layer, head):
-        """The text that the token sees, coloured by the attention of one head or by the mean of all heads.
+        """The tokens before the clicked one, coloured by the attention from which the model predicts the clicked one.
+
+        It is the attention of one head, or the mean of all heads. The clicked token comes last, without a colour.
 
         Args:
             labels: labels of all tokens of the text.

@@ -167,6 +167,15 @@ class SubwordVocab(Vocab):
         """Whether the vocabulary is a tokenizer.json and no SentencePiece model."""
         return isinstance(self.processor, TokenizerProcessor)
 
+    @property
+    def named_ids(self) -> set[int]:
+        """Ids of pieces that stand for no text of their own, such as `<unk>` and `</s>`, without the end of a line."""
+        if self.is_tokenizer:  # their texts are empty
+            return set()
+        processor = self.processor
+        named = {i for i in range(len(self)) if processor.is_unknown(i) or processor.is_control(i)}
+        return named - {self.ids[symbol] for symbol in [self.eos] if symbol is not None}
+
     def _bytes_of(self, i: int) -> bytes:
         """Returns the bytes of text that a piece stands for."""
         if self.processor.is_byte(i):

@@ -103,7 +103,7 @@ class Constraint:
 
 
 def _pieces(vocab: Any, stop_token: int) -> dict[Any, list[int]]:
-    """`{text of a token, as a string or as bytes: ids}`, without special symbols and the tokens that end a text.
+    """`{text of a token, as a string or as bytes: ids}`, without special symbols and ends of texts and documents.
 
     Raises ParameterError for a vocabulary of words.
     """
@@ -111,7 +111,8 @@ def _pieces(vocab: Any, stop_token: int) -> dict[Any, list[int]]:
         message = "a Constraint needs a vocabulary of characters, bytes or subwords, got one of words"
         raise ParameterError("vocab", vocab.level, ["char", "byte", "subword"], message)
     if vocab.level == "subword":
-        texts: list[Any] = list(vocab.token_bytes)
+        named = vocab.named_ids
+        texts: list[Any] = [b"" if i in named else text for i, text in enumerate(vocab.token_bytes)]
     elif vocab.level == "byte":
         texts = [bytes([i]) if i < 256 else b"" for i in range(len(vocab))]
     else:
