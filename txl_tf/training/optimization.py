@@ -393,9 +393,13 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
             super().update_step(gradient, variable, learning_rate)
             return
         dtype = variable.dtype
-        velocity = self.slots.of(variable, "momentum")
-        self.assign(velocity, velocity * scalar(self.momentum, dtype) + tf.cast(gradient, dtype))
-        self.assign_sub(variable, velocity * tf.cast(learning_rate, dtype))
+        tf.raw_ops.ResourceApplyMomentum(
+            var=variable.handle,
+            accum=self.slots.of(variable, "momentum").value.handle,
+            lr=tf.cast(learning_rate, dtype),
+            grad=tf.cast(gradient, dtype),
+            momentum=scalar(self.momentum, dtype),
+        )
 
 
 OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb, "sgd": SGD}
