@@ -520,6 +520,13 @@ def _(tmp_path):
     np.testing.assert_allclose(np.ravel([m, v, var]), [0.2, 0.004, 0.5], rtol=1e-4)
 
 
+@hook("tf.raw_ops.ResourceApplyMomentum")
+def _(tmp_path):
+    var, accum = (tf.Variable([value]) for value in (1.0, 3.0))
+    tf.raw_ops.ResourceApplyMomentum(var=var.handle, accum=accum.handle, lr=0.5, grad=[2.0], momentum=0.9)
+    np.testing.assert_allclose(np.ravel([accum, var]), [4.7, 1 - 0.5 * 4.7], rtol=1e-6)
+
+
 @hook("tf.raw_ops.InplaceUpdate")
 def _(tmp_path):
     found = tf.raw_ops.InplaceUpdate(x=tf.zeros([3, 1]), i=[2, 0], v=[[5.0], [7.0]])
