@@ -174,7 +174,9 @@ class SubwordVocab(Vocab):
             return set()
         processor = self.processor
         named = {i for i in range(len(self)) if processor.is_unknown(i) or processor.is_control(i)}
-        return named - {self.ids[symbol] for symbol in [self.eos] if symbol is not None}
+        if self.eos is not None:
+            named.discard(self.ids[self.eos])
+        return named
 
     def _bytes_of(self, i: int) -> bytes:
         """Returns the bytes of text that a piece stands for."""

@@ -65,6 +65,8 @@ def alike(x: Any, y: Any) -> bool:
     Then the call of one with the weights of the other is the call of the other. All attributes are compared, also those
     that a user has added: numbers and texts by their values, other objects must be the same object.
     """
+    if x is y:
+        return True
     if type(x) is not type(y):
         return False
     if isinstance(x, keras.Layer):
@@ -80,7 +82,7 @@ def alike(x: Any, y: Any) -> bool:
         return np.array_equal(x, y)
     unimportant = (keras.initializers.Initializer, keras.random.SeedGenerator, tf.Module)
     comparable = (str, int, float, complex, frozenset)
-    return x is y or isinstance(x, unimportant) or (isinstance(x, comparable) and x == y)
+    return isinstance(x, unimportant) or (isinstance(x, comparable) and x == y)
 
 
 def _matters(name: str) -> bool:
