@@ -1,14 +1,12 @@
 """The whole model, from the equations alone, is the model that the layers compute."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import SMALL, randomise
 
 from txl_tf import TransformerXLLM, equations
-from txl_tf.kernels.routing import ByNumber, rows_of
+from txl_tf.kernels.routing import by_number
 from txl_tf.nn.adaptive import clusters_of
 from txl_tf.nn.position_schemes import Relative
 from txl_tf.transformer_xl.memory import HiddenStates
@@ -20,8 +18,7 @@ def model_nll(lm, tokens, labels, mems):
     table, projs = net.embedding.tables, net.embedding.projs
     starts = [0, *net.cutoffs] if len(table) > 1 else [0]
     clusters = [equations.Cluster(*cluster) for cluster in zip(starts, table, projs, strict=True)]
-    rows = functools.partial(rows_of, dtype="float32")
-    h = equations.embed(tf.reshape(tokens, [-1]), clusters, net.d_model, rows, ByNumber())
+    h = equations.embed(tf.reshape(tokens, [-1]), clusters, net.d_model, "float32", by_number)
     h = tf.reshape(h, [batch, tgt_len, net.d_model])
 
     distances = tf.range(mem_len + tgt_len - 1, -1, -1.0)
@@ -41,10 +38,13 @@ def model_nll(lm, tokens, labels, mems):
         w = equations.FeedForward(ff.kernel_1, ff.bias_1, ff.kernel_2, ff.bias_2)
         return equations.feed_forward_block(h, w, (*ff.layer_norm.weights_in_float32(), 1e-12))
 
-    h, inputs = equations.in_turn([functools.partial(layer, i) for i in range(net.n_layer)], h)
+    inputs = []
+    for i in range(net.n_layer):
+        inputs.append(h)
+        h = layer(i, h)
     tables, projs, biases, entries = lm.softmax.weights_with(net.embedding)
     rows, labels = tf.reshape(h, [-1, net.d_model]), tf.reshape(labels, [-1])
-    nll = equations.nll(rows, labels, clusters_of(tables, projs, biases), entries, ByNumber())
+    nll = equations.nll(rows, labels, clusters_of(tables, projs, biases), entries, by_number)
     new_mems = [equations.new_memory(mem, x, net.mem_len) for mem, x in zip(mems, inputs, strict=True)]
     return tf.reshape(nll, [batch, tgt_len]), new_mems
 

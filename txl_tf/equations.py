@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import txl_tf.kernels as ops
 from txl_tf.kernels.dropout import NO_DROP, Drop
+from txl_tf.kernels.routing import rows_of
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.kernels.watching import watched
 
@@ -205,7 +206,7 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
 
 
 def score_terms(
-    q: Tensor, k: Tensor, r: Tensor, u: Tensor, v: Tensor, scale: float, first: Size, content: Tensor | None = None
+    q: Tensor, k: Tensor, places: Places, u: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four terms of the scores, separately. Their sum, masked, is the input of the softmax.
 
@@ -216,20 +217,19 @@ def score_terms(
 
     Args:
         q, k: `[H, B, T, D]` and `[H, B, K, D]`.
-        r: `[H, R, D]`, the table of distances.
-        first: the row of `r` that the first query and the first key use.
+        places: the positions of the keys.
         u, v: `[H, D]`.
         scale: factor of all terms, D**-0.5.
-        content: see `attend`.
 
     Returns:
         `(a, b, c, d)`, `[H, B, T, K]` each. At keys in the future, (b) and (d) contain the score of another distance.
     """
     q, u, v = (tf.broadcast_to(x, tf.shape(q)) * scale for x in (q, u[:, None, None], v[:, None, None]))
     a = tf.matmul(q, k, transpose_b=True)
-    b = shifted_scores(q, r, first)
+    b = places.scores_by_distance(q)
     c = tf.matmul(u, k, transpose_b=True)
-    d = shifted_scores(v, r, first)
+    d = places.scores_by_distance(v)
+    content = places.special.get("content")
     return (a, b, c, d) if content is None else (a * content, b, c * content, d)
 
 
@@ -320,24 +320,7 @@ def feed_forward_block(
     return ops.residual_norm(h, feed_forward(h, w, drop_inner, activation), norm, drop_output)
 
 
-# -------------------------------------------------------------------------------------------------------- the network
-
-
-def in_turn(layers: Sequence[Callable[[Tensor], Tensor]], h: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Calls the layers one after the other (section 3.2).
-
-    Args:
-        layers: functions of `[B, T, E]`, each with its own memory.
-        h: `[B, T, E]`, the embeddings.
-
-    Returns:
-        `(h, inputs)`: the output of the last layer, and the input of every layer.
-    """
-    inputs: list[Tensor] = []
-    for layer in layers:
-        inputs.append(h)
-        h = layer(h)  # [B, T, E]
-    return h, inputs
+# ------------------------------------------------------------------------------------------------------- the new memory
 
 
 def new_memory(memory: Tensor | None, h: Tensor, mem_len: int) -> Tensor:
@@ -367,37 +350,31 @@ class Cluster(NamedTuple):
     bias: Tensor = None  # [N]; only the softmax has one
 
 
-def embed(
-    ids: Tensor, clusters: Sequence[Cluster], width: int, rows_of: Callable[..., Tensor], route: Callable[..., Tensor]
-) -> Tensor:
+def embed(ids: Tensor, clusters: Sequence[Cluster], width: int, dtype: Any, route: Callable[..., Tensor]) -> Tensor:
     """Rows of the clusters' tables, projected, times `sqrt(width)` (Baevski and Auli 2019).
 
     Args:
         ids: int `[n]`.
         clusters: list of `Cluster`.
         width: E.
-        rows_of: function of `(table, projection, ids)` that returns rows of the table, projected.
+        dtype: dtype of the products and the result.
         route: see `kernels/routing.py`; it computes each cluster for the tokens that belong to it.
 
     Returns:
-        `[n, E]`.
+        `[n, E]` in `dtype`.
     """
     first, *later = clusters
     if not later:
-        return rows_of(first.table, first.projection, ids) * width**0.5
+        return rows_of(first.table, first.projection, ids, dtype) * width**0.5
+    # The number of the cluster of each id. An id below 0 is in the first cluster, so that its lookup raises an error.
+    cluster_of = tf.reduce_sum(tf.cast(ids[:, None] >= [cluster.first for cluster in later], tf.int32), 1)
     parts: list[Tensor] = []
     for i, cluster in enumerate(clusters):
-        if cluster is first:
-            is_in_cluster = ids < later[0].first  # an id below 0 too, so that its lookup raises an error
-        elif cluster is later[-1]:
-            is_in_cluster = ids >= cluster.first
-        else:
-            is_in_cluster = (ids >= cluster.first) & (ids < later[i].first)
 
         def embed_words(ids: Tensor, cluster: Cluster = cluster) -> Tensor:
-            return rows_of(cluster.table, cluster.projection, ids - cluster.first)  # [any, E]
+            return rows_of(cluster.table, cluster.projection, ids - cluster.first, dtype)  # [any, E]
 
-        parts.append(route(is_in_cluster, embed_words, cluster.first, ids))  # [n, E]
+        parts.append(route(cluster_of == i, embed_words, cluster.first, ids))  # [n, E]
     return sum(parts[1:], parts[0]) * width**0.5
 
 

@@ -1,6 +1,6 @@
 """Three ways to compute each cluster of the adaptive embedding and softmax for its rows, with the same results.
 
-    route = ByNumber()
+    route = by_number
     y = route(mask, f, 0, x)        # f of the rows of x where the mask is true, zeros elsewhere
 
 By default, a cluster computes exactly its own rows. TPUs and XLA need shapes that do not depend on the data. For them,
@@ -26,37 +26,31 @@ def rows_of(table: Tensor, projection: Tensor | None, ids: Tensor, dtype: Any) -
     return rows if projection is None else matmul(rows, tf.cast(projection, dtype))
 
 
-class ByNumber:
-    """A cluster computes exactly its own rows, by `where`, `gather` and `scatter_nd`."""
+def by_number(mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
+    """`function(*rows)` for exactly the rows where `mask` is true, and zeros for the others.
 
-    def __call__(self, mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
-        """`function(*rows)` for the rows where `mask` is true, and zeros for the others.
+    Args:
+        mask: bool `[n]`.
+        function: function of any number of rows, which returns a tensor `[any, ...]`.
+        fill: unused; see `every_row`.
+        *rows: tensors `[n, ...]`.
 
-        Args:
-            mask: bool `[n]`.
-            function: function of any number of rows, which returns a tensor `[any, ...]`.
-            fill: unused; see `EveryRow`.
-            *rows: tensors `[n, ...]`.
-
-        Returns:
-            `[n, ...]`.
-        """
-        places: Any = tf.cast(tf.where(mask), tf.int32)  # a GPU has to wait here, and tell the host how many there are
-        results = function(*(tf.gather(x, places[:, 0]) for x in rows))
-        shape = tf.shape(mask) if len(results.shape) == 1 else [tf.size(mask), *results.shape[1:]]
-        return tf.scatter_nd(places, results, shape)
+    Returns:
+        `[n, ...]`.
+    """
+    places: Any = tf.cast(tf.where(mask), tf.int32)  # a GPU has to wait here, and tell the host how many there are
+    results = function(*(tf.gather(x, places[:, 0]) for x in rows))
+    shape = tf.shape(mask) if len(results.shape) == 1 else [tf.size(mask), *results.shape[1:]]
+    return tf.scatter_nd(places, results, shape)
 
 
-class EveryRow:
-    """Every cluster computes every row. The results for rows of other clusters are not used."""
+def every_row(mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
+    """As `by_number`, but computes every row, and replaces the results where `mask` is false by zeros.
 
-    def __call__(self, mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
-        """`function(*rows)` where `mask` is true, and zeros for the other rows, as `ByNumber`.
-
-        Rows where `mask` is false are replaced by `fill` before the call, a value that the function accepts.
-        """
-        results = function(*(tf.where(_like(mask, x), x, tf.cast(fill, x.dtype)) for x in rows))
-        return tf.where(_like(mask, results), results, tf.zeros([], results.dtype))
+    Rows where `mask` is false are replaced by `fill` before the call, a value that the function accepts.
+    """
+    results = function(*(tf.where(_like(mask, x), x, tf.cast(fill, x.dtype)) for x in rows))
+    return tf.where(_like(mask, results), results, tf.zeros([], results.dtype))
 
 
 class BySlots:
@@ -78,7 +72,7 @@ class BySlots:
     def __call__(self, mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tensor) -> Any:
         """`function(*rows)` where `mask` is true and a slot is free, and zeros for the other rows.
 
-        Arguments and result are those of `ByNumber`, but n must be static, and `function` must return one number for
+        Arguments and result are those of `by_number`, but n must be static, and `function` must return one number for
         each row. An unused slot contains `fill` in the place of an id, and zeros in the place of a vector.
         """
         n = mask.shape[0]

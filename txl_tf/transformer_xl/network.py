@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, at_least
 from txl_tf.config.checks import keras_initializer
-from txl_tf.equations import in_turn, new_memory
+from txl_tf.equations import new_memory
 from txl_tf.errors import ParameterError, UnsupportedError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.packing import pack, unpack, unpack_pairs
@@ -469,7 +469,9 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         options = {} if done is None else {"done": done}  # a user's `enter` need not take it
         hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes, **options)
         if isinstance(mems, NetworkMemory):
-            return in_turn([layer.read for layer in arguments], hidden)[0], mems.finish()
+            for layer in arguments:
+                hidden = layer.read(hidden)
+            return hidden, mems.finish()
         hidden, inputs = apply_layers(
             self.decoder_layers, hidden, arguments, layer_keys, as_loop=static_shapes, recompute=recompute
         )

@@ -46,4 +46,4 @@ def terms_of(watched: Seen, r_w_bias: Tensor, r_r_bias: Tensor, number: int = 0)
     """
     q, k, places = watched.parts[number]
     scale = r_w_bias.shape[1] ** -0.5
-    return equations.score_terms(q, k, places.r, r_w_bias, r_r_bias, scale, places.first, places.special.get("content"))
+    return equations.score_terms(q, k, places, r_w_bias, r_r_bias, scale)
