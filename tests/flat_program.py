@@ -9,9 +9,9 @@ Shapes: see `txl_tf/taggers/flat.py` and `txl_tf/taggers/lattice.py`.
 import tensorflow as tf
 
 import txl_tf
+from txl_tf.equations import FeedForward, feed_forward
 from txl_tf.nn.arguments import stored
 from txl_tf.nn.base import Layer
-from txl_tf.nn.feed_forward import feed_forward
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.taggers.flat_layers import EPSILON, FlatLayer, LatticeAttn, split_heads
 from txl_tf.taggers.lattice import PositionFusion
@@ -145,7 +145,7 @@ class ProgramLayer(FlatLayer):
         if self.activation == "relu":
             return super().feed_forward(x, inner_key, output_key)
         x, *weights = self.in_compute_dtype(x, *self.ff_0.weights, *self.ff_1.weights)
-        return feed_forward(x, *weights, ACTIVATIONS[self.activation])
+        return feed_forward(x, FeedForward(*weights), activation=ACTIVATIONS[self.activation])
 
 
 class ProgramFlat(txl_tf.Flat):

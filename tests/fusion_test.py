@@ -9,11 +9,11 @@ import tensorflow as tf
 from helpers import SMALL
 
 from txl_tf import TransformerLM, TransformerXLLM, export_saved_model, make_optimizer, segments
+from txl_tf.equations import FeedForward, feed_forward
 from txl_tf.kernels import fusion, masked_softmax, project_heads, project_output, residual_norm
 from txl_tf.kernels.dropout import Drop, dropout
 from txl_tf.kernels.fusion import fused, fusing, pays
 from txl_tf.kernels.gradients import recompute
-from txl_tf.nn.feed_forward import feed_forward
 from txl_tf.nn.ops import LayerNorm, norm_of
 from txl_tf.transformer_xl.attention import create_mask
 
@@ -150,7 +150,7 @@ def test_the_feed_forward_net_with_all_gradients(any_size, rate, key, pieces, dt
     shapes = ([4, 30, 24], [24, 40], [40], [40, 24], [24])
     inputs = [tf.cast(random(*shape, seed=i), dtype) for i, shape in enumerate(shapes)]
     for actual, expected in both_ways(
-        lambda *inputs: feed_forward(*inputs, rate=rate, dropout_key=key), *inputs, pieces=pieces
+        lambda x, *weights: feed_forward(x, FeedForward(*weights), Drop(rate, key)), *inputs, pieces=pieces
     ):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max())
 
@@ -169,7 +169,9 @@ def test_projections_of_heads_with_all_gradients(any_size, dtype, rtol):
 
 def test_another_activation_has_no_pass_of_its_own(any_size):
     inputs = [random(*shape) for shape in ([4, 30, 24], [24, 40], [40], [40, 24], [24])]
-    for actual, expected in both_ways(lambda *inputs: feed_forward(*inputs, activation=tf.nn.gelu), *inputs, pieces=0):
+    for actual, expected in both_ways(
+        lambda x, *weights: feed_forward(x, FeedForward(*weights), activation=tf.nn.gelu), *inputs, pieces=0
+    ):
         np.testing.assert_array_equal(actual, expected)
 
 

@@ -6,10 +6,9 @@ from typing import Any, Unpack
 import keras
 import tensorflow as tf
 
-import txl_tf.equations as equations
 from txl_tf.config import ACTIVATIONS, one_of
 from txl_tf.config.checks import NOT_NEGATIVE
-from txl_tf.equations import FeedForward, feed_forward_block, swiglu
+from txl_tf.equations import FeedForward, feed_forward, feed_forward_block, swiglu
 from txl_tf.kernels.dropout import Drop, dropout, split
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
@@ -24,27 +23,6 @@ from txl_tf.schema import check_type
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {"relu": None, "gelu": tf.nn.gelu, "swiglu": swiglu}
 
 
-def feed_forward(
-    x: Tensor, kernel_1: Tensor, bias_1: Tensor, kernel_2: Tensor, bias_2: Tensor,
-    activation: Callable[[Tensor], Tensor] = tf.nn.relu, rate: float = 0.0, dropout_key: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """`dropout(activation(x kernel_1 + bias_1)) kernel_2 + bias_2`: the feed-forward net, with weights as arguments.
-
-    Args:
-        x: `[..., E]`.
-        kernel_1, bias_1: `[E, F]` and `[F]`.
-        kernel_2, bias_2: `[F, E]` and `[E]`.
-        activation: function of a tensor.
-        rate, dropout_key: see `dropout`.
-
-    Returns:
-        A tensor like `x`.
-    """
-    weights = FeedForward(kernel_1, bias_1, kernel_2, bias_2)
-    other_than_relu = None if activation is tf.nn.relu else activation
-    return equations.feed_forward(x, weights, Drop(rate, dropout_key), other_than_relu)
-
-
 def positionwise_ff(
     inp: Tensor, kernel_1: Tensor, bias_1: Tensor, kernel_2: Tensor, bias_2: Tensor, rate: float = 0.0,
     dropout_key: Tensor | None = None,
@@ -52,7 +30,9 @@ def positionwise_ff(
     """`relu(inp kernel_1 + bias_1) kernel_2 + bias_2`, with dropout after the relu and at the end.
 
     Args:
-        inp, kernel_1, bias_1, kernel_2, bias_2: see `feed_forward`.
+        inp: `[..., E]`.
+        kernel_1, bias_1: `[E, F]` and `[F]`.
+        kernel_2, bias_2: `[F, E]` and `[E]`.
         rate: dropout rate.
         dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
 
@@ -60,7 +40,7 @@ def positionwise_ff(
         A tensor like `inp`.
     """
     inner_key, output_key = split(dropout_key, 2)
-    output = feed_forward(inp, kernel_1, bias_1, kernel_2, bias_2, rate=rate, dropout_key=inner_key)
+    output = feed_forward(inp, FeedForward(kernel_1, bias_1, kernel_2, bias_2), Drop(rate, inner_key))
     return dropout(output, rate, output_key)
 
 
@@ -203,7 +183,7 @@ class PositionWiseFFN(Layer):
         check_tensors({"width": self.dense1.kernel.shape[0]}, X=(X, "float ... width"))
         x, *weights = self.in_compute_dtype(X, *self.dense1.weights, *self.dense2.weights)
         inner_key, _ = split(self.key_of_call(x, training, dropout_key), 2)
-        return feed_forward(x, *weights, rate=self.rate, dropout_key=inner_key)
+        return feed_forward(x, FeedForward(*weights), Drop(self.rate, inner_key))
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.named_shapes(shapes, named)["X"][:-1], self.ffn_num_outputs)

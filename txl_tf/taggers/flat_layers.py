@@ -19,13 +19,13 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import RESIDUALS, FlatConfig, one_of
+from txl_tf.equations import FeedForward, feed_forward
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import attend, join_heads, pairwise_scores
-from txl_tf.kernels.dropout import dropout, split
+from txl_tf.kernels.dropout import Drop, dropout, split
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Attending, Layer, check_heads, check_sizes, check_tensors
-from txl_tf.nn.feed_forward import feed_forward
 from txl_tf.nn.masks import mask_of_call
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
@@ -257,6 +257,6 @@ class FlatLayer(Layer):
 
     def feed_forward(self, x: Tensor, inner_key: Tensor | None = None, output_key: Tensor | None = None) -> Tensor:
         """The feed-forward net without residual connection and layer norm."""
-        x, kernel_1, bias_1, kernel_2, bias_2 = self.in_compute_dtype(x, *self.ff_0.weights, *self.ff_1.weights)
-        output = feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, tf.nn.relu, self.dropout, inner_key)
+        x, *weights = self.in_compute_dtype(x, *self.ff_0.weights, *self.ff_1.weights)
+        output = feed_forward(x, FeedForward(*weights), Drop(self.dropout, inner_key))
         return dropout(output, self.dropout, output_key)
