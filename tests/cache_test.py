@@ -1,10 +1,10 @@
 """Cached keys and values give what the network gives from its memory of hidden states."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import SMALL, raises_parameter
+from segments import state_of
 
 from txl_tf.transformer_xl import inference, ring
 from txl_tf.transformer_xl.cache import (
@@ -13,7 +13,6 @@ from txl_tf.transformer_xl.cache import (
     memory_of,
     precompute,
     state_from,
-    state_of,
     whole_segments,
 )
 from txl_tf.transformer_xl.inference import writable_copy
@@ -184,5 +183,3 @@ def test_what_does_not_fit_is_an_error(small_lm):
     network = small_lm(mem_len=4).network
     with raises_parameter("tokens", 3, "at most max_segment=2 long"):
         cached_forward(network, precompute(network, 2), tokens(1, 3), initial_state(network, 1, 2))
-    with raises_parameter("mems", allowed="memories of mem_len=4 positions"):
-        state_of(network, [keras.ops.zeros([1, 3, 8])] * 2)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import SMALL, eagerly, raises_parameter, randomise, train_run
+from segments import state_of
 
 import txl_tf
 from txl_tf.language.session import Session
@@ -16,7 +17,7 @@ from txl_tf.serving.language_model import LanguageModelSignatures
 from txl_tf.serving.writing import DEFAULTS
 from txl_tf.transformer_xl import inference, ring
 from txl_tf.transformer_xl.attention import create_mask, rel_multihead_attn
-from txl_tf.transformer_xl.cache import cached_forward, initial_state, memory_of, precompute, state_of
+from txl_tf.transformer_xl.cache import cached_forward, initial_state, memory_of, precompute
 from txl_tf.transformer_xl.documents import BEFORE, content_mask, document_starts, mask_far_zeros, of_last_document
 from txl_tf.transformer_xl.inference import writable_copy
 

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from helpers import SMALL
 
-from txl_tf.transformer_xl.cache import cached_forward, initial_state, precompute, state_of
+from txl_tf.transformer_xl.cache import cached_forward, initial_state, precompute, state_from
 from txl_tf.transformer_xl.inference import writable_copy
 
 END = 1  # where it is the token that resets the memory
@@ -21,6 +21,28 @@ def words(rows=3, n=21, borders=()):
 def close(found, expected, tolerance=1e-5):
     found, expected = np.asarray(found), np.asarray(expected)
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def state_of(network, mems, max_segment=1):
+    """The state of a cache that continues a text from the hidden states `mems`, a list with `[B, M, E]` per layer."""
+    width = network.n_head * network.d_head
+
+    def keys_and_values(mem, attn):
+        """Keys and values of a layer's memory, `[B, H, M, D]` each, not turned."""
+        kernel = tf.cast(attn.kernel("qkv_kernel"), network.compute_dtype)
+        heads = tf.matmul(attn.memory_of(tf.cast(mem, network.compute_dtype)), kernel[:, width:])
+        heads = tf.reshape(heads, [-1, network.mem_len, 2, network.n_head, network.d_head])
+        k, v = tf.unstack(tf.transpose(heads, [2, 0, 3, 1, 4]))
+        zeros = attn.zeros(kernel)
+        return (k, v) if zeros is None else (k - zeros.k, v - zeros.v)
+
+    layers = zip(mems, network.decoder_layers, strict=True)
+    keys, values = zip(*(keys_and_values(mem, layer.rel_attn) for mem, layer in layers), strict=True)
+    count = ()
+    if network.scheme.turns:
+        keys = [network.scheme.turn(key, tf.range(network.mem_len)) for key in keys]
+        count = tf.fill([mems[0].shape[0]], network.mem_len)
+    return state_from(keys, values, max_segment, count)
 
 
 def assert_cached_segments_are_those_of(network):

@@ -4,7 +4,7 @@ The memory of a network is hidden states. In every segment, every layer projects
 weights do not change, the keys and values do not change either, so inference computes them once:
 
     weights = precompute(network, max_segment=80)            # kernels and position keys, projected once
-    state = initial_state(network, batch, max_segment=80)    # zeros; or state_of(network, mems)
+    state = initial_state(network, batch, max_segment=80)    # zeros
     hidden, state = cached_forward(network, weights, tokens, state)       # == network(tokens, mems)
 
 The keys and values of a layer are in rings, see `ring.py`. Zero memories have zero keys and values, because the
@@ -30,7 +30,6 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
-from txl_tf.nn.base import shown
 from txl_tf.transformer_xl.documents import document_starts, last_start
 from txl_tf.transformer_xl.inference import projected_positions, read, weights_with, zero_keys
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
@@ -77,31 +76,6 @@ def initial_state(network: Any, batch_size: Size, max_segment: Size = 1) -> Cach
     values = zero_keys(network, batch_size, network.mem_len + max_segment)
     count = tf.zeros([batch_size], tf.int32) if network.scheme.turns else ()
     return CachedState(keys, values, tf.constant(0), count)
-
-
-def state_of(network: Any, mems: Sequence[Tensor], max_segment: Size = 1) -> CachedState:
-    """The state that continues a text from the hidden states `mems`, a list with `[B, M, E]` for every layer."""
-    width = network.n_head * network.d_head
-
-    def keys_and_values(mem: Tensor, attn: Any) -> Any:
-        """Keys and values of a layer's memory, `[B, H, M, D]` each, not turned."""
-        if mem.shape[1] != network.mem_len:
-            allowed = f"memories of mem_len={network.mem_len} positions"
-            raise ParameterError("mems", mem, allowed, f"mems must be {allowed}, got {shown(mem)}")
-        kernel: Any = tf.cast(attn.kernel("qkv_kernel"), network.compute_dtype)
-        heads: Any = tf.matmul(attn.memory_of(tf.cast(mem, network.compute_dtype)), kernel[:, width:])
-        heads = tf.reshape(heads, [-1, network.mem_len, 2, network.n_head, network.d_head])
-        k, v = tf.unstack(tf.transpose(heads, [2, 0, 3, 1, 4]))
-        zeros = attn.zeros(kernel)
-        return (k, v) if zeros is None else (k - zeros.k, v - zeros.v)
-
-    layers = zip(mems, network.decoder_layers, strict=True)
-    keys, values = zip(*(keys_and_values(mem, layer.rel_attn) for mem, layer in layers), strict=True)
-    count: Any = ()
-    if network.scheme.turns:
-        keys = [network.scheme.turn(key, tf.range(network.mem_len)) for key in keys]
-        count = tf.fill([shape_of(mems[0])[0]], network.mem_len)
-    return state_from(keys, values, max_segment, count)
 
 
 def memory_of(network: Any, state: CachedState) -> tuple[Any, Any]:
