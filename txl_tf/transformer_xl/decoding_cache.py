@@ -76,29 +76,24 @@ class MemoryCache(DecodingCache):
         network = self.network
         static_shapes = self.static_shapes
         batch, n = shape_of(prompt)
-        shifted = padded_left(prompt, lengths)  # the first new token of every row goes to the same slot
-        if segment is not None:
-            return self._read_pieces(shifted, lengths, segment)
-        max_segment = whole_segments(network.mem_len, n) if static_shapes else n
-        state = initial_state(network, batch, max_segment)
+        prompt = padded_left(prompt, lengths)  # the first new token of every row goes to the same slot
+        max_segment = segment or (whole_segments(network.mem_len, n) if static_shapes else n)
         weights = precompute(network, max_segment)
-        hidden, state = cached_forward(network, weights, shifted, state, lengths, False, static_shapes, self.lm.outputs)
-        state = resized(network, state)
-        return hidden[:, -1], state if static_shapes else writable_copy(state)
 
-    def _read_pieces(self, prompt: Tensor, lengths: Tensor, segment: int) -> tuple[Any, Any]:
-        """`read_prompt` in pieces, of prompts with their padding on the left."""
-        network = self.network
-        weights = precompute(network, segment)
-
-        def read_piece(tokens: Tensor, own: Tensor, state_before: Any) -> tuple[Any, Any]:
+        def read_piece(tokens: Tensor, lengths: Tensor, state: Any) -> tuple[Any, Any]:
             """See `in_pieces`."""
-            hidden, state = cached_forward(network, weights, tokens, state_before, own, model=self.lm.outputs)
+            hidden, state = cached_forward(
+                network, weights, tokens, state, lengths, static_shapes=static_shapes, model=self.lm.outputs
+            )
             return hidden[:, -1], state
 
-        state = initial_state(network, shape_of(prompt)[0], segment)
-        hidden, state = in_pieces(read_piece, prompt, lengths, segment, state)
-        return hidden, writable_copy(resized(network, state))
+        state = initial_state(network, batch, max_segment)
+        if segment is None:
+            hidden, state = read_piece(prompt, lengths, state)
+        else:
+            hidden, state = in_pieces(read_piece, prompt, lengths, segment, state)
+        state = resized(network, state)
+        return hidden, state if static_shapes else writable_copy(state)
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
         """Reads `tokens`, int32 `[B, n]`.
