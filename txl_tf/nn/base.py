@@ -71,10 +71,6 @@ class Dropping(Settings):
         self.rate_names = tuple(rates)
         self._choose_key_source(any(rates.values()))
 
-    def rates(self) -> list[float]:
-        """The current values of the dropout rates."""
-        return [getattr(self, name) for name in self.rate_names]
-
     def _choose_key_source(self, drops: bool) -> None:
         """Chooses the source of keys: the layer that contains this one, or else this layer's own generator.
 
@@ -86,17 +82,12 @@ class Dropping(Settings):
         elif not drops and not self._always_draws:
             self._draw = None
         else:
-            self._make_generator()
             self._draw = self.draw_key
-
-    def _make_generator(self) -> None:
-        """Makes the seed generator, unless the layer has one. A layer without a seed chooses a random one."""
-        if self.seed_generator is not None:
-            return
-        if self.seed is None:
-            self.store("seed", random.randrange(2**31))
-        with unlocked(self):  # it may be built, if its rates were 0 until now
-            self.seed_generator = keras.random.SeedGenerator(self.seed)
+            if self.seed_generator is None:
+                if self.seed is None:
+                    self.store("seed", random.randrange(2**31))
+                with unlocked(self):  # it may be built, if its rates were 0 until now
+                    self.seed_generator = keras.random.SeedGenerator(self.seed)
 
     def check_setting(self, name: str, value: Any) -> Any:
         """Checks a new value, see `Settings`. Returns the value, or a random seed for `seed=None`."""
@@ -106,7 +97,7 @@ class Dropping(Settings):
     def settings_changed(self, names: Iterable[str]) -> None:
         """Starts or stops drawing keys if the rates have changed. Restarts the generator if the seed has changed."""
         super().settings_changed(names)
-        self._choose_key_source(any(self.rates()))
+        self._choose_key_source(any(getattr(self, name) for name in self.rate_names))
         if "seed" in names and self.seed_generator is not None:
             self.seed_generator.state.assign(keras.random.SeedGenerator(self.seed).state)
 
@@ -284,11 +275,6 @@ class OutputSpecs(MixedIntoLayer):
         return bound.arguments
 
 
-def was_replaced(part: Any) -> bool:
-    """Whether a part of a layer, or the class of the part, was replaced after the layer was made."""
-    return "_was_replaced" in vars(part)
-
-
 class CachedMemory:
     """Base class of objects that a call takes in place of tensors, see `transformer_xl/memory.py`."""
 
@@ -318,42 +304,33 @@ def memories_by_name(
     return args[:1], {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}
 
 
-def check_call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
-    """Raises an error that names the argument if a call of a layer failed because it does not fit the signature.
-
-    Otherwise, the function returns, and the caller raises the original error.
-
-    Args:
-        layer: the layer, or model.
-        args, kwargs: of its call.
-        error: what the call raised.
+class CheckedCalls(MixedIntoLayer):
+    """Mixin of layers and models: a call that does not fit the signature raises an error that names the argument.
 
     Raises:
         UnknownArgumentError: the call has no such argument.
         CallError: a required argument is missing; there are too many; or an argument that is no tensor was given by
             position, which Keras does not allow.
     """
-    if isinstance(error, ParameterError):
-        return
-    called = type(layer).__name__
-    signature = inspect.signature(layer.call)
-    given = bind_call(called, signature, args, kwargs)
-    names = list(signature.parameters)
-    options = [name for name, x in zip(names, args, strict=False) if not _has_shape(x) and name in given.arguments]
-    if options and "Only input tensors" in str(error):
-        by_name = ", ".join(f"{name}={brief(given.arguments[name])}" for name in options)
-        message = f"{called}(): only tensors can be given by position; write {by_name}"
-        raise CallError(called, list(args), names, message) from None
-
-
-class CheckedCalls(MixedIntoLayer):
-    """Mixin of layers and models: a call that does not fit the signature raises an error that names the argument."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = memories_by_name(self, args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
+        except ParameterError:
+            raise
         except (TypeError, ValueError) as error:
-            check_call(self, args, kwargs, error)
+            called = type(self).__name__
+            signature = inspect.signature(self.call)
+            given = bind_call(called, signature, args, kwargs)  # raises an error unless the call fits the signature
+            names = list(signature.parameters)
+            options = [
+                name for name, x in zip(names, args, strict=False) if not _has_shape(x) and name in given.arguments
+            ]
+            if options and "Only input tensors" in str(error):
+                by_name = ", ".join(f"{name}={brief(given.arguments[name])}" for name in options)
+                message = f"{called}(): only tensors can be given by position; write {by_name}"
+                raise CallError(called, list(args), names, message) from None
             raise
 
 
@@ -411,7 +388,8 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
 
         Raises ParameterError if a part was replaced after the constructor: the configuration would not have it.
         """
-        changed = next((part for part in self._flatten_layers(include_self=False) if was_replaced(part)), None)
+        parts = self._flatten_layers(include_self=False)
+        changed = next((part for part in parts if "_was_replaced" in vars(part)), None)  # see `change_part`
         if changed is not None and not self.restores_parts:
             message = (
                 f"{changed.name} of {self.name} was replaced by a {type(changed).__name__} after {self.name} was made. "
@@ -453,7 +431,6 @@ class Layer(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.layers.Layer
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         while args and args[-1] is None:  # for None by position, Keras would pass its mask a second time
             args = args[:-1]
-        args, kwargs = memories_by_name(self, args, kwargs)
         if not tf.executing_eagerly():
             remember_graph(self)
         return super().__call__(*args, **kwargs)

@@ -27,7 +27,6 @@ from txl_tf.nn.base import (
     check_layer,
     check_length,
     check_tensors,
-    memories_by_name,
     shown,
     tensor_error,
     watch_layers,
@@ -351,10 +350,6 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         check_length("batch_size", batch_size)
         shape = [batch_size, self.mem_len, self.d_model]
         return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = memories_by_name(self, args, kwargs)
-        return super().__call__(*args, **kwargs)
 
     def call(
         self, tokens: Tensor | None = None, mems: Any = None, padding_mask: Tensor | None = None,
