@@ -41,11 +41,8 @@ def attention_probs(
         scores = tf.pad(scores, [[0, 0]] * (len(scores.shape) - 1) + [[zero_keys, 0]])
     if position_scores is not None:
         n_missing = len(scores.shape) - len(position_scores.shape)
-        for_all_rows: Any = position_scores
-        for _ in range(n_missing):
-            for_all_rows = for_all_rows[:, None]  # [H, 1, T, K]
         if zero_keys or n_missing:
-            scores = scores + for_all_rows
+            scores = scores + position_scores[:, *[None] * n_missing]  # [H, 1, T, K] for all rows
             position_scores = None
     return ops.masked_softmax(scores, visible, position_scores)
 

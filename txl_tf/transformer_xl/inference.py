@@ -71,15 +71,13 @@ def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWe
         position_keys: the result of `projected_positions`, in the order in which attention takes them.
     """
     dtype = network.compute_dtype
-
-    def weights_of(i: int, layer: Any) -> LayerWeights:
-        """`LayerWeights` of layer i."""
-        if network.r_w_bias is None:
-            return layer_weights(layer, dtype, None, None, position_keys[i] if position_keys else None)
-        r_w_bias, r_r_bias = (tf.cast(bias * network.d_head**-0.5, dtype) for bias in network.biases(i))
-        return layer_weights(layer, dtype, r_w_bias, r_r_bias, position_keys[i])
-
-    return tuple(weights_of(i, layer) for i, layer in enumerate(network.decoder_layers))
+    weights: list[LayerWeights] = []
+    for i, layer in enumerate(network.decoder_layers):
+        biases: list[Any] = [None, None]
+        if network.r_w_bias is not None:
+            biases = [tf.cast(bias * network.d_head**-0.5, dtype) for bias in network.biases(i)]
+        weights.append(layer_weights(layer, dtype, *biases, position_keys[i] if position_keys else None))
+    return tuple(weights)
 
 
 def projected_positions(network: Any, klen: Size) -> list[Any]:

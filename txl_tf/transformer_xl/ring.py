@@ -88,10 +88,10 @@ class RingPlaces(NamedTuple):
     """`Places` of the keys in a ring, for a block of queries."""
 
     klen: Size  # K
-    visible: Tensor | None
     r: Any  # [H, K + T, D], see `_rotated`; for a single query a list of H tensors [K, D]
     first_slot: Tensor  # int32 scalar, the slot of the first query
-    special: dict[str, Any]  # as in `Places`
+    visible: Tensor | None = None  # as in `Places`
+    special: dict[str, Any] = {}  # as in `Places`
 
     def distances(self, q: Tensor) -> Any:
         """The distance from every query to every key, int32 `[T, K]`.
@@ -107,8 +107,7 @@ class RingPlaces(NamedTuple):
         If `r` is a list, for a single query, the result may be a list with the scores `[1, K]` of each head.
         """
         if isinstance(self.r, list):
-            scores = products_of_heads(q, self.r, transpose_b=True)
-            return scores if not self.special else tf.stack(scores)
+            return products_of_heads(q, self.r, transpose_b=True)
         tgt_len = shape_of(q)[-2]
         klen = shape_of(self.r)[1] - tgt_len
         return shifted_scores(q, self.r, first=tgt_len - 1)[..., :klen]
@@ -188,33 +187,29 @@ def _attend_block(
     klen = shape_of(keys)[2]
     if r is not None:
         r = _rotated(r, first_slot, tgt_len, klen, by_head=content_q.shape[2] == 1 and not static_shapes)
-    visible: Any = None
-    content: Any = None
+    places = RingPlaces(klen, r, first_slot)
     if max_distance is not None:
-        query: Any = tf.range(tgt_len)
-        distance = (first_slot + query[:, None] - tf.range(klen)) % klen  # [T, K]
-        visible = distance <= max_distance[..., None]  # [T, K] or [B, T, K]
+        distance = places.distances(content_q)  # [T, K]
+        places = places._replace(visible=distance <= max_distance[..., None])  # [T, K] or [B, T, K]
         if zero_beyond is not None:
             content = tf.cast(distance <= zero_beyond[..., None], content_q.dtype)  # [B, T, K]
+            places = places._replace(special={"content": content})
 
     if static_shapes:
         # From [B, H, any, D] to [H, B, any, D], and back.
         heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, keys, values)]
-        places = RingPlaces(klen, visible, r, first_slot, _special(content))
         return tf.transpose(block(*heads_first, places), [1, 0, 2, 3])
 
     def attend_row(b: Any) -> Tensor:
         """Attention of row b of the batch."""
-        row_visible = visible if visible is None or len(visible.shape) == 2 else visible[b]
-        places = RingPlaces(klen, row_visible, r, first_slot, _special(None if content is None else content[b]))
-        return block(content_q[b], position_q[b], keys[b], values[b], places)
+        visible = places.visible
+        of_row = places._replace(
+            visible=visible if visible is None or len(visible.shape) == 2 else visible[b],
+            special={name: value[b] for name, value in places.special.items()},
+        )
+        return block(content_q[b], position_q[b], keys[b], values[b], of_row)
 
     return row_by_row(attend_row, content_q)
-
-
-def _special(content: Tensor | None) -> dict[str, Any]:
-    """The `special` of `Places` for a `content` of `attend`."""
-    return {} if content is None else {"content": content}
 
 
 def ring_positions(r_k: Tensor, max_segment: Size) -> Any:
