@@ -71,6 +71,10 @@ class Dropping(Settings):
         self.rate_names = tuple(rates)
         self._choose_key_source(any(rates.values()))
 
+    def rates(self) -> list[float]:
+        """The current values of the dropout rates."""
+        return [getattr(self, name) for name in self.rate_names]
+
     def _choose_key_source(self, drops: bool) -> None:
         """Chooses the source of keys: the layer that contains this one, or else this layer's own generator.
 
@@ -97,7 +101,7 @@ class Dropping(Settings):
     def settings_changed(self, names: Iterable[str]) -> None:
         """Starts or stops drawing keys if the rates have changed. Restarts the generator if the seed has changed."""
         super().settings_changed(names)
-        self._choose_key_source(any(getattr(self, name) for name in self.rate_names))
+        self._choose_key_source(any(self.rates()))
         if "seed" in names and self.seed_generator is not None:
             self.seed_generator.state.assign(keras.random.SeedGenerator(self.seed).state)
 
