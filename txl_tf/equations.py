@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 import txl_tf.kernels as ops
+from txl_tf.kernels.attending import attend
 from txl_tf.kernels.dropout import NO_DROP, Drop
 from txl_tf.kernels.routing import rows_of
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
@@ -198,7 +199,7 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
         else:
             position = places.scores_by_distance(position_q)  # of `Zeros.k`
         # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]
-        return ops.attend(content_q, k, v, position, places.visible, 1.0, *drop, **places.special)
+        return attend(content_q, k, v, position, places.visible, 1.0, *drop, **places.special)
 
     content_q, position_q = w.positions.queries(q, w)
     position_q = position_q if zero_q is None else zero_q

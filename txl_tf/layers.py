@@ -9,7 +9,8 @@ from typing import Any as _Any
 
 from txl_tf.calls import unknown_name as _unknown_name
 from txl_tf.equations import shifted_scores
-from txl_tf.kernels import attend, attention_probs, cross_entropy, embedding_lookup, layer_norm, pairwise_scores
+from txl_tf.kernels import cross_entropy, embedding_lookup, layer_norm, pairwise_scores
+from txl_tf.kernels.attending import attend, attention_probs
 from txl_tf.kernels.dropout import dropout
 from txl_tf.nn.adaptive import AdaptiveSoftmax, adaptive_log_probs, mask_adaptive_logsoftmax, static_adaptive_logsoftmax
 from txl_tf.nn.embedding import AdaptiveEmbedding, mask_adaptive_embedding_lookup

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from txl_tf.kernels import chosen as ops
+import txl_tf.kernels as ops
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.kernels.watching import watched

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from txl_tf.kernels import chosen as ops
+import txl_tf.kernels as ops
 from txl_tf.kernels.precision import matmul
 from txl_tf.kernels.shapes import Tensor
 

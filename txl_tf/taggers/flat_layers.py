@@ -21,7 +21,8 @@ import tensorflow as tf
 from txl_tf.config import RESIDUALS, FlatConfig, one_of
 from txl_tf.equations import FeedForward, feed_forward
 from txl_tf.errors import ParameterError
-from txl_tf.kernels import attend, join_heads, pairwise_scores
+from txl_tf.kernels import join_heads, pairwise_scores
+from txl_tf.kernels.attending import attend
 from txl_tf.kernels.dropout import Drop, dropout, split
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored

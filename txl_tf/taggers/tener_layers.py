@@ -21,7 +21,8 @@ import tensorflow as tf
 from txl_tf.config import ATTN_TYPES, one_of
 from txl_tf.equations import shifted_scores
 from txl_tf.errors import ParameterError
-from txl_tf.kernels import attend, join_heads, project_heads
+from txl_tf.kernels import join_heads, project_heads
+from txl_tf.kernels.attending import attend
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of

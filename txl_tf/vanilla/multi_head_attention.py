@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from txl_tf.config.checks import is_integer
 from txl_tf.errors import ParameterError, brief
-from txl_tf.kernels import add_bias, attention_probs, head_matmul, join_heads, project
+from txl_tf.kernels import add_bias, head_matmul, join_heads, project
+from txl_tf.kernels.attending import attention_probs
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
