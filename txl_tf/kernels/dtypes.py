@@ -13,13 +13,9 @@ def wide_dtype(*values: Any) -> tf.DType:
 
     Python's numbers and lists have no dtype, so they do not count.
     """
-    return tf.float64 if any(_dtype_of(value) == tf.float64 for value in values) else tf.float32
-
-
-def _dtype_of(value: Any) -> Any:
-    """The dtype of a tensor, variable or array; a dtype or its name as it is; `None` for other values."""
-    is_dtype = isinstance(value, (str, type, tf.DType, np.dtype))
-    return value if is_dtype else getattr(value, "dtype", None)
+    kinds = (str, type, tf.DType, np.dtype)  # of dtypes
+    dtypes = [value if isinstance(value, kinds) else getattr(value, "dtype", None) for value in values]
+    return tf.float64 if any(dtype == tf.float64 for dtype in dtypes) else tf.float32
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -240,8 +240,10 @@ class Relative(Positions):
     refused = {"context_len": Positions.refused["context_len"]}
 
     def make_weights(self, owner: Any) -> None:
-        """Makes u and v, as `r_w_bias` and `r_r_bias` of the owner."""
-        owner.r_w_bias, owner.r_r_bias = owner.build_biases()
+        """Makes u and v, as `r_w_bias` and `r_r_bias` of the owner: one pair, or with `untie_r` one for each layer."""
+        n_layer = [owner.n_layer] if owner.untie_r else []
+        for name in ("r_w_bias", "r_r_bias"):
+            owner.add_table(name, [*n_layer, owner.n_head, owner.d_head], own_initializer(owner.initializer))
 
     def table(self, network: Any, klen: Size, zero: Size = 0) -> Any:
         """The sinusoids of the distances to `klen` keys, farthest first: `[1, klen, E]`."""
@@ -306,8 +308,7 @@ class Learned(Sinusoids):
 
     def make_weights(self, owner: Any) -> None:
         """Makes the learned table, as `pos_table` of the owner."""
-        shape = owner.context_len, owner.d_model
-        owner.pos_table = owner.add_table("pos_table", shape, own_initializer(owner.initializer))
+        owner.add_table("pos_table", [owner.context_len, owner.d_model], own_initializer(owner.initializer))
 
     def table(self, network: Any, length: Size, zero: Size = 0) -> Any:
         """The first `length` rows of the learned table, `[1, length, E]`.

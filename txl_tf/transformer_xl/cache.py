@@ -81,12 +81,11 @@ def initial_state(network: Any, batch_size: Size, max_segment: Size = 1) -> Cach
 def memory_of(network: Any, state: CachedState) -> tuple[Any, Any]:
     """`(keys, values)` of a state in the order of time: tuples of `n_layer` tensors `[B, H, M, D]`, oldest first."""
 
+    state = aligned(state)
+
     def oldest_first(ring: Tensor) -> Any:
-        """The memory in a ring, in the order of time."""
-        # `position` is the slot of the next token. The roll puts it first. The first `max_segment` slots are then room
-        # for the next segment, and the memory follows, its oldest token first.
-        max_segment = shape_of(ring)[2] - network.mem_len
-        memory: Any = tf.roll(ring, -state.position, 2)[:, :, max_segment:]
+        """The memory in an aligned ring. It follows the slots for the next segment."""
+        memory: Any = ring[:, :, shape_of(ring)[2] - network.mem_len :]
         memory.set_shape([ring.shape[0], network.n_head, network.mem_len, network.d_head])
         return memory
 
@@ -161,10 +160,6 @@ class RingMemory(NetworkMemory):
         rings = zip(network.decoder_layers, weights, state.keys, state.values, strict=True)
         self.layers = [RingOfLayer(layer, layer_weights, self, k, v) for layer, layer_weights, k, v in rings]
 
-    def numbers(self) -> Any:
-        """int32 `[B, 1, T]`: how many tokens of the text precede each token of the segment."""
-        return self.state.count[:, None, None] + tf.range(self.tgt_len)
-
     def finish(self) -> CachedState:
         """The `CachedState` after the segment."""
         keys, values = self.keys_and_values()
@@ -176,8 +171,8 @@ class RingOfLayer(CachedKeys):
     """The keys and values of one layer in a `RingMemory`."""
 
     def numbers(self, k: Tensor) -> Any:
-        """How many tokens of the text precede each of the keys `k`."""
-        return self.network_memory.numbers()
+        """How many tokens of the text precede each of the segment's keys `k`: int32 `[B, 1, T]`."""
+        return self.network_memory.state.count[:, None, None] + tf.range(shape_of(k)[2])
 
     def attend(
         self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor

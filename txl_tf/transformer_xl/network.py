@@ -34,7 +34,7 @@ from txl_tf.nn.base import (
 from txl_tf.nn.embedding import AdaptiveEmbedding
 from txl_tf.nn.lora import freeze_others, low_rank_parts, thaw
 from txl_tf.nn.masks import as_bool, mask_of, with_mask
-from txl_tf.nn.ops import for_many_weights, own_initializer
+from txl_tf.nn.ops import for_many_weights
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
 from txl_tf.nn.position_schemes import Relative, checked_scheme
 from txl_tf.nn.quantization import Unquantized
@@ -334,13 +334,6 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         if self.init in ("normal", "uniform"):
             return make_initializer(self.init, self.proj_init_std, self.init_range)
         return self.initializer
-
-    def build_biases(self) -> list[Any]:
-        """Makes the weights `(r_w_bias, r_r_bias)`, the paper's u and v, for all layers."""
-        shape = [self.n_head, self.d_head]
-        if self.untie_r:
-            shape = [self.n_layer, *shape]
-        return [self.add_table(name, shape, own_initializer(self.initializer)) for name in ("r_w_bias", "r_r_bias")]
 
     def initial_mems(self, batch_size: Size) -> list[Any]:
         """The memory before the first segment: `n_layer` tensors of zeros, `[batch_size, mem_len, d_model]`.
@@ -689,13 +682,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
 
 
 def make_initializer(init: Any, init_std: float, init_range: float) -> Any:
-    """The initializer for the argument `init` of a network.
-
-    Args:
-        init: "normal", with standard deviation `init_std`; "uniform", in `[-init_range, init_range]`; or a Keras
-            initializer.
-        init_std, init_range: see `init`.
-    """
+    """The initializer for the arguments `init`, `init_std` and `init_range` of a network."""
     if init == "uniform":
         return keras.initializers.RandomUniform(-init_range, init_range)
     if init == "normal":

@@ -143,38 +143,20 @@ def attend_ring(
         )
 
     size: Any = QUERY_BLOCK if static_len is not None else tf.minimum(tgt_len, QUERY_BLOCK)
-    padding = -tgt_len % size  # so that the queries are whole blocks
-
-    def padded(limit: Tensor) -> Any:
-        """`max_distance` or `zero_beyond` with zeros for the padding queries."""
-        return tf.pad(limit, [[0, 0]] * (len(limit.shape) - 1) + [[0, padding]])
-
-    shape = [content_q.shape[0], n_head, None if static_len is None else size, d_head]
-    content_q, position_q = (tf.pad(x, [[0, 0], [0, 0], [0, padding], [0, 0]]) for x in (content_q, position_q))
-    max_distance, zero_beyond = (x if x is None else padded(x) for x in (max_distance, zero_beyond))
 
     def attend_from(start: Tensor) -> Any:
-        """Attends from the block of queries that begins at `start`."""
+        """Attends from the block of queries that begins at `start`. The last query fills up the last block."""
+        query = tf.minimum(start + tf.range(size), tgt_len - 1)
+        queries = [tf.gather(q, query, axis=2) for q in (content_q, position_q)]
+        limits = [None if limit is None else tf.gather(limit, query, axis=-1) for limit in (max_distance, zero_beyond)]
+        slot = (first_slot + start) % shape_of(keys)[2]
+        return _attend_block(block, *queries, keys, values, r, slot, *limits, static_shapes)
 
-        def queries(q: Tensor) -> Any:
-            """The queries of the block."""
-            part: Any = tf.slice(q, [0, 0, start, 0], [-1, -1, size, -1])
-            part.set_shape(shape)
-            return part
-
-        def limits(limit: Tensor | None) -> Any:
-            """`max_distance` or `zero_beyond` of the queries of the block."""
-            return None if limit is None else tf.gather(limit, start + tf.range(size), axis=-1)
-
-        return _attend_block(
-            block, queries(content_q), queries(position_q), keys, values, r, (first_slot + start) % shape_of(keys)[2],
-            limits(max_distance), limits(zero_beyond), static_shapes,
-        )  # fmt: skip
-
+    shape = [content_q.shape[0], n_head, None if static_len is None else size, d_head]
     spec = tf.TensorSpec(shape, content_q.dtype)
     blocks = tf.map_fn(attend_from, tf.range(0, tgt_len, size), fn_output_signature=spec, parallel_iterations=1)
     attn_vec = tf.transpose(blocks, [1, 2, 0, 3, 4])  # [B, H, blocks, size, D]
-    all_queries: Any = tf.reshape(attn_vec, [batch, n_head, tgt_len + padding, d_head])
+    all_queries: Any = tf.reshape(attn_vec, [batch, n_head, shape_of(blocks)[0] * size, d_head])
     return all_queries[:, :, :tgt_len]
 
 
