@@ -201,7 +201,7 @@ def test_the_reference_shows_the_methods_of_users_first_and_no_internals(pages):
     methods = [name for name in shown if name.startswith("TransformerXLLM.")]
     assert methods[:5] == [f"TransformerXLLM.{name}" for name in ("fit", "evaluate", "generate", "score", "log_probs")]
     assert "TransformerXL.attention" in shown
-    assert not {"TransformerXL.packed", "TransformerXL.enter", "TransformerXLLM.step_with_memory"} & {*shown}
+    assert not {"TransformerXL.forward", "TransformerXL.enter", "TransformerXLLM.step_with_memory"} & {*shown}
     internal = "txl_tf.transformer_xl.cache.cached_forward"
     assert internal not in text
     assert internal in pages["reference/internals/models-transformer-xl/index.html"].anchors

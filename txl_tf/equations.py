@@ -281,12 +281,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def normalized(x: Tensor, norm: Any) -> Tensor:
-    """`x` `[..., E]`, normalised.
-
-    Args:
-        x: the tensor.
-        norm: `(gamma, beta, epsilon)` of layer norm, or a function of a tensor.
-    """
+    """`x` `[..., E]`, normalised by `norm`: `(gamma, beta, epsilon)` of layer norm, or a function of a tensor."""
     return norm(x) if callable(norm) else ops.layer_norm(x, *norm)
 
 

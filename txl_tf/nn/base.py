@@ -352,16 +352,10 @@ class Attending(MixedIntoLayer):
 
 
 def watch_layers(model: Any, name: str, layers: Sequence[Any], *args: Any, **kwargs: Any) -> tuple[Seen, Any]:
-    """Calls a model and records what the attentions of its layers compute.
+    """Calls a model. Returns what the attentions of its `layers` computed, and its output.
 
     Args:
-        model: the model.
         name: the argument that decides the class of the layers, for the error.
-        layers: the layers of the model that attend.
-        *args, **kwargs: of the call.
-
-    Returns:
-        `(watched, output)`: what the attentions computed, and the output of the model.
 
     Raises:
         ParameterError: the layers do not call `txl_tf.layers.attend` once each.

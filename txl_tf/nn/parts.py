@@ -31,7 +31,6 @@ def own_parts(model: Any, count_keras: bool = True) -> list[str]:
     `call` of the instance is not the library's. A user's scheme of positions is listed, too.
 
     Args:
-        model: the model.
         count_keras: whether layers of Keras count, too. The library's language models do not contain any.
     """
     layers = model._flatten_layers()
@@ -98,7 +97,6 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
     part has a mistake that does not concern the cache, this computation raises its error.
 
     Args:
-        model: the model.
         read: function that computes something with the model from a cache.
     """
     results = vars(model).setdefault("_graphs", {})  # dropped when a part changes

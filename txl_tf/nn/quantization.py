@@ -9,7 +9,6 @@ import math
 import re
 import warnings
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import keras
@@ -56,14 +55,10 @@ def _call_of_model() -> tuple[Any, Any] | None:
     much of the model is quantized. So the function looks for the call of the model among the callers.
     """
     code = inspect.unwrap(keras.Model.quantize).__code__
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code is code:
-            if "report" in code.co_varnames:
-                return None
-            return frame.f_locals["self"], frame.f_locals.get("filters")  # older versions of Keras have none
-        frame = frame.f_back
-    return None
+    calls = [caller.frame.f_locals for caller in inspect.stack(context=0) if caller.frame.f_code is code]
+    if not calls or "report" in code.co_varnames:
+        return None
+    return calls[0]["self"], calls[0].get("filters")  # older versions of Keras have no filters
 
 
 def _is_chosen(layer: Any, filters: Any) -> bool:

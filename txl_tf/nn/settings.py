@@ -277,12 +277,6 @@ def replaces_part(x: Any, name: str, value: Any) -> bool:
 def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]) -> None:
     """Replaces a part of a layer or model, its class or its `call`, after its constructor. Drops the old graphs.
 
-    Args:
-        x: the layer or model.
-        name: name of the attribute.
-        value: the new layer, class or method.
-        store: sets the attribute.
-
     Raises:
         FixedAttributeError: the change would replace a method of `fixed_methods`; or a graph with the old part exists
             that the library cannot drop.

@@ -91,7 +91,7 @@ def attention_parts(
 
     Args: as in `multihead_attn`, and
         scheme: a `Positions`.
-        zeros: those of `SegmentAttention.zeros`; `None`: keys and values of a zero memory are zeros.
+        zeros: those of `SegmentAttention.zeros`; `None`: no key counts as zeros, or those of a zero memory are zeros.
         distances: `(r, r_w_bias, r_r_bias, r_kernel)` of `rel_multihead_attn`; `None`: the scheme is not relative.
     """
     tgt_len = shape_of(w)[1]
@@ -99,11 +99,7 @@ def attention_parts(
     visible: Any = causal(tgt_len, mem_len) if attn_mask is None else seen(attn_mask)
     if len(visible.shape) == 4:  # a mask of heads, [B, H, T, K]
         visible = tf.transpose(visible, SWAP_BATCH_AND_HEADS)
-    special: dict[str, Any] = {}
-    if content_mask is None:  # no key counts as zeros
-        zeros = None
-    else:
-        special["content"] = tf.cast(content_mask, w.dtype)
+    special: dict[str, Any] = {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
     r = u = v = None
     if distances is not None:
         r, u, v, r_kernel = distances

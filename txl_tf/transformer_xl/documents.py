@@ -35,7 +35,7 @@ class Mask(NamedTuple):
     attn_mask: Tensor  # float [T, K], or [B, T, K] with documents: 1 where masked, see `create_mask`
     content: Tensor | None = None  # float [B, T, K], see `content_mask`; `None` without documents
     starts: Tensor | None = None  # int32 [B, T], see `document_starts`; `None` without documents
-    last: Tensor | None = None  # int32 [B, 1], see `last_start`; `None`: that of the last token in `starts`
+    last: Tensor | None = None  # int32 [B, 1], see `last_start`; `None` without documents
 
     def around(self, mem: Tensor) -> tuple[Any, ...]:
         """The arguments of a layer's call from `attn_mask` on: `(attn_mask, mem)`, or `(attn_mask, mem, content)`."""
@@ -51,11 +51,10 @@ class Mask(NamedTuple):
         Returns:
             A list of such tensors, or `mems` itself if there are no documents.
         """
-        if self.starts is None:
+        if self.last is None:
             return mems
         lengths = shape_of(self.starts)[1] if lengths is None else lengths
-        starts = self.starts if self.last is None else self.last
-        in_last_document: Any = of_last_document(starts, lengths, shape_of(mems[0])[1])
+        in_last_document: Any = of_last_document(self.last, lengths, shape_of(mems[0])[1])
         return [mem * tf.cast(in_last_document, mem.dtype) for mem in mems]
 
 
@@ -80,8 +79,7 @@ def document_mask(
     counted = None if lengths is None else tf.range(qlen) < lengths[:, None]
     starts = document_starts(tokens, reset_token, counted, done)
     far = attn_mask if same_length else mask_far_zeros(attn_mask, starts)
-    last = None if done is None else last_start(starts, done, lengths)
-    return Mask(far, content_mask(starts, klen - qlen), starts, last)
+    return Mask(far, content_mask(starts, klen - qlen), starts, last_start(starts, done, lengths))
 
 
 def last_start(starts: Tensor, done: Tensor | None = None, lengths: Tensor | None = None) -> Any:

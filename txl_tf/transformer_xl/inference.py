@@ -36,12 +36,7 @@ class LayerWeights(NamedTuple):
 
 
 def layer_weights(layer: Any, dtype: Any, *position_weights: Tensor | None) -> LayerWeights:
-    """`LayerWeights` of a layer.
-
-    Args:
-        layer: the layer.
-        dtype: dtype of the weights.
-        *position_weights: `r_w_bias`, `r_r_bias` and `position_keys`; may be left out.
+    """`LayerWeights` of a layer in `dtype`, with `position_weights`: `r_w_bias`, `r_r_bias` and `position_keys`.
 
     Raises:
         NotCacheable: the keys and values of the layer's attention are not products of the hidden states.

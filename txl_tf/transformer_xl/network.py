@@ -356,8 +356,14 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
                     raise NotCacheable(f"{name} is not for a cached memory")
             return self.forward(as_ids("tokens", tokens), mems, static_shapes=static_shapes)
         tokens = self._inputs_of(tokens, inputs_embeds, done)
+        mems = self.memory_of_call(tokens, mems)
         padding_mask = mask_of(inputs_embeds) if padding_mask is None else padding_mask
-        tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
+        lengths: Any = None
+        if padding_mask is not None:  # move the padding of every row after its tokens, and replace it by zeros
+            padding_mask = self.check_padding(padding_mask, tokens, mems[0])
+            is_token = padding_mask[..., None] if len(tokens.shape) == 3 else padding_mask
+            _, tokens = pack(padding_mask, tf.where(is_token, tokens, tf.zeros([], tokens.dtype)))
+            lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), 1)
         done = self._done_of(done, tokens, padding_mask)
         dropout_key = self.key_of_call(tokens, training, dropout_key)
         recompute = training and self.recompute
@@ -405,29 +411,6 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         if not done.shape.is_compatible_with(tokens.shape[:2]):
             raise tensor_error("done", done, f"bool and of the shape of tokens, {list(tokens.shape[:2])}")
         return done if padding_mask is None else pack(padding_mask, done)[1]
-
-    def packed(self, tokens: Tensor, mems: Any, padding_mask: Tensor | None) -> tuple[Any, Any, Any, Any]:
-        """Checks memory and mask of a call, and moves the padding of every row after its tokens.
-
-        Args:
-            tokens: int `[batch, tgt_len]`; or float `[batch, tgt_len, d_model]`, the `inputs_embeds`.
-            mems, padding_mask: of the call.
-
-        Returns:
-            `(tokens, mems, padding_mask, lengths)`: the tokens, packed if there is a mask, with zeros as padding; the
-            list of memories; the mask of the call, bool `[batch, tgt_len]`; and int32 `[batch]`, the number of tokens
-            in each row. The last two are `None` without a mask.
-
-        Raises:
-            ParameterError: mask or memory do not fit.
-        """
-        mems = self.memory_of_call(tokens, mems)
-        if padding_mask is None:
-            return tokens, mems, None, None
-        mask = self.check_padding(padding_mask, tokens, mems[0])
-        mask_like_tokens = mask[..., None] if len(tokens.shape) == 3 else mask
-        packed_mask, tokens = pack(mask, tf.where(mask_like_tokens, tokens, tf.zeros([], tokens.dtype)))
-        return tokens, mems, mask, tf.reduce_sum(tf.cast(packed_mask, tf.int32), 1)
 
     def forward(
         self, tokens: Tensor, mems: Any, dropout_key: Tensor | None = None, lengths: Tensor | None = None,
@@ -660,8 +643,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         """
         options = {}
         if padding_mask is not None:
-            _, _, padding_mask, _ = self.packed(self._inputs_of(tokens, None, None), mems, padding_mask)
-            options["padding_mask"] = padding_mask
+            padding_mask = options["padding_mask"] = as_bool("padding_mask", padding_mask)
         watched, (_, new_mems) = watch_layers(self, "layer_class", self.decoder_layers, tokens, mems, **options)
         return watched, padding_mask, new_mems
 

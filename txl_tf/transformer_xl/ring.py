@@ -147,10 +147,12 @@ def attend_ring(
     def attend_from(start: Tensor) -> Any:
         """Attends from the block of queries that begins at `start`. The last query fills up the last block."""
         query = tf.minimum(start + tf.range(size), tgt_len - 1)
-        queries = [tf.gather(q, query, axis=2) for q in (content_q, position_q)]
-        limits = [None if limit is None else tf.gather(limit, query, axis=-1) for limit in (max_distance, zero_beyond)]
-        slot = (first_slot + start) % shape_of(keys)[2]
-        return _attend_block(block, *queries, keys, values, r, slot, *limits, static_shapes)
+        return _attend_block(
+            block, tf.gather(content_q, query, axis=2), tf.gather(position_q, query, axis=2), keys, values, r,
+            (first_slot + start) % shape_of(keys)[2],
+            None if max_distance is None else tf.gather(max_distance, query, axis=-1),
+            None if zero_beyond is None else tf.gather(zero_beyond, query, axis=-1), static_shapes,
+        )  # fmt: skip
 
     shape = [content_q.shape[0], n_head, None if static_len is None else size, d_head]
     spec = tf.TensorSpec(shape, content_q.dtype)

@@ -37,13 +37,7 @@ def score_terms(
 
 
 def terms_of(watched: Seen, r_w_bias: Tensor, r_r_bias: Tensor, number: int = 0) -> tuple[Any, Any, Any, Any]:
-    """The four terms of the scores of one attention: see `score_terms`.
-
-    Args:
-        watched: the results of the attentions.
-        r_w_bias, r_r_bias: u and v, `[H, D]` each.
-        number: which attention of `watched`, from 0 on.
-    """
+    """`score_terms` of the attention with this number, from 0 on, among those that were watched."""
     q, k, places = watched.parts[number]
     scale = r_w_bias.shape[1] ** -0.5
     return equations.score_terms(q, k, places, r_w_bias, r_r_bias, scale)
