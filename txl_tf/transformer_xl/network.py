@@ -355,29 +355,29 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
                 if value is not None and value is not False:
                     raise NotCacheable(f"{name} is not for a cached memory")
             return self.forward(as_ids("tokens", tokens), mems, static_shapes=static_shapes)
-        tokens = self._inputs_of(tokens, inputs_embeds, done)
-        mems = self.memory_of_call(tokens, mems)
-        padding_mask = mask_of(inputs_embeds) if padding_mask is None else padding_mask
+        inputs: Any = self._inputs_of(tokens, inputs_embeds, done)
+        mems = self.memory_of_call(inputs, mems)
+        mask: Any = mask_of(inputs_embeds) if padding_mask is None else padding_mask
         lengths: Any = None
-        if padding_mask is not None:  # move the padding of every row after its tokens, and replace it by zeros
-            padding_mask = self.check_padding(padding_mask, tokens, mems[0])
-            is_token = padding_mask[..., None] if len(tokens.shape) == 3 else padding_mask
-            _, tokens = pack(padding_mask, tf.where(is_token, tokens, tf.zeros([], tokens.dtype)))
-            lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), 1)
-        done = self._done_of(done, tokens, padding_mask)
-        dropout_key = self.key_of_call(tokens, training, dropout_key)
+        if mask is not None:  # move the padding of every row after its tokens, and replace it by zeros
+            mask = self.check_padding(mask, inputs, mems[0])
+            is_token = mask[..., None] if len(inputs.shape) == 3 else mask
+            _, inputs = pack(mask, tf.where(is_token, inputs, tf.zeros([], inputs.dtype)))
+            lengths = tf.reduce_sum(tf.cast(mask, tf.int32), 1)
+        done = self._done_of(done, inputs, mask)
+        dropout_key = self.key_of_call(inputs, training, dropout_key)
         recompute = training and self.recompute
         hidden, *others = self.forward(
-            tokens, mems, dropout_key, lengths, static_shapes, recompute, done, output_hidden_states
+            inputs, mems, dropout_key, lengths, static_shapes, recompute, done, output_hidden_states
         )
-        if padding_mask is not None:
-            hidden = with_mask(unpack(padding_mask, hidden), padding_mask)
+        if mask is not None:
+            hidden = with_mask(unpack(mask, hidden), mask)
         if not output_hidden_states:
             return hidden, *others
-        new_mems, inputs = others
-        if padding_mask is not None:
-            inputs = [unpack(padding_mask, of_layer) for of_layer in inputs]
-        return hidden, new_mems, [*inputs, hidden]
+        new_mems, inputs_of_layers = others
+        if mask is not None:
+            inputs_of_layers = [unpack(mask, x) for x in inputs_of_layers]
+        return hidden, new_mems, [*inputs_of_layers, hidden]
 
     def _inputs_of(self, tokens: Any, inputs_embeds: Any, done: Any) -> Any:
         """The `tokens` of a call as int32 or, in their place, its `inputs_embeds`; checked."""
