@@ -172,8 +172,6 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
 
     clusters: Any  # `(weight, bias)`, or `None` if there is one cluster
     biases: Any
-    proj_share_all_but_first: bool
-    tie_weight: bool
     embedding_class = AdaptiveEmbedding
     shared_sizes = ("n_token", "d_embed", "d_proj", "cutoffs", "div_val")
 

@@ -82,8 +82,6 @@ class PositionwiseFF(LowRank, Layer):
         Dai et al. 2019, section 3.3; Vaswani et al. 2017, section 3.3; Shazeer 2020 for swiglu.
     """
 
-    pre_lnorm: bool
-    activation: str
     lora_kernels = ("kernel_1", "kernel_2")
     free_settings = {"dropout": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED}
     copied_settings = {"layer_norm_epsilon": ("layer_norm.epsilon",)}

@@ -66,7 +66,6 @@ class MultiHeadAttn(SegmentAttention):
         Vaswani et al. 2017, section 3.2; `MultiHeadAttn` of the original's PyTorch program.
     """
 
-    positions: Any
     relative = False
 
     @stored
@@ -116,8 +115,6 @@ class TransformerLMLayer(TransformerXLLayer):
     Returns:
         `[batch, tgt_len, d_model]`.
     """
-
-    positions: Any
 
     attention_class = MultiHeadAttn
 

@@ -47,8 +47,6 @@ class TransformerXLLayer(Layer):
         Dai et al. 2019, section 3.3.
     """
 
-    pre_lnorm: bool
-    norm: str
     attention_class: Any = RelMultiHeadAttn
     restores_parts = True
     free_settings = {

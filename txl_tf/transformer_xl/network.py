@@ -477,10 +477,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         if self.reset_token is not None or done is not None:
             reset_token = self.reset_token if are_ids else None
             mask = document_mask(mask.attn_mask, tokens, reset_token, self.same_length, lengths, done)
-        positions = [self.scheme.of_layer(self, i, pos_emb) for i in range(self.n_layer)]
-        arguments = [
-            (*position_arguments, *mask.around(mem)) for position_arguments, mem in zip(positions, mems, strict=True)
-        ]
+        arguments = [(*self.scheme.of_layer(self, i, pos_emb), *mask.around(mem)) for i, mem in enumerate(mems)]
         return hidden, arguments, mask
 
     def embed(self, tokens: Tensor, mlen: Any, dropout_keys: Any, static_shapes: bool, zero: Size) -> tuple[Any, Any]:
