@@ -192,8 +192,8 @@ def beam_search(
 
     A step extends every hypothesis by every token. It keeps the `beam_size` finished targets with the best scores, and
     the `beam_size` most likely of the other hypotheses. A row is done if none of its hypotheses can still get a better
-    score than its finished targets. A hypothesis that has not ended after `max_new_tokens` is compared by its current
-    score, so that a worse one does not win only because it has ended.
+    score than the worst of its finished targets. A hypothesis that has not ended after `max_new_tokens` is compared by
+    its current score, so that a worse one does not win only because it has ended.
 
     Args:
         model: `Transformer`.
