@@ -210,7 +210,10 @@ class TranslationSignatures(StoredModel):
         ]
 
     def _encode(self, name: str, text: tf.Tensor, tokenizer: GraphTokenizer) -> tf.Tensor:
-        """The ids `[B, N]` of texts with their end symbols, 0 at padding. Adds the checks of the argument `name`."""
+        """The ids of texts with their end symbols, `[B, longest]`, 0 at padding.
+
+        Adds the checks of the argument `name` to the graph.
+        """
         limits = self.limits
         rows = tf.shape(text)[0]
         ids = tokenizer.encode(tf.strings.join([limits.checked_text(name, text), "\n"]), name)

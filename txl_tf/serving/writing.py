@@ -128,7 +128,7 @@ def _check_stops(name: str, stops: tf.Tensor, batch: tf.Tensor) -> list[Check]:
 def checked_options(
     limits: RequestLimits, given: str, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor]
 ) -> tuple:
-    """Adds the checks of a request, and returns its tokens, lengths and options.
+    """Adds the checks of a request to the graph, and returns its tokens, lengths and options.
 
     Args:
         limits: how large the request may be.
