@@ -108,7 +108,7 @@ def test_suppressed_symbols_are_not_written(options, model):
     model.final_layer.bias.assign([0.0, 8.0, 0.0, 4.0, 8.0, 4.0])
     try:
         likely = model.generate(source, **options)[0]
-        ids, scores = model.generate(source, suppress_tokens=[START, 4], **options)
+        ids, scores = model.generate(source, suppress_tokens=(i for i in [START, 4]), **options)
     finally:
         model.final_layer.bias.assign(bias)
     assert {*likely.numpy().ravel()} & {START, 4}

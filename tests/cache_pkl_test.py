@@ -286,10 +286,10 @@ def attacks():
         ),
         "name of a dtype": (
             remembered(long_bytes, b"cnumpy\ndtype\nh\x00\x85R" * 3000),
-            "name of a dtype must be at most 100 characters",
+            "name of a dtype must be a text of at most 100 characters",
         ),
         "order of a dtype": (
-            remembered(long_bytes, (DTYPE + b"K\x03h\x00\x86b") * 3000), "byte order of a dtype must be at most 100"
+            remembered(long_bytes, (DTYPE + b"K\x03h\x00\x86b") * 3000), "byte order of a dtype must be .* at most 100"
         ),
         "encoded text": (
             remembered(long_text, (ENCODE + b"h\x00U\x06latin1\x86R") * 3000),
@@ -334,7 +334,7 @@ def attacks():
                 ("state", b"cnumpy.core.multiarray\n_reconstruct\n)R" + BOMB + b"b",
                  "an array must be 5 values, got a tu"),
                 ("name", b"cnumpy\ndtype\n" + BOMB + b"\x85R", "name of a dtype must be .*, got a tuple of length 2"),
-                ("order", DTYPE + BOMB + b"b", "the byte order of a dtype must be at most 100 characters, got a tuple"),
+                ("order", DTYPE + BOMB + b"b", "the byte order of a dtype must be a text .*, got a tuple"),
                 ("encoding", ENCODE + string("x") + BOMB + b"\x86R",
                  "encoding must be latin1, got a tuple of length 2"),
                 ("text", ENCODE + BOMB + b"U\x06latin1\x86R", "encoding must be latin1, got 'latin1' for a tuple"),

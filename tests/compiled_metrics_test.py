@@ -74,6 +74,54 @@ def test_metrics_are_of_labels_that_count_and_weighted_ones_of_their_weights():
     assert float(found["largest"]) == pytest.approx((LOGITS[:2].max() + LOGITS[2:].max()) / 2)
 
 
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "crossentropy",
+        "ce",
+        "sparse_categorical_crossentropy",
+        "SparseCategoricalCrossentropy",
+        keras.metrics.SparseCategoricalCrossentropy,
+        keras.losses.SparseCategoricalCrossentropy,
+        keras.metrics.sparse_categorical_crossentropy,
+        keras.losses.sparse_categorical_crossentropy,
+        keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
+        keras.metrics.serialize(keras.metrics.SparseCategoricalCrossentropy(from_logits=True)),
+    ],
+)
+def test_every_spelling_of_the_cross_entropy_is_that_of_logits(metric):
+    metrics = CompiledMetrics([metric], n_classes=5)
+    (value,) = metrics.update(LABELS, LOGITS, KEPT, WEIGHTS).values()
+    assert float(value) == pytest.approx(np.average(NLL, weights=KEPT), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        keras.metrics.SparseCategoricalCrossentropy(),
+        keras.losses.SparseCategoricalCrossentropy(),
+        keras.metrics.serialize(keras.metrics.SparseCategoricalCrossentropy()),
+        "binary_crossentropy",
+    ],
+)
+def test_a_metric_of_probabilities_is_refused(metric):
+    with pytest.raises(ParameterError) as caught:
+        CompiledMetrics(weighted_metrics=[metric], n_classes=5)
+    assert caught.value.name == "weighted_metrics" and caught.value.value is metric
+
+
+class OfProbabilities(keras.metrics.SparseCategoricalCrossentropy):
+    """A metric of the user's, which turns logits into probabilities itself."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_true, tf.nn.softmax(y_pred), sample_weight)
+
+
+def test_a_metric_of_ones_own_decides_itself_what_it_does_with_logits():
+    found = CompiledMetrics([OfProbabilities(name="own")], n_classes=5).update(LABELS, LOGITS, KEPT, WEIGHTS)
+    assert float(found["own"]) == pytest.approx(np.average(NLL, weights=KEPT), rel=1e-4)
+
+
 def test_two_replicas_of_unequal_shares_find_what_one_finds(two_replicas):
     with two_replicas.scope():
         metrics = make_metrics()
@@ -93,6 +141,8 @@ def test_two_replicas_of_unequal_shares_find_what_one_finds(two_replicas):
     [
         (["nothing of Keras"], "metrics"),
         ([3], "metrics"),
+        ([np.array([1, 2])], "metrics"),
+        ([np.array(["acc"])], "metrics"),
         ({"output": "acc"}, "metrics"),
         ([keras.metrics.SparseCategoricalAccuracy(name="loss")], "metrics"),
         (["acc", "acc"], "metrics"),

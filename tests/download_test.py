@@ -120,6 +120,20 @@ def test_lm1b_takes_the_training_shards_and_the_first_held_out_one(tmp_path):
     assert not any("heldout" in path or "README" in path for path in files_in(tmp_path / "data"))
 
 
+def test_a_file_of_lm1b_that_is_named_like_the_pattern_is_no_shard(tmp_path):
+    folder = os.path.dirname(download.LM1B_SHARDS)
+    held_out = f"{LM1B}/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
+    files = {download.LM1B_SHARDS: b"no\n", f"{folder}/news.en-00001-of-00100": b"a\n", held_out: b"b\n"}
+    url = make_tar(tmp_path / "web", f"{LM1B}.tar.gz", files)
+    (tmp_path / "web/1b_word_vocab.txt").write_text("<S> 9\n<UNK> 5\na 2\nb 1\n")
+    download.fetch("lm1b", tmp_path / "data", url)
+    assert os.listdir(tmp_path / "data" / folder) == ["news.en-00001-of-00100"]
+    del files[f"{folder}/news.en-00001-of-00100"]
+    make_tar(tmp_path / "web", f"{LM1B}.tar.gz", files)
+    with raises_parameter(str(tmp_path / "none" / f"{LM1B}.tar.gz")):
+        download.fetch("lm1b", str(tmp_path / "none"), url)
+
+
 # -------------------------------------------------------------------------------------------------- what can go wrong
 
 

@@ -11,8 +11,12 @@ import numpy as np
 import own_pairs_and_taggers
 import own_parts
 import pytest
+import tensorflow as tf
 from helpers import eagerly, raises_parameter
 from own_parts import CALLED, FAMILIES, OWN, SETTINGS, attributes_set, wrong
+
+import txl_tf
+from txl_tf.nn import parts
 
 
 def cases(ways, settings, fast=()):
@@ -110,6 +114,23 @@ def test_a_configuration_without_an_own_stack_is_refused(part, cls):
     getattr(model, part).__class__ = getattr(own_pairs_and_taggers, cls)
     with raises_parameter(part, cls):
         model.get_config()
+
+
+@pytest.mark.parametrize(
+    "name, replaced",
+    [
+        ("needs_embedding", property(lambda self: True)),
+        ("from_config", classmethod(lambda cls, config: cls(**config))),
+        ("build", lambda self, shape=None: None),
+        ("call", tf.function(lambda self, hidden, embedding=None: hidden)),
+        ("shares_projection", staticmethod(lambda i: False)),
+    ],
+)
+def test_a_class_is_a_user_s_if_a_member_is_replaced(name, replaced, monkeypatch):
+    softmax = txl_tf.layers.AdaptiveSoftmax(n_token=5, d_embed=4, d_proj=4, name="softmax")
+    assert parts.own_parts(softmax) == []
+    monkeypatch.setattr(txl_tf.layers.AdaptiveSoftmax, name, replaced)
+    assert parts.own_parts(softmax) == ["AdaptiveSoftmax 'softmax'"]
 
 
 # ------------------------------------------------------------------------------------------- without any own part

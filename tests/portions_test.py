@@ -300,6 +300,7 @@ def test_s3_is_read_by_pyarrow_as_other_files_are(tmp_path, monkeypatch):
     expected = corpus.build_corpus("text", folder, level="word")
     made, _ = prepared(tmp_path / "made", "text", "s3://bucket", level="word", workers=InPortions(2))
     np.testing.assert_array_equal(made.splits["train"], expected.splits["train"])
+    assert inputs.matching(f"{folder}/none/*") == inputs.matching("s3://bucket/none/*") == []
     with pytest.raises(FileNotFoundError, match="s3://bucket/nowhere.txt"):
         corpus.build_corpus("text", "s3://bucket/nowhere.txt")
     with raises_parameter("pattern", "s3://bucket/*/a"):

@@ -347,7 +347,7 @@ ONES = np.ones([2, 3], np.int32)
 BAD_CHARS = [
     ({"chars": ONES * 16}, "chars must hold ids between 0 and 15"),
     ({"bigrams": -ONES}, "bigrams must hold ids between 0 and 10"),
-    ({"chars": np.int32([[1, 0, 1], [1, 1, 1]])}, "chars must have padding, id 0, at the end of a row alone"),
+    ({"chars": np.int32([[1, 0, 1], [1, 1, 1]])}, r"chars must have padding.*\[\[1 0 1\]\]"),
     ({"bigrams": ONES[:, :2]}, r"bigrams must have the shape of chars, got\] \[2 2\]"),
     ({"chars": ONES[0]}, r"chars must be \[B, T\], got\] \[3\]"),
     ({"chars": ONES[:0], "bigrams": ONES[:0]}, "chars must have at least 1 row"),

@@ -365,6 +365,17 @@ def test_the_end_of_a_model_has_its_table(tmp_path):
     assert caught.value.name == "embedding"
 
 
+def test_none_by_position_is_no_embedding():
+    tokens, embedding = ids(), Adaptive.embedding(PLAIN)
+    softmax = layers.AdaptiveSoftmax(**PLAIN)
+    softmax(embedding(tokens), embedding=embedding)
+    softmax(embedding(tokens), None)
+    other = layers.AdaptiveSoftmax.from_config(softmax.get_config())
+    model = keras.Model(tokens, other(embedding(tokens), None))
+    assert softmax.embedding is other.embedding is embedding
+    np.testing.assert_array_equal(model(IDS), other(embedding(IDS), embedding=embedding))
+
+
 def test_tensors_tie_nothing():
     embedding, softmax = Adaptive.embedding(PLAIN), layers.AdaptiveSoftmax(**PLAIN)
     hidden = tf.random.normal([2, 3, 8])

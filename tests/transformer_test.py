@@ -457,6 +457,8 @@ BAD_ARGUMENTS = [
     ({"max_new_tokens": 31}, "max_new_tokens", "1 to 30"),
     ({"beam_size": 0}, "beam_size", "1 to 8"),
     ({"beam_size": 2, "n_best": 3}, "n_best", "1 to 2"),
+    ({"beam_size": "3"}, "beam_size", "1 to 8"),
+    ({"beam_size": None}, "beam_size", "1 to 8"),
     ({"length_penalty": -1.0}, "length_penalty", "0"),
     ({"beam_size": 2, "temperature": 0.5}, "temperature", "0"),
     ({"n_best": 1, "top_p": 0.5}, "top_p", "None"),

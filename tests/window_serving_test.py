@@ -125,6 +125,7 @@ def test_texts_are_scored(lm, signatures, eagerly):
 
 def test_a_state_of_another_model_is_refused(signatures, text):
     state = signatures["initial_state"](batch_size=tf.constant(3))["state"]
-    for bad, message in ((state[:, 1:], "state must be"), (state + 100, "state must be one that this model returned")):
+    foreign = "state must be one that this model returned"
+    for bad, message in ((state[:, 1:], "state must be"), (state + 100, foreign), (state + 0.5, foreign)):
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
             signatures["next"](tokens=tf.constant(text), state=bad)

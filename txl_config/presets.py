@@ -50,17 +50,17 @@ def _sized(*sizes: int, segment: int, rows: int, **other_settings: Any) -> dict[
 
 
 def _recipe(preset: str, level: str) -> dict[str, Any]:
-    """Returns the settings of a preset that do not depend on the size of the text; empty for `base`."""
-    by_word = level in ("word", "subword")
+    """Returns the settings of a preset for a long text on one device, without the schedule; empty for `base`."""
+    long_tokens = level in ("word", "subword")
     rate = 2e-3 if level in ("char", "subword") else 1e-3  # with 2e-3, bytes do not learn, and words learn less
     if preset == "tiny":
-        segment, rows = (64, 24) if by_word else (96, 16)
+        segment, rows = (64, 24) if long_tokens else (96, 16)
         tiny = _sized(4, 192, 192, 4, 48, 768, segment=segment, rows=rows, learning_rate=rate, dropout=0.0, **_SHARED)
         return tiny | ({"d_embed": 96, "div_val": 2} if level == "word" else {})
     if preset == "small":
         small = _sized(6, 256, 256, 4, 64, 1024, segment=128, rows=32, learning_rate=1e-3, dropout=0.1, **_SHARED)
         return small | ({"d_embed": 128, "div_val": 2} if level == "word" else {})
-    if preset == "paper" and by_word:
+    if preset == "paper" and long_tokens:
         return _sized(16, 410, 410, 10, 41, 2100, segment=150, rows=60, proj_share_all_but_first=True, **_PAPER)
     return _sized(12, 512, 512, 8, 64, 2048, segment=512, rows=24, **_PAPER) if preset == "paper" else {}
 

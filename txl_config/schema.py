@@ -104,6 +104,8 @@ def check_left_out(values: dict[str, Any], why: str) -> None:
 def check_values(values: Any, *groups: type[Any], partial: bool = False, prefix: str = "") -> None:
     """Checks the keys and values of a JSON object.
 
+    Unknown keys and missing keys are errors.
+
     Args:
         values: the object, a dictionary.
         *groups: dataclasses. Their fields are the keys of the object. A field may have its own check in its metadata,

@@ -94,11 +94,13 @@ def origin_of(folder: RunFolder, task: str) -> tuple[Origin | None, dict[str, An
     return origin, origin.settings
 
 
-def bytes_for_training(fewest: int) -> list[Any]:
-    """The bytes of --data_path, or of Python's reference manual, int32 `[n]`: for training, and the last tenth.
+def bytes_for_training(more_than: int) -> list[Any]:
+    """The bytes of --data_path, or of Python's reference manual, as two arrays of int32, `[n]` each.
+
+    The first nine tenths are for training. The second array is the last tenth.
 
     Raises:
-        ParameterError: the last tenth has not more than `fewest` bytes.
+        ParameterError: the last tenth does not have more than `more_than` bytes.
     """
     import numpy as np
 
@@ -106,8 +108,9 @@ def bytes_for_training(fewest: int) -> list[Any]:
 
     text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
     parts = np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
-    if len(parts[1]) <= fewest:
-        allowed = f"a file of more than {10 * fewest} bytes"
-        message = f"data_path must be {allowed}, got {len(text)} in {FLAGS.data_path}"
+    if len(parts[1]) <= more_than:
+        allowed = f"a file of more than {10 * more_than} bytes"
+        where = FLAGS.data_path or "the reference manual"
+        message = f"data_path must be {allowed}, got {len(text)} in {where}"
         raise ParameterError("data_path", FLAGS.data_path, allowed, message)
     return parts

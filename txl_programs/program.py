@@ -142,7 +142,8 @@ def _train_on_workers(main: Callable[[], Any], rows_to_divide: Callable[[], list
     Raises:
         ParameterError: flags about the workers or the tracker do not fit together.
     """
-    check_used((("tracker_project",), given(["tracker"]), "is for --tracker, which is not given"))
+    has_tracker = given(["tracker"])
+    check_used((("tracker_project",), has_tracker, "is for --tracker, which is not given"))
     if FLAGS.ray_workers == 0:  # this process is a worker
         return main()
     cluster = cluster_of(TrainingClusterConfig)

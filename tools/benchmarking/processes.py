@@ -165,7 +165,10 @@ def watch(shape, text, checkout):
 
 
 def watch_reference(shape, text):
-    """Trains the reference for one step in a new process. Returns the seconds from its start, and its peak memory."""
+    """Trains the reference for one step in a new process.
+
+    Returns the seconds since the process was started, and its peak memory.
+    """
     started = time.perf_counter()
     with Process() as process:
         figures = process.call("start_reference", shape=shape, text=text)

@@ -209,7 +209,7 @@ SENTENCES = {
     "{which}: {share:.0%} of the attention goes to the memory, which is underlined": (
         "{which}：{share:.0%} 的注意力落在记忆上（带下划线）"
     ),
-    "; {share:.0%} of it to the zeros before the text": "；其中 {share:.0%} 落在文本之前的零上",
+    "; {share:.0%} of all attention to the zeros before the text": "；全部注意力的 {share:.0%} 落在文本之前的零上",
     "Layer": "层",
     "Shown above:": "上图所示：",
     # encoder-decoders

@@ -341,7 +341,8 @@ class LanguageModelView:
         sentence = "{which}: {share:.0%} of the attention goes to the memory, which is underlined"
         note = said(sentence, which=heads, share=memory_share)
         if zeros:
-            note += said("; {share:.0%} of it to the zeros before the text", share=float(probs[:zeros].sum()))
+            zeros_share = float(probs[:zeros].sum())
+            note += said("; {share:.0%} of all attention to the zeros before the text", share=zeros_share)
         return element("div", tokens(places), element("p", note, class_="note"))
 
     def _show_heads(self, labels, place, back, layer, head, room):

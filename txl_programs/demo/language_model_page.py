@@ -69,7 +69,7 @@ class LanguageModelPage(Board):
         self.shelf = Shelf(2 * limits.visitors)
 
     def build(self) -> None:
-        """Adds the components of the three tabs to the page."""
+        """Adds the components of the three tabs, and connects their events with the handlers."""
         names = self.choose()
         with gr.Tab("Generate"):
             gr.Markdown(GENERATES)
@@ -84,7 +84,11 @@ class LanguageModelPage(Board):
     # --------------------------------------------------------------------------------------------------------- write
 
     def _build_write(self, names):
-        """Adds the controls and the result of `write` and `go_on`. `names` is the component that chooses runs."""
+        """Adds the controls and the result of `write` and `go_on`, and connects their events with the handlers.
+
+        Args:
+            names: the component that chooses runs.
+        """
         limits = self.limits
         prompt = gr.Textbox(self.spelled(PROMPT), label="Prompt", lines=3, max_lines=12, elem_id="prompt")
         with gr.Row():
@@ -106,14 +110,14 @@ class LanguageModelPage(Board):
         options = [number, temperature, *more]
         outputs = [shown, key]
         asking = [names, prompt, rows, *options]
-        first = self.begin(self.opened, self.write_first, asking, outputs)
+        at_opening = self.begin(self.opened, self.write_first, asking, outputs)
         events = [
-            self.listen(write.click, self.write, asking, outputs, cancels=first),
-            self.listen(prompt.submit, self.write, asking, outputs, cancels=first),
-            self.listen(go_on.click, self.go_on, [key, *options], outputs, cancels=first),
+            self.listen(write.click, self.write, asking, outputs, cancels=at_opening),
+            self.listen(prompt.submit, self.write, asking, outputs, cancels=at_opening),
+            self.listen(go_on.click, self.go_on, [key, *options], outputs, cancels=at_opening),
         ]
         with stop:
-            stop_button("stop", *events, *first)
+            stop_button("stop", *events, *at_opening)
 
     def write_first(self, names, prompt, rows, number, *values):
         """Generates a short text for the first prompt of the page. Changes nothing if that is empty."""
@@ -231,11 +235,11 @@ class LanguageModelPage(Board):
         asked = gr.State(Asked())
         shown = pictures(f"{name}-shown")
         detail = pictures(f"{name}-detail")
-        first = self.begin(tab.select, read, [names, text], [shown, asked]) if self.spelled(PASSAGE) else []
-        event = self.listen(button.click, read, [names, text], [shown, asked], cancels=first)
+        at_opening = self.begin(tab.select, read, [names, text], [shown, asked]) if self.spelled(PASSAGE) else []
+        event = self.listen(button.click, read, [names, text], [shown, asked], cancels=at_opening)
         event.then(lambda: "", None, detail)
         with stop:
-            stop_button(f"{name}-stop", event, *first)
+            stop_button(f"{name}-stop", event, *at_opening)
         for place in (shown, detail):
             self.listen(place.click, look, asked, [detail, asked])
 

@@ -21,7 +21,7 @@ class EncoderDecoderPage(Board):
     view = EncoderDecoderView
 
     def build(self) -> None:
-        """Adds the components."""
+        """Adds the components, and connects their events with the handlers."""
         gr.Markdown("The best targets for a source line. Click a target to see where each head looks.")
         names = self.choose()
         source = gr.Textbox(self.spelled(SOURCE), label="Source", elem_id="source")
@@ -35,9 +35,9 @@ class EncoderDecoderPage(Board):
         detail = pictures("cross")
         inputs = [names, source, beams, n_best, penalty]
         outputs = [shown, asked]
-        first = self.begin(self.opened, self.translate, inputs, outputs) if self.spelled(SOURCE) else []
+        at_opening = self.begin(self.opened, self.translate, inputs, outputs) if self.spelled(SOURCE) else []
         for event in (button.click, source.submit):  # a new translation also empties the picture of the old attention
-            self.listen(event, self.translate, inputs, outputs, cancels=first).then(lambda: "", None, detail)
+            self.listen(event, self.translate, inputs, outputs, cancels=at_opening).then(lambda: "", None, detail)
         for place in (shown, detail):  # both have symbols to click
             self.listen(place.click, self.look, asked, [detail, asked])
 
@@ -71,7 +71,7 @@ class TaggerPage(Board):
     view = TaggerView
 
     def build(self) -> None:
-        """Adds the components."""
+        """Adds the components, and connects their events with the handlers."""
         gr.Markdown("The entities of a sentence, with types and probabilities. Click a token to see where it looks.")
         names = self.choose()
         level = next(iter(self.views.values())).run.model.token_level
@@ -79,9 +79,9 @@ class TaggerPage(Board):
         button = gr.Button("Tag", variant="primary", min_width=80, scale=0, elem_id="tag")
         asked = gr.State(Asked())
         shown = pictures("tagged")
-        first = self.begin(self.opened, self.tag, [names, text], [shown, asked])
+        at_opening = self.begin(self.opened, self.tag, [names, text], [shown, asked])
         for event in (button.click, text.submit):
-            self.listen(event, self.tag, [names, text], [shown, asked], cancels=first)
+            self.listen(event, self.tag, [names, text], [shown, asked], cancels=at_opening)
         self.listen(shown.click, self.look, asked, [shown, asked])
 
     @answered

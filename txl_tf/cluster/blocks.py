@@ -136,7 +136,7 @@ class _Worker:
         """Answers the `Block` with the fields `row`.
 
         Returns:
-            `{"part": path of the answers, "error": pickled error that ends the job, or b""}`.
+            `{"part": `Block.part`, "error": pickled error that ends the job, or b""}`.
         """
         block = Block(**row)
         try:
@@ -150,7 +150,7 @@ class _Worker:
         for path in (block.path, os.path.dirname(block.part)):
             if not tf.io.gfile.exists(path):
                 raise FileNotFoundError(
-                    f"{path} is not to be seen on {socket.gethostname()}: the machines of a cluster must share files"
+                    f"{socket.gethostname()} does not have {path}: the machines of a cluster must share files"
                 )
         self.count_try(block)
         answer_block(self.answering, block)
@@ -164,6 +164,8 @@ class _Worker:
                 tries = int(file.read())
         if tries == _TRIES:
             lines = f"lines {block.first:,} to {block.first + block.lines - 1:,}"
-            message = f"{block.name}, {lines}: {tries} workers died of them, as they do where memory is short"
+            message = (
+                f"{block.name}, {lines}: {tries} workers died while they answered them. Was their memory too small?"
+            )
             raise ParameterError(block.name, lines, "lines that a worker has the memory for", message)
         write_atomic(path, str(tries + 1))

@@ -31,7 +31,7 @@ from txl_tf.convert.pickles import (
 from txl_tf.data.text.datasets import SPLITS
 from txl_tf.files import is_remote
 
-MAX_NAME = 100  # characters of a dataset's or dtype's name
+MAX_NAME = 100  # characters of a dataset's or dtype's name; bytes if Python 2 has written it
 INTEGER = "[iu][1248]"  # a dtype's name
 
 
@@ -199,7 +199,7 @@ def _stand_ins(size: int) -> dict[tuple[str, str], Any]:
 
 
 def _short_text(what: str, value: Any) -> str:
-    """Returns `value` as str. Raises ValueError unless it is text of at most `MAX_NAME` characters; it names `what`."""
+    """Returns `value` as str. Raises ValueError unless it is text no longer than `MAX_NAME`. The error names `what`."""
     if not is_text(value) or len(value) > MAX_NAME:
-        raise ValueError(f"{what} must be at most {MAX_NAME} characters, got {shown(value)}")
+        raise ValueError(f"{what} must be a text of at most {MAX_NAME} characters, got {shown(value)}")
     return text(value)

@@ -226,16 +226,16 @@ class ModelMapping:
     def _memory(self) -> dict[str, Any]:
         """`mem_len`, `same_length` and `clamp_len`, which only a file or the caller can give.
 
-        With `same_length`, `mem_len` is 1 less than in programs other than NVIDIA's, see the module.
+        If `same_length` is set and the program is not NVIDIA's, `mem_len` becomes 1 less, see the module.
 
         Raises:
-            ParameterError: `mem_len` is not known; or tokens would see nothing.
+            ParameterError: `mem_len` is not known, the file and the caller do not agree, or tokens would see nothing.
         """
         mem_len = self._told("mem_len", None)
         if mem_len is None:
             message = (
-                f"mem_len is needed: {self.source.told_by} does not say it, nor same_length and clamp_len. See the "
-                "command that trained it"
+                f"mem_len is needed: {self.source.told_by} does not say it. See the command that trained the "
+                "model, also for same_length and clamp_len"
             )
             raise ParameterError("mem_len", None, "that of the training", message)
         same_length = self._told("same_length", False)
@@ -245,7 +245,7 @@ class ModelMapping:
                 raise ParameterError("mem_len", 0, "at least 1 with same_length", message)
             self.notes.append(
                 f"mem_len {mem_len} became {mem_len - 1}: with same_length, the {self.source.kind} program sees "
-                "mem_len positions, where mem_len + 1 are seen here. The numbers are the same"
+                "mem_len positions, where mem_len + 1 are seen here. The results are the same"
             )
             mem_len -= 1
         return {"mem_len": mem_len, "same_length": same_length, "clamp_len": self._told("clamp_len", -1)}

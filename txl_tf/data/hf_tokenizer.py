@@ -126,7 +126,10 @@ class TokenizerProcessor:
         return results[0] if isinstance(texts, str) else results
 
     def adds_space(self) -> bool:
-        """Whether the tokens of a text begin with a space that the text itself does not have."""
+        """Whether the tokens of a text begin with a space that the text itself does not have.
+
+        It encodes one text to find out: the first token of ASCII letters and digits, or "a" if there is none.
+        """
         text = next((data.decode(errors="replace").strip() for data in self.token_bytes if data.strip().isalnum()), "a")
         ids = self.encode(text)
         return bool(ids) and self.token_bytes[ids[0]].startswith(b" ")

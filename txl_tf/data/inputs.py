@@ -98,7 +98,7 @@ def _is_loop(folder: str, path: str) -> bool:
 
 
 def matching(pattern: str) -> list[str]:
-    """Returns the files and folders that match a pattern such as `shards/*.txt`, sorted by name.
+    """Returns the files and folders that match a pattern such as `shards/*.txt`, sorted. The folder need not exist.
 
     Raises:
         ParameterError: a pattern of s3:// has a wildcard in the name of a folder.
@@ -113,11 +113,12 @@ def matching(pattern: str) -> list[str]:
 
 
 def _entries(folder: str) -> dict[str, Any]:
-    """Returns `{name: pyarrow.fs.FileInfo}` for the files and folders in a folder."""
+    """Returns `{name: pyarrow.fs.FileInfo}` for the files and folders in a folder; empty if there is no such folder."""
     from pyarrow.fs import FileSelector
 
     file_system, inner_path = _file_system(folder)
-    return {info.base_name: info for info in file_system.get_file_info(FileSelector(inner_path))}
+    selector = FileSelector(inner_path, allow_not_found=True)
+    return {info.base_name: info for info in file_system.get_file_info(selector)}
 
 
 def _info(path: str) -> Any:

@@ -83,7 +83,7 @@ def encoded(
 
 
 def in_places(answer: Callable[[list], Iterable], items: Iterable) -> list:
-    """Returns a list with the answer to each item. A `LineError` among the items is in the list itself.
+    """Returns a list with the answer to each item. Each `LineError` stays at its place.
 
     Args:
         answer: function of a list of the other items that returns their answers, in order.

@@ -112,10 +112,11 @@ def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
 
 
 def _before_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Returns a dataset of arrays as it is before its first shuffle; without a shuffle, the dataset itself.
+    """Returns a dataset of arrays as it is before the shuffle that its elements pass first.
 
-    Returns `None` unless elements are `(x, y, ...)`, only shuffles and `_PASSED_ON` come after the arrays (before a
-    zip, only `_ARRAY_DATASETS`), and the elements before the shuffle have the same structure.
+    Without a shuffle, returns the dataset itself. Returns `None` unless elements are `(x, y, ...)`, only shuffles and
+    `_PASSED_ON` come after the arrays, a zip has only `_ARRAY_DATASETS` as inputs, and the elements before the shuffle
+    have the same structure.
     """
     structure = tf.nest.map_structure(lambda spec: 0, dataset.element_spec)
     before_shuffles = dataset

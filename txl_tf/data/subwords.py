@@ -269,8 +269,8 @@ def load_vocab(path: str | os.PathLike[str], **config: Any) -> Vocab:
 def vocab_file(name: str, level: str | None) -> str:
     """Returns the name of a vocabulary's file.
 
-    It ends in .txt and has a token per line. At level "subword", it ends in .model and is a SentencePiece model or a
-    tokenizer.json.
+    At level "subword", it ends in .model, also if the file is a tokenizer.json and no SentencePiece model. Otherwise,
+    it ends in .txt, and the file has a token per line.
     """
     return f"{name}.model" if level == "subword" else f"{name}.txt"
 

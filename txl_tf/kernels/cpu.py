@@ -31,10 +31,11 @@ _LANES = 32
 def add_bias(x: Tensor, bias: Tensor) -> Any:
     """For bfloat16 on CPUs, the gradient of the bias is a matrix product, which adds in float32.
 
-    TensorFlow adds in bfloat16 there: with 1,024 rows, its sums are 4% wrong.
+    TensorFlow adds in bfloat16 there: with 1,024 rows, its sums are off by 4%.
     """
-    tensorflow_is_exact = x.dtype != tf.bfloat16 or x.shape[0] == 1 or not only_cpus()
-    return tf.nn.bias_add(x, bias) if tensorflow_is_exact else _add_bias(x, bias)
+    # One row needs no sum.
+    tensorflow_adds_in_float32 = x.dtype != tf.bfloat16 or x.shape[0] == 1 or not only_cpus()
+    return tf.nn.bias_add(x, bias) if tensorflow_adds_in_float32 else _add_bias(x, bias)
 
 
 @custom_gradient

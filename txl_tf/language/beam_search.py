@@ -44,9 +44,12 @@ def generate(
         start, end: ids with which targets begin and end. `end` may be `None`, except in a beam search.
         max_new_tokens: the largest number of tokens of a target, including the end; by default 100, or `max_len` if it
             is smaller.
-        beam_size: number of hypotheses that the search follows; 1 without beam search.
-        n_best: number of targets to return. If it is given, the results have a dimension for it.
-        length_penalty: alpha of Wu et al. 2016, by default 0.6. Scores are divided by `((5 + length) / 6)**alpha`.
+        beam_size: number of hypotheses that a beam search follows. With 1, there is no beam search unless `n_best` is
+            given.
+        n_best: number of targets to return, each with its score. If it is given, a beam search finds them, also with
+            `beam_size=1`, and the results have a dimension for it.
+        length_penalty: of a beam search: alpha of Wu et al. 2016, by default 0.6. Scores are divided by
+            `((5 + length) / 6)**alpha`. It has no effect without a beam search.
         temperature, top_k, top_p, seed: options of sampling, see `TransformerXLLM.generate`. With a temperature of 0,
             the default, the most likely token is taken.
         suppress_tokens: ids that no target may contain, such as those of `<s>` and `<unk>`.
@@ -61,14 +64,14 @@ def generate(
         UnknownArgumentError: an option does not exist; the message lists those that do.
     """
     source = _check_source(model, source)
+    suppressed = check_suppressed(suppress_tokens, end, model.target_vocab_size)
+    check_integer("beam_size", beam_size, 1, model.target_vocab_size - 1 - len(suppressed))
     searches = beam_size > 1 or n_best is not None
     n_tokens = min(100, model.max_len) if max_new_tokens is None else max_new_tokens
     for name, token in (("start", start), ("end", end)):
         if token is not None or name == "start" or searches:
             check_integer(name, token, 1, model.target_vocab_size - 1)
     check_integer("max_new_tokens", n_tokens, 1, model.max_len)
-    suppressed = check_suppressed(suppress_tokens, end, model.target_vocab_size)
-    check_integer("beam_size", beam_size, 1, model.target_vocab_size - 1 - len(suppressed))
     if n_best is not None:
         check_integer("n_best", n_best, 1, beam_size)
     NOT_NEGATIVE("length_penalty", length_penalty)
@@ -115,11 +118,12 @@ def check_suppressed(ids: Iterable[int], end: int | None, n_symbols: int) -> set
     """
     if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
         raise ParameterError("suppress_tokens", ids, "several ids")
+    ids = list(ids)
     for i in ids:
         check_integer("suppress_tokens", i, 1, n_symbols - 1)
         if i == end:
             allowed = f"ids other than the end, {end}, without which no target ends"
-            raise ParameterError("suppress_tokens", list(ids), allowed)
+            raise ParameterError("suppress_tokens", ids, allowed)
     return {int(i) for i in ids}
 
 
@@ -192,8 +196,8 @@ def beam_search(
 
     A step extends every hypothesis by every token. It keeps the `beam_size` finished targets with the best scores, and
     the `beam_size` most likely of the other hypotheses. A row is done if none of its hypotheses can still get a better
-    score than its finished targets. A hypothesis that has not ended after `max_new_tokens` is compared by its current
-    score, so that a worse one does not win only because it has ended.
+    score than the worst of its finished targets. A hypothesis that has not ended after `max_new_tokens` is compared by
+    its current score, so that a worse one does not win only because it has ended.
 
     Args:
         model: `Transformer`.

@@ -107,7 +107,10 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         self._lora_changed()
 
     def merge_lora(self) -> None:
-        """Adds the low-rank updates to the kernels. Then all weights can be trained again, after `compile`."""
+        """Adds the low-rank updates to the kernels, and makes trainable again what `enable_lora` has frozen.
+
+        The kernels become trainable even if they were frozen before `enable_lora`. Compile the model again to train.
+        """
         self.network.merge_lora()
         thaw(self)
         self._lora_changed()

@@ -90,7 +90,7 @@ class WindowCache(DecodingCache):
         network = self.network
         dtype = network.compute_dtype
         layers = tuple(layer_weights(layer, dtype) for layer in network.decoder_layers)
-        if not network.scheme.overrides("enter"):
+        if not network.scheme.overrides("enter"):  # then the scheme has no table that it adds to the embeddings
             return WindowWeights(layers, ())
         return WindowWeights(layers, tf.cast(network.position_table(self.context_len)[0], dtype))
 

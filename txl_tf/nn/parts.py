@@ -27,8 +27,8 @@ def is_library(part: Any, cls: Any) -> bool:
 def own_parts(model: Any, count_keras: bool = True) -> list[str]:
     """The parts of a model that a user has written: `["Mine 'layer_0'", ...]`.
 
-    The parts are the model itself and all layers in it. A part is a user's if its class, a method of its class or the
-    `call` of the instance is not the library's. A user's scheme of positions is listed, too.
+    The parts are the model itself and all layers in it. A part is a user's if its class, a method or property of its
+    class or the `call` of the instance is not the library's. A user's scheme of positions is listed, too.
 
     Args:
         count_keras: whether layers of Keras count, too. The library's language models do not contain any.
@@ -46,12 +46,23 @@ def own_parts(model: Any, count_keras: bool = True) -> list[str]:
 
 
 def _is_library_part(part: Any) -> bool:
-    """Whether the class of a part and all its methods belong to this library, and its `call` was not replaced."""
+    """Whether the class of a part is this library's, and a user has replaced nothing in it.
+
+    It looks at the methods and properties that the library's classes define, not at those from Keras, and at the `call`
+    of the instance.
+    """
     ours = [base for base in type(part).__mro__ if base.__module__.startswith("txl_tf.")]
     if not ours or ours[0] is not type(part) or "call" in vars(part):
         return False
-    functions = (value for base in ours for value in vars(base).values() if inspect.isfunction(value))
-    return all(function.__module__.startswith("txl_tf.") for function in functions)
+    functions = (_function_of(value) for base in ours for value in vars(base).values())
+    return all(function.__module__.startswith("txl_tf.") for function in functions if inspect.isfunction(function))
+
+
+def _function_of(member: Any) -> Any:
+    """The function of a property, static or class method, `tf.function` and the like; any other member as it is."""
+    for name in ("fget", "func", "__func__", "python_function"):
+        member = getattr(member, name, None) or member
+    return member
 
 
 # Attributes that do not change what a layer's call computes: those that Keras sets, links to the owner, and graphs.

@@ -178,8 +178,8 @@ def register_positions(name: str) -> Callable[[Scheme], Scheme]:
     """Decorator of a subclass of `Positions`: registers it as `positions=name`, also for flags and `config.json`.
 
     Raises:
-        ParameterError: the name is not text, or the library has a scheme with this name. The decorator raises it if the
-            class is not a subclass of `Positions`.
+        ParameterError: the name is not text, or the library has a scheme with this name. Or, when the
+            decorator is applied, the class is not a subclass of `Positions`.
     """
     if not isinstance(name, str) or name in _BUILT_IN:
         raise ParameterError("name", name, f"text, and none of the library's names: {', '.join(_BUILT_IN)}")

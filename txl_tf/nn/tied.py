@@ -64,8 +64,13 @@ class Tied(MixedIntoLayer):
     saved: dict[str, Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A symbolic call ties the layer, and drops the argument `embedding`. `None` is the same as no embedding.
+
+        Keras refuses an embedding by position, because it is no tensor.
+        """
         hidden = args[0] if args else kwargs.get("hidden")
-        if keras.backend.is_keras_tensor(hidden) and len(args) < 2:
+        if keras.backend.is_keras_tensor(hidden) and all(value is None for value in args[1:]):
+            args = args[:1]
             self.tie(hidden, kwargs.pop("embedding", None))
         return super().__call__(*args, **kwargs)
 

@@ -376,7 +376,11 @@ class Progress(Callback):
         self.begin = self.end = (step_of(self.model), now)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Measures the time of the steps. Logs a line if it is the third call, or if 30 seconds have passed."""
+        """Measures the time of the steps, and logs a line at times.
+
+        It logs one at the third call of a session, and whenever 30 seconds have passed since the last one. At the end
+        of an interval, `on_epoch_end` does.
+        """
         self.end = (step_of(self.model), time.perf_counter())
         self.calls += 1
         if self.calls == 1:  # most of its time is spent on tracing, so it is not measured

@@ -104,7 +104,8 @@ class RunCheckpoints:
     def confirm(self) -> None:
         """Records that the weights of the latest checkpoint have a finite loss.
 
-        Deletes checkpoints beyond `max_to_keep`, unless the latest one was restored and not saved.
+        Then deletes checkpoints beyond `max_to_keep`: `save` has kept one more until it is known that the loss is
+        finite. Deletes none if the training has resumed from the latest checkpoint and has saved none since.
         """
         step = self._step_without_loss
         self._step_without_loss = None

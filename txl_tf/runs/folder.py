@@ -438,7 +438,8 @@ class RunFolder(CheckpointFolder):
             family: its family.
 
         Raises:
-            ParameterError: the folder has no name, it contains a run, or a vocabulary would overwrite a file in it.
+            ParameterError: the folder has no name, it contains a finished run, or a vocabulary would overwrite a
+                file with other content.
         """
         self._check_path()
         unfinished = self._unfinished_files()

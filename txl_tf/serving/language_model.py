@@ -309,7 +309,10 @@ class LanguageModelSignatures(StoredModel):
         return self.lm.nll_of(hidden, labels)
 
     def _encode(self, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The ids `[B, N]` of texts, padded with zeros, and their lengths `[B]`. Adds the checks of the size."""
+        """The ids of texts, `[B, longest]`, padded with zeros, and their lengths `[B]`.
+
+        Adds the checks of their size to the graph.
+        """
         limits = self.limits
         max_tokens = limits.max_tokens
         ids = self.text.encode(limits.checked_text("text", text))

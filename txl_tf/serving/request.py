@@ -91,8 +91,9 @@ def _not_finite(x: tf.Tensor) -> tf.Tensor:
 def padded_at_the_end(name: str, ids: Any) -> Check:
     """A check that in every row of ids `[B, T]`, all padding, id 0, comes after all other ids."""
     padding = tf.cast(ids == 0, tf.int32)
-    gap = tf.reduce_any(padding[:, 1:] < padding[:, :-1])
-    return Check(~gap, f"{name} must have padding, id 0, at the end of a row alone", gap)
+    gap = tf.reduce_any(padding[:, 1:] < padding[:, :-1], 1)
+    message = f"{name} must have padding, id 0, only at the end of a row"
+    return Check(~gap, message, lambda: tf.boolean_mask(ids, gap)[:1])
 
 
 def same_rows(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:

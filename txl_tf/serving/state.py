@@ -97,8 +97,7 @@ class ServedMemory:
         count: Any = ()
         if self.has_count:
             state, digits = tf.split(state, [self.shape[0] - COUNT_DIGITS, COUNT_DIGITS], 1)
-            is_valid = tf.reduce_all((digits >= 0) & (digits < COUNT_BASE) & (digits == tf.floor(digits)), 1)
-            check = Check(is_valid, "state must be one that this model returned", digits)
+            check = Check(_are_integers(digits, COUNT_BASE - 1), "state must be one that this model returned", digits)
             digits = checked([check], digits)
             high, low = tf.unstack(tf.cast(digits, tf.int32), axis=1)
             count = high * COUNT_BASE + low
@@ -189,16 +188,17 @@ class ServedWindow:
     read_token = read
 
     def _unpack(self, state: Any) -> WindowState:
-        """The state in the form of the cache. Adds checks of the tokens and their number."""
-        *rings, tokens, length = tf.split(state, self.sizes, 1)
+        """The state in the form of the cache. Adds to the graph checks of the tokens and their number."""
+        *keys_and_values, tokens, length = tf.split(state, self.sizes, 1)
         message = "state must be one that this model returned"
         checks = [
-            Check((length >= 0) & (length <= self.lm.context_len), message, length),
-            Check((tokens >= 0) & (tokens < self.lm.network.n_token), message, tokens),
+            Check(_are_integers(length, self.lm.context_len), message, length),
+            Check(_are_integers(tokens, self.lm.network.n_token - 1), message, tokens),
         ]
-        pairs = zip(checked(checks, *rings, tokens, length), self.empty_tensors, strict=True)
-        *rings, tokens, length = (tf.reshape(tf.cast(x, like.dtype), [-1, *like.shape[1:]]) for x, like in pairs)
-        return WindowState(tuple(rings[::2]), tuple(rings[1::2]), tokens, length)
+        pairs = zip(checked(checks, *keys_and_values, tokens, length), self.empty_tensors, strict=True)
+        in_shape = [tf.reshape(tf.cast(x, like.dtype), [-1, *like.shape[1:]]) for x, like in pairs]
+        *keys_and_values, tokens, length = in_shape
+        return WindowState(tuple(keys_and_values[::2]), tuple(keys_and_values[1::2]), tokens, length)
 
     def _pack(self, state: WindowState) -> tf.Tensor:
         """The inverse of `_unpack`."""
@@ -207,8 +207,13 @@ class ServedWindow:
         return tf.concat([tf.reshape(tf.cast(x, tf.float32), [rows, size]) for x, size in pairs], 1)
 
     def _tensors_of(self, state: WindowState) -> list[Any]:
-        """The tensors of a state, in the order that they have in a row: rings, tokens, number of tokens."""
+        """The tensors of a state, in the order that they have in a row: keys and values, tokens, number of tokens."""
         return [*_rings(state), state.tokens, state.length]
+
+
+def _are_integers(x: tf.Tensor, most: int) -> tf.Tensor:
+    """Whether numbers of a request are integers from 0 to `most`, bool of the shape of `x`."""
+    return (x >= 0) & (x <= most) & (x == tf.floor(x))
 
 
 def _rings(state: CachedState | WindowState) -> list[Any]:

@@ -330,7 +330,10 @@ class TaggingSignatures(StoredModel):
     # ------------------------------------------------------------------------------------------------- their parts
 
     def _entities_and_tokens(self, text: tf.Tensor) -> tuple[dict[str, tf.Tensor], Tokens]:
-        """The entities of texts, see `Tagger.entities`, and the tokens of the texts. Adds the checks of the texts."""
+        """The entities of texts, see `Tagger.entities`, and the tokens of the texts.
+
+        Adds the checks of the texts to the graph.
+        """
         limits = self.limits
         max_tokens = limits.max_tokens
         rows = tf.shape(text)[0]

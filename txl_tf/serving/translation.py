@@ -201,16 +201,19 @@ class TranslationSignatures(StoredModel):
         return most_symbols(self.search, length, self.model)
 
     def _id_checks(self, name: str, ids: tf.Tensor, n_token: int) -> list[Check]:
-        """Checks of the argument `name`, ids `[B, T]` of a vocabulary of `n_token` symbols."""
-        empty = tf.reduce_any(tf.reduce_all(ids == PADDING, 1))
+        """Checks the size, the rows and the range of the argument `name`, ids `[B, T]` of `n_token` symbols."""
+        empty = tf.reduce_all(ids == PADDING, 1)
         return [
             *self.limits.size_checks(name, ids, self._new_tokens(tf.shape(ids)[1])),
-            Check(tf.logical_not(empty), f"{name} must have a symbol in every row", empty),
+            Check(~empty, f"{name} must have a symbol in every row", lambda: tf.boolean_mask(ids, empty)[:1]),
             in_vocabulary(name, ids, n_token),
         ]
 
     def _encode(self, name: str, text: tf.Tensor, tokenizer: GraphTokenizer) -> tf.Tensor:
-        """The ids `[B, N]` of texts with their end symbols, 0 at padding. Adds the checks of the argument `name`."""
+        """The ids of texts with their end symbols, `[B, longest]`, 0 at padding.
+
+        Adds the checks of the argument `name` to the graph.
+        """
         limits = self.limits
         rows = tf.shape(text)[0]
         ids = tokenizer.encode(tf.strings.join([limits.checked_text(name, text), "\n"]), name)

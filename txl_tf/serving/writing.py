@@ -128,7 +128,7 @@ def _check_stops(name: str, stops: tf.Tensor, batch: tf.Tensor) -> list[Check]:
 def checked_options(
     limits: RequestLimits, given: str, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor]
 ) -> tuple:
-    """Adds the checks of a request, and returns its tokens, lengths and options.
+    """Adds the checks of a request to the graph, and returns its tokens, lengths and options.
 
     Args:
         limits: how large the request may be.
@@ -148,7 +148,9 @@ def write(
     lm: LanguageModel, start_token: int, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor],
     stops: Stops,
 ) -> Texts:  # fmt: skip
-    """Generates the sequences that continue the prompts. `WRITE_SPECS` has the specs of its tensors.
+    """Continues every prompt by its number of sequences. `WRITE_SPECS` has the specs of its tensors.
+
+    It adds to the graph a check that all tokens are in the vocabulary.
 
     Args:
         lm: language model.
@@ -157,23 +159,23 @@ def write(
         stops: stop strings of the rows of the request.
 
     Returns:
-        `Texts` with several sequences for a row: its tensors are `[B, n, N]` and `[B, n]`. Sequences that a row does
-        not ask for have length 0.
+        `Texts` of prompts and new tokens together: `tokens` `[B, n, N]`, `lengths` and `excess` `[B, n]`, where n is
+        the largest `num_return_sequences`. Sequences that a row does not ask for have length 0.
     """
-    batch, n = tf.unstack(tf.shape(tokens))
+    batch, prompt_len = tf.unstack(tf.shape(tokens))
     options = {name: tf.broadcast_to(vector, [batch]) for name, vector in options.items()}
-    prompt = tf.where(tf.sequence_mask(lengths, n), tokens, 0)
+    prompt = tf.where(tf.sequence_mask(lengths, prompt_len), tokens, 0)
     prompt = checked([in_vocabulary("tokens", prompt, lm.network.n_token)], prompt)
 
     # An empty prompt becomes `start_token`.
     empty = lengths == 0
-    prompt = tf.pad(prompt, [[0, 0], [0, tf.cast(n == 0, tf.int32)]])
+    prompt = tf.pad(prompt, [[0, 0], [0, tf.cast(prompt_len == 0, tf.int32)]])
     first = tf.where(empty, start_token, prompt[:, 0])
     prompt = tf.concat([first[:, None], prompt[:, 1:]], 1)
     max_new_tokens = options.pop("max_new_tokens")
     n_wanted = options.pop("num_return_sequences")
     number: Any = tf.reduce_max(n_wanted)
-    longest = n + tf.reduce_max(max_new_tokens)
+    longest = prompt_len + tf.reduce_max(max_new_tokens)
     is_wanted = tf.range(number) < n_wanted[:, None]  # [B, n]
     sampling = of_sequences(Sampling(seeds=options.pop("seed"), **options), number)
     written = generate_tokens(
@@ -190,11 +192,11 @@ def write(
     # The sequences of an empty prompt lose `start_token`.
     empty = tf.repeat(empty, number)
     tokens = tf.where(empty[:, None], tf.roll(written.tokens, -1, 1), written.tokens)[:, :longest]
-    new_lengths = tf.where(tf.reshape(is_wanted, [-1]), written.lengths - tf.cast(empty, tf.int32), 0)
-    tokens = tf.where(tf.sequence_mask(new_lengths, longest), tokens, 0)
+    text_lengths = tf.where(tf.reshape(is_wanted, [-1]), written.lengths - tf.cast(empty, tf.int32), 0)
+    tokens = tf.where(tf.sequence_mask(text_lengths, longest), tokens, 0)
     return Texts(
         tf.reshape(tokens, [batch, number, longest]),
-        tf.reshape(new_lengths, [batch, number]),
+        tf.reshape(text_lengths, [batch, number]),
         tf.reshape(written.excess, [batch, number]),
     )
 

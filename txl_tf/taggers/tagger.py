@@ -294,12 +294,14 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """The negative log-likelihood of sentences.
 
         Args:
-            inputs: see the call.
+            inputs, training, dropout_key: see the call arguments of the class.
             tags: int `[B, T]`, ids of labels.
-            training, dropout_key: see the call.
 
         Returns:
             `[B]` in nats, in the dtype of the emissions; 0 for a row that contains only padding.
+
+        Raises:
+            ParameterError: the tags have another shape than the mask, or an id is out of its range.
         """
         emissions, mask, tags, _ = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
         return self.crf.nll(emissions, tags, mask)

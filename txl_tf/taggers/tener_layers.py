@@ -83,7 +83,7 @@ def tener_position_scores(q: Tensor, k: Tensor, v_bias: Tensor, key_position_ter
         key_position_term: whether to add the second term, which the paper does not have.
 
     Returns:
-        `[H, B, T, T]`, for `attend`.
+        `[H, B, T, T]`, not scaled: `attend` takes them as `position_scores` and scales them with its own.
     """
     r = tf.cast(two_way_positions(shape_of(q)[2], q.shape[-1], wide_dtype(q)), q.dtype)
     scores = two_way_scores(q + v_bias[:, None, None], r)

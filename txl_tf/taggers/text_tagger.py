@@ -68,6 +68,9 @@ class TextTagger:
         batch_size: number of sentences to tag together. Sentences of similar length come into the same batch.
         window: most tokens that the network reads at a time; by default its `max_seq_len`, which is the limit.
         sizes: the lengths of the lines on which the tagger was trained, see `pieces`.
+
+    Raises:
+        ParameterError: `batch_size` or `window` is out of its range.
     """
 
     def __init__(

@@ -150,7 +150,8 @@ class AmongWorkers(TrainedModel):
             def one_step(iterator):
                 # A lambda, because `run` does not pass `self` to a method that has a decorator.
                 logs = strategy.run(lambda batch: getattr(self, name)(batch), args=(iterator.get_next(),))
-                return {name: of_replicas(value)[0] for name, value in logs.items()}
+                # Not `name`: in Python 3.12 and 3.13, a comprehension over `name` hides it from the lambda.
+                return {key: of_replicas(value)[0] for key, value in logs.items()}
 
             steps[name] = one_step if self.run_eagerly else tf.function(one_step, autograph=False)
         return steps[name]

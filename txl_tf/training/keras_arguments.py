@@ -154,8 +154,14 @@ def checked_metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
 
 # ----------------------------------------------------------------------------------------------- compiled metrics
 
-# Names of metrics whose functions expect probabilities, while the outputs are logits.
-_METRICS_OF_LOGITS = ("crossentropy", "ce", "sparse_categorical_crossentropy")
+# By default, these metrics of Keras expect probabilities, but the outputs of the models are logits.
+_NEED_FROM_LOGITS = ("crossentropy", "ce", "sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
+_ALSO_NEED_FROM_LOGITS = (
+    keras.metrics.SparseCategoricalCrossentropy,
+    keras.losses.SparseCategoricalCrossentropy,
+    keras.metrics.sparse_categorical_crossentropy,
+    keras.losses.sparse_categorical_crossentropy,
+)
 
 
 class MeanOfFunction(keras.metrics.Mean):
@@ -258,17 +264,29 @@ def _is_given(metric: keras.metrics.Metric, given: Any) -> bool:
 
 
 def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
-    """The metric that `compile` was given as an object, a name or a function, in the argument `argument`."""
-    if isinstance(identifier, keras.metrics.Metric):
-        return identifier
-    if identifier in ("accuracy", "acc"):
+    """The metric that `compile` was given in the argument `argument`.
+
+    It may be given as an object, a name, a class, a function or a configuration.
+
+    Raises:
+        ParameterError: it is no metric, or it is a metric of Keras that was made for probabilities.
+    """
+    if isinstance(identifier, str) and identifier in ("accuracy", "acc"):
         return keras.metrics.SparseCategoricalAccuracy(name=identifier)
-    if identifier in _METRICS_OF_LOGITS:
+    if isinstance(identifier, str) and identifier in _NEED_FROM_LOGITS:
         return keras.metrics.SparseCategoricalCrossentropy(name=identifier, from_logits=True)
+    if any(identifier is one for one in _ALSO_NEED_FROM_LOGITS):
+        return keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
     try:
-        metric = keras.metrics.get(identifier)
+        metric = identifier if isinstance(identifier, keras.metrics.Metric) else keras.metrics.get(identifier)
     except (ValueError, TypeError) as error:
         raise ParameterError(argument, identifier, "a Keras metric", f"{argument}: {error}") from error
+    if type(metric).__module__.startswith("keras.") and getattr(metric, "from_logits", True) is False:
+        allowed = "from_logits=True, because the outputs are logits"
+        message = f"{argument} contains {brief(metric)}, which needs {allowed}"
+        raise ParameterError(argument, identifier, f"a metric with {allowed}", message)
+    if metric is identifier and isinstance(metric, keras.metrics.Metric):
+        return metric
     name = identifier if isinstance(identifier, str) else getattr(metric, "__name__", None)
     if isinstance(metric, keras.metrics.Metric):
         metric.name = name or metric.name

@@ -220,7 +220,11 @@ class Resumable(AmongWorkers):
             return as_numbers(super().test_on_batch(x, y, sample_weight, return_dict))
 
     def _reset_before_batch(self) -> None:
-        """Resets the metrics, so that the logs of one batch are of that batch alone. Keras does so from 3.15 on."""
+        """Resets the metrics, so that the logs of one batch are of that batch alone. Keras does so from 3.15 on.
+
+        A model that is not compiled is left to Keras's own error. Raises ParameterError if an overridden
+        `reset_metrics` does not call the one of this class.
+        """
         if self.compiled:
             self.reset_metrics()
             self._check_was_reset()

@@ -108,10 +108,10 @@ class SegmentStep(TrainedModel):
         step = getattr(self, name)
         if not is_overridden(self, name):
             return step
-        by_keras = not takes_by_position(step, 2)
+        has_keras_signature = not takes_by_position(step, 2)
 
         def own_step(data, mems):
-            if not by_keras:
+            if not has_keras_signature:
                 logs, new_mems = step(data, mems)
             else:
                 self._carried.before = mems
@@ -120,7 +120,7 @@ class SegmentStep(TrainedModel):
                     logs = step(data)
                     new_mems = self._carried.after
                 finally:
-                    self._carried.before = None
+                    self._carried.before = self._carried.after = None
                 if new_mems is None and self.network.mem_len:
                     allowed = f"a method that calls super().{name}(data), or one that takes and returns the memory"
                     raise ParameterError(name, step, allowed, f"{name} must be {allowed}: {name}(self, data, mems)")

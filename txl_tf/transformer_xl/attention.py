@@ -188,11 +188,13 @@ class SegmentAttention(LowRank, Attending, Layer):
         return normalized(mems, norm_of(self.layer_norm)) if self.pre_lnorm else mems
 
     def zeros(self, qkv_kernel: Tensor, o_kernel: Tensor | None = None) -> Zeros | None:
-        """`Zeros` of this attention, `[n_head, 1, d_head]` each; `None` if a zero memory has zero keys and values.
+        """`Zeros` of this attention; `None` if the keys and values of a memory of zeros are zeros.
+
+        Its `k` and `v` are `[n_head, 1, d_head]`, its `output` is `[d_model]`.
 
         Args:
             qkv_kernel: the kernel, in the dtype of the result.
-            o_kernel: for `Zeros.output`; `None`: there is none.
+            o_kernel: for `Zeros.output`. `None` leaves it out.
         """
         zero = norm_of_zeros(self.layer_norm, self.d_model, qkv_kernel.dtype) if self.pre_lnorm else None
         if zero is None:

@@ -177,7 +177,10 @@ class RingOfLayer(CachedKeys):
     def attend(
         self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Writes keys and values of the segment to the rings, and attends to the rings."""
+        """Writes keys and values of the segment to the rings, and attends to the rings by `block`, see `attend_ring`.
+
+        Erases documents that have ended from the rings, see `_erasers`: some before it writes, others after it attends.
+        """
         memory = self.network_memory
         if memory.is_token is not None:  # the padding to the left of a shorter row becomes zeros
             is_token: Any = tf.cast(memory.is_token, content_q.dtype)
@@ -265,7 +268,8 @@ def _erasers(
 def _max_distance(network: Any, query: Tensor, padding: Tensor | None, starts: Tensor | None) -> Any:
     """The distance of the farthest key that a query sees, int `[T]` or `[B, T]`.
 
-    It is the same as in a segment without padding that starts with the query's document.
+    With `same_length`, it is `mem_len`. Otherwise it is `mem_len` plus the index of the query. The index counts from
+    the first token of the segment that is not padding, or from the start of the query's document if that is later.
     """
     if network.same_length:
         return tf.fill([tf.size(query)], network.mem_len)

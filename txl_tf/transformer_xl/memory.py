@@ -48,7 +48,7 @@ class HiddenStates:
     def attend(
         self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Calls `block` of `txl_tf.equations.attention` once with all queries. `RingMemory` calls it part by part.
+        """Calls `block` of `txl_tf.equations.attention` once with all queries. `RingMemory` calls it for parts.
 
         `self.places` are the positions of the keys, and which of the keys a query sees.
         """

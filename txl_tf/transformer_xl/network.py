@@ -312,7 +312,10 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         freeze_others(self)
 
     def merge_lora(self) -> None:
-        """Adds the low-rank updates to the kernels. Then all weights can be trained again."""
+        """Adds the low-rank updates to the kernels, and makes trainable again what `enable_lora` has frozen.
+
+        The kernels become trainable even if they were frozen before `enable_lora`.
+        """
         for part in low_rank_parts(self.decoder_layers):
             part.merge_lora()
         thaw(self)

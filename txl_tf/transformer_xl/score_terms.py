@@ -19,8 +19,8 @@ def score_terms(
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """The terms (a) to (d) of the scores of every head. Their sum, masked, is the input of the softmax.
 
-    Args: as in `rel_multihead_attn`, without `attn_mask` and `o_kernel`:
-        w, r, r_w_bias, r_r_bias, mems, content_mask: as there; `mems` may be `None`.
+    Args:
+        w, r, r_w_bias, r_r_bias, mems, content_mask: see `rel_multihead_attn`. `mems` may be `None`.
         qkv_kernel: `[E, 3 * H * D]`, the kernels of queries, keys and values, side by side.
         r_kernel: `[E, H * D]`.
 
@@ -28,7 +28,7 @@ def score_terms(
         `(a, b, c, d)`, `[H, B, T, K]` each, in the dtype of `w`, divided by the square root of D. At keys in the
         future, (b) and (d) contain the score of another distance, see `rel_shift`.
     """
-    o_kernel = tf.zeros(r_kernel.shape[::-1], r_kernel.dtype)  # has no effect on the scores
+    o_kernel = tf.zeros(r_kernel.shape[::-1], r_kernel.dtype)  # the scores depend only on its shape
     with watching() as watched:
         rel_multihead_attn(
             w, r, r_w_bias, r_r_bias, None, mems, qkv_kernel, r_kernel, o_kernel, content_mask=content_mask

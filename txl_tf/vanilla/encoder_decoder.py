@@ -345,13 +345,15 @@ class OwnKeys(CachedMemory):
         self.n_attentions = 0  # how often the layer attended to these keys
 
     def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Self-attention of the new element to the elements before it, whose keys and values are in the cache.
+        """Adds the new element to the cache. Then the element attends to the elements before it and to itself.
 
-        It also adds the keys and values of the new element to the cache. Arguments and results: see
-        `MultiHeadAttention.attention`. Raises NotCacheable if this is no self-attention of `mha1`.
+        Arguments and results: see `MultiHeadAttention.attention`. Raises NotCacheable if another attention than `mha1`
+        calls it, or if the queries, keys and values are not computed from one tensor.
         """
-        if mha is not self.layer.mha1 or not q is k is v:
-            raise NotCacheable(f"{self.layer.name} gives its self-attention other queries than keys")
+        if mha is not self.layer.mha1:
+            raise NotCacheable(f"{self.layer.name} attends to the target by {mha.name}, not by mha1")
+        if not q is k is v:
+            raise NotCacheable(f"{self.layer.name} gives mha1 different tensors as queries, keys and values")
         positions = tf.range(shape_of(self.cache[0])[2])
         q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
         is_place = tf.cast(positions == self.place, q.dtype)[:, None]

@@ -173,7 +173,7 @@ def _head_of(block: list[Line]) -> int:
 
 
 def _check_first_line(path: str, line: Line) -> None:
-    """Raises ParameterError if the first line of a file is JSON."""
+    """Raises ParameterError if the first line of tokens is a JSON object or list."""
     number, text = line
     if text.lstrip(" \t")[:1] not in ("{", "["):
         return

@@ -394,6 +394,8 @@ def _encoded(corpus: TaggedCorpus, texts: dict[str, list[TaggedSentence]]) -> Ta
 def _make_labels(texts: dict[str, list[TaggedSentence]], names: dict[str, str], scheme: str) -> list[str]:
     """Returns the labels for the kinds of entities in the training sentences, ordered by kind.
 
+    "O" comes first if any file has it.
+
     In the scheme "none", these are the tags of the training sentences.
 
     Raises:

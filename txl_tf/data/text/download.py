@@ -55,7 +55,7 @@ CHECKSUMS = {
     f"{_LM1B}.tar.gz": (1792209805, "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"),
 }
 
-# Dataset -> {text file in its archive: its new name}. The shards of lm1b keep their names.
+# Dataset -> {text file in its archive: its new name}. The shards of lm1b keep their names, so the pattern has none.
 _TEXT_FILES = {
     "wt2": {f"wikitext-2/wiki.{split}.tokens": f"{split}.txt" for split in SPLITS},
     "wt103": {f"wikitext-103/wiki.{split}.tokens": f"{split}.txt" for split in SPLITS},
@@ -219,10 +219,13 @@ def _naming_damage(archive: str) -> Iterator[None]:
 def _unpack_files(dataset: str, archive: str, folder: str) -> None:
     """Copies the text files of the archive to `folder`: those in `_TEXT_FILES`, and the shards of lm1b.
 
-    It copies no other names, so a name in a malicious archive cannot lead out of `folder`.
+    It writes to no other paths, so a name in a malicious archive cannot lead out of `folder`. For lm1b, test.txt is a
+    copy of valid.txt.
 
     Raises:
-        ParameterError: the archive is damaged, or lacks one of the files.
+        ParameterError: the archive is damaged, lacks one of the files, or has no shard. A missing shard is no error if
+            there are others.
+        OSError: a file cannot be written.
     """
     missing = dict(_TEXT_FILES[dataset])
     with _naming_damage(archive):
@@ -230,8 +233,9 @@ def _unpack_files(dataset: str, archive: str, folder: str) -> None:
             if dataset == "lm1b" and re.fullmatch(re.escape(LM1B_SHARDS[:-1]) + r"\d+-of-\d+", name):
                 missing.pop(LM1B_SHARDS, None)
                 path = os.path.join(folder, name)
-            elif name in missing:
-                path = os.path.join(folder, missing.pop(name))
+            elif (new_name := missing.get(name)) is not None:
+                path = os.path.join(folder, new_name)
+                del missing[name]
             else:
                 continue
             os.makedirs(os.path.dirname(path), exist_ok=True)

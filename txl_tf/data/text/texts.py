@@ -368,7 +368,11 @@ def _json_lines(
 
 
 def _json_array(stream: _Stream) -> Iterator[tuple[str, Any]]:
-    """Yields the name and the value of each element of a JSON array. The whole array is in memory."""
+    """Yields the name and the value of each element of a JSON array. The whole array is in memory.
+
+    Raises:
+        ParameterError: the file is not JSON.
+    """
     text = "".join(decoded_blocks(stream.blocks, stream.name)).removeprefix("\ufeff")
     try:
         values = json.loads(text)

@@ -60,7 +60,7 @@ class PairsRun(EpochRun):
         if origin is None:
             return read_pairs(data, None, max_len, self._has_unknown())
         extends = self.training.extend_vocab and not origin.resumes
-        if self.training.extend_vocab and not extends:  # the new symbols were chosen when the training began
+        if self.training.extend_vocab and not extends:  # a resumed run has all its symbols: no option chooses more
             data = dataclasses.replace(data, min_freq=0, max_size=None, source_symbols=None, target_symbols=None)
         corpus = read_pairs(data, origin.vocabs, max_len, self._has_unknown(), extends)
         if extends:
