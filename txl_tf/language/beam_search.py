@@ -25,6 +25,7 @@ from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import write_tokens
 from txl_tf.language.sampling import check_integer, check_sampling, sample_categorical, top_k_top_p, uniform_draws
 from txl_tf.language.stopping import no_stops
+from txl_tf.nn.base import tensor_error
 from txl_tf.nn.embedding import check_ids
 
 NO_CHANCE = -1e9  # log-probability of impossible tokens and paths; finite, so that products with it are numbers
@@ -95,9 +96,7 @@ def _check_source(model: Any, source: Any) -> np.ndarray:
     """Returns sources of ids as an array. Raises ParameterError if one is no row of ids, too long, or only padding."""
     source = np.asarray(source)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
-        allowed = "integers [batch, any]"
-        message = f"source must be {allowed}, got {source.dtype.name} {list(source.shape)}"
-        raise ParameterError("source", source, allowed, message)
+        raise tensor_error("source", source, "integers [batch, any]")
     check_ids("source", source, model.input_vocab_size)
     if source.shape[1] > model.max_len:
         allowed = f"at most max_len={model.max_len} long"

@@ -44,6 +44,7 @@ from txl_tf.language.sampling import (
 )
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
 from txl_tf.nn.embedding import check_ids
+from txl_tf.nn.base import tensor_error
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.decoding_cache import padded_left
 
@@ -280,9 +281,7 @@ def _check_prompt(prompt: Any, lengths: Any, n_token: int) -> tuple[np.ndarray, 
     """Checks the arguments of `generate` and returns them as arrays, with 0 after the end of shorter prompts."""
     prompt = np.asarray(prompt)
     if prompt.ndim != 2 or not np.issubdtype(prompt.dtype, np.integer) or 0 in prompt.shape:
-        allowed = "integers [batch, n], n at least 1"
-        message = f"prompt must be {allowed}, got {prompt.dtype.name} {list(prompt.shape)}"
-        raise ParameterError("prompt", prompt, allowed, message)
+        raise tensor_error("prompt", prompt, "integers [batch, n], n at least 1")
     batch, n = prompt.shape
     lengths = np.full([batch], n) if lengths is None else np.asarray(lengths)
     if lengths.shape != (batch,) or lengths.dtype.kind not in "iu" or lengths.min() < 1 or lengths.max() > n:

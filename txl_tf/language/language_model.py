@@ -623,9 +623,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         except (TypeError, ValueError):  # no tensor can be made of it
             raise tensor_error(name, ids, allowed) from None
         if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
-            shape = "of unknown rank" if ids.shape.rank is None else list(ids.shape)
-            message = f"{name} must be {allowed}, got {ids.dtype.name} {shape}"
-            raise ParameterError(name, ids, allowed, message)
+            raise tensor_error(name, ids, allowed)
         if not tf.executing_eagerly():
             return ids
         array = ids.numpy()

@@ -39,6 +39,7 @@ from txl_tf.nn.base import (
     as_ids,
     check_tensors,
     shown,
+    tensor_error,
 )
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.parts import is_library, why_not_cached
@@ -413,8 +414,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         else:
             check_tensors({}, y=(y, "int batch target"))
             if y.shape[1] == 1:
-                allowed = "int [batch, target] of a start and what follows it"
-                raise ParameterError("y", y, allowed, f"y must be {allowed}, got {shown(y)}")
+                raise tensor_error("y", y, "int [batch, target] of a start and what follows it")
             source = x
             full_target = y
             target = y[:, :-1]
