@@ -167,29 +167,21 @@ class EncoderLayer(_TransformerLayer):
         visible = seen_of_masks(
             sizes, mask, attention_mask=attention_mask, forbidden=forbidden, use_causal_mask=use_causal_mask
         )
-        x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
-        return (
-            (x, tf.transpose(weights, SWAP_BATCH_AND_HEADS)) if return_attention_scores else x
-        )  # from [H, B, queries, keys]
-
-    def encode(self, x: Tensor, visible: Any = None, dropout_key: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`(output, weights)`, where the weights are `[num_heads, batch, length, length]`. Arguments are not checked.
-
-        `visible` is described in `multi_head_attention`.
-        """
-        keys = split(dropout_key, 4)
+        keys = split(self.key_of_call(x, training, dropout_key), 4)
+        (x,) = self.in_compute_dtype(x)
         x, weights = self._residual(
             x, self.layernorm1, lambda y: attention_of(self.mha, y, y, y, visible, keys[0]), keys[1]
         )
-        return self._feed_forward(x, self.layernorm2, *keys[2:]), weights
+        x = self._feed_forward(x, self.layernorm2, *keys[2:])
+        return (x, tf.transpose(weights, SWAP_BATCH_AND_HEADS)) if return_attention_scores else x
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         shapes_by_name = self.named_shapes(shapes, named)
         x_shape = shapes_by_name["x"]
+        if not shapes_by_name["return_attention_scores"]:
+            return x_shape
         batch, length, _ = x_shape
-        return (
-            (x_shape, (batch, self.num_heads, length, length)) if shapes_by_name["return_attention_scores"] else x_shape
-        )
+        return x_shape, (batch, self.num_heads, length, length)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -239,50 +231,35 @@ class DecoderLayer(_TransformerLayer):
         mask: Tensor | None = None, use_causal_mask: bool = False, return_attention_scores: bool = True,
         training: bool | None = None, dropout_key: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
         if isinstance(enc_output, DecoderMemory):
             enc_output.check(self, look_ahead_mask, padding_mask)
-            output, *weights = self.decode(x, enc_output, enc_output.own, enc_output.cross)
-            return (output, *weights) if return_attention_scores else output
-        check_tensors(sizes, x=(x, "float batch length d_model"), enc_output=(enc_output, "float batch source d_model"))
-        length = shape_of(x)[1]
-        source = shape_of(enc_output)[1]
-        mask = mask_of(x) if mask is None else mask
-        padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask
-        sizes_of_own = {**sizes, "queries": length, "keys": length}
-        own = seen_of_masks(sizes_of_own, mask, look_ahead_mask=look_ahead_mask, use_causal_mask=use_causal_mask)
-        cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, mask_name="padding_mask")
-        x, enc_output = self.in_compute_dtype(x, enc_output)
-        output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
-        if not return_attention_scores:
-            return output
-        return (output, *(tf.transpose(probs, SWAP_BATCH_AND_HEADS) for probs in weights))  # from [H, B, queries, keys]
-
-    def decode(
-        self, x: Tensor, enc_output: Any, own: Any = None, cross: Any = None, dropout_key: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer, without checks of its arguments.
-
-        Args:
-            x: `[batch, length, d_model]`, the target.
-            enc_output: output of the encoder for the source.
-            own, cross: masks of self-attention and of attention to the source: true where a query sees a key. See
-                `visible` in `multi_head_attention`.
-            dropout_key: `None` without dropout.
-
-        Returns:
-            `(output, self_attention, cross_attention)`. The attention probabilities are `[num_heads, batch, queries,
-            keys]`.
-        """
+            own, cross = enc_output.own, enc_output.cross  # instead of masks
+            dropout_key = None
+        else:
+            sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
+            check_tensors(
+                sizes, x=(x, "float batch length d_model"), enc_output=(enc_output, "float batch source d_model")
+            )
+            length = shape_of(x)[1]
+            source = shape_of(enc_output)[1]
+            mask = mask_of(x) if mask is None else mask
+            padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask
+            sizes_of_own = {**sizes, "queries": length, "keys": length}
+            own = seen_of_masks(sizes_of_own, mask, look_ahead_mask=look_ahead_mask, use_causal_mask=use_causal_mask)
+            cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, mask_name="padding_mask")
+            x, enc_output = self.in_compute_dtype(x, enc_output)
+            dropout_key = self.key_of_call(x, training, dropout_key)
         keys = split(dropout_key, 6)
-        x, self_attention = self._residual(
+        x, own_weights = self._residual(
             x, self.layernorm1, lambda y: attention_of(self.mha1, y, y, y, own, keys[0]), keys[1]
         )
-        k = v = enc_output
-        x, cross_attention = self._residual(
-            x, self.layernorm2, lambda y: attention_of(self.mha2, v, k, y, cross, keys[2]), keys[3]
+        x, cross_weights = self._residual(
+            x, self.layernorm2, lambda y: attention_of(self.mha2, enc_output, enc_output, y, cross, keys[2]), keys[3]
         )
-        return self._feed_forward(x, self.layernorm3, *keys[4:]), self_attention, cross_attention
+        x = self._feed_forward(x, self.layernorm3, *keys[4:])
+        if not return_attention_scores:
+            return x
+        return x, *(tf.transpose(weights, SWAP_BATCH_AND_HEADS) for weights in (own_weights, cross_weights))
 
     # It names both shapes, because Keras's summary knows only those that are named.
     def build(self, x_shape: Any = None, enc_output_shape: Any = None, **_: Any) -> None:
