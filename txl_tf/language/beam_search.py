@@ -86,9 +86,9 @@ def generate(
     allowed = writable(model, suppressed)
     if not searches:
         end = -1 if end is None else end
-        return model._sample(source, start, end, limit, sampling if temperature else None, allowed)
+        return model._sample(source, start, end, limit, sampling if temperature else None, allowed=allowed)
     penalty = tf.constant(length_penalty, model.loss_dtype)
-    ids, scores = model._beam_search(source, start, end, limit, beam_size, penalty, allowed)
+    ids, scores = model._beam_search(source, start, end, limit, beam_size, penalty, allowed=allowed)
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
 
 

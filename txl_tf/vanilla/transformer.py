@@ -171,10 +171,6 @@ class TargetSoFar(CachedMemory):
         parts = zip(decoder.stacked, caches, sources, strict=True)
         self.layers = [DecoderMemory(layer, place, cache, source, seen) for layer, cache, source in parts]
 
-    def updated_caches(self) -> tuple:
-        """The caches of all layers with the new element. Raises NotCacheable, see `DecoderMemory.updated_cache`."""
-        return tuple(layer.updated_cache() for layer in self.layers)
-
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
@@ -434,12 +430,12 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         inputs, labels, weights = self._batch(data)
         weights = self.weights_in_training(labels, weights)
         key = self.step_key(tf.shape(inputs[0])[0])
-        n_labels = self.over_replicas(tf.reduce_sum(self._weights(labels, weights)))
         with tf.GradientTape() as tape:
             logits = self(inputs, training=True, dropout_key=key)
             sums = self.sums_of(logits, labels, weights)
             own_loss = self.own_loss(inputs, labels, logits, weights, training=True)
-            mean = tf.math.divide_no_nan(sums[1], n_labels)
+            _, smoothed, _, tokens = sums
+            mean = tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
             loss = self.optimizer.scale_loss(self.with_penalties(mean) if own_loss is None else own_loss)
         update_logs = self.apply_gradients_of(loss, tape)
         logs = {**self._logs(sums, own_loss), **update_logs, **self._measure(labels, logits, weights)}
@@ -474,22 +470,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     # -------------------------------------------------------------------------------------------------- generation
 
     generate = beam_search.generate
-
-    @compiled_method(autograph=False, reduce_retracing=True)
-    def _beam_search(
-        self, source: Tensor, start: Any, end: Any, max_new_tokens: int, beam_size: int, length_penalty: float,
-        allowed: Any = None,
-    ) -> Any:  # fmt: skip
-        """The graph of a beam search."""
-        options = {"length_penalty": length_penalty, "allowed": allowed}
-        return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, **options)
-
-    @compiled_method(autograph=False, reduce_retracing=True)
-    def _sample(
-        self, source: Tensor, start: Any, end: Any, max_new_tokens: int, sampling: Any, allowed: Any = None
-    ) -> Any:
-        """The graph of sampling and of greedy search."""
-        return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling, allowed=allowed)
+    _beam_search = compiled_method(autograph=False, reduce_retracing=True)(beam_search.beam_search)
+    _sample = compiled_method(autograph=False, reduce_retracing=True)(beam_search.sample_sequences)
 
     def start_decoding(self, source: Tensor, rows_each: int, max_new_tokens: int) -> tuple[Any, Any, Any]:
         """The state before the first `decode_step`.
@@ -543,7 +525,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """One step of decoding: the log-probabilities of the next token, `[B, V]`, and the caches after it."""
         memory = TargetSoFar(self.decoder, place, caches, sources, seen)
         hidden, _ = self.decoder(ids[:, None], enc_output=memory)
-        return tf.nn.log_softmax(self.logits(hidden)[:, 0]), memory.updated_caches()
+        log_probs = tf.nn.log_softmax(self.logits(hidden)[:, 0])
+        return log_probs, tuple(layer.updated_cache() for layer in memory.layers)
 
     def why_not_cached(self) -> Exception | None:
         """The error of a part that cannot be computed from cached keys and values, or `None` if every part can."""
