@@ -66,10 +66,6 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
         shares = {"accuracy": recall} if self.single else {"precision": precision, "recall": recall}
         return {**shares, "f1": tf.math.divide_no_nan(2 * right, predicted + expected)}
 
-    def reset_state(self) -> None:
-        for variable in self.counts:
-            variable.assign(0.0)
-
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
@@ -153,9 +149,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def _allowed(self) -> Any:
         """The argument `allowed` of the CRF: the transitions of the scheme; `None` without constraints."""
-        if not self.constraints:
-            return None
-        return allowed_transitions(self.labels, self.scheme)
+        return allowed_transitions(self.labels, self.scheme) if self.constraints else None
 
     def _check_labels(self) -> None:
         """Raises ParameterError if no allowed path contains one of the labels."""
@@ -301,22 +295,15 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         Returns:
             `[B]` in nats, in the dtype of the emissions; 0 for a row that contains only padding.
         """
-        emissions, mask, tags, _ = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
+        emissions, mask, tags = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
         return self.crf.nll(emissions, tags, mask)
 
-    def _elements(
-        self, inputs: Any, tags: Tensor, sample_weight: Any = None, **options: Any
-    ) -> tuple[Tensor, Tensor, Tensor, Any]:
-        """`(emissions, mask, tags, weights)`: the tags as int32, and the weights of the rows, `[B]` or `None`.
-
-        Raises ParameterError if the tags have another shape than the mask.
-        """
+    def _elements(self, inputs: Any, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """`(emissions, mask, tags)`: the tags as int32. Raises ParameterError unless they have the mask's shape."""
         emissions, mask = self.emissions(inputs, **options)
-        if sample_weight is not None:
-            sample_weight = weights_of_rows(sample_weight, tf.cast(mask, emissions.dtype))
         tags = as_ids("tags", tags)
         check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
-        return emissions, mask, tags, sample_weight
+        return emissions, mask, tags
 
     def decode(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """The best paths: `(tags, score)`, int32 `[B, T]` with 0 at padding, and `[B]`."""
@@ -470,8 +457,8 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         key = self.step_key(tf.shape(tags)[0])
         weights = self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
-            emissions, mask, tags, row_weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
-            nll, rows = self._nll_and_rows(emissions, mask, tags, row_weights)
+            emissions, mask, tags = self._elements(inputs, tags, training=True, dropout_key=key)
+            nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
             own_loss = self.own_loss(inputs, tags, emissions, weights, training=True)
             mean = tf.math.divide_no_nan(nll, self.over_replicas(rows))
             loss = self.optimizer.scale_loss(self.with_penalties(mean) if own_loss is None else own_loss)
@@ -482,11 +469,11 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def test_step(self, data: Any) -> dict[str, Any]:
         """One step of evaluation. Returns the logs of the batch, and precision, recall and F1 up to now."""
         inputs, tags, weights = self.unpacked(data)
-        emissions, mask, tags, row_weights = self._elements(inputs, tags, weights)
+        emissions, mask, tags = self._elements(inputs, tags)
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
         counts = self.count_spans(path, expected, packed)
         self.spans.update_state(self.over_replicas(counts))
-        nll, rows = self._nll_and_rows(emissions, mask, tags, row_weights)
+        nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
         own_loss = self.own_loss(inputs, tags, emissions, weights, training=False)
         measured = self._measure(emissions, mask, tags, weights)
         logs = {**self.log_means(nll, rows, own_loss), **self.spans.result(), **measured}
@@ -494,9 +481,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
         """This replica's share of the mean loss of the batch."""
-        mask = self._mask_of(x)
-        row_weights = None if sample_weight is None else weights_of_rows(sample_weight, tf.cast(mask, y_pred.dtype))
-        nll, rows = self._nll_and_rows(y_pred, mask, as_ids("tags", y), row_weights)
+        nll, rows = self._nll_and_rows(y_pred, self._mask_of(x), as_ids("tags", y), sample_weight)
         return tf.math.divide_no_nan(nll, self.over_replicas(rows))
 
     def _measure(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any) -> dict[str, Any]:
@@ -508,15 +493,14 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self.decode(inputs)[0]
 
-    def _nll_and_rows(self, emissions: Tensor, mask: Tensor, tags: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    def _nll_and_rows(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor]:
         """`(sum of weight * nll, sum of the weights)` over the sentences of this replica.
 
-        Without `weights`, the weight of a sentence is 1, and 0 if it has no element.
+        Without `sample_weight`, the weight of a sentence is 1. A sentence without an element has weight 0.
         """
+        ones = tf.ones_like(emissions[:, 0, 0]) if sample_weight is None else sample_weight
+        weights = weights_of_rows(ones, tf.cast(mask, emissions.dtype))
         nll = self.crf.nll(emissions, tags, mask)
-        if weights is None:
-            n_not_empty = tf.reduce_sum(tf.cast(tf.reduce_any(mask, 1), nll.dtype))
-            return tf.reduce_sum(nll), n_not_empty
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
     # --------------------------------------------------------------------------------------------- export and saving
