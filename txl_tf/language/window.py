@@ -138,21 +138,14 @@ class WindowCache(DecodingCache):
         """Starts a new window in every row whose window is full, and reads its first tokens."""
         full = state.length == self.context_len
 
+        def moved_if_full(new, old):
+            return tf.where(tf.reshape(full, [-1] + [1] * (old.shape.rank - 1)), new, old)
+
         def move_on():
             """Reads the last half of every window as the beginning of a new window, and uses it only in full rows."""
             last_half = state.tokens[:, self.context_len - self.context_len // 2 :]
             _, moved = self.forward(weights, last_half, self.initial_state(shape_of(last_half)[0]))
-
-            def moved_if_full(new_rings, old_rings):
-                rings = zip(new_rings, old_rings, strict=True)
-                return tuple(tf.where(full[:, None, None, None], new, old) for new, old in rings)
-
-            return WindowState(
-                moved_if_full(moved.keys, state.keys),
-                moved_if_full(moved.values, state.values),
-                tf.where(full[:, None], moved.tokens, state.tokens),
-                tf.where(full, moved.length, state.length),
-            )
+            return tf.nest.map_structure(moved_if_full, moved, state)
 
         return tf.cond(tf.reduce_any(full), move_on, lambda: state)
 
