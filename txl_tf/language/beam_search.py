@@ -241,12 +241,10 @@ def search(
         As `beam_search`.
     """
     (batch,) = shape_of(limits)
-    size = beam_size
-    n_columns = max_new_tokens
     dtype = length_penalty.dtype
     none = tf.constant(NO_CHANCE, dtype)
-    first_rows = tf.range(batch)[:, None] * size
-    columns = tf.range(n_columns)
+    first_rows = tf.range(batch)[:, None] * beam_size
+    columns = tf.range(max_new_tokens)
 
     def penalty(length):
         """The divisor of the log-probabilities of targets with `length` tokens (Wu et al. 2016)."""
@@ -264,16 +262,16 @@ def search(
         """
         before = (last, alive, totals, finished, scores)
         log_probs, caches = decode(tf.reshape(last, [-1]), i, caches)
-        sums = totals[..., None] + tf.reshape(log_probs, [batch, size, -1])  # [B, K, V]
+        sums = totals[..., None] + tf.reshape(log_probs, [batch, beam_size, -1])  # [B, K, V]
         is_new = columns == i
         n_token = tf.shape(sums)[2]
         if end is not None:
             ended = tf.where(is_new, end, alive)
             ended_scores = tf.where(sums[..., end] > NO_CHANCE / 2, sums[..., end] / penalty(i + 1), none)
-            scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), size)
+            scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), beam_size)
             finished = tf.gather(tf.concat([finished, ended], 1), best, batch_dims=1)
             sums = tf.where(tf.range(n_token) == end, none, sums)
-        totals, best = tf.math.top_k(tf.reshape(sums, [batch, -1]), size)
+        totals, best = tf.math.top_k(tf.reshape(sums, [batch, -1]), beam_size)
         parents = best // n_token
         last = best % n_token
         alive = tf.where(is_new, last[..., None], tf.gather(alive, parents, batch_dims=1))
@@ -292,12 +290,12 @@ def search(
         best = totals[:, 0] / penalty(limits)  # log-probabilities can only fall, and penalties only grow
         return tf.reduce_any((i < limits) & (best > scores[:, -1]))
 
-    empty = tf.zeros([batch, size, n_columns], tf.int32)
+    empty = tf.zeros([batch, beam_size, max_new_tokens], tf.int32)
     # At first, all hypotheses are equal, so only one of them counts.
-    totals = tf.tile(tf.where(tf.range(size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
-    state = (0, tf.fill([batch, size], start), empty, totals, empty, tf.fill([batch, size], none), caches)
+    totals = tf.tile(tf.where(tf.range(beam_size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
+    state = (0, tf.fill([batch, beam_size], start), empty, totals, empty, tf.fill([batch, beam_size], none), caches)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
     # If the search stopped before the limit, all finished targets have higher scores than the others.
     unended = totals / penalty(tf.minimum(i, limits))[:, None]
-    scores, best = tf.math.top_k(tf.concat([scores, unended], 1), size)
+    scores, best = tf.math.top_k(tf.concat([scores, unended], 1), beam_size)
     return tf.gather(tf.concat([finished, alive], 1), best, batch_dims=1), scores

@@ -13,6 +13,7 @@ Shapes:
     N: n_token, the size of the vocabulary      E: d_model      room: largest number of new tokens
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -43,8 +44,8 @@ from txl_tf.language.sampling import (
     sample_words,
 )
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
-from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.base import tensor_error
+from txl_tf.nn.embedding import check_ids
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.decoding_cache import padded_left
 
@@ -123,11 +124,7 @@ def continue_text(
 
     def step(i, stopped, state):
         text, nll, so_far = state
-
-        def process_scores(log_probs: Tensor) -> Tensor:
-            return processed(processor, prompt, so_far[:, :i], log_probs)
-
-        process = None if processor is None else process_scores
+        process = None if processor is None else functools.partial(processed, processor, prompt, so_far[:, :i])
         token, new_text = next_token(lm, cache, precomputed, text, uniform[i], sampling, process)
         if with_nll:
             nll = with_column(nll, rows, i, lm.nll_of(text.hidden[:, None], token[:, None])[:, 0])
@@ -261,7 +258,7 @@ def generate_tokens(
         )  # fmt: skip
     cache = lm.decoding_cache(static_shapes)
     nothing = no_history(shape_of(prompt)[0], lm.network.n_token)
-    hidden, state = cache.read_prompt(prompt, lengths, segment) if segment else cache.read_prompt(prompt, lengths)
+    hidden, state = cache.read_prompt(prompt, lengths, segment)
     text = TextState(hidden, state, remember_segment(nothing, prompt, lengths))
     text, prompt, lengths = repeated((text, prompt, lengths), number)
     before = None if logits_processor is None else marked_left(prompt, lengths)
