@@ -215,7 +215,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if sample_weight is not None:
             sample_weight = tf.convert_to_tensor(sample_weight)
             check_weights_fit(sample_weight, labels)
-        return self._weighted_score(tokens, labels, mems, weights_of_labels(sample_weight, labels), done, **padding)
+        weights = weights_of_labels(sample_weight, labels)
+        return self._score(tokens, labels, mems, done, weights, **padding)
 
     def _without_padding(self, tokens: Any, labels: Any, lengths: Any) -> tuple[Any, Any, Any]:
         """The arguments of `score` with 0 for tokens and `IGNORED` for labels after the end of their row.
@@ -574,17 +575,18 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities, **objective)
 
     @compiled_method(reduce_retracing=True)
-    def _score(self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None, **padding: Tensor) -> Any:
-        """The graph of `score` without weights. `padding` has the `padding_mask`, if there is one."""
-        outputs, new_mems = self.outputs(tokens, mems, done=done, **padding)
-        return self.nll_of(outputs, labels), new_mems
+    def _score(
+        self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None, weights: Tensor | None = None,
+        **padding: Tensor,
+    ) -> Any:  # fmt: skip
+        """The graph of `score`. `padding` has the `padding_mask`, if there is one.
 
-    @compiled_method(reduce_retracing=True, autograph=False)
-    def _weighted_score(
-        self, tokens: Tensor, labels: Tensor, mems: Any, weights: Tensor, done: Tensor | None = None, **padding: Tensor
-    ) -> Any:
-        """The graph of `score` with weights, `[batch, tgt_len]`. A label of weight 0 may be any number."""
-        nll, new_mems = self._score(tokens, tf.where(weights > 0, labels, 0), mems, done, **padding)
+        The weights are `[batch, tgt_len]`, or `None` if all are 1. A label of weight 0 may be any number.
+        """
+        outputs, new_mems = self.outputs(tokens, mems, done=done, **padding)
+        if weights is None:
+            return self.nll_of(outputs, labels), new_mems
+        nll = self.nll_of(outputs, tf.where(weights > 0, labels, 0))
         return nll * tf.cast(weights, nll.dtype), new_mems
 
     @compiled_method(reduce_retracing=True)

@@ -51,16 +51,14 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
     def __init__(self, single: bool = False, name: str = "spans", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
         self.single = single
-        names = ("right", "found", "expected")
-        self.counts = [self.add_variable((), "zeros", dtype=self.dtype, name=name) for name in names]
+        self.counts = self.add_variable((3,), "zeros", dtype=self.dtype, name="counts")  # right, found, expected
 
     def update_state(self, counts: Any) -> None:
-        for variable, count in zip(self.counts, tf.unstack(counts), strict=True):
-            variable.assign_add(count)
+        self.counts.assign_add(counts)
 
     def result(self) -> dict[str, Tensor]:
         """Precision, recall and F1 of the entities counted so far; with `single`, accuracy and F1."""
-        right, predicted, expected = (tf.convert_to_tensor(count) for count in self.counts)
+        right, predicted, expected = tf.unstack(tf.convert_to_tensor(self.counts))
         precision = tf.math.divide_no_nan(right, predicted)
         recall = tf.math.divide_no_nan(right, expected)
         shares = {"accuracy": recall} if self.single else {"precision": precision, "recall": recall}

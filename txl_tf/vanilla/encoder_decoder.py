@@ -233,7 +233,7 @@ class DecoderLayer(_TransformerLayer):
     ) -> Any:  # fmt: skip
         if isinstance(enc_output, DecoderMemory):
             enc_output.check(self, look_ahead_mask, padding_mask)
-            own, cross = enc_output.own, enc_output.cross  # instead of masks
+            own = cross = enc_output  # instead of masks
             dropout_key = None
         else:
             sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
@@ -294,64 +294,40 @@ class DecoderMemory(CachedMemory):
 
     def __init__(self, layer: Any, place: Tensor, cache: Any, source: Tensor, seen: Tensor) -> None:
         self.layer = layer
-        self.own = OwnKeys(layer, place, cache)
-        self.cross = SourceKeys(layer, source, seen)
+        self.place = place
+        self.cache = cache
+        self.source = source
+        self.seen = seen
+        self.attended: list[str] = []  # to which part of the memory the layer has attended, in order
 
     def check(self, layer: Any, *masks: Any) -> None:
         """Raises NotCacheable unless `layer`, which calls it, got this memory instead of each of its masks."""
         if layer is not self.layer or any(mask is not self for mask in masks):
             raise NotCacheable(f"{self.layer.name} gives its attention another mask or another encoder's output")
 
+    def attention(self, mha: Any, v: Any, k: Any, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention of the new element: to the source if this memory is `v` and `k`, else to itself and those before.
+
+        Self-attention adds the keys and values of the new element to the cache. Arguments and results: see
+        `MultiHeadAttention.attention`. Raises NotCacheable if another attention than `mha1` or `mha2` calls it.
+        """
+        if mha is self.layer.mha2 and k is self and v is self:
+            self.attended.append("source")
+            return mha.attend(*mha.project(q, mha.wq), *self.source, self.seen)
+        if mha is not self.layer.mha1 or not q is k is v:
+            raise NotCacheable(f"{self.layer.name} does not attend by mha1 to the target and by mha2 to the source")
+        self.attended.append("target")
+        positions = tf.range(shape_of(self.cache[0])[2])
+        q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
+        is_place = tf.cast(positions == self.place, q.dtype)[:, None]
+        self.cache = tuple(old * (1 - is_place) + new * is_place for old, new in zip(self.cache, (k, v), strict=True))
+        return mha.attend(q, *self.cache, (positions <= self.place)[None])
+
     def updated_cache(self) -> tuple[Tensor, ...]:
         """The cache with the new element.
 
         Raises NotCacheable unless the layer attended exactly once to the target and once to the source.
         """
-        if self.own.n_attentions != 1 or self.cross.n_attentions != 1:
+        if sorted(self.attended) != ["source", "target"]:
             raise NotCacheable(f"{self.layer.name} does not attend once to the target and once to the source")
-        return self.own.cache
-
-
-class OwnKeys(CachedMemory):
-    """Keys and values of the elements of a target that have been read, for its self-attention."""
-
-    def __init__(self, layer: Any, place: Tensor, cache: Any) -> None:
-        self.layer = layer
-        self.place = place
-        self.cache = cache
-        self.n_attentions = 0  # how often the layer attended to these keys
-
-    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Self-attention of the new element to the elements before it, whose keys and values are in the cache.
-
-        It also adds the keys and values of the new element to the cache. Arguments and results: see
-        `MultiHeadAttention.attention`. Raises NotCacheable if this is no self-attention of `mha1`.
-        """
-        if mha is not self.layer.mha1 or not q is k is v:
-            raise NotCacheable(f"{self.layer.name} gives its self-attention other queries than keys")
-        positions = tf.range(shape_of(self.cache[0])[2])
-        q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
-        is_place = tf.cast(positions == self.place, q.dtype)[:, None]
-        self.cache = tuple(old * (1 - is_place) + new * is_place for old, new in zip(self.cache, (k, v), strict=True))
-        self.n_attentions += 1
-        return mha.attend(q, *self.cache, (positions <= self.place)[None])
-
-
-class SourceKeys(CachedMemory):
-    """Keys and values of the encoder's output, for the attention to the source."""
-
-    def __init__(self, layer: Any, source: Tensor, seen: Tensor) -> None:
-        self.layer = layer
-        self.source = source
-        self.seen = seen
-        self.n_attentions = 0  # how often the layer attended to these keys
-
-    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention of the new element to the source. Arguments and results: see `MultiHeadAttention.attention`.
-
-        Raises NotCacheable if another attention than `mha2` calls it.
-        """
-        if mha is not self.layer.mha2:
-            raise NotCacheable(f"{self.layer.name} attends to the source by {mha.name}, not by mha2")
-        self.n_attentions += 1
-        return mha.attend(*mha.project(q, mha.wq), *self.source, self.seen)
+        return self.cache
