@@ -264,21 +264,17 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def _hidden(self, inputs: Any, training: bool | None, dropout_key: Tensor | None) -> Tensor:
         """The result of the network, `[batch, time, width]`. It gets those arguments that its call takes."""
-        takes = inspect.signature(self.network.call).parameters
-        options = {"training": training} if "training" in takes else {}
-        if "dropout_key" in takes:
-            options["dropout_key"] = dropout_key
         mask = self._mask_of(inputs)
+        options = {"training": training, "dropout_key": dropout_key, "padding_mask": mask}
         if self.reads_sentences:
             inputs = self.network.checked(inputs)
         elif isinstance(inputs, dict):
             inputs = {name: x for name, x in inputs.items() if name != "mask"}
             if len(inputs) == 1:
                 (inputs,) = inputs.values()
-                options |= {"mask": mask} if "mask" in takes else {}
-        if "padding_mask" in takes:
-            options["padding_mask"] = mask
-        hidden = self.network(inputs, **options)
+                options["mask"] = mask
+        takes = inspect.signature(self.network.call).parameters
+        hidden = self.network(inputs, **{name: value for name, value in options.items() if name in takes})
         return hidden[0] if isinstance(hidden, (tuple, list)) else hidden
 
     @known_names

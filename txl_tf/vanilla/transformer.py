@@ -138,9 +138,8 @@ class Decoder(_Stack):
         x = self.embed(ids, memory.place if memory else 0, embed_key)
         weights = {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
-            context = (enc_output, look_ahead_mask, padding_mask)
-            if memory is not None:  # instead of the encoder's output and both masks
-                context = (memory.layers[i], memory.layers[i], memory.layers[i])
+            # The memory of a layer replaces the encoder's output and both masks.
+            context = [memory.layers[i]] * 3 if memory else [enc_output, look_ahead_mask, padding_mask]
             x, block1, block2 = layer(x, *context, dropout_key=key)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
         return self.final_norm(x), weights
@@ -270,7 +269,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def call(self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None) -> Any:
         source, target = self.checked(inputs)
         hidden, _ = self._packed_forward(source, target, training, dropout_key)
-        return self.logits(_after_elements(hidden, target != PADDING))
+        return self.logits(hidden)
 
     def forward(
         self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None
@@ -290,15 +289,16 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             keys = target_places if name.endswith("block1") else source_places
             probs = tf.gather(probs, queries, axis=2, batch_dims=1)
             weights[name] = tf.gather(probs, keys, axis=3, batch_dims=1)
-        return self.logits(_after_elements(hidden, target != PADDING)), weights
+        return self.logits(hidden), weights
 
     def _packed_forward(
         self, source: Tensor, target: Tensor, training: bool | None = None, dropout_key: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Hidden states `[B, T, E]` and attention weights of rows whose tokens are packed, see `kernels/packing.py`.
+        """Hidden states `[B, T, E]` and the attention weights of packed rows, see `kernels/packing.py`.
 
-        So positions count only tokens, and the result does not depend on where the padding is.
+        In packed rows, positions count only tokens, so the result does not depend on where the padding is.
         """
+        is_token = target != PADDING
         source, target = (pack(ids != PADDING, ids)[1] for ids in (source, target))
         encoder_key, decoder_key = split(self.key_of_call(source, training, dropout_key), 2)
         padding_mask = create_padding_mask(source)
@@ -307,7 +307,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         )
         ahead = tf.maximum(create_look_ahead_mask(shape_of(target)[1]), create_padding_mask(target))
         hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
-        return hidden, {**encoder_weights, **weights}
+        return _after_elements(hidden, is_token), {**encoder_weights, **weights}
 
     def attention(self, source: Tensor, target: Tensor, which: str = "cross") -> Tensor:
         """The attention weights of all layers and heads, without dropout.
