@@ -124,9 +124,7 @@ class LatticeAttn(Attending, Layer):
     def heads(self, x: Tensor) -> list[Tensor]:
         """Queries, keys and values: `[H, B, T, D]` each. Without `w_k`, the keys are `x` itself, split into heads."""
         linears = [linear for linear in (self.w_q, self.w_k, self.w_v) if linear is not None]
-        kernels = [tf.cast(linear.kernel, x.dtype) for linear in linears]
-        biases = [tf.cast(linear.bias, x.dtype) for linear in linears]
-        heads = heads_of(x, kernels, biases, self.n_head)
+        heads = heads_of(x, linears, self.n_head)
         if self.w_k is None:
             heads.insert(1, split_heads(x, self.n_head))
         return heads

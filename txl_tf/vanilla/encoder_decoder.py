@@ -289,7 +289,7 @@ class DecoderMemory(CachedMemory):
         place: int scalar tensor, the position of the element.
         cache: `(keys, values)` of the elements before it, `[num_heads, batch, most, depth]` each.
         source: `(keys, values)` of the encoder's output, see `source_heads`.
-        seen: bool, true at keys of the source that are seen; see `visible` in `multi_head_attention`.
+        seen: bool, true at keys of the source that are seen; see `visible` in `MultiHeadAttention.attend`.
     """
 
     def __init__(self, layer: Any, place: Tensor, cache: Any, source: Tensor, seen: Tensor) -> None:
