@@ -22,7 +22,7 @@ from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
-from txl_tf.language.loop import write_tokens
+from txl_tf.language.loop import where_rows, write_tokens
 from txl_tf.language.sampling import check_integer, check_sampling, sample_categorical, top_k_top_p, uniform_draws
 from txl_tf.language.stopping import no_stops
 from txl_tf.nn.base import tensor_error
@@ -64,9 +64,9 @@ def generate(
     source = _check_source(model, source)
     searches = beam_size > 1 or n_best is not None
     n_tokens = min(100, model.max_len) if max_new_tokens is None else max_new_tokens
-    for name, token in (("start", start), ("end", end)):
-        if token is not None or name == "start" or searches:
-            check_integer(name, token, 1, model.target_vocab_size - 1)
+    check_integer("start", start, 1, model.target_vocab_size - 1)
+    if end is not None or searches:
+        check_integer("end", end, 1, model.target_vocab_size - 1)
     check_integer("max_new_tokens", n_tokens, 1, model.max_len)
     suppressed = check_suppressed(suppress_tokens, end, model.target_vocab_size)
     check_integer("beam_size", beam_size, 1, model.target_vocab_size - 1 - len(suppressed))
@@ -278,12 +278,7 @@ def search(
         rows = tf.reshape(first_rows + parents, [-1])
         caches = select(caches, rows)
         after = (last, alive, totals, finished, scores)
-        below_limit = i < limits  # the other rows do not change any more
-        state = [
-            tf.where(tf.reshape(below_limit, [-1] + [1] * (x.shape.rank - 1)), x, old)
-            for x, old in zip(after, before, strict=True)
-        ]
-        return i + 1, *state, caches
+        return i + 1, *where_rows(i < limits, after, before), caches  # a row at its limit does not change any more
 
     def more(i, last, alive, totals, finished, scores, caches):
         """Whether a hypothesis of a row can still get a better score than the worst of its finished targets."""

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from txl_tf.equations import Places
 from txl_tf.kernels.shapes import Tensor, shape_of
+from txl_tf.language.loop import where_rows
 from txl_tf.transformer_xl.decoding_cache import DecodingCache
 from txl_tf.transformer_xl.inference import layer_weights, read, row_by_row, writable_copy, zero_keys
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
@@ -119,14 +120,11 @@ class WindowCache(DecodingCache):
         """Starts a new window in every row whose window is full, and reads its first tokens."""
         full = state.length == self.context_len
 
-        def moved_if_full(new, old):
-            return tf.where(tf.reshape(full, [-1] + [1] * (old.shape.rank - 1)), new, old)
-
         def move_on():
             """Reads the last half of every window as the beginning of a new window, and uses it only in full rows."""
             last_half = state.tokens[:, self.context_len - self.context_len // 2 :]
             _, moved = self.forward(weights, last_half, self.initial_state(shape_of(last_half)[0]))
-            return tf.nest.map_structure(moved_if_full, moved, state)
+            return where_rows(full, moved, state)
 
         return tf.cond(tf.reduce_any(full), move_on, lambda: state)
 
