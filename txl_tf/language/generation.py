@@ -89,13 +89,13 @@ def next_token(
         `(token, text)`: int32 `[B]`, and the `TextState` after it.
     """
     weights, clusters = precomputed
-    if process is not None:
-        log_probs = tf.nn.log_softmax(process(lm.log_probs_of(text.hidden[:, None])[:, 0]))
-        token = sample_words(log_probs, uniform, sampling, text.history)
-    elif clusters:
+    if clusters and process is None:
         token = sample(clusters, text.hidden, uniform, sampling, text.history, cache.static_shapes)
     else:
-        token = sample_words(lm.log_probs_of(text.hidden[:, None])[:, 0], uniform, sampling, text.history)
+        log_probs = lm.log_probs_of(text.hidden[:, None])[:, 0]
+        if process is not None:
+            log_probs = tf.nn.log_softmax(process(log_probs))
+        token = sample_words(log_probs, uniform, sampling, text.history)
     hidden, state = cache.read_token(weights, token, text.state)
     return token, TextState(hidden, state, remember(text.history, token))
 

@@ -412,19 +412,20 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             ParameterError: the call takes no `done`, or the network's call no `static_shapes`.
         """
         model = self if self.has_own_call else self.network
-        options = {**options, "static_shapes": True} if static_shapes else options
-        if options.get("done") is None:
-            options.pop("done", None)
-        elif not takes_keyword(model.call, "done"):
-            allowed = f"left out, because the call of {type(model).__name__} does not take it"
-            raise ParameterError("done", options["done"], allowed, f"done must be {allowed}")
+        options = {name: value for name, value in options.items() if value is not None}
+        if static_shapes:
+            options = {**options, "static_shapes": True}
         known = {name: value for name, value in options.items() if takes_keyword(model.call, name)}
         if "dropout_key" not in keywords_of(model.call):  # Keras allows no tensor next to a bool in **kwargs
             known.pop("dropout_key", None)
-        if "static_shapes" in options and "static_shapes" not in known and model is self.network:
+        unknown = options.keys() - known.keys()
+        if "done" in unknown:
+            allowed = f"left out, because the call of {type(model).__name__} does not take it"
+            raise ParameterError("done", options["done"], allowed, f"done must be {allowed}")
+        if "static_shapes" in unknown and model is self.network:
             message = f"static_shapes needs a network whose call takes it, got {type(model).__name__}"
             raise ParameterError("static_shapes", True, [False], message)
-        if options.get("dropout_key") is None or "dropout_key" in known:
+        if "dropout_key" not in unknown:
             return model(tokens, mems=mems, **known)
         with self.network.drawing(options["dropout_key"]):  # because `call` does not take the key
             return model(tokens, mems=mems, **{**known, "training": True})

@@ -211,7 +211,6 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def build_from_config(self, config: Any) -> None:
         self._called_with = config.get("called_with")  # files of older versions do not have it
         self._build_rest(config["width"])  # Keras loads weights only into layers that are built
-        self.built = True
 
     def _build_rest(self, width: int) -> None:
         """Builds the layers after the network, whose hidden states have this width."""
@@ -492,8 +491,8 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
         Without `sample_weight`, the weight of a sentence is 1. A sentence without an element has weight 0.
         """
-        ones = tf.ones_like(emissions[:, 0, 0]) if sample_weight is None else sample_weight
-        weights = weights_of_rows(ones, tf.cast(mask, emissions.dtype))
+        given = tf.ones_like(emissions[:, 0, 0]) if sample_weight is None else sample_weight
+        weights = weights_of_rows(given, tf.cast(mask, emissions.dtype))
         nll = self.crf.nll(emissions, tags, mask)
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
@@ -534,8 +533,7 @@ class _SavedLabels(list):
 def _described(inputs: Any) -> tuple:
     """`(name, shape, dtype)` of every input. A single input that is not in a dictionary has no name."""
     named = inputs if isinstance(inputs, dict) else {None: inputs}
-    dtypes = {name: keras.backend.standardize_dtype(x.dtype) for name, x in named.items()}
-    return tuple((name, tuple(x.shape), dtypes[name]) for name, x in named.items())
+    return tuple((name, tuple(x.shape), keras.backend.standardize_dtype(x.dtype)) for name, x in named.items())
 
 
 def _signature(described: Any) -> Any:

@@ -71,7 +71,6 @@ class _Stack(Layer):
         super().__init__(**kwargs)
         self.start_keys(seed, rate=rate, dropatt=layer_arguments["dropatt"], dropact=layer_arguments["dropact"])
         self.d_model = layer_arguments["d_model"]
-        self.norm_first = layer_arguments["norm_first"]
         self.embedding = embedding
         options: dict[str, Any] = {"rate": rate, "seed": self.draw_key, "dtype": self.dtype_policy}
         positions = PositionEmbedding if pos_embed == "learned" else PositionalEncoding
@@ -79,7 +78,9 @@ class _Stack(Layer):
         self.stacked: list[Any] = [
             layer_class(**layer_arguments, **options, name=f"layer{i}") for i in range(num_layers)
         ]
-        self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
+        self.layernorm = None
+        if layer_arguments["norm_first"]:
+            self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm")
 
     def rates(self) -> list[float]:
         return [self.pos_encoding.rate, self.stacked[0].dropatt, self.stacked[0].dropact]
