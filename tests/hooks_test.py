@@ -699,6 +699,9 @@ def foreign_names():
     nodes = [node for tree in trees for node in ast.walk(tree)]
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    assignments = [node for cls in nodes if isinstance(cls, ast.ClassDef) for node in cls.body]
+    assignments = [node for node in assignments if isinstance(node, ast.Assign)]
+    own |= {target.id for node in assignments for target in node.targets if isinstance(target, ast.Name)}
     own |= {"_replace", "_fields", "_asdict"}  # of named tuples
     found = set()
     for node in nodes:

@@ -259,7 +259,7 @@ def parts_of(name):
                 LanguageModel.__init__(self, network_class, kwargs, proj_share_all_but_first, **keras_own)
 
             def get_config(self):
-                config = {key: x for key, x in self.network.get_config().items() if key not in ("name", "n_position")}
+                config = {key: x for key, x in self.network.get_config().items() if key != "name"}
                 config["proj_share_all_but_first"] = self.proj_share_all_but_first
                 return config | ({"context_len": self.context_len} if name == "vanilla" else {})
 

@@ -22,9 +22,10 @@ from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
-from txl_tf.language.loop import write_tokens
+from txl_tf.language.loop import where_rows, write_tokens
 from txl_tf.language.sampling import check_integer, check_sampling, sample_categorical, top_k_top_p, uniform_draws
 from txl_tf.language.stopping import no_stops
+from txl_tf.nn.base import tensor_error
 from txl_tf.nn.embedding import check_ids
 
 NO_CHANCE = -1e9  # log-probability of impossible tokens and paths; finite, so that products with it are numbers
@@ -68,9 +69,9 @@ def generate(
     check_integer("beam_size", beam_size, 1, model.target_vocab_size - 1 - len(suppressed))
     searches = beam_size > 1 or n_best is not None
     n_tokens = min(100, model.max_len) if max_new_tokens is None else max_new_tokens
-    for name, token in (("start", start), ("end", end)):
-        if token is not None or name == "start" or searches:
-            check_integer(name, token, 1, model.target_vocab_size - 1)
+    check_integer("start", start, 1, model.target_vocab_size - 1)
+    if end is not None or searches:
+        check_integer("end", end, 1, model.target_vocab_size - 1)
     check_integer("max_new_tokens", n_tokens, 1, model.max_len)
     if n_best is not None:
         check_integer("n_best", n_best, 1, beam_size)
@@ -88,9 +89,9 @@ def generate(
     allowed = writable(model, suppressed)
     if not searches:
         end = -1 if end is None else end
-        return model._sample(source, start, end, limit, sampling if temperature else None, allowed)
+        return model._sample(source, start, end, limit, sampling if temperature else None, allowed=allowed)
     penalty = tf.constant(length_penalty, model.loss_dtype)
-    ids, scores = model._beam_search(source, start, end, limit, beam_size, penalty, allowed)
+    ids, scores = model._beam_search(source, start, end, limit, beam_size, penalty, allowed=allowed)
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
 
 
@@ -98,9 +99,7 @@ def _check_source(model: Any, source: Any) -> np.ndarray:
     """Returns sources of ids as an array. Raises ParameterError if one is no row of ids, too long, or only padding."""
     source = np.asarray(source)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
-        allowed = "integers [batch, any]"
-        message = f"source must be {allowed}, got {source.dtype.name} {list(source.shape)}"
-        raise ParameterError("source", source, allowed, message)
+        raise tensor_error("source", source, "integers [batch, any]")
     check_ids("source", source, model.input_vocab_size)
     if source.shape[1] > model.max_len:
         allowed = f"at most max_len={model.max_len} long"
@@ -246,12 +245,10 @@ def search(
         As `beam_search`.
     """
     (batch,) = shape_of(limits)
-    size = beam_size
-    n_columns = max_new_tokens
     dtype = length_penalty.dtype
     none = tf.constant(NO_CHANCE, dtype)
-    first_rows = tf.range(batch)[:, None] * size
-    columns = tf.range(n_columns)
+    first_rows = tf.range(batch)[:, None] * beam_size
+    columns = tf.range(max_new_tokens)
 
     def penalty(length):
         """The divisor of the log-probabilities of targets with `length` tokens (Wu et al. 2016)."""
@@ -269,40 +266,35 @@ def search(
         """
         before = (last, alive, totals, finished, scores)
         log_probs, caches = decode(tf.reshape(last, [-1]), i, caches)
-        sums = totals[..., None] + tf.reshape(log_probs, [batch, size, -1])  # [B, K, V]
+        sums = totals[..., None] + tf.reshape(log_probs, [batch, beam_size, -1])  # [B, K, V]
         is_new = columns == i
         n_token = tf.shape(sums)[2]
         if end is not None:
             ended = tf.where(is_new, end, alive)
             ended_scores = tf.where(sums[..., end] > NO_CHANCE / 2, sums[..., end] / penalty(i + 1), none)
-            scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), size)
+            scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), beam_size)
             finished = tf.gather(tf.concat([finished, ended], 1), best, batch_dims=1)
             sums = tf.where(tf.range(n_token) == end, none, sums)
-        totals, best = tf.math.top_k(tf.reshape(sums, [batch, -1]), size)
+        totals, best = tf.math.top_k(tf.reshape(sums, [batch, -1]), beam_size)
         parents = best // n_token
         last = best % n_token
         alive = tf.where(is_new, last[..., None], tf.gather(alive, parents, batch_dims=1))
         rows = tf.reshape(first_rows + parents, [-1])
         caches = select(caches, rows)
         after = (last, alive, totals, finished, scores)
-        below_limit = i < limits  # the other rows do not change any more
-        state = [
-            tf.where(tf.reshape(below_limit, [-1] + [1] * (x.shape.rank - 1)), x, old)
-            for x, old in zip(after, before, strict=True)
-        ]
-        return i + 1, *state, caches
+        return i + 1, *where_rows(i < limits, after, before), caches  # a row at its limit does not change any more
 
     def more(i, last, alive, totals, finished, scores, caches):
         """Whether a hypothesis of a row can still get a better score than the worst of its finished targets."""
         best = totals[:, 0] / penalty(limits)  # log-probabilities can only fall, and penalties only grow
         return tf.reduce_any((i < limits) & (best > scores[:, -1]))
 
-    empty = tf.zeros([batch, size, n_columns], tf.int32)
+    empty = tf.zeros([batch, beam_size, max_new_tokens], tf.int32)
     # At first, all hypotheses are equal, so only one of them counts.
-    totals = tf.tile(tf.where(tf.range(size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
-    state = (0, tf.fill([batch, size], start), empty, totals, empty, tf.fill([batch, size], none), caches)
+    totals = tf.tile(tf.where(tf.range(beam_size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
+    state = (0, tf.fill([batch, beam_size], start), empty, totals, empty, tf.fill([batch, beam_size], none), caches)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
     # If the search stopped before the limit, all finished targets have higher scores than the others.
     unended = totals / penalty(tf.minimum(i, limits))[:, None]
-    scores, best = tf.math.top_k(tf.concat([scores, unended], 1), size)
+    scores, best = tf.math.top_k(tf.concat([scores, unended], 1), beam_size)
     return tf.gather(tf.concat([finished, alive], 1), best, batch_dims=1), scores

@@ -13,6 +13,7 @@ Shapes:
     N: n_token, the size of the vocabulary      E: d_model      room: largest number of new tokens
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ from txl_tf.language.sampling import (
     sample_words,
 )
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
+from txl_tf.nn.base import tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.decoding_cache import padded_left
@@ -87,13 +89,13 @@ def next_token(
         `(token, text)`: int32 `[B]`, and the `TextState` after it.
     """
     weights, clusters = precomputed
-    if process is not None:
-        log_probs = tf.nn.log_softmax(process(lm.log_probs_of(text.hidden[:, None])[:, 0]))
-        token = sample_words(log_probs, uniform, sampling, text.history)
-    elif clusters:
+    if clusters and process is None:
         token = sample(clusters, text.hidden, uniform, sampling, text.history, cache.static_shapes)
     else:
-        token = sample_words(lm.log_probs_of(text.hidden[:, None])[:, 0], uniform, sampling, text.history)
+        log_probs = lm.log_probs_of(text.hidden[:, None])[:, 0]
+        if process is not None:
+            log_probs = tf.nn.log_softmax(process(log_probs))
+        token = sample_words(log_probs, uniform, sampling, text.history)
     hidden, state = cache.read_token(weights, token, text.state)
     return token, TextState(hidden, state, remember(text.history, token))
 
@@ -122,11 +124,7 @@ def continue_text(
 
     def step(i, stopped, state):
         text, nll, so_far = state
-
-        def process_scores(log_probs: Tensor) -> Tensor:
-            return processed(processor, prompt, so_far[:, :i], log_probs)
-
-        process = None if processor is None else process_scores
+        process = None if processor is None else functools.partial(processed, processor, prompt, so_far[:, :i])
         token, new_text = next_token(lm, cache, precomputed, text, uniform[i], sampling, process)
         if with_nll:
             nll = with_column(nll, rows, i, lm.nll_of(text.hidden[:, None], token[:, None])[:, 0])
@@ -260,7 +258,7 @@ def generate_tokens(
         )  # fmt: skip
     cache = lm.decoding_cache(static_shapes)
     nothing = no_history(shape_of(prompt)[0], lm.network.n_token)
-    hidden, state = cache.read_prompt(prompt, lengths, segment) if segment else cache.read_prompt(prompt, lengths)
+    hidden, state = cache.read_prompt(prompt, lengths, segment)
     text = TextState(hidden, state, remember_segment(nothing, prompt, lengths))
     text, prompt, lengths = repeated((text, prompt, lengths), number)
     before = None if logits_processor is None else marked_left(prompt, lengths)
@@ -280,9 +278,7 @@ def _check_prompt(prompt: Any, lengths: Any, n_token: int) -> tuple[np.ndarray, 
     """Checks the arguments of `generate` and returns them as arrays, with 0 after the end of shorter prompts."""
     prompt = np.asarray(prompt)
     if prompt.ndim != 2 or not np.issubdtype(prompt.dtype, np.integer) or 0 in prompt.shape:
-        allowed = "integers [batch, n], n at least 1"
-        message = f"prompt must be {allowed}, got {prompt.dtype.name} {list(prompt.shape)}"
-        raise ParameterError("prompt", prompt, allowed, message)
+        raise tensor_error("prompt", prompt, "integers [batch, n], n at least 1")
     batch, n = prompt.shape
     lengths = np.full([batch], n) if lengths is None else np.asarray(lengths)
     if lengths.shape != (batch,) or lengths.dtype.kind not in "iu" or lengths.min() < 1 or lengths.max() > n:

@@ -218,7 +218,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if sample_weight is not None:
             sample_weight = tf.convert_to_tensor(sample_weight)
             check_weights_fit(sample_weight, labels)
-        return self._weighted_score(tokens, labels, mems, weights_of_labels(sample_weight, labels), done, **padding)
+        weights = weights_of_labels(sample_weight, labels)
+        return self._score(tokens, labels, mems, done, weights, **padding)
 
     def _without_padding(self, tokens: Any, labels: Any, lengths: Any) -> tuple[Any, Any, Any]:
         """The arguments of `score` with 0 for tokens and `IGNORED` for labels after the end of their row.
@@ -414,19 +415,20 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             ParameterError: the call takes no `done`, or the network's call no `static_shapes`.
         """
         model = self if self.has_own_call else self.network
-        options = {**options, "static_shapes": True} if static_shapes else options
-        if options.get("done") is None:
-            options.pop("done", None)
-        elif not takes_keyword(model.call, "done"):
-            allowed = f"left out, because the call of {type(model).__name__} does not take it"
-            raise ParameterError("done", options["done"], allowed, f"done must be {allowed}")
+        options = {name: value for name, value in options.items() if value is not None}
+        if static_shapes:
+            options = {**options, "static_shapes": True}
         known = {name: value for name, value in options.items() if takes_keyword(model.call, name)}
         if "dropout_key" not in keywords_of(model.call):  # Keras allows no tensor next to a bool in **kwargs
             known.pop("dropout_key", None)
-        if "static_shapes" in options and "static_shapes" not in known and model is self.network:
+        unknown = options.keys() - known.keys()
+        if "done" in unknown:
+            allowed = f"left out, because the call of {type(model).__name__} does not take it"
+            raise ParameterError("done", options["done"], allowed, f"done must be {allowed}")
+        if "static_shapes" in unknown and model is self.network:
             message = f"static_shapes needs a network whose call takes it, got {type(model).__name__}"
             raise ParameterError("static_shapes", True, [False], message)
-        if options.get("dropout_key") is None or "dropout_key" in known:
+        if "dropout_key" not in unknown:
             return model(tokens, mems=mems, **known)
         with self.network.drawing(options["dropout_key"]):  # because `call` does not take the key
             return model(tokens, mems=mems, **{**known, "training": True})
@@ -577,17 +579,18 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities, **objective)
 
     @compiled_method(reduce_retracing=True)
-    def _score(self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None, **padding: Tensor) -> Any:
-        """The graph of `score` without weights. `padding` has the `padding_mask`, if there is one."""
-        outputs, new_mems = self.outputs(tokens, mems, done=done, **padding)
-        return self.nll_of(outputs, labels), new_mems
+    def _score(
+        self, tokens: Tensor, labels: Tensor, mems: Any, done: Tensor | None = None, weights: Tensor | None = None,
+        **padding: Tensor,
+    ) -> Any:  # fmt: skip
+        """The graph of `score`. `padding` has the `padding_mask`, if there is one.
 
-    @compiled_method(reduce_retracing=True, autograph=False)
-    def _weighted_score(
-        self, tokens: Tensor, labels: Tensor, mems: Any, weights: Tensor, done: Tensor | None = None, **padding: Tensor
-    ) -> Any:
-        """The graph of `score` with weights, `[batch, tgt_len]`. A label of weight 0 may be any number."""
-        nll, new_mems = self._score(tokens, tf.where(weights > 0, labels, 0), mems, done, **padding)
+        The weights are `[batch, tgt_len]`, or `None` if all are 1. A label of weight 0 may be any number.
+        """
+        outputs, new_mems = self.outputs(tokens, mems, done=done, **padding)
+        if weights is None:
+            return self.nll_of(outputs, labels), new_mems
+        nll = self.nll_of(outputs, tf.where(weights > 0, labels, 0))
         return nll * tf.cast(weights, nll.dtype), new_mems
 
     @compiled_method(reduce_retracing=True)
@@ -626,9 +629,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         except (TypeError, ValueError):  # no tensor can be made of it
             raise tensor_error(name, ids, allowed) from None
         if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
-            shape = "of unknown rank" if ids.shape.rank is None else list(ids.shape)
-            message = f"{name} must be {allowed}, got {ids.dtype.name} {shape}"
-            raise ParameterError(name, ids, allowed, message)
+            raise tensor_error(name, ids, allowed)
         if not tf.executing_eagerly():
             return ids
         array = ids.numpy()

@@ -75,6 +75,15 @@ def write_tokens(step: Callable, state: Any, room: Size, limits: Tensor, stops: 
     )[-1]
 
 
+def where_rows(condition: Tensor, new: Any, old: Any) -> Any:
+    """`new` in the rows where the condition, bool `[B]`, is true, else `old`: structures of tensors `[B, ...]`."""
+
+    def choose(x, y):
+        return tf.where(tf.reshape(condition, [-1] + [1] * (x.shape.rank - 1)), x, y)
+
+    return tf.nest.map_structure(choose, new, old)
+
+
 def with_column(table: Tensor, rows: Tensor, i: Tensor, column: Tensor) -> Tensor:
     """Replaces column `i` of `table` `[B, any]` with `column` `[B]`; `rows` is `tf.range(B)`."""
     return tf.tensor_scatter_nd_update(table, tf.stack([rows, tf.fill(tf.shape(rows), i)], -1), column)

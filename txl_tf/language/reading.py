@@ -21,6 +21,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
+from txl_tf.nn.base import tensor_error
 
 
 class Reading(NamedTuple):
@@ -159,7 +160,7 @@ def _checked_text(ids: Any, tgt_len: int) -> np.ndarray:
     check_integer("tgt_len", tgt_len, 1)
     ids = np.asarray(ids)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ParameterError("ids", ids, "integers [n]", f"ids must be integers [n], got {ids.dtype} {list(ids.shape)}")
+        raise tensor_error("ids", ids, "integers [n]")
     if len(ids) < 2:
         message = f"ids must have at least two tokens, because the first is not predicted, got {len(ids)}"
         raise ParameterError("ids", ids, "at least two tokens", message)

@@ -308,15 +308,15 @@ def check_sampling(
     if top_k is not None:
         check_integer("top_k", top_k, 1)
     check_integer("repetition_window", repetition_window, 1, LONGEST_WINDOW)
-    seeds = [random.randrange(2**31) for _ in range(batch)] if seed is None else seed
-    seeds = np.broadcast_to(np.asarray(seeds), [batch]) if np.shape(seeds) in ((), (batch,)) else np.zeros(0)
-    if seeds.shape != (batch,) or seeds.dtype.kind not in "iu" or seeds.min() < -(2**31) or seeds.max() >= 2**31:
+    seeds = np.asarray([random.randrange(2**31) for _ in range(batch)] if seed is None else seed)
+    is_number = seeds.shape in ((), (batch,)) and seeds.dtype.kind in "iu"
+    if not is_number or seeds.min() < -(2**31) or seeds.max() >= 2**31:
         raise ParameterError("seed", seed, f"an integer of 32 bits, or one for each of the {batch} rows")
     return Sampling(
         **{name: tf.fill([batch], tf.cast(value, tf.float32)) for name, value in floats.items()},
         top_k=tf.fill([batch], int(top_k or 0)),
         repetition_window=tf.fill([batch], int(repetition_window)),
-        seeds=tf.constant(seeds, tf.int32),
+        seeds=tf.constant(np.broadcast_to(seeds, [batch]), tf.int32),
     )
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from txl_tf.errors import ParameterError
 from txl_tf.language.sampling import check_integer
+from txl_tf.nn.base import tensor_error
 from txl_tf.nn.embedding import check_ids
 
 
@@ -47,9 +47,7 @@ def sliding_window_nll(
     """
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.size < 2:
-        allowed = "integers [n], n at least 2"
-        message = f"tokens must be {allowed}, got {tokens.dtype.name} {list(tokens.shape)}"
-        raise ParameterError("tokens", tokens, allowed, message)
+        raise tensor_error("tokens", tokens, "integers [n], n at least 2")
     check_ids("tokens", tokens, lm.network.n_token)
     check_integer("window", window, 1)
     check_integer("batch_size", batch_size, 1)

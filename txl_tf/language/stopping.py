@@ -15,9 +15,10 @@ Shapes:
     S: number of stop strings      L: units of the longest stop string
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -90,15 +91,7 @@ def token_units(vocab: Any) -> np.ndarray:
         return np.arange(len(vocab), dtype=np.int32)[:, None]
     # Bytes are the units 0 to 255; a special symbol is the unit 256 + its id.
     rows = [list(data) or [256 + i] for i, data in enumerate(vocab.token_bytes)]
-    return filled_up(rows)
-
-
-def filled_up(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Lists of units as an int32 array, padded with NONE."""
-    table = np.full([len(rows), max(map(len, rows), default=0)], NONE, np.int32)
-    for row, units in zip(table, rows, strict=True):
-        row[: len(units)] = units
-    return table
+    return keras.utils.pad_sequences(rows, padding="post", value=NONE)
 
 
 def spell(vocab: Any, text: str) -> list[int]:
@@ -201,11 +194,9 @@ def check_stops(
     if len(vocab) != n_token:
         message = f"vocab must have the {n_token} symbols of the model, got {len(vocab)}"
         raise ParameterError("vocab", vocab, f"a vocabulary of the {n_token} symbols of the model", message)
-    rows = [spell(vocab, text) for text in texts]  # lists of units
-    lengths = np.array([len(row) for row in rows])
-    strings = aligned(tf.constant(filled_up(rows)), tf.constant(lengths, tf.int32))[None]
-    tail = tf.fill([1, lengths.max()], BEFORE)
-    return Stops(tf.constant(token, tf.int32), strings, tf.constant(token_units(vocab)), tail)
+    strings: Any = keras.utils.pad_sequences([spell(vocab, text) for text in texts], value=NONE)  # padded on the left
+    tail = tf.fill([1, strings.shape[1]], BEFORE)
+    return Stops(tf.constant(token, tf.int32), tf.constant(strings[None]), tf.constant(token_units(vocab)), tail)
 
 
 def spec_of(stops: Stops) -> Stops:

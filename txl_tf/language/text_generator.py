@@ -125,17 +125,18 @@ class TextGenerator:
         check_names("TextGenerator", sampling, [*keywords_of(TextGenerator), *SAMPLING])
         check_integer("max_new_tokens", max_new_tokens, 0)
         check_integer("batch_size", batch_size, 1)
-        self.stops = check_texts(
+        ends = check_texts(
             vocab, num_return_sequences=num_return_sequences, stop_strings=stop_strings,
             stop_at_newline=stop_at_newline, stop_at_document=stop_at_document, beam_size=beam_size,
             length_penalty=length_penalty, logits_processor=logits_processor, **sampling,
         )  # fmt: skip
         self.lm = lm
         self.vocab = vocab
-        self.sampling = sampling
-        self.search = {
-            "beam_size": beam_size, "length_penalty": length_penalty, "logits_processor": logits_processor,
+        self.options = {
+            **ends, **sampling, "beam_size": beam_size, "length_penalty": length_penalty,
+            "logits_processor": logits_processor,
         }  # fmt: skip
+        self.end_token = constraint_end(logits_processor)
         self.segment = segment
         self.max_new_tokens = max_new_tokens
         self.number = num_return_sequences
@@ -186,7 +187,7 @@ class TextGenerator:
         segment = self.segment if self.segment is not None and lengths.max() > self.segment else None
         arrays = write_texts(
             self.lm, padded(ids), self.max_new_tokens, lengths=lengths, num_return_sequences=n, vocab=self.vocab,
-            segment=segment, **self.stops, **self.search, **self.sampling,
+            segment=segment, **self.options,
         )  # fmt: skip
         tokens, ends, excess = (array.numpy() for array in arrays)
         found = [self._text(ids[i // n], tokens[i], ends[i], excess[i]) for i in range(len(prompts) * n)]
@@ -200,9 +201,8 @@ class TextGenerator:
         """The text after a prompt, and whether it `ended`, see `Continuation`."""
         new = tokens[len(prompt) : length]
         ended = True
-        end = constraint_end(self.search["logits_processor"])
-        if end is not None:
-            ended = len(new) > 0 and new[-1] == end
+        if self.end_token is not None:
+            ended = len(new) > 0 and new[-1] == self.end_token
             new = new[: len(new) - ended]
         stream = TextStream(self.vocab)
         stream.push(prompt)

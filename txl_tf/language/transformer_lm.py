@@ -21,19 +21,14 @@ SCHEME_OF = {"sin": "sinusoids", "learned": "learned"}  # `pos_embed` -> `positi
 
 @keras.saving.register_keras_serializable("txl_tf")
 class AbsoluteTransformer(TransformerXL):
-    """`TransformerXL` with positions="sinusoids", or "learned" where `n_position` is given.
+    """`TransformerXL` whose default is positions="sinusoids".
 
     It is the network of a `TransformerLM`. Files contain its weights under the name of this class.
-
-    Args: those of `TransformerXL`, and
-        n_position: number of learned positions (`context_len`); 0 for sinusoids.
     """
 
-    def __init__(self, n_position: int = 0, **arguments: Any) -> None:
-        position_arguments: dict[str, Any] = {"positions": "sinusoids"}
-        if n_position:
-            position_arguments = {"positions": "learned", "context_len": n_position}
-        super().__init__(**{**position_arguments, **arguments})
+    def __init__(self, **arguments: Any) -> None:
+        arguments.setdefault("positions", "sinusoids")
+        super().__init__(**arguments)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from txl_tf.equations import Places
 from txl_tf.kernels.shapes import Tensor, shape_of
+from txl_tf.language.loop import where_rows
 from txl_tf.transformer_xl.decoding_cache import DecodingCache
 from txl_tf.transformer_xl.inference import layer_weights, read, row_by_row, writable_copy, zero_keys
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
@@ -51,35 +52,6 @@ def window_start(length: Tensor, context_len: int) -> Tensor:
     # While all tokens fit, it is 0. Afterwards, the start moves by `step` each time that a full window needs room.
     step = context_len - context_len // 2
     return step * -(tf.minimum(context_len - length, 0) // step)
-
-
-def _read_pieces(read_piece: Any, tokens: Tensor, outputs: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """Reads `tokens`, int32 `[B, n]`, piece by piece.
-
-    Args:
-        read_piece: function of the number of tokens that have been read and of the state. Returns this number after the
-            next piece, the outputs for the piece, and the state.
-        tokens: see above.
-        outputs: those of no tokens, `[B, 0, any]`.
-        state: the state before the tokens.
-
-    Returns:
-        `(outputs, state)`: `[B, n, any]`, and the state after the tokens.
-    """
-
-    def body(done, outputs, state):
-        done, new_outputs, state = read_piece(done, state)
-        return done, tf.concat([outputs, new_outputs], 1), state
-
-    shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, outputs.shape[2]])
-    _, outputs, state = tf.while_loop(
-        lambda done, *_: done < tf.shape(tokens)[1],
-        body,
-        (0, outputs, state),
-        shape_invariants=(*shapes, tf.nest.map_structure(lambda tensor: tensor.shape, state)),
-        parallel_iterations=1,
-    )
-    return outputs, state
 
 
 class WindowCache(DecodingCache):
@@ -118,14 +90,24 @@ class WindowCache(DecodingCache):
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """Reads `tokens`, int32 `[B, n]`, window after window. Returns `(hidden, state)`, with hidden `[B, n, E]`."""
         weights = self.precompute()
+        batch, n = shape_of(tokens)
 
-        def read_piece(done, state):
+        def read_piece(done, hidden, state):
+            """Reads as many tokens as fit into every window."""
             state = self.with_room(weights, state)
-            end = tf.minimum(tf.shape(tokens)[1], done + self.context_len - tf.reduce_max(state.length))
-            hidden, state = self.forward(weights, tokens[:, done:end], state)
-            return end, hidden, state
+            end = tf.minimum(n, done + self.context_len - tf.reduce_max(state.length))
+            new_hidden, state = self.forward(weights, tokens[:, done:end], state)
+            return end, tf.concat([hidden, new_hidden], 1), state
 
-        hidden, state = _read_pieces(read_piece, tokens, self.lm.no_outputs(shape_of(tokens)[0]), state)
+        nothing = self.lm.no_outputs(batch)
+        shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, nothing.shape[2]])
+        _, hidden, state = tf.while_loop(
+            lambda done, *_: done < n,
+            read_piece,
+            (0, nothing, state),
+            shape_invariants=(*shapes, tf.nest.map_structure(lambda tensor: tensor.shape, state)),
+            parallel_iterations=1,
+        )
         return hidden, writable_copy(state)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
@@ -142,17 +124,7 @@ class WindowCache(DecodingCache):
             """Reads the last half of every window as the beginning of a new window, and uses it only in full rows."""
             last_half = state.tokens[:, self.context_len - self.context_len // 2 :]
             _, moved = self.forward(weights, last_half, self.initial_state(shape_of(last_half)[0]))
-
-            def moved_if_full(new_rings, old_rings):
-                rings = zip(new_rings, old_rings, strict=True)
-                return tuple(tf.where(full[:, None, None, None], new, old) for new, old in rings)
-
-            return WindowState(
-                moved_if_full(moved.keys, state.keys),
-                moved_if_full(moved.values, state.values),
-                tf.where(full[:, None], moved.tokens, state.tokens),
-                tf.where(full, moved.length, state.length),
-            )
+            return where_rows(full, moved, state)
 
         return tf.cond(tf.reduce_any(full), move_on, lambda: state)
 
@@ -253,12 +225,16 @@ class RereadWindow(DecodingCache):
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """Reads `tokens`, int32 `[B, n]`, one by one. Returns `(outputs, state)`, with outputs `[B, n, any]`."""
+        batch = shape_of(tokens)[0]
+        nothing = self.lm.no_outputs(batch)
+        before = tf.zeros([batch, nothing.shape[2]], nothing.dtype), state
 
-        def read_one(i, state):
-            output, state = self.read_token((), tokens[:, i], state)
-            return i + 1, output[:, None], state
+        def read_one(last, token):
+            output, state = self.read_token((), token, last[1])
+            return tf.ensure_shape(output, last[0].shape), state
 
-        return _read_pieces(read_one, tokens, self.lm.no_outputs(shape_of(tokens)[0]), state)
+        outputs, states = tf.scan(read_one, tf.transpose(tokens), before, parallel_iterations=1)
+        return tf.transpose(outputs, [1, 0, 2]), tf.nest.map_structure(lambda x: x[-1], states)
 
     def read_token(self, weights: Any, token: Tensor, state: Any) -> tuple[Tensor, WindowState]:
         """Reads one token for each row. Arguments and results: see `MemoryCache.read_token`."""

@@ -539,7 +539,8 @@ def shown(value: Any) -> str:
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return brief(value)
     shape = tf.TensorShape(value.shape)
-    return f"{tf.as_dtype(value.dtype).name} {[*shape] if shape.rank is not None else '[...]'}"
+    dtype = getattr(value.dtype, "name", value.dtype)  # Keras has strings as dtypes
+    return f"{dtype} {[*shape] if shape.rank is not None else '[...]'}"
 
 
 def tensor_error(name: str, tensor: Any, allowed: str) -> ParameterError:

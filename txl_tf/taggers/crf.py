@@ -23,7 +23,7 @@ from txl_tf.kernels.gradients import custom_gradient
 from txl_tf.kernels.packing import pack, unpack
 from txl_tf.kernels.shapes import Tensor
 from txl_tf.nn.arguments import LayerOptions, stored
-from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, check_width, shown
+from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, check_width, tensor_error
 from txl_tf.nn.masks import as_bool, mask_of_call
 from txl_tf.nn.settings import remember_graph
 
@@ -349,10 +349,7 @@ class CRF(Layer):
         tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool? batch time")}
         check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int? batch time"))
         if emissions.shape[1] == 0:
-            allowed = "float [batch, time, n_tag] of time 1 or more"
-            raise ParameterError(
-                "emissions", emissions, allowed, f"emissions must be {allowed}, got {shown(emissions)}"
-            )
+            raise tensor_error("emissions", emissions, "float [batch, time, n_tag] of time 1 or more")
         return _bool_mask(emissions, mask)
 
     def nll(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None) -> Tensor:

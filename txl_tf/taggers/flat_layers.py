@@ -122,16 +122,13 @@ class LatticeAttn(Attending, Layer):
         dropout_key = self.key_of_call(x, training, dropout_key)
         return join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
 
-    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, x: Tensor) -> list[Tensor]:
         """Queries, keys and values: `[H, B, T, D]` each. Without `w_k`, the keys are `x` itself, split into heads."""
         linears = [linear for linear in (self.w_q, self.w_k, self.w_v) if linear is not None]
-        kernels = [tf.cast(linear.kernel, x.dtype) for linear in linears]
-        biases = [tf.cast(linear.bias, x.dtype) for linear in linears]
+        heads = heads_of(x, linears, self.n_head)
         if self.w_k is None:
-            q, v = heads_of(x, kernels, biases, self.n_head)
-            return q, split_heads(x, self.n_head), v
-        q, k, v = heads_of(x, kernels, biases, self.n_head)
-        return q, k, v
+            heads.insert(1, split_heads(x, self.n_head))
+        return heads
 
     def positions(self, r: Tensor) -> Tensor:
         """The vectors of the pairs, projected and split into heads: `[U, H, D]`."""

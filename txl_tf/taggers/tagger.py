@@ -51,24 +51,18 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
     def __init__(self, single: bool = False, name: str = "spans", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
         self.single = single
-        names = ("right", "found", "expected")
-        self.counts = [self.add_variable((), "zeros", dtype=self.dtype, name=name) for name in names]
+        self.counts = self.add_variable((3,), "zeros", dtype=self.dtype, name="counts")  # right, found, expected
 
     def update_state(self, counts: Any) -> None:
-        for variable, count in zip(self.counts, tf.unstack(counts), strict=True):
-            variable.assign_add(count)
+        self.counts.assign_add(counts)
 
     def result(self) -> dict[str, Tensor]:
         """Precision, recall and F1 of the entities counted so far; with `single`, accuracy and F1."""
-        right, predicted, expected = (tf.convert_to_tensor(count) for count in self.counts)
+        right, predicted, expected = tf.unstack(tf.convert_to_tensor(self.counts))
         precision = tf.math.divide_no_nan(right, predicted)
         recall = tf.math.divide_no_nan(right, expected)
         shares = {"accuracy": recall} if self.single else {"precision": precision, "recall": recall}
         return {**shares, "f1": tf.math.divide_no_nan(2 * right, predicted + expected)}
-
-    def reset_state(self) -> None:
-        for variable in self.counts:
-            variable.assign(0.0)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -153,9 +147,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def _allowed(self) -> Any:
         """The argument `allowed` of the CRF: the transitions of the scheme; `None` without constraints."""
-        if not self.constraints:
-            return None
-        return allowed_transitions(self.labels, self.scheme)
+        return allowed_transitions(self.labels, self.scheme) if self.constraints else None
 
     def _check_labels(self) -> None:
         """Raises ParameterError if no allowed path contains one of the labels."""
@@ -219,7 +211,6 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def build_from_config(self, config: Any) -> None:
         self._called_with = config.get("called_with")  # files of older versions do not have it
         self._build_rest(config["width"])  # Keras loads weights only into layers that are built
-        self.built = True
 
     def _build_rest(self, width: int) -> None:
         """Builds the layers after the network, whose hidden states have this width."""
@@ -272,21 +263,17 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def _hidden(self, inputs: Any, training: bool | None, dropout_key: Tensor | None) -> Tensor:
         """The result of the network, `[batch, time, width]`. It gets those arguments that its call takes."""
-        takes = inspect.signature(self.network.call).parameters
-        options = {"training": training} if "training" in takes else {}
-        if "dropout_key" in takes:
-            options["dropout_key"] = dropout_key
         mask = self._mask_of(inputs)
+        options = {"training": training, "dropout_key": dropout_key, "padding_mask": mask}
         if self.reads_sentences:
             inputs = self.network.checked(inputs)
         elif isinstance(inputs, dict):
             inputs = {name: x for name, x in inputs.items() if name != "mask"}
             if len(inputs) == 1:
                 (inputs,) = inputs.values()
-                options |= {"mask": mask} if "mask" in takes else {}
-        if "padding_mask" in takes:
-            options["padding_mask"] = mask
-        hidden = self.network(inputs, **options)
+                options["mask"] = mask
+        takes = inspect.signature(self.network.call).parameters
+        hidden = self.network(inputs, **{name: value for name, value in options.items() if name in takes})
         return hidden[0] if isinstance(hidden, (tuple, list)) else hidden
 
     @known_names
@@ -303,22 +290,15 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         Raises:
             ParameterError: the tags have another shape than the mask, or an id is out of its range.
         """
-        emissions, mask, tags, _ = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
+        emissions, mask, tags = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
         return self.crf.nll(emissions, tags, mask)
 
-    def _elements(
-        self, inputs: Any, tags: Tensor, sample_weight: Any = None, **options: Any
-    ) -> tuple[Tensor, Tensor, Tensor, Any]:
-        """`(emissions, mask, tags, weights)`: the tags as int32, and the weights of the rows, `[B]` or `None`.
-
-        Raises ParameterError if the tags have another shape than the mask.
-        """
+    def _elements(self, inputs: Any, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """`(emissions, mask, tags)`: the tags as int32. Raises ParameterError unless they have the mask's shape."""
         emissions, mask = self.emissions(inputs, **options)
-        if sample_weight is not None:
-            sample_weight = weights_of_rows(sample_weight, tf.cast(mask, emissions.dtype))
         tags = as_ids("tags", tags)
         check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
-        return emissions, mask, tags, sample_weight
+        return emissions, mask, tags
 
     def decode(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """The best paths: `(tags, score)`, int32 `[B, T]` with 0 at padding, and `[B]`."""
@@ -472,8 +452,8 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         key = self.step_key(tf.shape(tags)[0])
         weights = self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
-            emissions, mask, tags, row_weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
-            nll, rows = self._nll_and_rows(emissions, mask, tags, row_weights)
+            emissions, mask, tags = self._elements(inputs, tags, training=True, dropout_key=key)
+            nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
             own_loss = self.own_loss(inputs, tags, emissions, weights, training=True)
             mean = tf.math.divide_no_nan(nll, self.over_replicas(rows))
             loss = self.optimizer.scale_loss(self.with_penalties(mean) if own_loss is None else own_loss)
@@ -484,11 +464,11 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def test_step(self, data: Any) -> dict[str, Any]:
         """One step of evaluation. Returns the logs of the batch, and precision, recall and F1 up to now."""
         inputs, tags, weights = self.unpacked(data)
-        emissions, mask, tags, row_weights = self._elements(inputs, tags, weights)
+        emissions, mask, tags = self._elements(inputs, tags)
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
         counts = self.count_spans(path, expected, packed)
         self.spans.update_state(self.over_replicas(counts))
-        nll, rows = self._nll_and_rows(emissions, mask, tags, row_weights)
+        nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
         own_loss = self.own_loss(inputs, tags, emissions, weights, training=False)
         measured = self._measure(emissions, mask, tags, weights)
         logs = {**self.log_means(nll, rows, own_loss), **self.spans.result(), **measured}
@@ -496,9 +476,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
         """This replica's share of the mean loss of the batch."""
-        mask = self._mask_of(x)
-        row_weights = None if sample_weight is None else weights_of_rows(sample_weight, tf.cast(mask, y_pred.dtype))
-        nll, rows = self._nll_and_rows(y_pred, mask, as_ids("tags", y), row_weights)
+        nll, rows = self._nll_and_rows(y_pred, self._mask_of(x), as_ids("tags", y), sample_weight)
         return tf.math.divide_no_nan(nll, self.over_replicas(rows))
 
     def _measure(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any) -> dict[str, Any]:
@@ -510,15 +488,14 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self.decode(inputs)[0]
 
-    def _nll_and_rows(self, emissions: Tensor, mask: Tensor, tags: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    def _nll_and_rows(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor]:
         """`(sum of weight * nll, sum of the weights)` over the sentences of this replica.
 
-        Without `weights`, the weight of a sentence is 1, and 0 if it has no element.
+        Without `sample_weight`, the weight of a sentence is 1. A sentence without an element has weight 0.
         """
+        given = tf.ones_like(emissions[:, 0, 0]) if sample_weight is None else sample_weight
+        weights = weights_of_rows(given, tf.cast(mask, emissions.dtype))
         nll = self.crf.nll(emissions, tags, mask)
-        if weights is None:
-            n_not_empty = tf.reduce_sum(tf.cast(tf.reduce_any(mask, 1), nll.dtype))
-            return tf.reduce_sum(nll), n_not_empty
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
     # --------------------------------------------------------------------------------------------- export and saving
@@ -558,8 +535,7 @@ class _SavedLabels(list):
 def _described(inputs: Any) -> tuple:
     """`(name, shape, dtype)` of every input. A single input that is not in a dictionary has no name."""
     named = inputs if isinstance(inputs, dict) else {None: inputs}
-    dtypes = {name: keras.backend.standardize_dtype(x.dtype) for name, x in named.items()}
-    return tuple((name, tuple(x.shape), dtypes[name]) for name, x in named.items())
+    return tuple((name, tuple(x.shape), keras.backend.standardize_dtype(x.dtype)) for name, x in named.items())
 
 
 def _signature(described: Any) -> Any:

@@ -167,29 +167,21 @@ class EncoderLayer(_TransformerLayer):
         visible = seen_of_masks(
             sizes, mask, attention_mask=attention_mask, forbidden=forbidden, use_causal_mask=use_causal_mask
         )
-        x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
-        return (
-            (x, tf.transpose(weights, SWAP_BATCH_AND_HEADS)) if return_attention_scores else x
-        )  # from [H, B, queries, keys]
-
-    def encode(self, x: Tensor, visible: Any = None, dropout_key: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`(output, weights)`, where the weights are `[num_heads, batch, length, length]`. Arguments are not checked.
-
-        `visible` is described in `multi_head_attention`.
-        """
-        keys = split(dropout_key, 4)
+        keys = split(self.key_of_call(x, training, dropout_key), 4)
+        (x,) = self.in_compute_dtype(x)
         x, weights = self._residual(
             x, self.layernorm1, lambda y: attention_of(self.mha, y, y, y, visible, keys[0]), keys[1]
         )
-        return self._feed_forward(x, self.layernorm2, *keys[2:]), weights
+        x = self._feed_forward(x, self.layernorm2, *keys[2:])
+        return (x, tf.transpose(weights, SWAP_BATCH_AND_HEADS)) if return_attention_scores else x
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         shapes_by_name = self.named_shapes(shapes, named)
         x_shape = shapes_by_name["x"]
+        if not shapes_by_name["return_attention_scores"]:
+            return x_shape
         batch, length, _ = x_shape
-        return (
-            (x_shape, (batch, self.num_heads, length, length)) if shapes_by_name["return_attention_scores"] else x_shape
-        )
+        return x_shape, (batch, self.num_heads, length, length)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -239,50 +231,35 @@ class DecoderLayer(_TransformerLayer):
         mask: Tensor | None = None, use_causal_mask: bool = False, return_attention_scores: bool = True,
         training: bool | None = None, dropout_key: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
         if isinstance(enc_output, DecoderMemory):
             enc_output.check(self, look_ahead_mask, padding_mask)
-            output, *weights = self.decode(x, enc_output, enc_output.own, enc_output.cross)
-            return (output, *weights) if return_attention_scores else output
-        check_tensors(sizes, x=(x, "float batch length d_model"), enc_output=(enc_output, "float batch source d_model"))
-        length = shape_of(x)[1]
-        source = shape_of(enc_output)[1]
-        mask = mask_of(x) if mask is None else mask
-        padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask
-        sizes_of_own = {**sizes, "queries": length, "keys": length}
-        own = seen_of_masks(sizes_of_own, mask, look_ahead_mask=look_ahead_mask, use_causal_mask=use_causal_mask)
-        cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, mask_name="padding_mask")
-        x, enc_output = self.in_compute_dtype(x, enc_output)
-        output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
-        if not return_attention_scores:
-            return output
-        return (output, *(tf.transpose(probs, SWAP_BATCH_AND_HEADS) for probs in weights))  # from [H, B, queries, keys]
-
-    def decode(
-        self, x: Tensor, enc_output: Any, own: Any = None, cross: Any = None, dropout_key: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer, without checks of its arguments.
-
-        Args:
-            x: `[batch, length, d_model]`, the target.
-            enc_output: output of the encoder for the source.
-            own, cross: masks of self-attention and of attention to the source: true where a query sees a key. See
-                `visible` in `multi_head_attention`.
-            dropout_key: `None` without dropout.
-
-        Returns:
-            `(output, self_attention, cross_attention)`. The attention probabilities are `[num_heads, batch, queries,
-            keys]`.
-        """
+            own = cross = enc_output  # instead of masks
+            dropout_key = None
+        else:
+            sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
+            check_tensors(
+                sizes, x=(x, "float batch length d_model"), enc_output=(enc_output, "float batch source d_model")
+            )
+            length = shape_of(x)[1]
+            source = shape_of(enc_output)[1]
+            mask = mask_of(x) if mask is None else mask
+            padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask
+            sizes_of_own = {**sizes, "queries": length, "keys": length}
+            own = seen_of_masks(sizes_of_own, mask, look_ahead_mask=look_ahead_mask, use_causal_mask=use_causal_mask)
+            cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, mask_name="padding_mask")
+            x, enc_output = self.in_compute_dtype(x, enc_output)
+            dropout_key = self.key_of_call(x, training, dropout_key)
         keys = split(dropout_key, 6)
-        x, self_attention = self._residual(
+        x, own_weights = self._residual(
             x, self.layernorm1, lambda y: attention_of(self.mha1, y, y, y, own, keys[0]), keys[1]
         )
-        k = v = enc_output
-        x, cross_attention = self._residual(
-            x, self.layernorm2, lambda y: attention_of(self.mha2, v, k, y, cross, keys[2]), keys[3]
+        x, cross_weights = self._residual(
+            x, self.layernorm2, lambda y: attention_of(self.mha2, enc_output, enc_output, y, cross, keys[2]), keys[3]
         )
-        return self._feed_forward(x, self.layernorm3, *keys[4:]), self_attention, cross_attention
+        x = self._feed_forward(x, self.layernorm3, *keys[4:])
+        if not return_attention_scores:
+            return x
+        return x, *(tf.transpose(weights, SWAP_BATCH_AND_HEADS) for weights in (own_weights, cross_weights))
 
     # It names both shapes, because Keras's summary knows only those that are named.
     def build(self, x_shape: Any = None, enc_output_shape: Any = None, **_: Any) -> None:
@@ -312,71 +289,45 @@ class DecoderMemory(CachedMemory):
         place: int scalar tensor, the position of the element.
         cache: `(keys, values)` of the elements before it, `[num_heads, batch, most, depth]` each.
         source: `(keys, values)` of the encoder's output, see `source_heads`.
-        seen: bool, true at keys of the source that are seen; see `visible` in `multi_head_attention`.
+        seen: bool, true at keys of the source that are seen; see `visible` in `MultiHeadAttention.attend`.
     """
 
     def __init__(self, layer: Any, place: Tensor, cache: Any, source: Tensor, seen: Tensor) -> None:
         self.layer = layer
-        self.own = OwnKeys(layer, place, cache)
-        self.cross = SourceKeys(layer, source, seen)
+        self.place = place
+        self.cache = cache
+        self.source = source
+        self.seen = seen
+        self.attended: list[str] = []  # to which part of the memory the layer has attended, in order
 
     def check(self, layer: Any, *masks: Any) -> None:
         """Raises NotCacheable unless `layer`, which calls it, got this memory instead of each of its masks."""
         if layer is not self.layer or any(mask is not self for mask in masks):
             raise NotCacheable(f"{self.layer.name} gives its attention another mask or another encoder's output")
 
+    def attention(self, mha: Any, v: Any, k: Any, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention of the new element: to the source if this memory is `v` and `k`, else to itself and those before.
+
+        Self-attention adds the keys and values of the new element to the cache. Arguments and results: see
+        `MultiHeadAttention.attention`. Raises NotCacheable if another attention than `mha1` or `mha2` calls it.
+        """
+        if mha is self.layer.mha2 and k is self and v is self:
+            self.attended.append("source")
+            return mha.attend(*mha.project(q, mha.wq), *self.source, self.seen)
+        if mha is not self.layer.mha1 or not q is k is v:
+            raise NotCacheable(f"{self.layer.name} does not attend by mha1 to the target and by mha2 to the source")
+        self.attended.append("target")
+        positions = tf.range(shape_of(self.cache[0])[2])
+        q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
+        is_place = tf.cast(positions == self.place, q.dtype)[:, None]
+        self.cache = tuple(old * (1 - is_place) + new * is_place for old, new in zip(self.cache, (k, v), strict=True))
+        return mha.attend(q, *self.cache, (positions <= self.place)[None])
+
     def updated_cache(self) -> tuple[Tensor, ...]:
         """The cache with the new element.
 
         Raises NotCacheable unless the layer attended exactly once to the target and once to the source.
         """
-        if self.own.n_attentions != 1 or self.cross.n_attentions != 1:
+        if sorted(self.attended) != ["source", "target"]:
             raise NotCacheable(f"{self.layer.name} does not attend once to the target and once to the source")
-        return self.own.cache
-
-
-class OwnKeys(CachedMemory):
-    """Keys and values of the elements of a target that have been read, for its self-attention."""
-
-    def __init__(self, layer: Any, place: Tensor, cache: Any) -> None:
-        self.layer = layer
-        self.place = place
-        self.cache = cache
-        self.n_attentions = 0  # how often the layer attended to these keys
-
-    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the new element to the cache. Then the element attends to the elements before it and to itself.
-
-        Arguments and results: see `MultiHeadAttention.attention`. Raises NotCacheable if another attention than `mha1`
-        calls it, or if the queries, keys and values are not computed from one tensor.
-        """
-        if mha is not self.layer.mha1:
-            raise NotCacheable(f"{self.layer.name} attends to the target by {mha.name}, not by mha1")
-        if not q is k is v:
-            raise NotCacheable(f"{self.layer.name} gives mha1 different tensors as queries, keys and values")
-        positions = tf.range(shape_of(self.cache[0])[2])
-        q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
-        is_place = tf.cast(positions == self.place, q.dtype)[:, None]
-        self.cache = tuple(old * (1 - is_place) + new * is_place for old, new in zip(self.cache, (k, v), strict=True))
-        self.n_attentions += 1
-        return mha.attend(q, *self.cache, (positions <= self.place)[None])
-
-
-class SourceKeys(CachedMemory):
-    """Keys and values of the encoder's output, for the attention to the source."""
-
-    def __init__(self, layer: Any, source: Tensor, seen: Tensor) -> None:
-        self.layer = layer
-        self.source = source
-        self.seen = seen
-        self.n_attentions = 0  # how often the layer attended to these keys
-
-    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention of the new element to the source. Arguments and results: see `MultiHeadAttention.attention`.
-
-        Raises NotCacheable if another attention than `mha2` calls it.
-        """
-        if mha is not self.layer.mha2:
-            raise NotCacheable(f"{self.layer.name} attends to the source by {mha.name}, not by mha2")
-        self.n_attentions += 1
-        return mha.attend(*mha.project(q, mha.wq), *self.source, self.seen)
+        return self.cache

@@ -10,6 +10,7 @@ Shapes:
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import keras
@@ -130,39 +131,19 @@ def seen_of_masks(
     return functools.reduce(tf.logical_and, parts) if parts else None
 
 
-def multi_head_attention(
-    q: Tensor, k: Tensor, v: Tensor, visible: Any, o_kernel: Any, o_bias: Any, rate: float = 0.0,
-    dropout_key: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The attention of all heads, concatenated and projected.
-
-    Args:
-        q, k, v: `[H, B, any, D]`, see `heads_of`.
-        visible: bool that broadcasts to `[H, B, T, K]`, true where a key is seen; `None` for all.
-        o_kernel, o_bias: `[H * D, E]` and `[E]`.
-        rate, dropout_key: dropout of the attention weights, see `dropout`.
-
-    Returns:
-        `(output, weights)`: `[B, T, E]`, and the weights before dropout, `[H, B, T, K]`.
-    """
-    probs = attention_probs(q, k, visible=visible, scale=q.shape[-1] ** -0.5)
-    vectors = join_heads(head_matmul(dropout(probs, rate, dropout_key, row_axis=1), v))
-    batch, length, _ = shape_of(vectors)
-    output = add_bias(project(vectors, o_kernel), o_bias)
-    return tf.reshape(output, [batch, length, o_kernel.shape[1]]), probs
-
-
-def heads_of(x: Tensor, kernels: Any, biases: Any, num_heads: int) -> list[Tensor]:
-    """Projects `x` `[B, any, E]` with each kernel `[E, H * D]` and bias, in one product.
+def heads_of(x: Tensor, linears: Sequence[Any], num_heads: int) -> list[Tensor]:
+    """Projects `x` `[B, any, E]` with each linear layer, `[E, H * D]`, in one product.
 
     Returns:
         List of the heads of each projection, `[H, B, any, D]`.
     """
     batch, length, _ = shape_of(x)
-    n = len(kernels)
-    depth = kernels[0].shape[1] // num_heads
+    n = len(linears)
+    kernels = [tf.cast(linear.kernel, x.dtype) for linear in linears]
+    biases = [tf.cast(linear.bias, x.dtype) for linear in linears]
     kernel = kernels[0] if n == 1 else tf.concat(kernels, 1)
     bias = biases[0] if n == 1 else tf.concat(biases, 0)
+    depth = kernels[0].shape[1] // num_heads
     heads = tf.reshape(add_bias(project(x, kernel), bias), [batch, length, n, num_heads, depth])
     return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))  # n tensors [H, B, any, D]
 
@@ -295,11 +276,11 @@ class MultiHeadAttention(Layer):
     def attention(
         self, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`(output, weights)`, where the weights are `[num_heads, batch, queries, keys]`. Arguments are not checked.
+        """`(output, weights)`, see `attend`. Arguments are not checked.
 
         Args:
             v, k, q, dropout_key: see the call.
-            visible: see `multi_head_attention`. Or a `CachedMemory`, which contains keys and values.
+            visible: see `attend`. Or a `CachedMemory`, which contains keys and values.
         """
         if isinstance(visible, CachedMemory):
             memory: Any = visible
@@ -313,17 +294,26 @@ class MultiHeadAttention(Layer):
 
     def project(self, x: Tensor, *layers: Any) -> list[Tensor]:
         """The heads of `x` for some of `wq`, `wk` and `wv`: a list of `[num_heads, batch, any, depth]`."""
-        (x,) = self.in_compute_dtype(x)
-        kernels = self.in_compute_dtype(*(layer.kernel for layer in layers))
-        biases = self.in_compute_dtype(*(layer.bias for layer in layers))
-        return heads_of(x, kernels, biases, self.num_heads)
+        return heads_of(tf.cast(x, self.compute_dtype), layers, self.num_heads)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, visible: Any = None, dropout_key: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`(output, weights)` from the heads of queries, keys and values."""
-        o_kernel, o_bias = self.in_compute_dtype(*self.dense.weights)
-        return multi_head_attention(q, k, v, visible, o_kernel, o_bias, self.rate, dropout_key)
+        """The attention of all heads, concatenated and projected. Arguments are not checked.
+
+        Args:
+            q, k, v: `[H, B, any, D]`, from `project`.
+            visible: bool that broadcasts to `[H, B, T, K]`, true where a key is seen; `None` for all.
+            dropout_key: of the attention weights, see `dropout`.
+
+        Returns:
+            `(output, weights)`: `[B, T, E]`, and the weights before dropout, `[H, B, T, K]`.
+        """
+        probs = attention_probs(q, k, visible=visible, scale=self.depth**-0.5)
+        vectors = join_heads(head_matmul(dropout(probs, self.rate, dropout_key, row_axis=1), v))
+        batch, length, _ = shape_of(vectors)
+        kernel, bias = self.in_compute_dtype(*self.dense.weights)
+        return tf.reshape(add_bias(project(vectors, kernel), bias), [batch, length, self.d_model]), probs
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         return None  # the call passes on the mask of the queries

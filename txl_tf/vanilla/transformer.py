@@ -39,6 +39,7 @@ from txl_tf.nn.base import (
     as_ids,
     check_tensors,
     shown,
+    tensor_error,
 )
 from txl_tf.nn.ops import LayerNorm, Linear
 from txl_tf.nn.parts import is_library, why_not_cached
@@ -70,7 +71,6 @@ class _Stack(Layer):
         super().__init__(**kwargs)
         self.start_keys(seed, rate=rate, dropatt=layer_arguments["dropatt"], dropact=layer_arguments["dropact"])
         self.d_model = layer_arguments["d_model"]
-        self.norm_first = layer_arguments["norm_first"]
         self.embedding = embedding
         options: dict[str, Any] = {"rate": rate, "seed": self.draw_key, "dtype": self.dtype_policy}
         positions = PositionEmbedding if pos_embed == "learned" else PositionalEncoding
@@ -78,7 +78,9 @@ class _Stack(Layer):
         self.stacked: list[Any] = [
             layer_class(**layer_arguments, **options, name=f"layer{i}") for i in range(num_layers)
         ]
-        self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
+        self.layernorm = None
+        if layer_arguments["norm_first"]:
+            self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm")
 
     def rates(self) -> list[float]:
         return [self.pos_encoding.rate, self.stacked[0].dropatt, self.stacked[0].dropact]
@@ -137,9 +139,8 @@ class Decoder(_Stack):
         x = self.embed(ids, memory.place if memory else 0, embed_key)
         weights = {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
-            context = (enc_output, look_ahead_mask, padding_mask)
-            if memory is not None:  # instead of the encoder's output and both masks
-                context = (memory.layers[i], memory.layers[i], memory.layers[i])
+            # The memory of a layer replaces the encoder's output and both masks.
+            context = [memory.layers[i]] * 3 if memory else [enc_output, look_ahead_mask, padding_mask]
             x, block1, block2 = layer(x, *context, dropout_key=key)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
         return self.final_norm(x), weights
@@ -169,10 +170,6 @@ class TargetSoFar(CachedMemory):
         self.place = place
         parts = zip(decoder.stacked, caches, sources, strict=True)
         self.layers = [DecoderMemory(layer, place, cache, source, seen) for layer, cache, source in parts]
-
-    def updated_caches(self) -> tuple:
-        """The caches of all layers with the new element. Raises NotCacheable, see `DecoderMemory.updated_cache`."""
-        return tuple(layer.updated_cache() for layer in self.layers)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -273,7 +270,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def call(self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None) -> Any:
         source, target = self.checked(inputs)
         hidden, _ = self._packed_forward(source, target, training, dropout_key)
-        return self.logits(_after_elements(hidden, target != PADDING))
+        return self.logits(hidden)
 
     def forward(
         self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None
@@ -293,15 +290,16 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             keys = target_places if name.endswith("block1") else source_places
             probs = tf.gather(probs, queries, axis=2, batch_dims=1)
             weights[name] = tf.gather(probs, keys, axis=3, batch_dims=1)
-        return self.logits(_after_elements(hidden, target != PADDING)), weights
+        return self.logits(hidden), weights
 
     def _packed_forward(
         self, source: Tensor, target: Tensor, training: bool | None = None, dropout_key: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Hidden states `[B, T, E]` and attention weights of rows whose tokens are packed, see `kernels/packing.py`.
+        """Hidden states `[B, T, E]` and the attention weights of packed rows, see `kernels/packing.py`.
 
-        So positions count only tokens, and the result does not depend on where the padding is.
+        In packed rows, positions count only tokens, so the result does not depend on where the padding is.
         """
+        is_token = target != PADDING
         source, target = (pack(ids != PADDING, ids)[1] for ids in (source, target))
         encoder_key, decoder_key = split(self.key_of_call(source, training, dropout_key), 2)
         padding_mask = create_padding_mask(source)
@@ -310,7 +308,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         )
         ahead = tf.maximum(create_look_ahead_mask(shape_of(target)[1]), create_padding_mask(target))
         hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
-        return hidden, {**encoder_weights, **weights}
+        return _after_elements(hidden, is_token), {**encoder_weights, **weights}
 
     def attention(self, source: Tensor, target: Tensor, which: str = "cross") -> Tensor:
         """The attention weights of all layers and heads, without dropout.
@@ -413,8 +411,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         else:
             check_tensors({}, y=(y, "int batch target"))
             if y.shape[1] == 1:
-                allowed = "int [batch, target] of a start and what follows it"
-                raise ParameterError("y", y, allowed, f"y must be {allowed}, got {shown(y)}")
+                raise tensor_error("y", y, "int [batch, target] of a start and what follows it")
             source = x
             full_target = y
             target = y[:, :-1]
@@ -434,12 +431,12 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         inputs, labels, weights = self._batch(data)
         weights = self.weights_in_training(labels, weights)
         key = self.step_key(tf.shape(inputs[0])[0])
-        n_labels = self.over_replicas(tf.reduce_sum(self._weights(labels, weights)))
         with tf.GradientTape() as tape:
             logits = self(inputs, training=True, dropout_key=key)
             sums = self.sums_of(logits, labels, weights)
             own_loss = self.own_loss(inputs, labels, logits, weights, training=True)
-            mean = tf.math.divide_no_nan(sums[1], n_labels)
+            _, smoothed, _, tokens = sums
+            mean = tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
             loss = self.optimizer.scale_loss(self.with_penalties(mean) if own_loss is None else own_loss)
         update_logs = self.apply_gradients_of(loss, tape)
         logs = {**self._logs(sums, own_loss), **update_logs, **self._measure(labels, logits, weights)}
@@ -474,22 +471,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     # -------------------------------------------------------------------------------------------------- generation
 
     generate = beam_search.generate
-
-    @compiled_method(autograph=False, reduce_retracing=True)
-    def _beam_search(
-        self, source: Tensor, start: Any, end: Any, max_new_tokens: int, beam_size: int, length_penalty: float,
-        allowed: Any = None,
-    ) -> Any:  # fmt: skip
-        """The graph of a beam search."""
-        options = {"length_penalty": length_penalty, "allowed": allowed}
-        return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, **options)
-
-    @compiled_method(autograph=False, reduce_retracing=True)
-    def _sample(
-        self, source: Tensor, start: Any, end: Any, max_new_tokens: int, sampling: Any, allowed: Any = None
-    ) -> Any:
-        """The graph of sampling and of greedy search."""
-        return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling, allowed=allowed)
+    _beam_search = compiled_method(autograph=False, reduce_retracing=True)(beam_search.beam_search)
+    _sample = compiled_method(autograph=False, reduce_retracing=True)(beam_search.sample_sequences)
 
     def start_decoding(self, source: Tensor, rows_each: int, max_new_tokens: int) -> tuple[Any, Any, Any]:
         """The state before the first `decode_step`.
@@ -543,7 +526,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         """One step of decoding: the log-probabilities of the next token, `[B, V]`, and the caches after it."""
         memory = TargetSoFar(self.decoder, place, caches, sources, seen)
         hidden, _ = self.decoder(ids[:, None], enc_output=memory)
-        return tf.nn.log_softmax(self.logits(hidden)[:, 0]), memory.updated_caches()
+        log_probs = tf.nn.log_softmax(self.logits(hidden)[:, 0])
+        return log_probs, tuple(layer.updated_cache() for layer in memory.layers)
 
     def why_not_cached(self) -> Exception | None:
         """The error of a part that cannot be computed from cached keys and values, or `None` if every part can."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -246,15 +246,11 @@ class Translator:
         longest = rounded(max(map(len, sources)))
         source = padded(sources, width=min(longest, model.max_len))
         max_new_tokens = int(most_symbols(search, longest, model))
-        options: dict[str, Any] = {
-            "start": START_ID,
-            "end": END_ID,
-            "max_new_tokens": max_new_tokens,
-            "suppress_tokens": self.never,
-        }
-        if search.beam_size > 1:
-            options |= {"beam_size": search.beam_size, "n_best": search.n_best, "length_penalty": search.length_penalty}
-        ids, scores = model.generate(source, **options)
+        n_best = search.n_best if search.beam_size > 1 else None  # a number would be a beam search with one hypothesis
+        ids, scores = model.generate(
+            source, start=START_ID, end=END_ID, max_new_tokens=max_new_tokens, suppress_tokens=self.never,
+            beam_size=search.beam_size, n_best=n_best, length_penalty=search.length_penalty,
+        )  # fmt: skip
         ids = ids.numpy().reshape([len(sources), -1, max_new_tokens])
         scores = scores.numpy().reshape([len(sources), -1])
         unk = self.source_vocab.unk
