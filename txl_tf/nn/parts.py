@@ -66,15 +66,24 @@ def _function_of(member: Any) -> Any:
     return member
 
 
-# Attributes that do not change what a layer's call computes: those that Keras sets, links to the owner, and graphs.
-_WITHOUT_EFFECT = {"_owner", "_key_source", "_draw", "_graphs", "_seen_in", *vars(keras.layers.Layer())} - {"call"}
+# Attributes that Keras sets, and that can change what a layer's call computes or which losses it adds.
+_WITH_EFFECT = {
+    "call", "_dtype_policy", "autocast", "_convert_input_args", "_supports_masking", "activity_regularizer"
+}  # fmt: skip
+# The other attributes that Keras sets, links to the owner, and graphs do not change it.
+_WITHOUT_EFFECT = {"_owner", "_key_source", "_draw", "_graphs", "_seen_in", *vars(keras.layers.Layer())} - _WITH_EFFECT
 
 
 def alike(x: Any, y: Any) -> bool:
     """Whether two layers differ only in their names and in the values of their weights.
 
     Then the call of one with the weights of the other is the call of the other. All attributes are compared, also those
-    that a user has added: numbers and texts by their values, other objects must be the same object.
+    that a user has added, except those in `_WITHOUT_EFFECT`:
+
+    - numbers, texts, arrays, containers and dtype policies by their content;
+    - layers by their attributes, and weights by shape and dtype;
+    - initializers, seed generators and `tf.Module`s by their class alone;
+    - all others must be the same object.
     """
     if x is y:
         return True
@@ -92,7 +101,7 @@ def alike(x: Any, y: Any) -> bool:
     if isinstance(x, np.ndarray):
         return np.array_equal(x, y)
     unimportant = (keras.initializers.Initializer, keras.random.SeedGenerator, tf.Module)
-    comparable = (str, int, float, complex, frozenset)
+    comparable = (str, int, float, complex, frozenset, keras.DTypePolicy)
     return isinstance(x, unimportant) or (isinstance(x, comparable) and x == y)
 
 
