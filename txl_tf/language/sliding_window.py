@@ -18,13 +18,14 @@ import numpy as np
 
 from txl_tf.errors import ParameterError
 from txl_tf.language.sampling import check_integer
+from txl_tf.nn.base import as_array
 from txl_tf.nn.embedding import check_ids
 
 
 def sliding_window_nll(
     lm: Any, tokens: Any, window: int, batch_size: int = 16, step: int = 1, progress: Callable[[int], Any] | None = None
 ) -> np.ndarray:
-    """The nll of a text, where each token is predicted from its own window.
+    """The nll of a text, where each token is predicted from up to `window` tokens before it, without a memory.
 
     Args:
         lm: `TransformerLM` or `TransformerXLLM`. Each window starts from `initial_mems`.
@@ -45,9 +46,9 @@ def sliding_window_nll(
     Reference:
         Dai et al. 2019, section 3.1; Al-Rfou et al. 2018.
     """
-    tokens = np.asarray(tokens)
+    allowed = "integers [n], n at least 2"
+    tokens = as_array("tokens", tokens, allowed)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.size < 2:
-        allowed = "integers [n], n at least 2"
         message = f"tokens must be {allowed}, got {tokens.dtype.name} {list(tokens.shape)}"
         raise ParameterError("tokens", tokens, allowed, message)
     check_ids("tokens", tokens, lm.network.n_token)
