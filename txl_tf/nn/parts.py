@@ -133,8 +133,8 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
             reason = error
             message = re.search("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)  # in the text that Keras adds
             logging.getLogger("txl_tf").warning(
-                "%s cannot be computed from cached keys and values, so evaluation and generation are slower: %s",
-                ", ".join(parts), message[1] if message else error,
+                "the model cannot be computed from cached keys and values, so evaluation and generation are slower "
+                "(own parts: %s): %s", ", ".join(parts), message[1] if message else error,
             )  # fmt: skip
         results["why_not_cached"] = reason
     return results["why_not_cached"]

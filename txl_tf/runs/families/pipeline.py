@@ -262,7 +262,7 @@ class TaggingPipeline(Pipeline):
         Args:
             folder, path, **changes: see `Pipeline.open`.
             lexicon: for FLAT, words that replace those of the run: a file of words, "jieba", or the words. Words
-                without a row in the vocabulary become its unknown symbol; the number of the others is logged.
+                that are not in the vocabulary become its unknown symbol; the number of the others is logged.
             skip_short_words: whether to leave out words of one character in `lexicon`; by default as in the run.
             max_seq_len: most tokens that are read at a time. A longer line is read in windows. If it is given, lines
                 are cut at the ends of sentences only with `split_sentences` of `tag_lines`. The default is the length
