@@ -115,8 +115,19 @@ def own_number(layers):
         layer.__class__, layer._scale = Scaled, 1.0 + i
 
 
+def own_dtype(layers):
+    class Rounded(type(layers[0])):
+        def call(self, hidden, *args, **kwargs):
+            return super().call(hidden, *args, **kwargs) + 0.03 * tf.cast(self.compute_dtype == "bfloat16", tf.float32)
+
+    for layer in layers:
+        layer.__class__ = Rounded
+    layers[1].dtype_policy = "mixed_bfloat16"
+    layers[1].autocast = False
+
+
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("change", [own_class, own_call, own_number])
+@pytest.mark.parametrize("change", [own_class, own_call, own_number, own_dtype])
 def test_layers_that_differ_are_called_one_after_the_other(change, recompute):
     lm = TransformerXLLM(**SIZES, mem_len=5, dropout=0.0, init_std=0.3, recompute=recompute, seed=1)
     plain = lm.segment_nll(ids(0), ids(1), lm.initial_mems(4))[0]

@@ -124,6 +124,13 @@ def test_symbols_that_cannot_be_suppressed_are_refused(model, given, name):
         model.generate(SOURCE, start=START, end=END, suppress_tokens=given, beam_size=4)
 
 
+@pytest.mark.parametrize("temperature", [1e-60, 1e-38])
+def test_a_tiny_temperature_is_greedy(model, temperature):
+    options = {"start": START, "end": END, "max_new_tokens": 5}
+    ids, _ = model.generate(SOURCE, temperature=temperature, seed=1, **options)
+    np.testing.assert_array_equal(ids, model.generate(SOURCE, **options)[0])
+
+
 def test_a_beam_of_one_is_greedy_and_a_wider_one_is_never_worse(model):
     source = np.random.default_rng(1).integers(3, 7, [8, 5]).astype(np.int32)
     options = {"start": START, "end": END, "max_new_tokens": 10, "length_penalty": 0.0}

@@ -241,6 +241,36 @@ def test_arguments_that_do_not_fit_are_refused(eager):
     ):
         with raises_parameter(name):
             model.generate(prompt, 2, **options)
-    for lengths in ([6, 1], [-1, 2], [1], [1.0, 2.0]):
+    rows_that_differ = [[1], [2, 3]]
+    for lengths in ([6, 1], [-1, 2], [1], [1.0, 2.0], [], rows_that_differ):
         with raises_parameter("lengths"):
             lm.score(prompt, prompt, lengths=lengths)
+    for labels in (prompt[:, :1], prompt[:1], prompt[0], prompt > 0, rows_that_differ):
+        with raises_parameter("labels"):
+            lm.score(prompt, labels, lengths=[5, 3])
+    for tokens in (prompt[0], prompt[:0], prompt > 0, rows_that_differ):
+        with raises_parameter("tokens"):
+            lm.score(tokens, tokens, lengths=[5] * len(tokens))
+        with raises_parameter("tokens"):
+            lm.attention(tokens, padding_mask=prompt >= 0)
+
+
+def test_arrays_of_a_wrong_shape_are_refused():
+    lm, text, rows = make(), words(2, 5), [[1], [2, 3]]
+    lm.compile("sgd")
+    for name, call in {
+        "tokens": lambda: lm.session(2).read(rows),
+        "prompt": lambda: lm.generate(rows, 2),
+        "lengths": lambda: lm.generate(text, 2, lengths=rows),
+        "done": lambda: lm.score(text, text, done=rows),
+        "sample_weight": lambda: lm.score(text, text, sample_weight=rows),
+        "x": lambda: lm.train_on_batch(rows, text),
+        "y": lambda: lm.train_on_batch(text, rows),
+    }.items():
+        with raises_parameter(name):
+            call()
+    lm.score(text, text, done=np.zeros([2, 5], bool))
+    with raises_parameter("done"):  # although the graph of the call before allows any length
+        lm.score(text, text, done=np.zeros([2, 1], bool))
+    with raises_parameter("done"):
+        lm.train_on_batch({"tokens": text, "done": rows}, text)

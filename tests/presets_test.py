@@ -9,6 +9,7 @@ from txl_tf.config import (
     EvaluationConfig,
     ModelConfig,
     OptimizerConfig,
+    PairsConfig,
     PairsTrainingConfig,
     TrainingConfig,
     TransformerConfig,
@@ -136,6 +137,15 @@ def chosen(monkeypatch, tmp_path):
         return got["model"], got["training"], "\n".join(said)
 
     return settings
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_pairs_are_the_lines_of_the_file_with_more_lines(tmp_path, end):
+    """The last line counts with and without a newline."""
+    paths = [write_text(tmp_path / name, lines + end) for name, lines in (("a", "x\ny\nz"), ("b", "xx\nyy"))]
+    for tool in program("tools/train_seq2seq.py"):
+        pairs, n_bytes, _ = tool.size_of_pairs(PairsConfig(train_path=paths, valid_path=paths))
+    assert (pairs, n_bytes) == (3, 10 + 2 * len(end))
 
 
 def test_without_sizes_a_preset_is_chosen_and_flags_that_are_given_count(chosen):

@@ -257,6 +257,23 @@ def test_an_unknown_flag_is_answered_with_the_one_that_is_meant(flag, meant):
     assert f"--{flag}" in end.value.code and f"--{meant}?" in end.value.code and "\n" not in end.value.code
 
 
+def test_a_note_about_training_is_for_programs_that_train_and_for_the_flag_that_is_meant(own_flags):
+    def answer(word):
+        own_flags.unparse_flags()
+        with pytest.raises(SystemExit) as end:
+            command_line.parse(["some.py", word])
+        return end.value.code
+
+    flags.DEFINE_string("model_dir", "", "")
+    flags.DEFINE_integer("n_epoch", 1, "")
+    without_training = answer("--resume=x")
+    assert "--model_dir?" in without_training
+    assert "--n_epoch?" in answer("--n_epochs=2") and "steps" not in answer("--n_epochs=2")
+    flags.DEFINE_integer("train_steps", 1, "")
+    assert "--train_steps?" in answer("--epochs=2") and "steps, " in answer("--epochs=2")
+    assert len(answer("--resume=x")) > len(without_training)
+
+
 def test_all_flags_that_other_names_lead_to_are_flags_of_a_program():
     """Of train.py, whose flags this process has, or of another program, whose --help lists them."""
     known = set()

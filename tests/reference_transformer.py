@@ -1,7 +1,7 @@
 """A plain port of the tutorial's Transformer: stock Keras layers, Keras's `fit`, decoding without a cache.
 
 It is what the benchmark compares the library with. It follows TensorFlow's tutorial and article 2 of docs/articles.md:
-post-norm, masks that are added, one Dense layer for every projection. `own_attention` takes `keras.layers.
+post-norm, masks that are added, one Dense layer for every projection. `keras_attention` takes `keras.layers.
 MultiHeadAttention` in place of theirs.
 """
 
@@ -72,11 +72,11 @@ class ReferenceTransformer(keras.Model):
         input_vocab_size,
         target_vocab_size,
         rate,
-        own_attention=False,
+        keras_attention=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        attention = StockAttention if own_attention else TutorialAttention
+        attention = StockAttention if keras_attention else TutorialAttention
         self.d_model, self.pos = d_model, positional_encoding(1000, d_model)
         self.embeddings = [keras.layers.Embedding(n, d_model) for n in (input_vocab_size, target_vocab_size)]
         self.encoders, self.decoders = (

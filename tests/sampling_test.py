@@ -17,6 +17,7 @@ from txl_tf.language.sampling import (
     remember_segment,
     sample,
     sample_categorical,
+    sample_words,
     top_k_top_p,
     uniform_draws,
 )
@@ -158,6 +159,15 @@ def test_the_most_likely_tokens_are_left_as_the_equations_say():
         np.testing.assert_array_equal(kept[row], np.where(expected, scores[row], -np.inf))
 
 
+@pytest.mark.parametrize("options", [{"top_p": 1e-60}, *({"temperature": x} for x in (1e-60, 1e-42, 1e-38))], ids=str)
+def test_with_tiny_options_the_most_likely_word_is_drawn(options):
+    log_probs = tf.constant([[-9.0, -8.0, -9.0, -10.0]])
+    sampling = check_sampling(1, **options)
+    for number in (0.0, 0.6, 0.99):
+        uniform = tf.constant([[number, 0.5]], tf.float64)
+        assert sample_words(log_probs, uniform, sampling, no_history(1, 4)).numpy() == [1]
+
+
 def test_a_category_is_where_the_cumulative_probability_first_exceeds_the_number():
     probs = np.array([0.1, 0.0, 0.4, 0.5])
     with np.errstate(divide="ignore"):
@@ -245,6 +255,10 @@ def test_options_become_a_number_a_row():
         ({"min_p": -0.1}, "min_p", "[0, 1)"),
         ({"repetition_penalty": 0}, "repetition_penalty", ""),
         ({"repetition_penalty": float("inf")}, "repetition_penalty", ""),
+        ({"repetition_penalty": 1e39}, "repetition_penalty", "1e30"),
+        ({"temperature": 1e39}, "temperature", "1e30"),
+        ({"temperature": [[1.0], [2.0, 3.0]]}, "temperature", ""),
+        ({"seed": [[1], [2, 3]]}, "seed", "3 rows"),
         ({"repetition_window": 0}, "repetition_window", "1 to 1073741823"),
         ({"repetition_window": None}, "repetition_window", "1 to 1073741823"),
         ({"seed": 2**31}, "seed", "3 rows"),

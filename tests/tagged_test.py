@@ -362,7 +362,7 @@ def test_another_lexicon_takes_the_place_of_the_words_that_are_known(tmp_path, w
     write_text(tmp_path / "train.bio", TRAIN + "桥 O\n江 O\n")
     with caplog.at_level("INFO", "txl_tf"):
         read_corpus(TaggedConfig(**files, lexicon=path), known.vocabs, known.labels)
-    unknown = "; 1 of these have no row in the vocabulary and become <unk>"
+    unknown = "; 1 of these are not in the vocabulary and become <unk>"
     assert caplog.messages[1].endswith(unknown) == bool(words)
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.runs import checkpoints
 from txl_tf.runs.callbacks import RunState, StopOnSignal
 from txl_tf.runs.checkpoints import average_checkpoints
-from txl_tf.runs.families.pipeline import TaggedLine, line_sizes
+from txl_tf.runs.families.pipeline import TaggedLine, line_sizes, with_lexicon
 from txl_tf.runs.families.tagger import FLAT, TENER, TaggerRun
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import confusion, format_confusion, format_scores, format_wrong, score_table, width_of
@@ -815,6 +816,15 @@ def test_runs_that_do_not_record_their_longest_sentence_take_it_from_the_file(ma
     assert line_sizes(RunFolder(run)) == (9, 1, None) and txl_tf.pipeline(run).tagger.pieces(text) == [text]
 
 
+@pytest.mark.parametrize("given", [{"given": ["长江"]}, {"skip_short_words": True}], ids=str)
+def test_a_model_without_words_takes_no_option_of_a_lexicon(given):
+    folder: Any = types.SimpleNamespace(family=TENER)
+    vocabs: Any = [None, None]  # of characters and bigrams
+    (value,) = given.values()
+    with raises_parameter("lexicon" if "given" in given else "skip_short_words", value):
+        with_lexicon(folder, vocabs, **given)
+
+
 def test_the_lexicon_of_a_run_can_be_another(made, tmp_path, capsys):
     folder, words = made[0], write_text(tmp_path / "words", "在南\n长江\n长江 北京\n")
     lines = ["我在南京了", "长江 北京"]
@@ -824,7 +834,7 @@ def test_the_lexicon_of_a_run_can_be_another(made, tmp_path, capsys):
         assert (caught.value.name, caught.value.value) == ("lexicon", words)
         return
     pipe = txl_tf.pipeline(folder, lexicon=words)
-    said = f"lexicon {words}: 3 words, 1 of them have a row in the vocabulary; the others become <unk>"
+    said = f"lexicon {words}: 3 words, 1 of them are in the vocabulary; the others become <unk>"
     assert said in capsys.readouterr().out
     vocab = pipe.vocabs[0]
     ids = [encoded.ids.tolist() for encoded in pipe.tagger.encode(lines)]

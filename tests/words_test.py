@@ -78,7 +78,7 @@ def test_vectors_of_lower_case_forms_are_counted_and_taken(tmp_path, lowercase, 
     )
     (said,) = caplog.messages
     expected = "2 of 4 words found exactly, 2 in lower case" if lowercase else (
-        "2 of 2 words found exactly, 2 in lower case: lowercase_vectors takes these"
+        "2 of 2 words found exactly; 2 more have a vector in lower case: give lowercase_vectors to use it"
     )  # fmt: skip
     assert said == f"word_vectors {vectors}: {expected}"
 
@@ -86,7 +86,7 @@ def test_vectors_of_lower_case_forms_are_counted_and_taken(tmp_path, lowercase, 
 def test_vectors_of_none_of_the_words_are_an_error(tmp_path):
     path, vectors = write_text(tmp_path / "a.conll", NER), write_text(tmp_path / "glove", "peter 1 2\nhe 7 8\n")
     options = {"train_path": path, "valid_path": path, "token_level": "word", "word_vectors": vectors}
-    with pytest.raises(ParameterError, match="of 2 it has one in lower case: lowercase_vectors takes these") as caught:
+    with pytest.raises(ParameterError, match="2 have one in lower case") as caught:
         read_corpus(TaggedConfig(**options))
     assert (caught.value.name, caught.value.value) == ("word_vectors", vectors)
     assert read_corpus(TaggedConfig(**options, lowercase_vectors=True)).embeddings["vocab"].shape == (5, 2)

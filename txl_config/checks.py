@@ -210,7 +210,7 @@ def option(
         check: function that raises ParameterError for a wrong value, see `Check`. If the default is `None`, it is not
             called for the value `None`.
         default: the default. Without it, the hyper-parameter is required.
-        flag: default of the flag, where it is not `default`.
+        flag: default of the flag, if it differs from `default`.
         free: whether a trained model may change the value, because its weights fit every value; or a function that
             takes the group and returns whether the model may.
     """

@@ -110,9 +110,9 @@ def _suggestion(name: str) -> str:
     if not meant:
         return ""
     note = ""
-    if "epochs" in name:
+    if "epochs" in name and meant[0].endswith("_steps"):
         note = " It counts steps, not epochs."
-    elif name.startswith(("resume", "restart")):
+    elif name.startswith(("resume", "restart")) and meant[0] == "model_dir" and "train_steps" in FLAGS:
         note = " Training resumes by itself if this folder has checkpoints."
     return f" Did you mean --{meant[0]}?{note}"
 

@@ -82,7 +82,8 @@ flags.mark_flag_as_required("model_dir")
 def size_of_pairs(data):
     """`(pairs, bytes, tokens)` of the training data. The number of tokens on both sides is an estimate.
 
-    Made-up dates have about 35 characters a pair. Of two files of different lengths, the longer one counts.
+    Made-up dates have about 35 characters a pair. Pairs are the lines of the file with more lines; bytes and tokens are
+    those of all files.
     """
     from txl_tf.data.text_files import blocks_of
 
@@ -92,9 +93,11 @@ def size_of_pairs(data):
     sizes = [0] * len(paths)  # bytes of each file
     lines = [0] * len(paths)
     for i, path in enumerate(paths):
+        block = b"\n"
         for block in blocks_of(path):
             sizes[i] += len(block)
             lines[i] += block.count(b"\n")
+        lines[i] += not block.endswith(b"\n")  # the last line may have no newline
     bytes_of_token = [BYTES[data.source_level], BYTES[data.target_level]]
     shares = sizes if len(sizes) == 2 else [sum(sizes) / 2] * 2
     tokens = sum(size / width for size, width in zip(shares, bytes_of_token, strict=True))

@@ -292,7 +292,7 @@ def naming_write_errors(path: str, cannot_be: str = "written") -> Iterator[None]
 
 @contextlib.contextmanager
 def naming_read_errors(path: str) -> Iterator[None]:
-    """In this block, which reads a file, an error becomes an OSError that names the file and the reason.
+    """In this block, which reads a file, an OSError or an error of TensorFlow becomes an OSError with file and reason.
 
     Raises:
         OSError: `path` is a named pipe or a socket, from which a program might wait for data for ever; or the block

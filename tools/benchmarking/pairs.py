@@ -19,7 +19,7 @@ def contestants(mode, jit=False):
     """The contestants: `{name: function of a shape that returns the work}`; with `jit` also one with XLA."""
     makers = {
         REFERENCE: tutorial_transformer(),
-        "keras attention float32": tutorial_transformer(own_attention=True),
+        "keras attention float32": tutorial_transformer(keras_attention=True),
         "reference bfloat16": tutorial_transformer("mixed_bfloat16"),
         "txl_tf float32": library_transformer(),
         "txl_tf bfloat16": library_transformer("mixed_bfloat16"),
@@ -37,15 +37,15 @@ def arguments_of(shape):
     return arguments | dict.fromkeys(["input_vocab_size", "target_vocab_size"], shape["n_token"])
 
 
-def tutorial_transformer(dtype="float32", own_attention=False):
-    """Returns the maker of the tutorial's model, with Keras's attention layer if `own_attention`."""
+def tutorial_transformer(dtype="float32", keras_attention=False):
+    """Returns the maker of the tutorial's model, with Keras's attention layer if `keras_attention`."""
 
     def make(source, target, **arguments):
         import keras
 
         reference = port("reference_transformer")
         keras.config.set_dtype_policy(dtype)
-        model = reference.ReferenceTransformer(**arguments, own_attention=own_attention)
+        model = reference.ReferenceTransformer(**arguments, keras_attention=keras_attention)
         model.compile(keras.optimizers.Adam(1e-3, 0.9, 0.98, epsilon=1e-9), loss=reference.masked_loss)
         batch = (source, target[:, :-1]), target[:, 1:]
         model.train_on_batch(*batch)  # builds it

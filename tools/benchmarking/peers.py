@@ -24,7 +24,7 @@ COMPILED = " compiled"
 
 
 def random_segments(shape):
-    """Tokens and labels `[batch, tgt_len]`, int64."""
+    """Random tokens, always the same, and as labels the tokens that follow: int64 `[batch, tgt_len]` each."""
     size = [shape["batch_size"], shape["tgt_len"] + 1]
     drawn = np.random.default_rng(0).integers(shape["n_token"], size=size)
     return drawn[:, :-1], drawn[:, 1:]

@@ -44,8 +44,8 @@ def rows_of(mode, figure, measured):
     """Makes a row of results for each contestant.
 
     A row has the median of every figure, and the maximum of the peak memory. For `figure` it also has the quartiles,
-    and median and quartiles of the ratio to the first contestant in the same round. Larger ratios are better: for
-    seconds, the ratio is inverted.
+    and median and quartiles of the ratio of this contestant to the first one, round by round. Larger ratios are better:
+    for seconds, the ratio is inverted.
 
     Args:
         mode: the mode, which is in the rows.

@@ -252,7 +252,12 @@ MESSAGES = {
         "{name}：{symbol} 不在该模型的词表（{number} 个符号）中，请删去或换掉它。"
     ),
     r"(?P<name>\w+) must be 0 or more, got (?P<value>.*)": "{name}必须不小于 0，现在是 {value}。",
-    r"(?P<name>\w+) must be positive, got (?P<value>.*)": "{name}必须大于 0，现在是 {value}。",
+    r"(?P<name>\w+) must be 0 or more, at most (?P<most>\S+), got (?P<value>.*)": (
+        "{name}必须不小于 0 且不超过 {most}，现在是 {value}。"
+    ),
+    r"(?P<name>\w+) must be positive, at most (?P<most>\S+), got (?P<value>.*)": (
+        "{name}必须大于 0 且不超过 {most}，现在是 {value}。"
+    ),
     r"(?P<name>\w+) must lie in (?P<range>[(\[].*?[)\]]), got (?P<value>.*)": (
         "{name}必须在 {range} 之内，现在是 {value}。"
     ),

@@ -276,7 +276,7 @@ class LanguageModelView:
         return element("div", facts(**shown), tokens(places), scale, element("p", note, class_="note"))
 
     def look(self, text: str, pick: str, room: int = ROOM) -> Markup:
-        """The attention of the heads for the clicked token, and its nll with less memory.
+        """The attention of the heads when the model predicts the clicked token, and its nll by memory: none, half, all.
 
         Args:
             text: the text.
@@ -284,7 +284,8 @@ class LanguageModelView:
             room: width of the picture in pixels.
 
         Raises:
-            ParameterError: the click belongs to another page, text or model.
+            ParameterError: the text is empty, too long, has one token only or cannot be encoded; or the click belongs
+                to another page, text or model.
         """
         ids = self.encode_two(text)
         place, *layer_and_head = picked(pick, 1, 3)

@@ -59,7 +59,7 @@ USES = {  # kind -> the flags that it uses, besides those that all kinds use
     "positions": ("positions", "d_model"),
     "wavelengths": ("positions", "d_model"),
 }
-# Kind -> the default of --tgt_len and of --mem_len, where it is not that of the run.
+# Kind -> the default of --tgt_len and of --mem_len, if it differs from that of the run.
 TGT_LEN = {"attention": 32, "terms": 16, "masks": 5, "shift": 3}
 MEM_LEN = {"masks": 4, "shift": 2}
 MAX_LENGTH = 64  # largest tgt_len and mem_len for masks and shift

@@ -351,7 +351,7 @@ class Completions:
         self.bounds = bounds
 
     def checked(self, values: dict) -> Options:
-        """Returns the parameters of a request. Raises Failed if one is wrong, or if it is for another model."""
+        """Returns the parameters of a request. Raises Failed if one is wrong, or names another model."""
         if values.get("model", self.name) != self.name:
             raise Failed(404, f"model must be {self.name}, got {brief(values['model'])}", "model")
         return Options(values, self.vocab, self.bounds)
@@ -468,7 +468,10 @@ def _usage(options: Options, choices: list[Choice]) -> dict[str, int]:
 
 
 def _shown(symbol: str) -> str:
-    r"""Returns a symbol as text. Bytes that are not UTF-8 become `bytes:\\xff`, as in OpenAI's answers."""
+    r"""Returns a symbol as text.
+
+    A symbol that is not UTF-8 becomes `bytes:` and all its bytes, such as `bytes:\x61\xff`, as in OpenAI's answers.
+    """
     data = symbol.encode("utf-8", "surrogateescape")
     try:
         return data.decode()

@@ -115,8 +115,9 @@ def main():
     api_key, name = read_api_key(), name_of_model()
     folder = RunFolder(FLAGS.model_dir)
     is_language_model = folder.family.task == "language_model"
-    of_others = f"is for language models, and {folder} holds {folder.family.described}"
-    check_used((("top_n",), is_language_model, of_others))
+    why_unused = f"is for language models, and {folder} holds {folder.family.described}"
+    check_used((("top_n",), is_language_model, why_unused))
+    # Before the model is loaded, so that a port in use ends the program at once.
     listening = listen(FLAGS.host, FLAGS.port)
     vocabs = folder.load_vocabs()
     model = load_model(folder, **values(("mem_len", "clamp_len"), given_only=True))

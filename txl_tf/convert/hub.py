@@ -4,7 +4,8 @@
     lm, vocab = txl_tf.load_run("original://wt103")         # enwik8, text8, wt103, lm1b
     txl_tf.push_to_hub("runs/my", "OWNER/NAME")
 
-The first time that an address is opened, its run is written to the cache of this library. Later, it is read from there.
+Every time that an address is opened, the hub is asked for the commit of its revision. The run of a commit is written to
+the cache of this library the first time, and later read from there, also if the hub cannot be reached.
 A repository may contain a run, as `push_to_hub` writes it, or a Transformer-XL of Hugging Face's transformers, in the
 files of transfo-xl-wt103: config.json, a vocabulary, and model.safetensors or pytorch_model.bin. The files of
 transformers are converted once. No code of a repository is run: see `pickles.py`.
@@ -91,10 +92,14 @@ class Address(NamedTuple):
 
 
 def fetch_from_hub(text: str) -> str:
-    """Returns the local folder of a run on the hub. The first time, it fetches the run, and converts it if necessary.
+    """Returns the local folder of a run on the hub.
+
+    Asks the hub for the commit of the revision. It fetches the run of this commit, and converts it if necessary, unless
+    it is in the cache.
 
     Raises:
-        ParameterError: the address is wrong, there is no such repository, or it contains no model of this library.
+        ParameterError: the address is wrong, there is no such repository or revision, it contains no model that this
+            library can read, or huggingface_hub is not installed.
         OSError: the hub cannot be reached, and no run of this address is in the cache. Or a file cannot be fetched or
             written, or another process is fetching from this repository.
     """
@@ -106,7 +111,7 @@ def fetch_from_hub(text: str) -> str:
         with naming_write_errors(folder):
             os.makedirs(folder, exist_ok=True)
         with lock(folder, f"another program is fetching {address}"):
-            # Another program may have made the run while this one waited for the lock.
+            # Another program may have made the run since the check above. (`lock` does not wait: it raises an error.)
             if not os.path.exists(os.path.join(run, CONFIG_FILE)):
                 _make_run(address, commit, files, run)
     return run

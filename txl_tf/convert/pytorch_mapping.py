@@ -110,7 +110,7 @@ class ModelMapping:
         """The value of a variable, in float32."""
         tensors, convert = self._weights[name]
         array = np.ascontiguousarray(convert(*(tensor.array() for tensor in tensors)), np.float32)
-        return tf.identity(array)  # a copy: a constant would keep the array in memory, too
+        return tf.identity(array)  # `tf.constant` would keep two copies: 817 MB of memory for an array of 400 MB
 
     # --------------------------------------------------------------------------------------------------- the model
 
@@ -216,7 +216,10 @@ class ModelMapping:
         return list(cutoffs)
 
     def _div_val(self, n_cluster: int) -> int:
-        """The `div_val` that a file or the caller gives if the shapes allow it, else the simplest that they allow."""
+        """The `div_val` that a file or the caller gives if the shapes allow it, else the simplest that they allow.
+
+        With a single table, it is 1.
+        """
         if self.n_table == 1:
             return 1
         possible = div_vals([table.shape[1] for table in self.tables], n_cluster)

@@ -198,7 +198,10 @@ def _half_softmax(shape: Sequence[int], visible: Tensor | None, *scores: Tensor)
 
 @fused
 def _softmax_grad(shape: Sequence[int], probs: Tensor, upstream: Tensor) -> Any:
-    """The gradient of the scores. It is exactly 0 for a constant upstream gradient, however `probs` are rounded."""
+    """The gradient of the scores.
+
+    For a constant upstream gradient it is 0 up to rounding in float32, even if the rounded `probs` do not sum to 1.
+    """
     wide_probs = at_least_float32(probs)
     wide_upstream = at_least_float32(upstream)
     mean = _sum_of_columns(wide_upstream * wide_probs) / _sum_of_columns(wide_probs)

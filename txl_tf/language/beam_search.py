@@ -23,9 +23,16 @@ from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import where_rows, write_tokens
-from txl_tf.language.sampling import check_integer, check_sampling, sample_categorical, top_k_top_p, uniform_draws
+from txl_tf.language.sampling import (
+    check_integer,
+    check_sampling,
+    sample_categorical,
+    tempered,
+    top_k_top_p,
+    uniform_draws,
+)
 from txl_tf.language.stopping import no_stops
-from txl_tf.nn.base import tensor_error
+from txl_tf.nn.base import as_array, tensor_error
 from txl_tf.nn.embedding import check_ids
 
 NO_CHANCE = -1e9  # log-probability of impossible tokens and paths; finite, so that products with it are numbers
@@ -97,9 +104,10 @@ def generate(
 
 def _check_source(model: Any, source: Any) -> np.ndarray:
     """Returns sources of ids as an array. Raises ParameterError if one is no row of ids, too long, or only padding."""
-    source = np.asarray(source)
+    allowed = "integers [batch, any]"
+    source = as_array("source", source, allowed)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
-        raise tensor_error("source", source, "integers [batch, any]")
+        raise tensor_error("source", source, allowed)
     check_ids("source", source, model.input_vocab_size)
     if source.shape[1] > model.max_len:
         allowed = f"at most max_len={model.max_len} long"
@@ -159,7 +167,7 @@ def sample_sequences(
             token = tf.argmax(log_probs, -1, output_type=tf.int32)
         else:
             temperature, top_p = (tf.cast(x, log_probs.dtype) for x in (sampling.temperature, sampling.top_p))
-            likely = top_k_top_p(log_probs / temperature[:, None], sampling.top_k, top_p)
+            likely = top_k_top_p(tempered(log_probs, temperature), sampling.top_k, top_p)
             token = sample_categorical(likely, uniform[i][:, 0])  # a token has two random numbers; one is enough
         scores += tf.where(stopped, zeros, tf.gather(log_probs, token, batch_dims=1))
         return token, (token, scores, caches)

@@ -44,7 +44,7 @@ from txl_tf.language.sampling import (
     sample_words,
 )
 from txl_tf.language.stopping import Stops, check_stops, spec_of, with_room
-from txl_tf.nn.base import tensor_error
+from txl_tf.nn.base import as_array, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.transformer_xl.decoding_cache import padded_left
@@ -276,13 +276,14 @@ def _room(n: int) -> int:
 
 def _check_prompt(prompt: Any, lengths: Any, n_token: int) -> tuple[np.ndarray, np.ndarray]:
     """Checks the arguments of `generate` and returns them as arrays, with 0 after the end of shorter prompts."""
-    prompt = np.asarray(prompt)
+    allowed = "integers [batch, n], n at least 1"
+    prompt = as_array("prompt", prompt, allowed)
     if prompt.ndim != 2 or not np.issubdtype(prompt.dtype, np.integer) or 0 in prompt.shape:
-        raise tensor_error("prompt", prompt, "integers [batch, n], n at least 1")
+        raise tensor_error("prompt", prompt, allowed)
     batch, n = prompt.shape
-    lengths = np.full([batch], n) if lengths is None else np.asarray(lengths)
+    allowed = f"[batch={batch}] integers between 1 and {n}"
+    lengths = np.full([batch], n) if lengths is None else as_array("lengths", lengths, allowed)
     if lengths.shape != (batch,) or lengths.dtype.kind not in "iu" or lengths.min() < 1 or lengths.max() > n:
-        allowed = f"[batch={batch}] integers between 1 and {n}"
         raise ParameterError("lengths", lengths.tolist(), allowed)
     prompt = np.where(np.arange(n) < lengths[:, None], prompt, 0)
     check_ids("prompt", prompt, n_token)

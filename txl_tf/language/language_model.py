@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from txl_tf.calls import known_names
@@ -24,6 +23,7 @@ from txl_tf.nn.arguments import LayerOptions, arguments_of, takes, values_of
 from txl_tf.nn.base import CheckedCalls, OutputSpecs, as_ids, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.lora import freeze_others, thaw
+from txl_tf.nn.masks import as_bool
 from txl_tf.nn.parts import checked_config, choosing, chosen_class, is_library, registered_classes, why_not_cached
 from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.schema import keywords_of, takes_keyword
@@ -202,17 +202,22 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             ParameterError: shapes do not fit together. In eager execution also: an id is outside the vocabulary, or a
                 weight is negative or not finite.
         """
+        tokens = _as_ids("tokens", tokens)
+        labels = _as_ids("labels", labels)
+        if tokens.shape != labels.shape:
+            message = f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}"
+            raise ParameterError("labels", labels, f"of the shape of tokens, {tokens.shape}", message)
         padding: dict[str, Any] = {}
         if lengths is not None:
             tokens, labels, mask = self._without_padding(tokens, labels, lengths)
             padding["padding_mask"] = mask
         tokens = self._check_ids("tokens", tokens)
         labels = self._check_ids("labels", labels)
-        if tokens.shape != labels.shape:
-            message = f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}"
-            raise ParameterError("labels", labels, f"of the shape of tokens, {tokens.shape}", message)
         mems = self.network.memory_of_call(tokens, mems)
-        done = None if done is None else tf.convert_to_tensor(done)
+        if done is not None:
+            done = as_bool("done", done)
+            if not done.shape.is_compatible_with(tokens.shape):
+                raise tensor_error("done", done, f"bool and of the shape of tokens, {list(tokens.shape)}")
         if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:
             return self._score(tokens, labels, mems, done, **padding)
         if sample_weight is not None:
@@ -221,8 +226,12 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         weights = weights_of_labels(sample_weight, labels)
         return self._score(tokens, labels, mems, done, weights, **padding)
 
-    def _without_padding(self, tokens: Any, labels: Any, lengths: Any) -> tuple[Any, Any, Any]:
+    def _without_padding(self, tokens: Tensor, labels: Tensor, lengths: Any) -> tuple[Any, Any, Any]:
         """The arguments of `score` with 0 for tokens and `IGNORED` for labels after the end of their row.
+
+        Args:
+            tokens, labels: int `[batch, tgt_len]`, tensors of the same shape.
+            lengths: see `score`.
 
         Returns:
             `(tokens, labels, mask)`: the mask is true before the end.
@@ -230,22 +239,22 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         Raises:
             ParameterError: a length is wrong, or the call that computes the nll takes no `padding_mask`.
         """
-        tokens = tf.convert_to_tensor(tokens)
-        labels = tf.convert_to_tensor(labels)
-        given = np.asarray(lengths) if tf.executing_eagerly() else lengths
-        lengths = tf.convert_to_tensor(given)
-        most = shape_of(tokens)[-1]
-        is_wrong = not lengths.dtype.is_integer or not lengths.shape.is_compatible_with(tokens.shape[:1])
-        if is_wrong or (tf.executing_eagerly() and (given.min() < 0 or given.max() > most)):
-            allowed = f"integers [batch={tokens.shape[0]}] from 0 to {most}"
-            message = f"lengths must be {allowed}, got {brief(given)}"
+        most = shape_of(tokens)[1]
+        allowed = f"integers [batch={tokens.shape[0]}] from 0 to {most}"
+        message = f"lengths must be {allowed}, got {brief(lengths)}"
+        try:
+            rows = tf.convert_to_tensor(lengths)
+        except (TypeError, ValueError):  # no tensor can be made of it
+            raise ParameterError("lengths", lengths, allowed, message) from None
+        fits = rows.dtype.is_integer and rows.shape.is_compatible_with(tokens.shape[:1])
+        if not fits or (tf.executing_eagerly() and not all(0 <= length <= most for length in rows.numpy())):
             raise ParameterError("lengths", lengths, allowed, message)
         if not takes_keyword((self if self.has_own_call else self.network).call, "padding_mask"):
             allowed = "left out for a call without padding_mask"
             raise ParameterError("lengths", lengths, allowed, f"lengths must be {allowed}")
         if labels.dtype.min >= 0:
             labels = tf.cast(labels, tf.int64)
-        mask = tf.range(most) < tf.cast(lengths, tf.int32)[:, None]
+        mask = tf.range(most) < tf.cast(rows, tf.int32)[:, None]
         return tf.where(mask, tokens, 0), tf.where(mask, labels, IGNORED), mask
 
     @known_names
@@ -294,7 +303,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             without the padding, and zeros where the query or the key is padding.
         """
         if padding_mask is not None:
-            tokens = tf.convert_to_tensor(tokens)
+            tokens = _as_ids("tokens", tokens)
             mems = self.network.memory_of_call(tokens, mems)
             padding_mask = self.network.check_padding(padding_mask, tokens, mems[0])
             tokens = tf.where(padding_mask, tokens, 0)
@@ -623,18 +632,23 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         Raises ParameterError if they have another type or shape. In eager execution, all ids must also be in the
         vocabulary, except that labels may be -100.
         """
-        allowed = "integers [batch, tgt_len]"
-        try:
-            ids = tf.convert_to_tensor(ids)
-        except (TypeError, ValueError):  # no tensor can be made of it
-            raise tensor_error(name, ids, allowed) from None
-        if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
-            raise tensor_error(name, ids, allowed)
-        if not tf.executing_eagerly():
-            return ids
-        array = ids.numpy()
-        check_ids(name, array[array != IGNORED] if name == "labels" else array, self.network.n_token)
+        ids = _as_ids(name, ids)
+        if tf.executing_eagerly():
+            array = ids.numpy()
+            check_ids(name, array[array != IGNORED] if name == "labels" else array, self.network.n_token)
         return ids
+
+
+def _as_ids(name: str, ids: Any) -> Tensor:
+    """`ids` as an int tensor `[batch, tgt_len]`. Raises ParameterError if they have another type or shape."""
+    allowed = "integers [batch, tgt_len]"
+    try:
+        ids = tf.convert_to_tensor(ids)
+    except (TypeError, ValueError):  # no tensor can be made of it
+        raise tensor_error(name, ids, allowed) from None
+    if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
+        raise tensor_error(name, ids, allowed)
+    return ids
 
 
 @keras.saving.register_keras_serializable("txl_tf")

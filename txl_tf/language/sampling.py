@@ -18,6 +18,7 @@ from txl_tf.errors import ParameterError, brief
 from txl_tf.kernels import logits
 from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.adaptive import clusters_of
+from txl_tf.nn.base import as_array
 from txl_tf.schema import keywords_of
 
 NEVER = -(2**30)  # the time of tokens that have not been seen
@@ -92,19 +93,19 @@ def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Sets the scores of unlikely tokens to -inf.
 
     It keeps the `top_k` most likely tokens and, of these, the smallest set of most likely ones whose probabilities,
-    renormalised over the `top_k`, sum to at least `top_p`.
+    renormalised over the `top_k`, sum to at least `top_p`. The most likely token always stays.
 
     Args:
         scores: float `[B, N]`, log-probabilities up to a constant.
         top_k: int32 `[B]`; 0 keeps all tokens.
-        top_p: float `[B]`, greater than 0 and at most 1; 1 keeps all of the `top_k`.
+        top_p: float `[B]`, at most 1; 1 keeps all of the `top_k`. A tiny number may be 0 in float32.
     """
     batch, n = shape_of(scores)
     ordered, order = tf.math.top_k(scores, n)
     is_likely = tf.range(n) < tf.where(top_k > 0, top_k, n)[:, None]
     probability_before = tf.cumsum(tf.nn.softmax(tf.where(is_likely, ordered, -np.inf)), -1, exclusive=True)
     # A rounded sum may reach 1 too early, so `top_p` = 1 is a case of its own.
-    is_likely &= (probability_before < top_p[:, None]) | (top_p[:, None] == 1)
+    is_likely &= (probability_before < top_p[:, None]) | (top_p[:, None] == 1) | (tf.range(n) == 0)
     places = tf.reshape(order + n * tf.range(batch)[:, None], [-1, 1])
     return tf.reshape(
         tf.scatter_nd(places, tf.reshape(tf.where(is_likely, ordered, -np.inf), [-1]), [batch * n]), [batch, n]
@@ -119,6 +120,14 @@ def penalise(log_probs: Tensor, history: History, penalty: Tensor, window: Tenso
     """
     recent = history.last_seen >= (history.time - window)[:, None]
     return tf.where(recent, log_probs * penalty[:, None], log_probs)
+
+
+def tempered(log_probs: Tensor, temperature: Tensor) -> Tensor:
+    """Divides log-probabilities, float `[B, N]`, by the temperature, float `[B]`. The highest quotient is finite."""
+    divisor = tf.maximum(temperature, 1e-30)[:, None]  # a tiny number may be 0 in float32
+    # With a low temperature, all quotients could become -inf, so they are those of the differences to the highest.
+    highest = tf.reduce_max(log_probs, -1, keepdims=True)
+    return (log_probs - tf.where(divisor < 1e-3, highest, 0)) / divisor
 
 
 def at_least_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
@@ -148,7 +157,7 @@ def apply_options(log_probs: Tensor, sampling: Sampling, history: History) -> tu
     temperature, top_p, min_p, penalty = (tf.cast(x, log_probs.dtype) for x in (temperature, top_p, min_p, penalty))
     penalised = tf.reduce_any(penalty != 1)
     log_probs = tf.cond(penalised, lambda: penalise(log_probs, history, penalty, window), lambda: log_probs)
-    scores = log_probs / tf.where(temperature > 0, temperature, 1)[:, None]
+    scores = tempered(log_probs, temperature)
     limited = tf.reduce_any((top_k > 0) | (top_p < 1))
     scores = tf.cond(limited, lambda: top_k_top_p(scores, top_k, top_p), lambda: scores)
     scores = tf.cond(tf.reduce_any(min_p > 0), lambda: at_least_min_p(scores, min_p), lambda: scores)
@@ -211,7 +220,8 @@ def sample(
     def draw(head, tail_scores):
         """Draws from the scores of the first cluster, then from `tail_scores(i, pick)` in the rows that drew cluster i.
 
-        `pick` selects those rows of a tensor. With static shapes, it selects all rows.
+        `pick(x)` is the rows of `x` that drew cluster i. With static shapes, it is all rows of `x`, and the words that
+        the others draw are discarded.
         """
         token = sample_categorical(head, uniform[:, 0])
         for i in range(1, len(bins)):
@@ -238,6 +248,7 @@ def sample(
         log_probs = tf.concat([head[:, : sizes[0]], *map(tf.add, clusters, tails)], -1)
         log_probs, scores = apply_options(log_probs, sampling, history)
         head, *tails = tf.split(scores, sizes, -1)
+        # The score of a cluster is the sum over its words.
         head = tf.concat([head, *(tf.reduce_logsumexp(tail, -1, keepdims=True) for tail in tails)], -1)
         drawn = draw(head, lambda i, pick: pick(tails[i - 1]))
         return tf.where(sampling.temperature > 0, drawn, tf.argmax(log_probs, -1, output_type=tf.int32))
@@ -277,12 +288,13 @@ def check_integer(name: str, value: Any, least: int, most: int = 2**31 - 1) -> N
         raise ParameterError(name, value, f"an integer from {least} to {most}")
 
 
-# `{name of an option: (test, text of messages)}`. The tests are for Python's numbers and for tensors.
+# `{name of an option: (test, text of messages)}`. The tests are for Python's numbers and for tensors. No product or
+# quotient with a number of at most 1e30 overflows in float32.
 OPTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "temperature": (lambda x: (x >= 0) & (x < np.inf), "be 0 or more"),
+    "temperature": (lambda x: (x >= 0) & (x <= 1e30), "be 0 or more, at most 1e30"),
     "top_p": (lambda x: (x > 0) & (x <= 1), "lie in (0, 1]"),
     "min_p": (lambda x: (x >= 0) & (x < 1), "lie in [0, 1)"),
-    "repetition_penalty": (lambda x: (x > 0) & (x < np.inf), "be positive"),
+    "repetition_penalty": (lambda x: (x > 0) & (x <= 1e30), "be positive, at most 1e30"),
 }
 
 
@@ -302,16 +314,17 @@ def check_sampling(
     }
     for name, value in floats.items():
         holds, allowed = OPTIONS[name]
-        number = np.asarray(value)
+        number = as_array(name, value, allowed.removeprefix("be "))
         if number.ndim or number.dtype.kind not in "fiu" or not holds(number):
             raise ParameterError(name, value, allowed.removeprefix("be "), f"{name} must {allowed}, got {brief(value)}")
     if top_k is not None:
         check_integer("top_k", top_k, 1)
     check_integer("repetition_window", repetition_window, 1, LONGEST_WINDOW)
-    seeds = np.asarray([random.randrange(2**31) for _ in range(batch)] if seed is None else seed)
+    allowed = f"an integer of 32 bits, or one for each of the {batch} rows"
+    seeds = as_array("seed", [random.randrange(2**31) for _ in range(batch)] if seed is None else seed, allowed)
     is_number = seeds.shape in ((), (batch,)) and seeds.dtype.kind in "iu"
     if not is_number or seeds.min() < -(2**31) or seeds.max() >= 2**31:
-        raise ParameterError("seed", seed, f"an integer of 32 bits, or one for each of the {batch} rows")
+        raise ParameterError("seed", seed, allowed)
     return Sampling(
         **{name: tf.fill([batch], tf.cast(value, tf.float32)) for name, value in floats.items()},
         top_k=tf.fill([batch], int(top_k or 0)),

@@ -34,7 +34,7 @@ from txl_tf.language.sampling import (
     uniform_draws,
 )
 from txl_tf.language.stopping import Stops, check_stops, tail_of
-from txl_tf.nn.base import tensor_error
+from txl_tf.nn.base import as_array, tensor_error
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.settings import add_user
 from txl_tf.schema import check_names, keywords_of
@@ -110,9 +110,10 @@ class Session:
                 changed.
         """
         self._check_fresh()
-        tokens = np.asarray(tokens)
+        allowed = f"integers [batch_size={self.batch_size}, n], n at least 1"
+        tokens = as_array("tokens", tokens, allowed)
         if tokens.ndim != 2 or tokens.shape[0] != self.batch_size or not tokens.size or tokens.dtype.kind not in "iu":
-            raise tensor_error("tokens", tokens, f"integers [batch_size={self.batch_size}, n], n at least 1")
+            raise tensor_error("tokens", tokens, allowed)
         check_ids("tokens", tokens, self.lm.network.n_token)
         nll, self._text = self._read(tf.constant(tokens, tf.int32), self._text)
         nll = nll.numpy()

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from txl_tf.language.sampling import check_integer
-from txl_tf.nn.base import tensor_error
+from txl_tf.nn.base import as_array, tensor_error
 from txl_tf.nn.embedding import check_ids
 
 
 def sliding_window_nll(
     lm: Any, tokens: Any, window: int, batch_size: int = 16, step: int = 1, progress: Callable[[int], Any] | None = None
 ) -> np.ndarray:
-    """The nll of a text, where each token is predicted from its own window.
+    """The nll of a text, where each token is predicted from up to `window` tokens before it, without a memory.
 
     Args:
         lm: `TransformerLM` or `TransformerXLLM`. Each window starts from `initial_mems`.
@@ -45,9 +45,10 @@ def sliding_window_nll(
     Reference:
         Dai et al. 2019, section 3.1; Al-Rfou et al. 2018.
     """
-    tokens = np.asarray(tokens)
+    allowed = "integers [n], n at least 2"
+    tokens = as_array("tokens", tokens, allowed)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.size < 2:
-        raise tensor_error("tokens", tokens, "integers [n], n at least 2")
+        raise tensor_error("tokens", tokens, allowed)
     check_ids("tokens", tokens, lm.network.n_token)
     check_integer("window", window, 1)
     check_integer("batch_size", batch_size, 1)

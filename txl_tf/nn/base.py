@@ -506,7 +506,7 @@ def as_ids(name: str, ids: Any) -> Any:
     Raises:
         ParameterError: they are not numbers, or the tensor is ragged or sparse.
     """
-    values: Any = ids if hasattr(ids, "dtype") else np.asarray(ids)
+    values: Any = ids if hasattr(ids, "dtype") else as_array(name, ids, "integers")
     if isinstance(values, tf.RaggedTensor | tf.SparseTensor):
         raise dense_error(name, values, "filled up to one length, of integers")
     is_array = isinstance(values, np.ndarray)
@@ -541,6 +541,14 @@ def shown(value: Any) -> str:
     shape = tf.TensorShape(value.shape)
     dtype = getattr(value.dtype, "name", value.dtype)  # Keras has strings as dtypes
     return f"{dtype} {[*shape] if shape.rank is not None else '[...]'}"
+
+
+def as_array(name: str, value: Any, allowed: str) -> np.ndarray:
+    """A value as an array. Raises ParameterError if it is rows of different lengths, or no array for another reason."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):
+        raise tensor_error(name, value, allowed) from None
 
 
 def tensor_error(name: str, tensor: Any, allowed: str) -> ParameterError:

@@ -65,15 +65,24 @@ def _function_of(member: Any) -> Any:
     return member
 
 
-# Attributes that do not change what a layer's call computes: those that Keras sets, links to the owner, and graphs.
-_WITHOUT_EFFECT = {"_owner", "_key_source", "_draw", "_graphs", "_seen_in", *vars(keras.layers.Layer())} - {"call"}
+# Attributes that Keras sets, and that can change what a layer's call computes or which losses it adds.
+_WITH_EFFECT = {
+    "call", "_dtype_policy", "autocast", "_convert_input_args", "_supports_masking", "activity_regularizer"
+}  # fmt: skip
+# The other attributes that Keras sets, links to the owner, and graphs do not change it.
+_WITHOUT_EFFECT = {"_owner", "_key_source", "_draw", "_graphs", "_seen_in", *vars(keras.layers.Layer())} - _WITH_EFFECT
 
 
 def alike(x: Any, y: Any) -> bool:
     """Whether two layers differ only in their names and in the values of their weights.
 
     Then the call of one with the weights of the other is the call of the other. All attributes are compared, also those
-    that a user has added: numbers and texts by their values, other objects must be the same object.
+    that a user has added, except those in `_WITHOUT_EFFECT`:
+
+    - numbers, texts, arrays, containers and dtype policies by their content;
+    - layers by their attributes, and weights by shape and dtype;
+    - initializers, seed generators and `tf.Module`s by their class alone;
+    - all others must be the same object.
     """
     if x is y:
         return True
@@ -91,7 +100,7 @@ def alike(x: Any, y: Any) -> bool:
     if isinstance(x, np.ndarray):
         return np.array_equal(x, y)
     unimportant = (keras.initializers.Initializer, keras.random.SeedGenerator, tf.Module)
-    comparable = (str, int, float, complex, frozenset)
+    comparable = (str, int, float, complex, frozenset, keras.DTypePolicy)
     return isinstance(x, unimportant) or (isinstance(x, comparable) and x == y)
 
 
@@ -122,8 +131,8 @@ def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
             reason = error
             message = re.search("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)  # in the text that Keras adds
             logging.getLogger("txl_tf").warning(
-                "%s cannot be computed from cached keys and values, so evaluation and generation are slower: %s",
-                ", ".join(parts), message[1] if message else error,
+                "the model cannot be computed from cached keys and values, so evaluation and generation are slower "
+                "(own parts: %s): %s", ", ".join(parts), message[1] if message else error,
             )  # fmt: skip
         results["why_not_cached"] = reason
     return results["why_not_cached"]

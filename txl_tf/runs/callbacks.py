@@ -587,7 +587,7 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
 
 
 def complete_log(filename: str, step: int, validation: dict) -> bool:
-    """Writes the validation at the end of a training in place of "NA" to the last line of `log.csv`.
+    """Replaces "NA" in the last line of `log.csv` by the results of the final validation.
 
     Args:
         filename: path of the file.

@@ -404,7 +404,10 @@ def average_weights(model: keras.Model, checkpoints: Sequence[str | CheckpointRe
 
 
 def _latest_paths(folder: RunFolder, number: int) -> list[str]:
-    """The paths of the latest `number` checkpoints of a run. Raises ParameterError if there are fewer."""
+    """The paths of the latest `number` checkpoints of a run; without any, those of the original program.
+
+    Raises ParameterError if there are fewer, or if the number is below 1.
+    """
     at_least(1)("num_last_checkpoints", number)
     paths = folder.checkpoints()
     if len(paths) < number:

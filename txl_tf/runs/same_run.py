@@ -123,7 +123,9 @@ def check_vocab(folder: RunFolder, vocabs: list[Vocab], remedy: str, who: str = 
 
 
 def check_text(folder: RunFolder, fingerprints: dict[str, str], remedy: str) -> None:
-    """Raises ParameterError if a split of the text is not the text that the run was trained on.
+    """Raises ParameterError if the run has recorded another fingerprint of a split of the text.
+
+    A split without a recorded fingerprint passes.
 
     Args:
         folder: folder of the run.

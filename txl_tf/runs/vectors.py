@@ -96,8 +96,8 @@ class TextVectors:
             )
             raise ParameterError("layer", layer, allowed)
         config = ScoringConfig(score_end=False, segment=segment, batch_tokens=batch_tokens)
-        self._lines = Scorer(lm, vocab, config)
-        self._read = tf.function(self._sums, autograph=False, reduce_retracing=True)
+        self._scorer = Scorer(lm, vocab, config)
+        self._sums_graph = tf.function(self._sums, autograph=False, reduce_retracing=True)
 
     def vectors(
         self,
@@ -118,7 +118,7 @@ class TextVectors:
 
     def _encode(self, line: str | bytes) -> np.ndarray:
         """The tokens of a line. Raises ParameterError if there are none."""
-        ids = self._lines.encode(line).ids
+        ids = self._scorer.encode(line).ids
         if not len(ids):
             raise ParameterError("line", line, "a line with tokens", "the line has no tokens, so it has no vector")
         return ids
@@ -129,9 +129,9 @@ class TextVectors:
         Args:
             lines: the tokens of each line, without the start.
         """
-        start = self._lines.start
+        start = self._scorer.start
         vectors: list[Any] = [None] * len(lines)
-        for rows in self._lines.batches(np.array([len(start) + len(ids) for ids in lines])):
+        for rows in self._scorer.batches(np.array([len(start) + len(ids) for ids in lines])):
             tokens = padded([np.concatenate([start, lines[i]]) for i in rows])  # [B, N]
             lengths = np.array([len(lines[i]) for i in rows])  # [B]
             # 1 at the tokens of the line, 0 at the symbol before it and at padding: [B, N]
@@ -139,9 +139,9 @@ class TextVectors:
             weights = ((position >= 0) & (position < lengths[:, None])).astype(self.dtype)
             total = 0.0  # [B, E]
             mems = self.network.initial_mems(len(rows))
-            for first in range(0, tokens.shape[1], self._lines.segment):
-                columns = slice(first, first + self._lines.segment)
-                sums, mems = self._read(tf.constant(tokens[:, columns]), tf.constant(weights[:, columns]), mems)
+            for first in range(0, tokens.shape[1], self._scorer.segment):
+                columns = slice(first, first + self._scorer.segment)
+                sums, mems = self._sums_graph(tf.constant(tokens[:, columns]), tf.constant(weights[:, columns]), mems)
                 total = total + sums.numpy()
             for i, vector in zip(rows, total / lengths[:, None].astype(self.dtype), strict=True):
                 vectors[i] = vector

@@ -453,12 +453,12 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         weights = self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
             emissions, mask, tags = self._elements(inputs, tags, training=True, dropout_key=key)
-            nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
+            nll, weight = self._nll_and_weight(emissions, mask, tags, weights)
             own_loss = self.own_loss(inputs, tags, emissions, weights, training=True)
-            mean = tf.math.divide_no_nan(nll, self.over_replicas(rows))
+            mean = tf.math.divide_no_nan(nll, self.over_replicas(weight))
             loss = self.optimizer.scale_loss(self.with_penalties(mean) if own_loss is None else own_loss)
         update_logs = self.apply_gradients_of(loss, tape)
-        logs = {**self.log_means(nll, rows, own_loss), **update_logs, **self._measure(emissions, mask, tags, weights)}
+        logs = {**self.log_means(nll, weight, own_loss), **update_logs, **self._measure(emissions, mask, tags, weights)}
         return self.reported(logs, inputs, tags, emissions, weights, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -468,16 +468,16 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
         counts = self.count_spans(path, expected, packed)
         self.spans.update_state(self.over_replicas(counts))
-        nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
+        nll, weight = self._nll_and_weight(emissions, mask, tags, weights)
         own_loss = self.own_loss(inputs, tags, emissions, weights, training=False)
         measured = self._measure(emissions, mask, tags, weights)
-        logs = {**self.log_means(nll, rows, own_loss), **self.spans.result(), **measured}
+        logs = {**self.log_means(nll, weight, own_loss), **self.spans.result(), **measured}
         return self.reported(logs, inputs, tags, emissions, weights, training=False)
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
         """This replica's share of the mean loss of the batch."""
-        nll, rows = self._nll_and_rows(y_pred, self._mask_of(x), as_ids("tags", y), sample_weight)
-        return tf.math.divide_no_nan(nll, self.over_replicas(rows))
+        nll, weight = self._nll_and_weight(y_pred, self._mask_of(x), as_ids("tags", y), sample_weight)
+        return tf.math.divide_no_nan(nll, self.over_replicas(weight))
 
     def _measure(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any) -> dict[str, Any]:
         """Logs of the metrics that `compile` was given, for the tags of elements."""
@@ -488,7 +488,9 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self.decode(inputs)[0]
 
-    def _nll_and_rows(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor]:
+    def _nll_and_weight(
+        self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any
+    ) -> tuple[Tensor, Tensor]:
         """`(sum of weight * nll, sum of the weights)` over the sentences of this replica.
 
         Without `sample_weight`, the weight of a sentence is 1. A sentence without an element has weight 0.

@@ -199,8 +199,8 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
 def shape_and_data(data: tuple) -> tuple[int, int, tuple]:
     """`(rows, length, data)` of a batch: the shape of a replica's share, and the batch.
 
-    Weights of the shape `[rows, 0]` are left out of the batch. They mean that all labels count, see
-    `checked_batches.py`.
+    The batch is `(tokens, labels)`, `(tokens, labels, weights)` or `(tokens, labels, weights, done)`, see
+    `data/text/checked_batches.py`. Weights of the shape `[rows, 0]` are left out. They mean that all labels count.
     """
     shapes = [of_replicas(x)[0].shape for x in data]
     return *shapes[0], data if len(data) < 3 or shapes[2][1] else data[:2]

@@ -363,7 +363,7 @@ class Resumable(AmongWorkers):
     # ------------------------------------------------------------------------------------------------------- one step
 
     def loss_share(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-        """The loss of this replica's rows, divided by the sum of the weights of all replicas, without regularizers.
+        """This replica's share of the mean loss of the batch, without regularizers.
 
         Args: see `compute_loss`.
         """

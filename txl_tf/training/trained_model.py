@@ -279,13 +279,13 @@ def apply_gradients(optimizer: Any, gradients: list[tf.Tensor], variables: Itera
     """Calls `optimizer.apply_gradients`. A step must call this function on every replica.
 
     A step counts even if float16 overflows and loss scaling skips the update, because its batch is not repeated. With
-    gradient accumulation, such a step does not count: `iterations` counts updates, not batches. So the next batch uses
-    the dropout key of the skipped one.
+    gradient accumulation, a skipped batch does not count: `iterations` counts updates, not batches. So the next batch
+    uses the dropout key of the skipped one.
 
-    Keras sums gradients with `ReplicaContext.all_reduce`, even on one replica. That would keep the graph in memory for
-    ever (see `kernels/gradients.py`), so a single replica calls the optimizer in the cross-replica context instead.
-    `LossScaleOptimizer` refuses this context, so it is called as Keras calls it. Then the graph stays in memory, unless
-    the inner optimizer is from `make_optimizer`.
+    Keras sums gradients with `ReplicaContext.all_reduce`, even on one replica. That keeps the graph in memory for ever
+    (see `kernels/gradients.py`). So without a strategy, the optimizer is called in the cross-replica context instead.
+    `LossScaleOptimizer` refuses this context. With it, and under a strategy, even of one replica, the optimizer is
+    called as Keras calls it. Then the graph stays in memory, unless the (inner) optimizer is from `make_optimizer`.
     """
     with _naming_unknown_weights(optimizer):
         gradients = agree_on_overflow(gradients, optimizer)

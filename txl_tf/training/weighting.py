@@ -32,7 +32,7 @@ def checked_weights(sample_weight: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     """`sample_weight` in the shape `[batch]` or in that of `counted`, and in the dtype of `counted`.
 
     Raises:
-        ParameterError: it has another shape.
+        ParameterError: it has another shape. In a graph in which sizes are unknown, a step raises TensorFlow's error.
     """
     weights = tf.cast(sample_weight, counted.dtype)
     if weights.shape.rank == 2 and weights.shape[1] == 1:  # Keras's form of `[batch]`
@@ -42,7 +42,15 @@ def checked_weights(sample_weight: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
         shape = f"[batch, labels{'' if length is None else f'={length}'}]"
         message = f"sample_weight must be [batch] or {shape}, got {[*weights.shape]}"
         raise ParameterError("sample_weight", sample_weight, f"[batch] or {shape}", message)
-    return weights
+    if weights.shape.is_fully_defined() and counted.shape.is_fully_defined():
+        return weights
+    sizes = tf.shape(weights)
+    axes = tf.range(tf.size(sizes))
+    allowed = tf.shape(counted)[: tf.size(sizes)]
+    fits = (sizes == allowed) | ((axes == 1) & (sizes == 1))
+    message = ["sample_weight must be [batch] or [batch, labels],", tf.shape(counted), "but is", sizes]
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(fits), message)]):
+        return tf.identity(weights)
 
 
 def weights_of_labels(sample_weight: tf.Tensor | None, counted: tf.Tensor) -> tf.Tensor:

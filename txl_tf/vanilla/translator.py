@@ -11,14 +11,15 @@ import tensorflow as tf
 from txl_tf.config import SearchConfig, TransformerConfig, at_least
 from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.lines import LINE, LineError, answers, encoded, sentence_of
-from txl_tf.data.pairs.lengths import group_ends, rounded, target_limits
+from txl_tf.data.pairs.lengths import STEP, group_ends, rounded, target_limits
 from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID, encode_lines
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
 from txl_tf.vanilla.transformer import Transformer
 
 POOL = 50  # batches of sources that are read and sorted by length together
-# The number of symbols that a target may be longer than its source, if a run does not record `target_lengths`.
+# The number of symbols that a target may be longer than its source, rounded up to a multiple of `STEP`, if a run does
+# not record `target_lengths`.
 _MORE = 50
 
 
@@ -66,16 +67,17 @@ class PairAttention(NamedTuple):
 def most_symbols(
     search: SearchConfig, lengths: int | tf.Tensor, model: Transformer | TransformerConfig
 ) -> int | tf.Tensor:
-    """The largest number of tokens of a target, its end included.
+    """The largest number of symbols of a target, its end included.
 
     Args:
-        search: its `max_new_tokens` comes first. Otherwise, the number depends on the length of the source.
-        lengths: number of tokens of a source, its end included; or a tensor of such numbers.
-        model: the model or its configuration. Its `target_lengths` are the longest targets of the training, see
-            `txl_tf.data.pairs.lengths`.
+        search: its `max_new_tokens` is used if it is given, up to `max_len`. Otherwise, the number depends on the
+            length of the source.
+        lengths: number of symbols of a source, its end included; or a tensor of such numbers.
+        model: the model or its configuration. Its `target_lengths` are the lengths of the longest targets of the
+            training, by length of the source, see `txl_tf.data.pairs.lengths`.
 
     Returns:
-        An int, or an int32 tensor of the shape of `lengths`.
+        An int with `max_new_tokens`; otherwise an int32 tensor of the shape of `lengths`.
     """
     if search.max_new_tokens is not None:
         return min(search.max_new_tokens, model.max_len)
@@ -112,7 +114,7 @@ def did_not_end(number: int, among: int, search: SearchConfig, model: Transforme
     limit = f"{search.max_new_tokens} symbols"
     advice = f"--max_new_tokens allows up to {model.max_len:,}"
     if search.max_new_tokens is None and model.target_lengths is None:
-        limit = f"as many symbols as the source has and {_MORE} more"
+        limit = f"as many symbols as the source has, rounded up to a multiple of {STEP}, and {_MORE} more"
     elif search.max_new_tokens is None:
         lengths = [*(model.target_lengths or ())]
         limits = target_limits(lengths, model.max_len)[: len(lengths)]
@@ -129,7 +131,7 @@ def assumed_length(search: SearchConfig, model: Transformer | TransformerConfig)
         return None
     return (
         "the model does not record how long the targets of its training are: a translation has at most as many symbols "
-        f"as its source, and {_MORE} more. max_new_tokens sets another limit"
+        f"as its source, rounded up to a multiple of {STEP}, and {_MORE} more. max_new_tokens sets another limit"
     )
 
 

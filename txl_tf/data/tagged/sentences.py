@@ -367,7 +367,7 @@ def _log_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence],
         raise ParameterError("lexicon", path, "a file with words that occur in the training sentences", message)
     about_unknown = ""
     if vocab and (unknown := sum(word not in vocab.ids for word in words)):
-        about_unknown = f"; {unknown:,} of these have no row in the vocabulary and become {vocab.unk}"
+        about_unknown = f"; {unknown:,} of these are not in the vocabulary and become {vocab.unk}"
     logger.info(
         f"lexicon {name}: {len(lexicon):,} words, {len(words):,} of them in the training sentences{about_unknown}"
     )

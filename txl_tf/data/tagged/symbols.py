@@ -141,24 +141,30 @@ def _log_found(
     lower: dict[str, np.ndarray],
     takes_lower: bool,
 ) -> None:
-    """Logs how many of the `symbols` that get an id have a vector. Raises ParameterError if none has one.
+    """Logs how many of the `symbols` that get an id have a vector.
+
+    Raises ParameterError if no symbol of the sentences has one.
 
     Args:
         option: name of the option for the file of vectors.
         path: path of this file.
         wanted: all symbols of the sentences.
         symbols: the chosen ones, which get an id.
-        exact: the vectors of symbols.
-        lower: the vectors of lower-case forms, for symbols that have no vector themselves.
+        exact: symbol -> its vector.
+        lower: symbol -> vector of its lower-case form, for symbols without a vector of their own.
         takes_lower: whether the vectors of lower-case forms are used.
     """
     n_lower = sum(symbol in lower for symbol in (symbols if takes_lower else wanted))
-    hint = ": lowercase_vectors takes these" if n_lower and not takes_lower else ""
+    is_hint = n_lower and not takes_lower
     if not any(symbol in exact or (takes_lower and symbol in lower) for symbol in wanted):
         such = ", ".join(brief(symbol) for symbol in wanted[:3])
         message = f"{option} {path} has a vector of none of the {len(wanted):,} {_CALLED[option]}, such as {such}"
-        message += f"; of {n_lower:,} it has one in lower case{hint}" if hint else ""
+        message += f"; {n_lower:,} have one in lower case: give lowercase_vectors to use it" if is_hint else ""
         raise ParameterError(option, path, f"a file with vectors of the {_CALLED[option]} of the sentences", message)
     n_exact = sum(symbol in exact for symbol in symbols)
-    n_found = f"{n_exact:,} of {len(symbols):,} {_CALLED[option]} found exactly, {n_lower:,} in lower case"
-    logger.info(f"{option} {path}: {n_found}{hint}")
+    n_found = f"{n_exact:,} of {len(symbols):,} {_CALLED[option]} found exactly"
+    if is_hint:
+        n_found += f"; {n_lower:,} more have a vector in lower case: give lowercase_vectors to use it"
+    else:
+        n_found += f", {n_lower:,} in lower case"
+    logger.info(f"{option} {path}: {n_found}")

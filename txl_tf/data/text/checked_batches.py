@@ -10,8 +10,8 @@ and `done`, which is true at the last token of a document. A label of `IGNORED` 
     (tokens, labels, weights, done)         float32 and bool [B, T]; in a dataset with `done`
 
 All batches of a dataset have the same number of tensors. So if only some batches have ignored labels, the others get
-weights of the shape `[B, 0]`. The loop of `fit` drops these weights (`described` in `txl_tf/training/loop.py`), and
-computes such a batch as one without weights.
+weights of the shape `[B, 0]`. The loop of `fit` drops these weights (`shape_and_data` in `txl_tf/training/loop.py`),
+and computes such a batch as one without weights.
 
 Shapes:
     B: rows, over all replicas      T: tokens of a segment
@@ -30,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
+from txl_tf.nn.base import as_array
 from txl_tf.nn.embedding import check_ids, id_error
 
 IGNORED = -100  # a label that does not count, as in PyTorch
@@ -366,7 +367,7 @@ def check_batch(
         return _check_batch_of_documents(tokens, labels, n_token, sample_weight, static_shapes)
     arrays = []
     for argument, name, ids in (("x", "tokens", tokens), ("y", "labels", labels)):
-        array = np.asarray(ids)
+        array = as_array(argument, ids, "integers [batch, tgt_len]")
         if array.ndim != 2 or 0 in array.shape or not np.issubdtype(array.dtype, np.integer):
             type_or_shape = type(ids).__name__ if array.dtype == object else f"{array.dtype} {list(array.shape)}"
             what = "the tokens of one batch" if argument == "x" else "the labels of x"
@@ -393,9 +394,9 @@ def _check_batch_of_documents(
         message = f"x must have the keys tokens and done if it is a dictionary, got {', '.join(map(str, x))}"
         raise ParameterError("x", x, "tokens, or a dictionary of tokens and done", message)
     tokens, labels, *weights = check_batch(x["tokens"], labels, n_token, sample_weight, static_shapes)
-    done = np.asarray(x["done"])
+    allowed = f"bool, of the shape of tokens, {list(tokens.shape)}"
+    done = as_array("done", x["done"], allowed)
     if done.shape != tokens.shape or not np.isin(done, (0, 1)).all():
-        allowed = f"bool, of the shape of tokens, {list(tokens.shape)}"
         message = f"done must be {allowed}, got {done.dtype} {list(done.shape)}"
         raise ParameterError("done", x["done"], allowed, message)
     weights = weights or [(labels >= 0).astype(np.float32)]
@@ -417,7 +418,7 @@ def check_weights(sample_weight: Any, labels: np.ndarray) -> np.ndarray | None:
     if sample_weight is None and (labels != IGNORED).all():
         return None
     if sample_weight is not None:
-        weights = np.asarray(sample_weight)
+        weights = as_array("sample_weight", sample_weight, "numbers [batch] or [batch, tgt_len]")
         check_weights_fit(weights, labels)
         weights = weights.astype(np.float32)
         wrong = ~(np.isfinite(weights) & (weights >= 0))

@@ -262,15 +262,15 @@ class TaggingPipeline(Pipeline):
         Args:
             folder, path, **changes: see `Pipeline.open`.
             lexicon: for FLAT, words that replace those of the run: a file of words, "jieba", or the words. Words
-                without a row in the vocabulary become its unknown symbol; the number of the others is logged.
+                that are not in the vocabulary become its unknown symbol; the number of the others is logged.
             skip_short_words: whether to leave out words of one character in `lexicon`; by default as in the run.
             max_seq_len: most tokens that are read at a time. A longer line is read in windows. If it is given, lines
                 are cut at the ends of sentences only with `split_sentences` of `tag_lines`. The default is the length
                 of the longest training line, at most the `max_seq_len` of the run.
 
         Raises:
-            ParameterError: `lexicon` is given for a model without one, `skip_short_words` without `lexicon`, or
-                `max_seq_len` is out of its range.
+            ParameterError: `lexicon` or `skip_short_words` is given for a model without a lexicon, `skip_short_words`
+                without `lexicon`, or `max_seq_len` is out of its range.
             ValueError, FileNotFoundError: see `Lexicon.load` and `load_run`.
         """
         max_of_run = folder.read_config()["model"].get("max_seq_len", SentenceConfig.max_seq_len)
@@ -410,21 +410,24 @@ def with_lexicon(
 ) -> list[Vocab]:
     """The vocabularies of a run, where the words `given`, if any, replace the words of its lexicon.
 
-    Logs how many of the given words have a row in the vocabulary.
+    Logs how many of the given words are in the vocabulary.
 
     Args:
         folder: folder of the run.
         vocabs: its vocabularies.
         given, skip_short_words: `lexicon` and `skip_short_words` of `TaggingPipeline.open`.
 
-    Raises: as `TaggingPipeline.open`.
+    Raises:
+        ParameterError: words are given for a model without a lexicon, or `skip_short_words` without words.
+        ValueError, FileNotFoundError: see `Lexicon.load`.
     """
     if given is None and skip_short_words is None:
         return vocabs
     if len(vocabs) < 3:
         family = folder.family.name
-        message = f"lexicon must be left out: the model of {folder}, of the family {family}, takes no words"
-        raise ParameterError("lexicon", given, "left out", message)
+        name, value = ("skip_short_words", skip_short_words) if given is None else ("lexicon", given)
+        message = f"{name} must be left out: the model of {folder}, of the family {family}, takes no words"
+        raise ParameterError(name, value, "left out", message)
     if given is None:
         raise ParameterError("skip_short_words", skip_short_words, "left out without a lexicon")
     if skip_short_words is None:
@@ -438,7 +441,5 @@ def with_lexicon(
         lexicon = Lexicon([word for word in words if len(word) > 1] if skip_short_words else words)
     known = sum(word in vocabs[0].ids for word in lexicon.words)
     about_unknown = f"; the others become {vocabs[0].unk} where they are found" if known < len(lexicon) else ""
-    logger.info(
-        f"lexicon {name}: {len(lexicon):,} words, {known:,} of them have a row in the vocabulary{about_unknown}"
-    )
+    logger.info(f"lexicon {name}: {len(lexicon):,} words, {known:,} of them are in the vocabulary{about_unknown}")
     return [*vocabs[:2], lexicon_vocab(lexicon)]

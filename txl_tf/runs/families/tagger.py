@@ -87,7 +87,11 @@ class TaggerRun(EpochRun):
             check_left_out({"unit_vectors": self.data.unit_vectors}, "the run starts from trained embeddings")
 
     def open_corpus(self) -> TaggedCorpus:
-        """Reads the sentences. A run that starts from another one uses, or extends, the vocabularies of that run."""
+        """Reads the sentences.
+
+        A new run with `init_from` uses, or extends, the vocabularies of that run. If it resumes, it uses its own. If
+        the model takes words and no lexicon is given, `self.data` gets the lexicon of the same run.
+        """
         if not self.origin:
             return read_corpus(self.data, as_before=self.began_in_earlier_version)
         origin = self.origin
@@ -103,7 +107,7 @@ class TaggerRun(EpochRun):
             self._check_widths(corpus, origin)
             logger.info("the symbols that init_from=%s knows keep their weights: vectors are for new ones", origin.path)
         self._log_unknown(corpus, origin)
-        if self.takes_words and not self.data.lexicon:  # the words are those of the other run
+        if self.takes_words and not self.data.lexicon:  # the words are those of `origin.source`
             other_data = origin.config["data"]
             known = {name: other_data[name] for name in ("lexicon", "skip_short_words") if name in other_data}
             self.data = dataclasses.replace(self.data, **known)
