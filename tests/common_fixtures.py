@@ -4,10 +4,18 @@ A plugin that conftest.py loads in the processes that run tests, as it imports T
 """
 
 import os
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import tensorflow as tf
+# Where JAX is installed, TensorFlow Lite imports it, for a converter of models of JAX: 106 MB in every process, and a
+# call at every collection of garbage. Later imports find it.
+jax = sys.modules.setdefault("jax", None)
+
+import tensorflow as tf  # noqa: E402
+
+if jax is None:
+    del sys.modules["jax"]
 
 # Three devices on any machine, so that distribution can be tested. Nothing may touch TensorFlow before this.
 tf.config.set_logical_device_configuration(
@@ -40,7 +48,6 @@ import pickle  # noqa: E402
 import re  # noqa: E402
 import shutil  # noqa: E402
 import subprocess  # noqa: E402
-import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import keras  # noqa: E402
