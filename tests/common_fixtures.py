@@ -58,6 +58,7 @@ from reference_model import ReferenceModel  # noqa: E402
 
 import txl_tf  # noqa: E402
 from txl_programs.printing import log_to_stdout  # noqa: E402
+from txl_tf.runs.folder import RunFolder  # noqa: E402
 
 TESTS = Path(__file__).parent
 gc.freeze()  # collections need not look at what the imports made
@@ -212,6 +213,22 @@ def trained_run(tmp_path_factory):
             (shared / "results").write_bytes(pickle.dumps(results))
     folder = shutil.copytree(shared, tmp_path_factory.mktemp("trained") / "copy")
     return folder / "run", pickle.loads((folder / "results").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def opened_once():
+    """Programs open the same checkpoint with the same settings only once for a file of tests, which share its graphs."""
+    load_model, opened = RunFolder.load_model, {}
+
+    def load_once(folder, ckpt_path=None, **changes):
+        key = str(folder), ckpt_path, tuple(changes.items())
+        if ckpt_path is None or key not in opened:
+            opened[key] = load_model(folder, ckpt_path, **changes)
+        return opened[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "load_model", load_once)
+        yield
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.generation import generate
 from txl_tf.language.text_generator import TextStream
 
+pytestmark = pytest.mark.usefixtures("opened_once")
+
 
 @pytest.fixture(scope="module")
 def tool():
