@@ -146,8 +146,9 @@ class Meter:
         return self.scheduler
 
     def pytest_runtest_logreport(self, report):
-        if self.scheduler and getattr(report, "worker_memory", 0) > GROWN:
-            self.scheduler.grown.add(report.node)
+        if self.scheduler and hasattr(report, "worker_memory"):
+            change = self.scheduler.grown.add if report.worker_memory > GROWN else self.scheduler.grown.discard
+            change(report.node)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node, error):
