@@ -217,7 +217,7 @@ def trained_run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def opened_once():
-    """Programs open the same checkpoint with the same settings only once for a file of tests, which share its graphs."""
+    """Programs open a checkpoint with the same settings only once for a file of tests, which share its graphs."""
     load_model, opened = RunFolder.load_model, {}
 
     def load_once(folder, ckpt_path=None, **changes):
