@@ -4,10 +4,18 @@ A plugin that conftest.py loads in the processes that run tests, as it imports T
 """
 
 import os
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import tensorflow as tf
+# Where JAX is installed, TensorFlow Lite imports it, for a converter of models of JAX: 106 MB in every process, and a
+# call at every collection of garbage. Later imports find it.
+jax = sys.modules.setdefault("jax", None)
+
+import tensorflow as tf  # noqa: E402
+
+if jax is None:
+    del sys.modules["jax"]
 
 # Three devices on any machine, so that distribution can be tested. Nothing may touch TensorFlow before this.
 tf.config.set_logical_device_configuration(
@@ -40,7 +48,6 @@ import pickle  # noqa: E402
 import re  # noqa: E402
 import shutil  # noqa: E402
 import subprocess  # noqa: E402
-import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import keras  # noqa: E402
@@ -51,6 +58,7 @@ from reference_model import ReferenceModel  # noqa: E402
 
 import txl_tf  # noqa: E402
 from txl_programs.printing import log_to_stdout  # noqa: E402
+from txl_tf.runs.folder import RunFolder  # noqa: E402
 
 TESTS = Path(__file__).parent
 gc.freeze()  # collections need not look at what the imports made
@@ -205,6 +213,22 @@ def trained_run(tmp_path_factory):
             (shared / "results").write_bytes(pickle.dumps(results))
     folder = shutil.copytree(shared, tmp_path_factory.mktemp("trained") / "copy")
     return folder / "run", pickle.loads((folder / "results").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def opened_once():
+    """Programs open a checkpoint with the same settings only once for a file of tests, which share its graphs."""
+    load_model, opened = RunFolder.load_model, {}
+
+    def load_once(folder, ckpt_path=None, **changes):
+        key = str(folder), ckpt_path, tuple(changes.items())
+        if ckpt_path is None or key not in opened:
+            opened[key] = load_model(folder, ckpt_path, **changes)
+        return opened[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "load_model", load_once)
+        yield
 
 
 @pytest.fixture

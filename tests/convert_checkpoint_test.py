@@ -111,7 +111,9 @@ def test_arguments_of_the_original_programs_models(case):
     ],
     ids=str,
 )  # fmt: skip
-def test_what_does_not_follow_has_no_effect_and_may_be_given(small_lm, small_batches, tmp_path, options, name, values):
+def test_what_does_not_follow_has_no_effect_and_may_be_given(
+    small_lm, small_batches, tmp_path, options, name, values, eager
+):
     tokens, labels = (ids[0] for ids in small_batches())
     lms = [small_lm(**options, **{name: value}) for value in values]
     path = checkpoint_of(lms[0], tmp_path / "model.ckpt")

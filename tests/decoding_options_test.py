@@ -21,7 +21,8 @@ def eager():
 
 
 def make(model=txl_tf.TransformerXLLM, **options):
-    lm = model(**{**SMALL, "d_head": 4, "n_token": N_TOKEN, "dropout": 0.0, "seed": 0, "mem_len": 5, **options})
+    sizes = {**SMALL, "n_layer": 1, "d_head": 4, "n_token": N_TOKEN, "mem_len": 5}
+    lm = model(**{**sizes, "dropout": 0.0, "seed": 0, **options})
     randomise(lm, scale=0.5)
     return lm
 
@@ -166,7 +167,7 @@ def log_prob_of(lm, text, token):
     ],
 )
 def test_pieces_of_a_prompt_are_read_with_memory(options, eager):
-    lm, prompt, lengths = make(**options), words(3, 11), [11, 4, 7]
+    lm, prompt, lengths = make(n_layer=2, **options), words(3, 11), [11, 4, 7]
     text = lm.generate(prompt, 4, lengths=lengths, segment=4, temperature=0).numpy()
     for b, n in enumerate(lengths):
         mems = None
@@ -199,7 +200,7 @@ def test_pieces_in_a_graph_and_without_a_cache():
 @pytest.mark.parametrize("model", [txl_tf.TransformerXLLM, pytest.param(txl_tf.TransformerLM, marks=SLOW)])
 def test_scores_of_rows_of_unequal_length(model, eager):
     lm, text, lengths = (
-        make(model, **({"mem_len": 0} if model is txl_tf.TransformerLM else {})),
+        make(model, n_layer=2, **({"mem_len": 0} if model is txl_tf.TransformerLM else {})),
         words(4, 8),
         [7, 3, 0, 5],
     )

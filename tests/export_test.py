@@ -365,7 +365,7 @@ LINES = ["ab ba", "", "b\na", "a\n"]  # with a line end or without
     ],
     ids=str,
 )
-def test_served_lines_are_scored_as_the_program_scores_lines(small_lm, tmp_path, options):
+def test_served_lines_are_scored_as_the_program_scores_lines(small_lm, tmp_path, options, eager):
     """Token by token; NaN, of a token that does not count, is 0."""
     options = dict(options)
     lines, texts = options.pop("lines", LINES), options.pop("texts", ["ab ba\na b"])
@@ -512,7 +512,7 @@ def test_a_text_with_too_many_bytes_is_reported_by_the_name_of_its_argument():
         limits.checked_text("target_text", text)
 
 
-def test_the_padded_size_of_texts_counts_and_rows_are_counted_before_tokens(small_lm, tmp_path, monkeypatch):
+def test_the_padded_size_of_texts_counts_and_rows_are_counted_before_tokens(small_lm, tmp_path, monkeypatch, eager):
     monkeypatch.setattr(request_module, "REQUEST_BYTES", 1)
     _, tokenizer = write_vocab(tmp_path, [], level="byte")
     served = LanguageModelSignatures(small_lm(n_token=256), {"vocab": tokenizer}, max_tokens=50, max_rows=4)
@@ -845,7 +845,7 @@ def test_bytes_that_are_no_text_come_back(small_lm, tmp_path):
     assert model.score_text(tf.constant([b"\xff\x00"]))["symbols_bytes"].numpy().tolist() == [[b"\xff", b"\x00"]]
 
 
-def test_a_session_of_three_requests_is_one_long_text(small_lm, text):
+def test_a_session_of_three_requests_is_one_long_text(small_lm, text, eager):
     """Where every token sees as far back as any other; the first of a segment sees less without same_length."""
     lm = small_lm(same_length=True)
     served, state = LanguageModelSignatures(lm, max_tokens=50), np.zeros([3, 2, 2, 2, 4, 3], np.float32)
@@ -855,8 +855,7 @@ def test_a_session_of_three_requests_is_one_long_text(small_lm, text):
         answer = served.score(tokens, labels, tf.constant(state))
         nll.append(answer["nll"])
         state = answer["state"]
-    with eagerly():
-        np.testing.assert_allclose(np.concatenate(nll, 1), lm.score(text[:, :-1], text[:, 1:])[0], rtol=1e-5)
+    np.testing.assert_allclose(np.concatenate(nll, 1), lm.score(text[:, :-1], text[:, 1:])[0], rtol=1e-5)
 
 
 def test_half_weights_are_those_of_a_rounded_model(small_lm, small_batches, tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.generation import generate
 from txl_tf.language.text_generator import TextStream
 
+pytestmark = pytest.mark.usefixtures("opened_once")
+
 
 @pytest.fixture(scope="module")
 def tool():
@@ -420,7 +422,7 @@ def test_suppressed_tokens_do_not_occur(tool, word_run, capfd):
 
 
 @pytest.mark.parametrize("family", ["TransformerXLLM", pytest.param("TransformerLM", marks=pytest.mark.slow)])
-def test_a_long_prompt_is_read_in_pieces_wherever_it_comes_from(tool, tmp_path, monkeypatch, capfd, family):
+def test_a_long_prompt_is_read_in_pieces_wherever_it_comes_from(tool, tmp_path, monkeypatch, capfd, family, eager):
     vocab = word_vocab()
     options = {} if family == "TransformerXLLM" else {"mem_len": 0, "context_len": 6, "family": txl_tf.TransformerLM}
     lm = make_run(tmp_path / "run", vocab, n_layer=1, **options)

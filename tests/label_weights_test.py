@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import raises_parameter
+from helpers import eagerly, raises_parameter
 
 import txl_tf
 from txl_tf.data.text.checked_batches import IGNORED, check_batches
@@ -45,7 +45,7 @@ def train_by_hand(lm, tokens, labels, weights, rate=1.0):
     """Weighted mean, gradient and update of every segment, with memory: `(loss and weight of every segment)`."""
     mems, found = None, []
     for *segment, of_labels in zip(tokens, labels, weights, strict=True):
-        with tf.GradientTape() as tape:
+        with eagerly(), tf.GradientTape() as tape:
             nll, mems = lm.score(*segment, mems)
             loss = tf.reduce_sum(nll * of_labels) / max(of_labels.sum(), 1e-30)
         for variable, gradient in zip(lm.trainable_variables, tape.gradient(loss, lm.trainable_variables), strict=True):
@@ -161,7 +161,7 @@ def test_weights_of_one_are_no_weights_and_those_of_rows_are_those_of_their_labe
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_labels_that_do_not_count_take_no_room_in_a_bin(small_lm, small_batches):
+def test_labels_that_do_not_count_take_no_room_in_a_bin(small_lm, small_batches, eager):
     (tokens,), _ = small_batches(n=1)
     labels = np.array([[20, 21, 22, 1, 7], [15, 16, 17, 18, 19]], np.int32)  # eight rare words, for two places
     weights = np.array([[0, 1, 0, 1, 1], [0, 0, 0, 2, 3]], np.float32)

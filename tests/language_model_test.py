@@ -51,7 +51,7 @@ def test_score_log_probs_and_memory_are_those_of_the_plain_port(small_pair, smal
         np.testing.assert_allclose(nll, -of_labels, rtol=1e-5, atol=1e-5)
 
 
-def test_memory_may_start_empty_and_grow(small_pair, small_batches):
+def test_memory_may_start_empty_and_grow(small_pair, small_batches, eager):
     lm, model = small_pair(mem_len=12)
     mems, expected_mems = [tf.zeros([2, 0, 8])] * 2, [tf.zeros([0, 2, 8])] * 2
     for length, tokens, labels in zip([5, 10, 12, 12], *small_batches(n=4), strict=True):
@@ -74,7 +74,7 @@ def test_segments_whose_memory_starts_empty_score_as_one_long_segment(small_lm, 
     np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=1e-5, atol=1e-5)
 
 
-def test_no_memory_given_is_a_full_memory_of_zeros_that_is_attended_to(small_lm, small_batches):
+def test_no_memory_given_is_a_full_memory_of_zeros_that_is_attended_to(small_lm, small_batches, eager):
     lm = small_lm()
     (tokens,), (labels,) = small_batches(n=1)
     nll, mems = lm.score(tokens, labels)
@@ -120,7 +120,7 @@ def test_model_that_was_never_compiled_is_saved_and_loaded(small_lm, small_batch
     np.testing.assert_array_equal(loaded.score(tokens, labels)[0], lm.score(tokens, labels)[0])
 
 
-def test_weights_file_round_trips(small_lm, small_batches, tmp_path):
+def test_weights_file_round_trips(small_lm, small_batches, tmp_path, eager):
     lm, other = small_lm(seed=1, n_layer=1), small_lm(seed=2, n_layer=1)
     lm.save_weights(tmp_path / "m.weights.h5")
     other.load_weights(tmp_path / "m.weights.h5")

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_regularized, raises_parameter
+from helpers import assert_regularized, eagerly, raises_parameter
 
 import txl_tf
 
@@ -113,7 +113,7 @@ def test_fit_is_a_loop_of_training_steps_that_hand_the_memory_on(small_lm, small
     other, mems, optimizer = small_lm(n_layer=1, **options), None, some_learning()
     expected_losses, expected_norms = [], []
     for tokens, labels in zip(*batches, strict=True):
-        with tf.GradientTape() as tape:
+        with eagerly(), tf.GradientTape() as tape:
             nll, mems = other.score(tokens, labels, mems)
             loss = tf.reduce_mean(nll)
         gradients = tape.gradient(loss, other.trainable_variables)
@@ -253,7 +253,7 @@ def test_dropout_acts_in_fit_anew_at_every_step_and_the_same_from_the_same_seed(
 def test_a_plain_keras_optimizer_trains_and_the_gradient_norm_is_reported(small_lm, small_batches, optimizer):
     batches = [list(ids) * 4 for ids in small_batches(n=1)]
     lm = small_lm(n_layer=1, mem_len=0)
-    with tf.GradientTape() as tape:
+    with eagerly(), tf.GradientTape() as tape:
         loss = tf.reduce_mean(lm.score(batches[0][0], batches[1][0])[0])
     norm = tf.linalg.global_norm(tape.gradient(loss, lm.trainable_variables))
     lm.compile(optimizer, run_eagerly=True)

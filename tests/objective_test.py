@@ -23,7 +23,7 @@ def eager():
 
 def make(seed=1, **options):
     model = options.pop("model", txl_tf.TransformerXLLM)
-    lm = model(**{**SMALL, "mem_len": 4, "dropout": 0.0, "seed": 0, **options})
+    lm = model(**{**SMALL, "n_layer": 1, "mem_len": 4, "dropout": 0.0, "seed": 0, **options})
     randomise(lm, seed, 0.5)
     return lm
 

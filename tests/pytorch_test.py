@@ -151,7 +151,7 @@ def test_the_golden_numbers_notice_what_is_made_up_for(tmp_path, name, mistake):
     assert worst[changed] > (2e-5 if mistake == "epsilon" else 0.5)
 
 
-def test_a_softmax_without_bins_may_have_a_projection_of_its_own(case, tmp_path):
+def test_a_softmax_without_bins_may_have_a_projection_of_its_own(case, tmp_path, eager):
     """PyTorch never ties it, `TransformerXLLM` always does: the last word becomes a bin of its own."""
     lm, path = case("hf", {"d_embed": 6})
     tensors = tensors_of(lm, "hf")

@@ -479,7 +479,7 @@ def test_xla_evaluates_and_writes_the_same(pair):
 # ---------------------------------------- files, serving, runs
 
 
-def test_a_keras_file_and_a_config_keep_it(pair, tmp_path):
+def test_a_keras_file_and_a_config_keep_it(pair, tmp_path, eager):
     (lm, _), text = pair(mem_len=5), rows()
     lm.save(tmp_path / "lm.keras")
     loaded = keras.saving.load_model(tmp_path / "lm.keras")

@@ -14,12 +14,13 @@ from txl_tf.data.vocabulary import Vocab
 
 LINES = ["w3 unheard-of", "", "w1\x85w2\u2028w4 \x00", "w5 " * 30, '"w6"\t\\', "w1 naïve 日本\r"]
 TEXT = "\n".join(LINES).encode()  # without a newline at the end
+pytestmark = pytest.mark.usefixtures("opened_once")
 
 
 @pytest.fixture(scope="module")
 def word_run(tmp_path_factory):
     folder, vocab = tmp_path_factory.mktemp("runs") / "words", word_vocab()
-    return folder, vocab, make_run(folder, vocab)
+    return folder, vocab, make_run(folder, vocab, n_layer=1)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_json_round_trips_with_every_token(score, word_run):
 def test_bytes_come_out_as_they_went_in(score, tmp_path):
     vocab = Vocab(level="byte")
     vocab.build()
-    make_run(tmp_path / "run", vocab)
+    make_run(tmp_path / "run", vocab, n_layer=1)
     lines = b"\xff\x00a\n\xc3\xa9\r\n\n"
     options = {"text": lines, "model_dir": tmp_path / "run"}
     assert score("--columns=text", **options) == lines
@@ -124,7 +125,7 @@ def test_continuations_are_scored_after_their_contexts(score, word_run):
 def test_a_vocabulary_without_newline_says_that_ends_do_not_count(score, tmp_path):
     vocab = Vocab(level="char", special=list("ab"))
     vocab.build()
-    make_run(tmp_path / "run", vocab)
+    make_run(tmp_path / "run", vocab, n_layer=1)
     out, err = score("--columns=tokens", text=b"ab\na", model_dir=tmp_path / "run", with_errors=0)
     assert out == b"1\n0\n" and err.count(b"no symbol for the end of a line") == 1
     assert b"checkpoint: latest, step 1\n" in err
@@ -133,7 +134,7 @@ def test_a_vocabulary_without_newline_says_that_ends_do_not_count(score, tmp_pat
 def test_a_line_that_cannot_be_scored_keeps_its_place(score, tmp_path):
     vocab = Vocab(level="char", special=list("\nab"))
     vocab.build()
-    make_run(tmp_path / "run", vocab)
+    make_run(tmp_path / "run", vocab, n_layer=1)
     options = {"text": b"ab\na\xff\nb\xc3\xa9\n\n", "model_dir": tmp_path / "run"}
     first, *_, last = score("--columns=nll,text", text=b"ab\n\n", model_dir=tmp_path / "run").split(b"\n")[:-1]
     out, err = score("--columns=nll,text", with_errors=1, **options)

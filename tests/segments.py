@@ -47,10 +47,10 @@ def state_of(network, mems, max_segment=1):
 
 def assert_cached_segments_are_those_of(network):
     """Segments of many lengths, which go round the ring of mem_len + 6 slots."""
-    text = words(3, 34, borders=[(0, 6, 8, 9, 17), (5, 11, 22, 33), (7,)])
+    text = words(3, 31, borders=[(0, 6, 8, 9, 17), (5, 11, 22, 30), (7,)])
     weights, state, mems = precompute(network, 6), writable_copy(initial_state(network, 3, 6)), None
     start = 0
-    for tgt_len in (5, 1, 6, 1, 4, 2, 1, 1, 1, 6, 6):
+    for tgt_len in (5, 1, 6, 1, 4, 2, 6, 6):
         tokens = tf.constant(text[:, start : start + tgt_len])
         expected, mems = network(tokens, mems)
         hidden, state = cached_forward(network, weights, tokens, state, in_place=True)

@@ -58,7 +58,8 @@ class Served:
     def __init__(self, folder):
         vocab = Vocab(level="char", special=list(SYMBOLS))
         vocab.build()
-        make_run(folder, vocab)
+        make_run(folder, vocab, n_layer=1)
+        self.folder = folder
         self.lm, self.vocab = txl_tf.load_run(folder)
         self.stored = local_signatures(self.lm, self.vocab, max_tokens=64, max_rows=16)
         self.signatures = self.stored.signatures()
@@ -254,7 +255,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW if kind != "vanilla" else ()) for kind in KINDS])
 def test_texts_join_the_batch_with_every_kind_of_memory(kind):
     make, options = KINDS[kind]
-    lm = make(**{**SMALL, **options})
+    lm = make(**{**SMALL, "n_layer": 1, **options})
     randomise(lm)
     prompts = [np.arange(1 + 2 * i) % 20 for i in range(7)]
     found = [[] for _ in prompts]
@@ -533,8 +534,7 @@ def tool():
 
 
 def test_wrong_flags_are_named_before_the_model_is_loaded(tool, served, tmp_path, monkeypatch):
-    folder = tmp_path / "lm"
-    make_run(folder, served.vocab)
+    folder = served.folder
     (tmp_path / "key").write_text("two words")
     with raises_parameter("api_key_file"):
         run_here(tool, f"--model_dir={folder}", f"--api_key_file={tmp_path / 'key'}")

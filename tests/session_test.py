@@ -146,7 +146,7 @@ def test_writing_goes_on_behind_a_stop_string_as_if_it_had_not_stopped(lm, promp
     assert not session.ended and first[0].tolist() + rest[0].tolist() == free
 
 
-def test_what_somebody_answers_is_between(prompt, after_prompt):
+def test_what_somebody_answers_is_between(prompt, after_prompt, eager):
     """The first word of a stop string comes before an answer, the second after it."""
     vocab, ended = word_vocab(), []
     for answers in (False, True):

@@ -74,7 +74,7 @@ def test_a_window_has_the_words_that_lie_in_it():
 @pytest.mark.parametrize(
     "kind, most", [pytest.param("tener", 7, marks=SLOW), pytest.param("tener", 1, marks=SLOW), ("flat", 8)]
 )
-def test_long_sentences_have_the_emissions_of_the_windows_in_whose_middle_tokens_stand(kind, most):
+def test_long_sentences_have_the_emissions_of_the_windows_in_whose_middle_tokens_stand(kind, most, eager):
     """By a loop over tokens and windows; then one path through the whole sentence, and its probabilities."""
     tagging = text_tagger(kind, most, batch_size=3)
     tagger, encoder, n = tagging.tagger, tagging.encoder, len(TEXT)
@@ -112,7 +112,7 @@ def test_a_window_may_be_shorter_than_the_limit_of_the_network():
     assert (caught.value.name, caught.value.value, caught.value.allowed) == ("window", 41, "at most 40")
 
 
-def test_texts_are_tagged_sentence_by_sentence():
+def test_texts_are_tagged_sentence_by_sentence(eager):
     """Each as by itself; tags and entities are in the places of the text."""
     tagging = text_tagger("tener", 40)
     pieces = ["abcdb。", "cacd！”", "baabd"]
@@ -137,7 +137,7 @@ def test_texts_are_tagged_sentence_by_sentence():
         (1, None, ["ab。cd！a；b。dd"]),
     ],
 )
-def test_lines_of_more_sentences_than_in_training_are_cut(usual, most, expected):
+def test_lines_of_more_sentences_than_in_training_are_cut(usual, most, expected, eager):
     tagging = text_tagger("tener", 40, sizes=LineSizes(20, usual, most))
     text, sentences = "ab。cd！a；b。dd", ["ab。", "cd！", "a；", "b。", "dd"]
     assert tagging.pieces(text) == expected and tagging.pieces(list(text)) == [list(piece) for piece in expected]
@@ -184,7 +184,7 @@ def test_attention_of_a_sentence_is_that_of_the_network_by_layer(kind):
     np.testing.assert_allclose(probs[0], tagging.tagger.network.attention_probs(inputs, 0)[:, 0], rtol=1e-5)
 
 
-def test_a_word_that_is_left_out_is_as_one_that_the_lexicon_has_not():
+def test_a_word_that_is_left_out_is_as_one_that_the_lexicon_has_not(eager):
     tagging, text = text_tagger("flat", 40), "abcacdb"
     encoder = SentenceEncoder(ENCODERS["flat"].vocab, BIGRAMS, Lexicon(["bc", "da"]))
     left_out = {"acd"}

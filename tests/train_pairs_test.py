@@ -250,7 +250,7 @@ def test_the_programs(made, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def tool():
+def tool(opened_once):
     yield from program("tools/translate.py")
 
 

@@ -341,7 +341,7 @@ def test_the_programs(made, files, tmp_path, text_tagger):
 
 
 @pytest.fixture(scope="module")
-def tool():
+def tool(opened_once):
     yield from program("tools/tag.py")
 
 

@@ -149,7 +149,7 @@ def test_a_network_with_pre_lnorm_is_the_plain_port(options, eager):
     ],
     ids=str,
 )
-@of("pre", "pre_rotary")
+@of("pre")
 def test_cached_segments_are_those_of_the_network(variant, options, eager):
     if variant.get("positions") == "sinusoids":
         pytest.skip("a window")
@@ -165,19 +165,19 @@ def test_a_state_of_hidden_states_and_the_first_segment(variant, eager):
     assert_a_cache_continues_hidden_states(network)
 
 
-@of("pre", "pre_rotary")
+@of("pre_rotary")
 def test_prompts_of_unequal_length_get_what_they_get_alone(variant, eager):
     if variant.get("positions") == "sinusoids":
         pytest.skip("a window")
     assert_prompts_of_unequal_length_get_what_they_get_alone(make(variant, mem_len=4, reset_token=END).network)
 
 
-@of("pre", "pre_rotary")
+@of("pre")
 def test_padding_changes_nothing(variant, eager):
     assert_padding_changes_nothing(make(variant, mem_len=4).network, words(2, 12))
 
 
-@of("pre", "pre_rotary")
+@of("pre_rotary")
 def test_documents_get_what_they_get_alone(variant, eager):
     if variant.get("positions") == "sinusoids":
         pytest.skip("refused")
