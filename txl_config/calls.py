@@ -161,6 +161,8 @@ def shortest_call(called: str, parameters: Iterable[inspect.Parameter]) -> str:
 def unknown_name(module: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> UnknownNameError:
     """Returns the error that the `__getattr__` of a module raises for a name that the module does not have.
 
+    The message names the replacement of the name or, if there is none, of the most similar name.
+
     Args:
         module: name of the module.
         name: the name.

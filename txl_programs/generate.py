@@ -29,10 +29,12 @@ Control characters are written like \\x1b, so that no text can take over a termi
 With --beam_size, the program searches for the most likely text, and draws nothing. All texts end at the same token: at
 the newline with --stop_at_newline, at the token of one --stop, or else at the end of a document, if the run knows
 documents; otherwise after --max_new_tokens. In a run with documents, --stop_at_newline and --stop need
---nostop_at_document. --num_return_sequences prints the best texts that the search found. With --regex or --json_schema, the whole text has this form; such a text
-ends at the end of a document, or at a newline, which is not printed. If it does not end within --max_new_tokens, the
-standard error says so, and --format=json writes false in "ended". --suppress_tokens names tokens that no text may
-contain. With these flags, the program prints a text when it is complete.
+--nostop_at_document. --num_return_sequences prints the best texts that the search found.
+
+With --regex or --json_schema, the whole text has this form; such a text ends at the end of a document, or at a newline,
+which is not printed. If it does not end within --max_new_tokens, the standard error says so, and --format=json writes
+false in "ended". --suppress_tokens names tokens that no text may contain. With --beam_size and these flags, the program
+prints a text when it is complete.
 """
 
 import codecs

@@ -151,13 +151,15 @@ def _checked_tensor(
 def _as_tensor(name: str, value: Any, allowed: str, dtype: Any) -> Any:
     """Returns a list or an array of numbers as a tensor.
 
-    Values that contain no real numbers are returned unchanged: the checks that follow refuse them.
+    A value that NumPy does not read as bools, integers or floats is returned unchanged: the checks that follow refuse
+    it.
 
     Args:
         name: the argument, for the error.
         value: list, tuple, array or number.
         allowed: what is allowed, for the error.
-        dtype: dtype of the tensor. `None` keeps the dtype of NumPy. Integer arrays always keep theirs.
+        dtype: dtype of the tensor, for floats, lists and single numbers. Arrays of integers or bools keep theirs.
+            `None` keeps the dtype of NumPy.
 
     Raises:
         ParameterError: the lists in a list have different lengths.

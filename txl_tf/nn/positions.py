@@ -165,7 +165,7 @@ def positional_encoding(position: int, d_model: int, dtype: Any = "float32") -> 
 
 
 def rel_shift(x: Tensor, first: Size | None = None, time_major: bool = False) -> Any:
-    """Shifts scores that are ordered by distance, so that they are ordered by key (appendix B).
+    """Shifts scores that are ordered by distance, so that they are ordered by key (Dai et al. 2019, appendix B).
 
     The equation, with an example, is `rel_shift` of `txl_tf/equations.py`.
 
@@ -179,7 +179,9 @@ def rel_shift(x: Tensor, first: Size | None = None, time_major: bool = False) ->
         `[..., T, R - 1]`, or `[T, R - 1, B, H]`. If `first` is `None`, a tensor like `x`.
 
     Raises:
-        ParameterError: `first` is `None`, and there are fewer keys than queries, as if `x` were `[T, K, B, H]`.
+        ParameterError: `first` is `None`, and there are fewer keys than queries, which happens if `x` is
+            `[T, K, B, H]` and `time_major` was forgotten; or with `time_major`, `x` is not a float tensor of four
+            dimensions.
     """
     if time_major:
         check_tensors({}, x=(x, "float qlen klen batch n_head"))
