@@ -141,7 +141,8 @@ class Writer:
         self.stream = TextStream(vocab)
         self.echoed = ""  # text of the prompts that were read with `echo`
         self.written = 0  # number of generated tokens
-        self.seconds = 0.0  # time for these tokens, without the first ones
+        self.timed = 0  # number of generated tokens without those of the first call, which compiles the graph
+        self.seconds = 0.0  # time for the timed tokens
 
     def read(self, ids, echo=True, show=True):
         """Reads a prompt.
@@ -169,6 +170,7 @@ class Writer:
             tokens, nll = self.session.write(step, vocab=self.vocab, with_nll=FLAGS.verbose, **self.options)
             if self.written:  # the first step compiles the graph
                 self.seconds += time.perf_counter() - started
+                self.timed += tokens.shape[1]
             self.written += tokens.shape[1]
             number -= step
             print_text(self.as_shown(tokens[0], None if nll is None else nll[0], self.session.excess))
@@ -202,10 +204,12 @@ class Writer:
         return text
 
     def report(self):
-        """Prints the number of tokens, and the speed without the first ones, whose graph had to be compiled."""
-        timed = self.written - WRITTEN_AT_ONCE
-        if timed > 0:
-            print(f"{self.written} tokens, {timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
+        """Prints the number of tokens, and the speed without the first call, which compiles the graph.
+
+        Prints nothing if only the first call wrote tokens.
+        """
+        if self.timed > 0:
+            print(f"{self.written} tokens, {self.timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
 
 
 def print_text(text):
