@@ -284,7 +284,9 @@ class Evaluator:
         tokens = np.asarray(self.corpus.splits[split][:n_tokens])
         bar = keras.utils.Progbar(len(tokens) - 1, verbose=verbose, unit_name="token")
         window: Any = self.sliding_window
-        return tokens[1:], sliding_window_nll(lm, tokens, window, self.batch_size, self.sliding_step, progress=bar.add)
+        nll = sliding_window_nll(lm, tokens, window, self.batch_size, self.sliding_step, progress=bar.add)
+        bar.add(min(window, len(nll)))  # the first window, which `sliding_window_nll` does not count
+        return tokens[1:], nll
 
     def _write(self, path: str, labels: np.ndarray, nll: np.ndarray) -> None:
         """Writes the file `token_nll` of `run`."""
