@@ -90,7 +90,7 @@ def draw_attention(probs, labels, layer, head=None, same_length=False):
         mark_memory(axes, qlen, klen, len(labels))
         if single and klen <= MAX_LABELS:
             label_segment(axes, labels, qlen, min(72 * square * 0.9, 10))
-    for axes in grid[-1]:
+    for axes in lowest(grid):
         axes.set_xlabel(about_keys(mlen, klen > len(labels)))
     for axes in grid[:, 0]:
         axes.set_ylabel("queries")
@@ -196,7 +196,7 @@ def draw_pair(weights, queries, keys, which, layer, head=None):
         axes.set_title(f"layer {layer}, head {h}", fontsize=10)
         if max(qlen, klen) <= MAX_LABELS:
             label_axes(axes, range(klen), keys, range(qlen), queries, min(72 * square * 0.7, 10))
-    for axes in grid[-1]:
+    for axes in lowest(grid):
         axes.set_xlabel("target, as read" if which == "decoder" else "source")
     for axes in grid[:, 0]:
         axes.set_ylabel("source" if which == "encoder" else "target, as written")
@@ -224,7 +224,14 @@ def heads_grid(n_head, head, width, height):
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes in grid.flat[len(heads) :]:
         axes.set_visible(False)
+    for axes in lowest(grid):
+        axes.tick_params(labelbottom=True)  # `sharex` allows labels in the last row only, whose last cell may be hidden
     return figure, grid, heads
+
+
+def lowest(grid):
+    """The lowest visible axes of each column of a grid."""
+    return [[axes for axes in column if axes.get_visible()][-1] for column in grid.T]
 
 
 def show_roots(axes, probs, top, extent=None):
