@@ -86,7 +86,14 @@ def too_old(name: str, oldest: tuple[int, int], needs: str) -> str | None:
     if tuple(map(int, re.findall(r"\d+", version)[:2])) >= oldest:
         return None
     at_least = ".".join(map(str, oldest))
-    return f"{needs} {name} {at_least} or later, got {name} {version}: pip install '{name}>={at_least}'"
+    message = f"{needs} {name} {at_least} or later, got {name} {version}"
+    from importlib import metadata  # takes a while
+
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:  # pip would install a second package over the same module
+        return message
+    return f"{message}: pip install '{name}>={at_least}'"
 
 
 def is_address(address: str) -> bool:
