@@ -175,7 +175,7 @@ def unknown_name(module: str, name: str, known: Iterable[str], elsewhere: Mappin
     if replacement is None:
         meant = nearest_name(name, [*known, *elsewhere])
         hint = f" Did you mean '{meant}'?" if meant else ""
-        if meant in elsewhere:
+        if meant and meant in elsewhere:
             hint += f" Use {elsewhere[meant]}"
     message = f"module '{module}' has no attribute '{name}'.{hint}"
     return UnknownNameError(f"{module}.{name}", name, known if replacement is None else replacement, message)
