@@ -48,7 +48,10 @@ def make_classifier(seed=0):
 
 
 def train(output, n_dates, epochs, seed):
-    """Trains the classifier on written dates, prints its accuracy, and saves it in both formats."""
+    """Trains the classifier on written dates, and prints its accuracy.
+
+    Saves it as `.keras` and as a SavedModel.
+    """
     Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
     keras.utils.set_random_seed(seed)
     pairs = make_dates(n_dates, seed)

@@ -69,7 +69,10 @@ def translate(model, source):
 
 
 def train(output, n_dates, epochs, seed):
-    """Trains the model on written dates, prints its share of right translations, and saves it in both formats."""
+    """Trains the model on written dates, and prints its share of right translations.
+
+    Saves it as `.keras` and as a SavedModel.
+    """
     Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
     keras.utils.set_random_seed(seed)
     pairs = make_dates(n_dates, seed)

@@ -67,7 +67,10 @@ def show(text, tags):
 
 
 def train(output, n_dates, epochs, seed):
-    """Trains the tagger on written dates, prints its F1, and saves it in both formats."""
+    """Trains the tagger on written dates, and prints its F1.
+
+    Saves it as `.keras` and as a SavedModel.
+    """
     Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
     keras.utils.set_random_seed(seed)
     pairs = make_dates(n_dates, seed)

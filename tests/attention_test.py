@@ -400,6 +400,9 @@ def test_rel_shift_of_the_original_s_layout_without_its_name_is_an_error():
         rel_shift(x)
     assert caught.value.name == "x" and "time_major=True" in str(caught.value)
     assert rel_shift(x, time_major=True).shape == x.shape
+    with pytest.raises(ParameterError) as caught:
+        rel_shift(tf.transpose(x, [1, 0, 2, 3]), time_major=True)  # fewer keys than queries
+    assert caught.value.value.shape == [7, 4, 5, 2] and "time_major" not in str(caught.value)
     assert rel_shift(tf.transpose(x, [2, 3, 0, 1])).shape == [5, 2, 4, 7]
     graph = tf.function(rel_shift, input_signature=[tf.TensorSpec([None, None])])  # nothing is known there
     np.testing.assert_array_equal(graph(x[:, :, 0, 0]), rel_shift(x[:, :, 0, 0]))

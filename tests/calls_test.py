@@ -109,3 +109,4 @@ def test_a_name_that_a_module_does_not_have_names_the_place_or_the_nearest_name(
     assert (found.name, found.value, found.allowed) == ("module.old", "old", "other.new")
     assert unknown_name("module", "nwe", ["new"], {}).allowed == ["new"]
     assert "Did you mean 'new'" in str(unknown_name("module", "nwe", ["new"], {}))
+    assert "other.place" in str(unknown_name("module", "formre", ["new"], {"former": "other.place"}))

@@ -1,6 +1,8 @@
 """Evaluation of a run: of which checkpoint, text and settings, and one clear error for each kind of bad input."""
 
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from helpers import full_disk, raises_parameter
 import txl_tf
 from txl_tf.config import EvaluationConfig
 from txl_tf.data.vocabulary import unescape
-from txl_tf.runs.evaluate import evaluate_run
+from txl_tf.runs.evaluate import Evaluator, evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import corpus_of
 from txl_tf.runs.weights import CheckpointGone, MisfitError
@@ -46,6 +48,14 @@ def test_evaluation_gives_what_the_training_gave_and_other_settings_do_not(train
     other = evaluate(trained, model={"mem_len": 20, "same_length": True, "clamp_len": 9}, tgt_len=3)
     assert other["valid"] == pytest.approx(final, rel=0.05) and other["valid"] != final
     assert set(evaluate(trained, eval_split="train", max_eval_batch=3)) == {"train"}
+
+
+@pytest.mark.parametrize("n", [13, 4])
+def test_the_bar_of_a_sliding_window_counts_every_token(small_lm, capsys, n):
+    corpus: Any = SimpleNamespace(splits={"test": np.arange(n)}, by_character=True)
+    settings = EvaluationConfig(sliding_window=5, sliding_step=2, tgt_len=2, eval_batch_size=2)
+    tokens, nll = Evaluator(corpus, settings)._slide(small_lm(n_layer=1), "test", verbose=1)
+    assert len(tokens) == len(nll) == n - 1 and f"{n - 1}/{n - 1}" in capsys.readouterr().out
 
 
 def test_evaluation_of_a_file_uses_the_vocabulary_of_the_run_and_writes_every_token(trained, tmp_path):

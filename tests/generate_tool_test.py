@@ -156,6 +156,22 @@ def test_the_number_of_a_sample_comes_before_its_prompt(tool, monkeypatch):
     assert terminal.getvalue() == "--- 1 of 2\nw1 w2 w4\n--- 2 of 2\nw1 w2 w5\nw1 w2 w4\n"
 
 
+def test_the_speed_counts_all_tokens_after_the_first_call(tool, monkeypatch, capsys):
+    set_flags(tool, "--model_dir=x")
+    vocab = word_vocab()
+    session = SimpleNamespace(copy=lambda: session, excess=0, ended=False)
+    session.write = lambda number, **options: (np.full([1, number], vocab.ids["w1"]), None)
+    monkeypatch.setattr(tool, "Session", lambda lm: session)
+    writer = tool.Writer(None, vocab, {})
+    writer.write_samples(2, [1])
+    writer.report()
+    assert capsys.readouterr().err == ""
+    writer.write_samples(2, [2])
+    writer.seconds = 0.5
+    writer.report()
+    assert capsys.readouterr().err == "4 tokens, 4 tokens/s\n"
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_is_told_that_the_program_waits_for_input(tool, monkeypatch, capsys, is_terminal):
     set_flags(tool, "--model_dir=x")

@@ -258,6 +258,12 @@ def test_pictures_of_pairs_have_the_symbols_at_their_sides(which, keys, queries)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == queries
 
 
+def test_the_lowest_picture_of_each_column_has_labels_below():
+    figure = heads.draw_pair(np.ones([3, 2, 2]) / 2, ["A", "B"], ["a", "b"], "cross", layer=0)
+    has_labels = [axes.xaxis.get_tick_params()["labelbottom"] for axes in figure.axes[:3]]
+    assert [bool(axes.get_xlabel()) for axes in figure.axes[:3]] == has_labels == [False, True, True]
+
+
 # ---------------------------------------- context
 
 

@@ -87,6 +87,16 @@ def test_ctrl_c_ends_it_with_130(verbosity, given):
     assert end.value.code == 130
 
 
+@pytest.mark.parametrize("end, status", [(KeyboardInterrupt(), 130), (SystemExit(75), 75)])
+def test_output_that_is_lost_does_not_change_the_status_of_an_error(monkeypatch, capsys, end, status):
+    monkeypatch.setattr(printing, "_lost_output", ["No space left on device"])
+    with pytest.raises(SystemExit) as ended, printing.ending():
+        raise end
+    assert ended.value.code == status and "No space left on device" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="No space left on device"), printing.ending():
+        pass
+
+
 @pytest.mark.parametrize("where", ["read_flags", "program"])
 def test_ctrl_c_in_an_import_ends_it_with_130(monkeypatch, tmp_path, where):
     def interrupted():

@@ -6,6 +6,7 @@ Calls in the form of the original program and of the articles get an error that 
 import inspect
 import pickle
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -185,6 +186,27 @@ def test_lists_and_arrays_become_tensors_of_the_dtype_of_the_others():
     assert layers.tener_position_scores(**double).dtype == tf.float64
     double["q"] = CALLS["tener_position_scores"]["q"]
     assert layers.tener_position_scores(**double).dtype == tf.float32
+
+
+def test_a_number_of_python_is_a_float_where_floats_are_asked_for():
+    for x in (3, 3.0, [3]):
+        assert layers.dropout(x, 0.5, None, row_axis=None).dtype == tf.float32
+
+
+def test_the_entries_of_clusters_may_be_lists():
+    arguments = CALLS["mask_adaptive_logsoftmax"]
+    clusters = tuple(entry.numpy().tolist() for entry in arguments["clusters"])
+    found = layers.mask_adaptive_logsoftmax(**{**arguments, "clusters": clusters})
+    np.testing.assert_allclose(found, layers.mask_adaptive_logsoftmax(**arguments), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mask_adaptive_logsoftmax", "static_adaptive_logsoftmax"])
+def test_a_symbolic_target_of_keras_has_its_shape_checked(name):
+    check = SHAPES[name].check
+    arguments = {**CALLS[name], "target": keras.KerasTensor([B, T], "int32")}
+    check(arguments, {})
+    with raises_parameter("target"):
+        check({**arguments, "target": keras.KerasTensor([B, T + 1], "int32")}, {})
 
 
 def test_position_scores_may_be_a_list_with_an_array_of_any_float_type_for_each_head():

@@ -1,5 +1,6 @@
 """What a release is made of: versions that agree, commands that the smoke test knows, and old versions by name."""
 
+import importlib.metadata
 import importlib.util
 import re
 import subprocess
@@ -26,11 +27,19 @@ def script(name):
     return module
 
 
+def no_package(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
 def test_versions_that_are_too_old_are_refused_by_name(monkeypatch):
     environment.check_versions()
     monkeypatch.setattr(tf, "__version__", "2.17.1")
     with pytest.raises(ImportError, match=r"^txl_tf needs tensorflow 2\.18 or later, got tensorflow 2\.17\.1: pip"):
         environment.check_versions()
+    monkeypatch.setattr(importlib.metadata, "version", no_package)  # the module is that of tf-nightly
+    with pytest.raises(ImportError, match=r"got tensorflow 2\.17\.1$"):
+        environment.check_versions()
+    monkeypatch.undo()
     monkeypatch.setattr(tf, "__version__", "2.23.0-dev20261026")
     monkeypatch.setattr(keras, "__version__", "3.7.0")
     with pytest.raises(ImportError, match=r"^txl_tf needs keras 3\.8 or later, got keras 3\.7\.0: pip"):

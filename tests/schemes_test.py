@@ -9,7 +9,7 @@ from helpers import raises_parameter, write_text
 import txl_tf
 from txl_tf.config import TaggedConfig
 from txl_tf.data.order import first_batches
-from txl_tf.data.tagged.schemes import MIXED, other_scheme
+from txl_tf.data.tagged.schemes import TOO_MANY_MISTAKES, other_scheme
 from txl_tf.data.tagged.sentences import read_corpus, read_tagged_as
 from txl_tf.data.tagged.tags import convert_tags, spans_of, unused_labels
 from txl_tf.errors import ParameterError
@@ -87,14 +87,14 @@ def test_a_few_exceptions_leave_the_scheme_what_it_is():
     iob1 = [as_iob1(tags) for tags in bio]
     assert other_scheme(bio[:2] + iob1[2:], "bio", False) == "IOB1"
     assert other_scheme(iob1[:2] + bio[2:], "bio", False) is None
-    assert other_scheme(iob1[:20] + bio[20:], "bio", False) == MIXED
+    assert other_scheme(iob1[:20] + bio[20:], "bio", False) == TOO_MANY_MISTAKES
     assert other_scheme([], "bio", False) is other_scheme([["O"]], "bio", False) is None
 
 
 def test_a_kind_of_its_own_scheme_is_no_mistake():
     """30 of 1,030 entities, which is less than 5%, are all entities of one kind."""
     others = [["B-PER", "O"]] * 1000
-    assert other_scheme([*others, *[["I-LOC", "O"]] * 30], "bio", False) == MIXED
+    assert other_scheme([*others, *[["I-LOC", "O"]] * 30], "bio", False) == TOO_MANY_MISTAKES
     assert other_scheme([*others, *[["I-LOC", "O"]] * 9], "bio", False) is None
 
 

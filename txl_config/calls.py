@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from txl_config.checks import is_integer, is_number
 from txl_config.errors import ArgumentTypeError, CallError, UnknownArgumentError, UnknownNameError
-from txl_config.schema import check_names, did_you_mean, keywords_of
+from txl_config.schema import check_names, keywords_of, nearest_name
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type)
@@ -161,6 +161,8 @@ def shortest_call(called: str, parameters: Iterable[inspect.Parameter]) -> str:
 def unknown_name(module: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> UnknownNameError:
     """Returns the error that the `__getattr__` of a module raises for a name that the module does not have.
 
+    The message names the replacement of the name. Without one, it names the most similar name, and its replacement.
+
     Args:
         module: name of the module.
         name: the name.
@@ -169,7 +171,12 @@ def unknown_name(module: str, name: str, known: Iterable[str], elsewhere: Mappin
     """
     known = list(known)
     replacement = elsewhere.get(name)
-    hint = did_you_mean(name, [*known, *elsewhere]) if replacement is None else f" Use {replacement}"
+    hint = f" Use {replacement}"
+    if replacement is None:
+        meant = nearest_name(name, [*known, *elsewhere])
+        hint = f" Did you mean '{meant}'?" if meant else ""
+        if meant and meant in elsewhere:
+            hint += f" Use {elsewhere[meant]}"
     message = f"module '{module}' has no attribute '{name}'.{hint}"
     return UnknownNameError(f"{module}.{name}", name, known if replacement is None else replacement, message)
 

@@ -74,10 +74,11 @@ def check_versions() -> None:
 def too_old(name: str, oldest: tuple[int, int], needs: str) -> str | None:
     """The message about a package whose version is older than `oldest`; `None` if it is not.
 
-    It imports the package: `tf-nightly` and others are the module `tensorflow`, too, but not the package of that name.
+    The version is that of the imported module, because the module `tensorflow` may come from another package, such as
+    `tf-nightly`.
 
     Args:
-        name: of the package.
+        name: name of the module.
         oldest: the first two numbers of the oldest version that will do.
         needs: beginning of the message, such as "txl_tf needs".
     """
@@ -85,7 +86,14 @@ def too_old(name: str, oldest: tuple[int, int], needs: str) -> str | None:
     if tuple(map(int, re.findall(r"\d+", version)[:2])) >= oldest:
         return None
     at_least = ".".join(map(str, oldest))
-    return f"{needs} {name} {at_least} or later, got {name} {version}: pip install '{name}>={at_least}'"
+    message = f"{needs} {name} {at_least} or later, got {name} {version}"
+    from importlib import metadata  # takes a while
+
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:  # pip would install a second package over the same module
+        return message
+    return f"{message}: pip install '{name}>={at_least}'"
 
 
 def is_address(address: str) -> bool:

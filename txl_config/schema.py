@@ -49,8 +49,13 @@ def check_names(function: str, given: dict[str, Any], known: Iterable[str]) -> N
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns " Did you mean 'x'?" with the `known` name that is most similar; empty if no name is similar."""
-    nearest = difflib.get_close_matches(name, list(known), 1)
-    return f" Did you mean '{nearest[0]}'?" if nearest else ""
+    nearest = nearest_name(name, known)
+    return f" Did you mean '{nearest}'?" if nearest else ""
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Returns the `known` name that is most similar to `name`; `None` if no name is similar."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
 
 
 def keywords_of(function: Callable[..., Any]) -> list[str]:

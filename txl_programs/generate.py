@@ -27,11 +27,14 @@ the prompt and the answer, with its nll in nats. Text goes to the standard outpu
 Control characters are written like \\x1b, so that no text can take over a terminal; --raw writes them unchanged.
 
 With --beam_size, the program searches for the most likely text, and draws nothing. All texts end at the same token: at
-the newline with --stop_at_newline, at the token of one --stop, or else at the end of a document. --num_return_sequences
-prints the best texts that the search found. With --regex or --json_schema, the whole text has this form; such a text
-ends at the end of a document, or at a newline, which is not printed. If it does not end within --max_new_tokens, the
-standard error says so, and --format=json writes false in "ended". --suppress_tokens names tokens that no text may
-contain. With these flags, the program prints a text when it is complete.
+the newline with --stop_at_newline, at the token of one --stop, or else at the end of a document, if the run knows
+documents; otherwise after --max_new_tokens. In a run with documents, --stop_at_newline and --stop need
+--nostop_at_document. --num_return_sequences prints the best texts that the search found.
+
+With --regex or --json_schema, the whole text has this form; such a text ends at the end of a document, or at a newline,
+which is not printed. If it does not end within --max_new_tokens, the standard error says so, and --format=json writes
+false in "ended". --suppress_tokens names tokens that no text may contain. With --beam_size and these flags, the program
+prints a text when it is complete.
 """
 
 import codecs
@@ -138,7 +141,8 @@ class Writer:
         self.stream = TextStream(vocab)
         self.echoed = ""  # text of the prompts that were read with `echo`
         self.written = 0  # number of generated tokens
-        self.seconds = 0.0  # time for these tokens, without the first ones
+        self.timed = 0  # number of generated tokens without those of the first call, which compiles the graph
+        self.seconds = 0.0  # time for the timed tokens
 
     def read(self, ids, echo=True, show=True):
         """Reads a prompt.
@@ -166,6 +170,7 @@ class Writer:
             tokens, nll = self.session.write(step, vocab=self.vocab, with_nll=FLAGS.verbose, **self.options)
             if self.written:  # the first step compiles the graph
                 self.seconds += time.perf_counter() - started
+                self.timed += tokens.shape[1]
             self.written += tokens.shape[1]
             number -= step
             print_text(self.as_shown(tokens[0], None if nll is None else nll[0], self.session.excess))
@@ -199,10 +204,12 @@ class Writer:
         return text
 
     def report(self):
-        """Prints the number of tokens, and the speed without the first ones, whose graph had to be compiled."""
-        timed = self.written - WRITTEN_AT_ONCE
-        if timed > 0:
-            print(f"{self.written} tokens, {timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
+        """Prints the number of tokens, and the speed without the first call, which compiles the graph.
+
+        Prints nothing if only the first call wrote tokens.
+        """
+        if self.timed > 0:
+            print(f"{self.written} tokens, {self.timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
 
 
 def print_text(text):

@@ -113,21 +113,25 @@ def log_to_stdout() -> None:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Ends the program after the block: flushes its output, and reports output that could not be written.
+    """Handles the end of a program in the block: flushes its output, and reports output that could not be written.
 
-    Ctrl-C ends it with status 130, and a closed pipe with status 0. A long message in SystemExit is shortened.
+    Ctrl-C ends the program with status 130, and a closed pipe with status 0. A long message in SystemExit is shortened.
+    If output could not be written, the status is 1, or the status of the program if that is not 0.
     """
     if sys.stdout is None:  # closed, as after >&-
         sys.stdout = open(os.devnull, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):  # write characters that its encoding lacks as \u8bd7
         sys.stdout.reconfigure(errors="backslashreplace")
+    status = 0
     try:
         yield
     except KeyboardInterrupt:
-        sys.exit(130)
+        status = 130
+        sys.exit(status)
     except SystemExit as end:
         if isinstance(end.code, str):
             sys.exit(shortened(end.code))
+        status = end.code or 0
         raise
     except BrokenPipeError:  # --help into a pipe that is closed
         close_stdout()
@@ -139,7 +143,10 @@ def ending() -> Iterator[None]:
             close_stdout(error)
         gc.freeze()  # skip the garbage collection at the end of the process, which takes a second
         if _lost_output:
-            sys.exit(f"{program_name()}: the standard output cannot be written: {_lost_output[0]}")
+            message = f"{program_name()}: the standard output cannot be written: {_lost_output[0]}"
+            if status == 0:
+                sys.exit(message)
+            print(message, file=sys.stderr)  # and the program ends with its status
 
 
 def close_stdout(error: OSError | None = None) -> None:

@@ -151,13 +151,15 @@ def _checked_tensor(
 def _as_tensor(name: str, value: Any, allowed: str, dtype: Any) -> Any:
     """Returns a list or an array of numbers as a tensor.
 
-    Values that contain no real numbers are returned unchanged: the checks that follow refuse them.
+    A value that NumPy does not read as bools, integers or floats is returned unchanged: the checks that follow refuse
+    it.
 
     Args:
         name: the argument, for the error.
         value: list, tuple, array or number.
         allowed: what is allowed, for the error.
-        dtype: dtype of the tensor. `None` keeps the dtype of NumPy. Integer arrays always keep theirs.
+        dtype: dtype of the tensor, for floats, lists and numbers of Python. NumPy's integers and bools keep theirs.
+            `None` keeps the dtype of NumPy.
 
     Raises:
         ParameterError: the lists in a list have different lengths.
@@ -168,7 +170,7 @@ def _as_tensor(name: str, value: Any, allowed: str, dtype: Any) -> Any:
         raise tensor_error(name, value, allowed) from None
     if array.dtype.kind not in "iufb":
         return value
-    if dtype is not None and (array.dtype.kind == "f" or isinstance(value, (list, tuple))):
+    if dtype is not None and (array.dtype.kind == "f" or not isinstance(value, (np.ndarray, np.generic))):
         return tf.cast(array, dtype)
     return tf.convert_to_tensor(array)
 
@@ -328,7 +330,7 @@ def _check_embedding(arguments: Arguments, sizes: Sizes) -> None:
 
 def _check_rows(name: str, table: Tensor, rows: int) -> None:
     if table.shape[0] != rows:
-        raise tensor_error(name, table, f"float [{rows}, width], a row for each word of its cluster")
+        raise tensor_error(name, table, f"float [{rows}, width], a row for each of its words")
 
 
 def _check_projections(tables: Any, projs: Any, number: int, d_proj: int) -> None:
@@ -366,16 +368,20 @@ def _check_softmax(arguments: Arguments, sizes: Sizes) -> None:
             raise ParameterError("clusters", clusters, "(weight, bias)")
         weight, bias = clusters
         known_sizes = {"clusters": len(biases) - 1, "d_embed": tables[0].shape[1]}
-        entries = {"clusters[0]": (weight, "float clusters d_embed"), "clusters[1]": (bias, "float clusters")}
-        check_tensors(known_sizes, **entries)
+        call_dtype = ("hidden", tf.as_dtype(hidden.dtype))
+        arguments["clusters"] = (
+            _checked_tensor("clusters[0]", weight, "float", ["clusters", "d_embed"], known_sizes, call_dtype),
+            _checked_tensor("clusters[1]", bias, "float", ["clusters"], known_sizes, call_dtype),
+        )
     target = arguments.get("target")
     if target is None:
         return
-    if not target.shape.is_compatible_with(hidden.shape[:-1]):
+    if not tf.TensorShape(target.shape).is_compatible_with(hidden.shape[:-1]):
         raise tensor_error("target", target, f"int {[*hidden.shape[:-1]]}, an id for each vector of hidden")
     if "bin_capacities" not in arguments:
         _check_in_range("target", target, sum(n_words))
-    elif tf.executing_eagerly():  # with static shapes, a negative target does not count
+    elif tf.executing_eagerly() and not keras.backend.is_keras_tensor(target):
+        # With static shapes, a negative target does not count.
         _check_in_range("target", np.maximum(target, 0), sum(n_words))
 
 
@@ -426,9 +432,10 @@ def _check_shifted(arguments: Arguments, sizes: Sizes) -> None:
 
 def _check_row_axis(arguments: Arguments, sizes: Sizes) -> None:
     """Raises ParameterError unless `row_axis` is `None` or an axis of `x`."""
-    axis, rank = arguments["row_axis"], arguments["x"].shape.rank
+    axis, rank = arguments["row_axis"], tf.TensorShape(arguments["x"].shape).rank
     if axis is not None and not (is_integer(axis) and (rank is None or 0 <= axis < rank)):
-        raise ParameterError("row_axis", axis, f"None, or an axis of x, from 0 to {rank - 1}")
+        axes = f", from 0 to {rank - 1}" if rank else ""
+        raise ParameterError("row_axis", axis, f"None, or an axis of x{axes}")
 
 
 def _check_reset(arguments: Arguments, sizes: Sizes) -> None:

@@ -200,11 +200,14 @@ def begin_worker(shape, rows, cluster=None, index=0, bytes_per_pack=0):
 
 
 def collective_bytes():
-    """The bytes of the input of each collective operation in the graphs of this process. A step runs each once."""
+    """A sorted list of the bytes of the input of each collective operation in the graphs of this process.
+
+    A step runs each operation once.
+    """
     graphs = [found for found in gc.get_objects() if isinstance(found, tf.Graph)]
     operations = [operation for graph in graphs for operation in graph.get_operations()]
-    taken = [operation.inputs[0] for operation in operations if operation.type.startswith("Collective")]
-    return sorted(tensor.shape.num_elements() * tensor.dtype.size for tensor in taken)
+    inputs = [operation.inputs[0] for operation in operations if operation.type.startswith("Collective")]
+    return sorted(tensor.shape.num_elements() * tensor.dtype.size for tensor in inputs)
 
 
 def train_steps(steps):

@@ -5,7 +5,7 @@ from markupsafe import Markup
 from txl_config import SearchConfig
 from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
-from txl_programs.demo.pieces import ROOM, Place, choices, element, figure, matrix, short
+from txl_programs.demo.pieces import PAGE_WIDTH, Place, choices, element, figure, matrix, short
 from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.vanilla.translator import Translation, Translator
 
@@ -82,7 +82,7 @@ class EncoderDecoderView:
         ]
         rows = [Place(short(symbol)) for symbol in attention.queries]
         columns = [short(symbol) for symbol in attention.keys]
-        drawn = matrix(attention.weights[layer, head], rows, columns, ROOM)
+        drawn = matrix(attention.weights[layer, head], rows, columns, PAGE_WIDTH)
         note = "A row is a symbol that is written; a column, one of the source. Rows sum to 1; colours are roots."
         title = "Layer {layer}, head {head}: where it looks to write “{target}”"
         return figure(said(title, layer=layer, head=head, target=target), *heads, drawn, note=said(note))

@@ -13,7 +13,19 @@ from markupsafe import Markup
 
 from txl_programs.demo.language import Refusal, said
 from txl_programs.demo.limits import Limits
-from txl_programs.demo.pieces import ROOM, Place, bars, choices, element, facts, figure, legend, matrix, short, tokens
+from txl_programs.demo.pieces import (
+    PAGE_WIDTH,
+    Place,
+    bars,
+    choices,
+    element,
+    facts,
+    figure,
+    legend,
+    matrix,
+    short,
+    tokens,
+)
 from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.data.subwords import SubwordVocab
 from txl_tf.data.text.datasets import is_by_character_in
@@ -275,13 +287,13 @@ class LanguageModelView:
         note = said(ABOUT_SEGMENTS, number=self.tgt_len)
         return element("div", facts(**shown), tokens(places), scale, element("p", note, class_="note"))
 
-    def look(self, text: str, pick: str, room: int = ROOM) -> Markup:
+    def look(self, text: str, pick: str, width: int = PAGE_WIDTH) -> Markup:
         """The attention of the heads when the model predicts the clicked token, and its nll by memory: none, half, all.
 
         Args:
             text: the text.
             pick: "place", the index of the clicked token, for the mean of all heads; or "place:layer:head".
-            room: width of the picture in pixels.
+            width: width of the picture in pixels.
 
         Raises:
             ParameterError: the text is empty, too long, has one token only or cannot be encoded; or the click belongs
@@ -299,7 +311,7 @@ class LanguageModelView:
         sentence = "Token {place}, {token}: where the model looks to predict it"
         title = said(sentence, place=place, token=short(labels[place]))
         parts = [self._show_worth(back), self._show_looks(labels, place, back, layer, head)]
-        return figure(title, *parts, self._show_heads(labels, place, back, layer, head, room))
+        return figure(title, *parts, self._show_heads(labels, place, back, layer, head, width))
 
     def _show_worth(self, back):
         """Bars with the nll of the token, in bits, with none, half and all of the memory. `back` is a `LookBack`."""
@@ -346,7 +358,7 @@ class LanguageModelView:
             note += said("; {share:.0%} of all attention to the zeros before the text", share=zeros_share)
         return element("div", tokens(places), element("p", note, class_="note"))
 
-    def _show_heads(self, labels, place, back, layer, head, room):
+    def _show_heads(self, labels, place, back, layer, head, width):
         """A matrix of the attention of all heads, or of the heads of one layer if there are more than `MOST_ROWS`.
 
         A click on the name of a head shows the text coloured by its attention. Arguments: see `_show_looks` and `look`.
@@ -364,7 +376,7 @@ class LanguageModelView:
         values = [back.probs[i, j, n_zeros:] for i in layers for j in range(n_head)]
         columns = [short(label) for label in labels[max(0, back.first_key) : place]]
         bar = back.segment - max(0, back.first_key)  # column at which the segment begins
-        parts = [matrix(values, rows, columns, room, bar if 0 < bar < n_key - n_zeros else None, classes="at-end")]
+        parts = [matrix(values, rows, columns, width, bar if 0 < bar < n_key - n_zeros else None, classes="at-end")]
         if len(layers) < n_layer:
             picks = [(str(i), f"{place}:{i}:0") for i in range(n_layer)]
             parts.insert(0, choices(said("Layer"), picks, f"{place}:{layers[0]}:0"))

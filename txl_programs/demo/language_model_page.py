@@ -18,8 +18,8 @@ from txl_programs.demo.wiring import (
     count_slider,
     in_turns,
     pictures,
-    room_of,
     stop_button,
+    width_of,
 )
 from txl_tf.data.vocabulary import unescape
 
@@ -266,10 +266,13 @@ class LanguageModelPage(Board):
 
     @answered
     def show_look(self, asked, data: gr.EventData):
-        """Shows the attention of the heads at the clicked position."""
+        """Shows where the heads look to predict the clicked token, and its nll with none, half and all of the memory.
+
+        After a click on a head, it shows the attention of that head.
+        """
         asked = self._pick(asked, data)
-        room = room_of(asked.by_run)
-        answers = {name: self.views[name].look(asked.text, pick, room) for name, pick in asked.by_run.items()}
+        width = width_of(asked.by_run)
+        answers = {name: self.views[name].look(asked.text, pick, width) for name, pick in asked.by_run.items()}
         yield side_by_side(answers, asked.names), asked
 
     def _pick(self, asked, data):

@@ -6,7 +6,7 @@ from txl_programs.demo.encoder_decoder import BEAMS, EncoderDecoderView
 from txl_programs.demo.pieces import side_by_side
 from txl_programs.demo.runs import other_click
 from txl_programs.demo.tagger import TaggerView
-from txl_programs.demo.wiring import Asked, Board, answered, count_slider, pictures, room_of
+from txl_programs.demo.wiring import Asked, Board, answered, count_slider, pictures, width_of
 
 SOURCE = "Sat the 21st of Nov 2026"
 SENTENCES = {
@@ -108,8 +108,8 @@ class TaggerPage(Board):
     def _show(self, asked):
         """The pictures of all chosen runs, each as the clicks in it have left it."""
         shown = {}
-        room = room_of(asked.names)
+        width = width_of(asked.names)
         for name in asked.names:
             left_out, pick = asked.by_run.get(name, (frozenset(), ""))
-            shown[name] = self.views[name].show(asked.text, left_out, pick, room)
+            shown[name] = self.views[name].show(asked.text, left_out, pick, width)
         return side_by_side(shown, asked.names)

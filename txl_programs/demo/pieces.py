@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from txl_config.errors import visible
 
-ROOM = 1080  # pixels of a picture that has the page to itself
+PAGE_WIDTH = 1080  # pixels of a picture that has the page to itself
 CELL = 18  # width of a cell of a matrix in pixels
 LEAST_CELL = 6.5  # its width if the matrix has many columns
 ROW = 18  # height of a row of a matrix in pixels
@@ -177,7 +177,7 @@ def matrix(
     values: Sequence[Sequence[float]],
     rows: Sequence[Place],
     columns: Sequence[str],
-    room: int,
+    width: int,
     bar: int | None = None,
     classes: str = "",
 ) -> Markup:
@@ -187,14 +187,14 @@ def matrix(
         values: `[rows, columns]`.
         rows: labels at the left. A click on one has its pick.
         columns: labels above, upright where they are single characters.
-        room: width in pixels, unless it is far too small.
+        width: width in pixels, unless it is far too small.
         bar: draw a line to the left of this column.
         classes: classes of style.py. With "at-end", a picture that is wider than the page shows its right end first.
     """
     upright = max(map(len, columns), default=0) <= 1
     left = 10 + LETTER * max((len(row.text) for row in rows), default=0)
     top = 18 if upright else 10 + LETTER * max(map(len, columns), default=0)
-    cell = min(CELL, max(LEAST_CELL, (room - left) / max(1, len(columns))))
+    cell = min(CELL, max(LEAST_CELL, (width - left) / max(1, len(columns))))
     parts = [_column_label(name, left + cell * (j + 0.5), top - 5, upright, cell) for j, name in enumerate(columns)]
     for i, row in enumerate(rows):
         y = top + ROW * i
@@ -202,12 +202,12 @@ def matrix(
         label["class_"] = f"label {row.classes}".strip()
         parts.append(element("text", row.text, **label))
         parts += _cells(values[i], left, y, cell, f"{row.text} → ", columns)
-    width = left + cell * len(columns) + 4
+    drawn_width = left + cell * len(columns) + 4
     height = top + ROW * len(rows) + 4
     if bar is not None:
         x = left + cell * bar
         parts.append(element("line", x1=x, x2=x, y1=top - 2, y2=height - 2, class_="memory"))
-    return picture(width, height, *parts, classes=classes)
+    return picture(drawn_width, height, *parts, classes=classes)
 
 
 def _cells(values, left, y, cell, title, columns):

@@ -10,7 +10,7 @@ from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import (
     ITEM,
     LEAST_ITEM,
-    ROOM,
+    PAGE_WIDTH,
     Place,
     Span,
     choices,
@@ -75,7 +75,7 @@ class TaggerView:
         rows = self.tagger.describe(text.strip("\n"), tagged)["entities"]
         return [Span(row["start"], row["end"], row["kind"], row["prob"]) for row in rows]
 
-    def show(self, text: str, left_out: Collection[str] = (), pick: str = "", room: int = ROOM) -> Markup:
+    def show(self, text: str, left_out: Collection[str] = (), pick: str = "", width: int = PAGE_WIDTH) -> Markup:
         """The entities, and the input of the network: characters, and words of the lattice.
 
         Args:
@@ -83,7 +83,7 @@ class TaggerView:
             left_out: words to remove from the lexicon. The entities with all words are shown, too.
             pick: data of a click: "item", an index, for the mean of all heads, or "item:layer:head". Items are coloured
                 by the attention of this item to them. Empty: no item was clicked.
-            room: width of the picture in pixels.
+            width: width of the picture in pixels.
         """
         spans = self.entities(text)
         kinds = self.run.model.kinds
@@ -93,9 +93,9 @@ class TaggerView:
             words = ", ".join(sorted(left_out))
             title = said("Without {words}: {change}", words=words, change=changed(spans, without))
             parts.append(figure(title, marked(text.strip("\n"), without, kinds)))
-        return element("div", *parts, self._show_items(text, left_out, pick, room))
+        return element("div", *parts, self._show_items(text, left_out, pick, width))
 
-    def _show_items(self, text, left_out, pick, room):
+    def _show_items(self, text, left_out, pick, width):
         """The characters and the words of the lattice, coloured by attention, with buttons. Arguments: see `show`."""
         tokens = self.split(text)
         if not hasattr(self.network, "attention_probs"):
@@ -117,7 +117,7 @@ class TaggerView:
         ]  # fmt: skip
         n = len(tokens)
         words = [(word.start, word.end, place) for word, place in zip(items[n:], places[n:], strict=True)]
-        cell_width = min(ITEM, max(LEAST_ITEM, room / n)) if self.run.model.token_level == "char" else WORD
+        cell_width = min(ITEM, max(LEAST_ITEM, width / n)) if self.run.model.token_level == "char" else WORD
         drawn = [lattice(places[:n], words, cell_width), *self._heads(item, layer, head)]
         title = "The lattice: characters, and the words that the lexicon finds" if words else "What the network reads"
         note = said("Click a character or a word: what it attends to is coloured.")

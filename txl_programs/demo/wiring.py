@@ -11,7 +11,7 @@ from markupsafe import Markup
 from txl_config.errors import shortened
 from txl_programs.demo.language import Refusal, explained, said
 from txl_programs.demo.limits import Limits
-from txl_programs.demo.pieces import ROOM, element, notice, side_by_side
+from txl_programs.demo.pieces import PAGE_WIDTH, element, notice, side_by_side
 from txl_programs.demo.runs import OpenRun
 
 MOST_RUNS = 2  # the largest number of runs side by side
@@ -144,10 +144,10 @@ def pictures(name: str) -> gr.HTML:
     return gr.HTML("", html_template="${value}", js_on_load=CLICKS, elem_id=name, elem_classes="pictures")
 
 
-def room_of(names: Collection[str]) -> int:
+def width_of(names: Collection[str]) -> int:
     """The width in pixels of a picture of one of these runs, if their pictures are side by side."""
     gap = 20 if len(names) > 1 else 0
-    return ROOM // max(1, len(names)) - gap
+    return PAGE_WIDTH // max(1, len(names)) - gap
 
 
 def answered(function: Callable) -> Callable:

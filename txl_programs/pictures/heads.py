@@ -16,7 +16,7 @@ from txl_tf.language.reading import memory_after
 from txl_tf.transformer_xl.attention import create_mask
 from txl_tf.vanilla.translator import most_symbols
 
-MAX_LABELS = 200  # keys that token labels are drawn for
+MAX_LABELS = 200  # a picture with more keys (of pairs: or queries) has no token labels
 TERMS = (
     "(a) q·k: content",
     "(b) q·r: distance, by content of the query",
@@ -78,8 +78,8 @@ def draw_attention(probs, labels, layer, head=None, same_length=False):
     n_head, qlen, klen = probs.shape
     mlen = klen - qlen
     single = head is not None
-    cell = min(0.14 if single else 0.05, 18 / (1 if single else min(2, n_head)) / klen)  # inches
-    figure, grid, heads = heads_grid(n_head, head, max(klen * cell, 3.5), max(qlen * cell, 1.2))
+    square = min(0.14 if single else 0.05, 18 / (1 if single else min(2, n_head)) / klen)  # inches
+    figure, grid, heads = heads_grid(n_head, head, max(klen * square, 3.5), max(qlen * square, 1.2))
     top = max(probs[h].max() for h in heads)
     masked = create_mask(qlen, mlen, same_length).numpy() > 0
     image = None
@@ -89,8 +89,8 @@ def draw_attention(probs, labels, layer, head=None, same_length=False):
         axes.set_title(f"layer {layer}, head {h}: {to_memory:.0%} of attention goes to the memory", fontsize=10)
         mark_memory(axes, qlen, klen, len(labels))
         if single and klen <= MAX_LABELS:
-            label_segment(axes, labels, qlen, min(72 * cell * 0.9, 10))
-    for axes in grid[-1]:
+            label_segment(axes, labels, qlen, min(72 * square * 0.9, 10))
+    for axes in lowest(grid):
         axes.set_xlabel(about_keys(mlen, klen > len(labels)))
     for axes in grid[:, 0]:
         axes.set_ylabel("queries")
@@ -109,8 +109,8 @@ def draw_terms(terms, probs, labels, layer, head, same_length=False):
     _, qlen, klen = terms.shape
     mlen = klen - qlen
     masked = create_mask(qlen, mlen, same_length).numpy() > 0
-    cell = min(0.14, 9 / klen)  # inches
-    size = (2 * max(klen * cell, 3.0) + 1.7, 3 * (max(qlen * cell, 1.2) + 0.6) + 0.6)
+    square = min(0.14, 9 / klen)  # inches
+    size = (2 * max(klen * square, 3.0) + 1.7, 3 * (max(qlen * square, 1.2) + 0.6) + 0.6)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(3, 2, sharex=True, sharey=True)
     scores = np.ma.masked_array([*terms, terms.sum(0)], np.broadcast_to(masked, (5, qlen, klen)))
@@ -126,7 +126,7 @@ def draw_terms(terms, probs, labels, layer, head, same_length=False):
         axes.set_facecolor(GREY)
         mark_memory(axes, qlen, klen, len(labels))
         if klen <= MAX_LABELS:
-            label_segment(axes, labels, qlen, min(72 * cell * 0.9, 9))
+            label_segment(axes, labels, qlen, min(72 * square * 0.9, 9))
     for axes in grid[-1]:
         axes.set_xlabel(about_keys(mlen, klen > len(labels)))
     for axes in grid[:, 0]:
@@ -186,8 +186,8 @@ def draw_pair(weights, queries, keys, which, layer, head=None):
     """
     n_head, qlen, klen = weights.shape
     single = head is not None
-    cell = min(0.2, 18 / (1 if single else min(2, n_head)) / klen)  # inches
-    figure, grid, heads = heads_grid(n_head, head, max(klen * cell, 2.5), max(qlen * cell, 1.2))
+    square = min(0.2, 18 / (1 if single else min(2, n_head)) / klen)  # inches
+    figure, grid, heads = heads_grid(n_head, head, max(klen * square, 2.5), max(qlen * square, 1.2))
     top = max(weights[h].max() for h in heads)
     hidden = np.triu(np.full([qlen, klen], which == "decoder"), 1)
     image = None
@@ -195,8 +195,8 @@ def draw_pair(weights, queries, keys, which, layer, head=None):
         image = show_roots(axes, np.ma.masked_array(weights[h], hidden), top)
         axes.set_title(f"layer {layer}, head {h}", fontsize=10)
         if max(qlen, klen) <= MAX_LABELS:
-            label_axes(axes, range(klen), keys, range(qlen), queries, min(72 * cell * 0.7, 10))
-    for axes in grid[-1]:
+            label_axes(axes, range(klen), keys, range(qlen), queries, min(72 * square * 0.7, 10))
+    for axes in lowest(grid):
         axes.set_xlabel("target, as read" if which == "decoder" else "source")
     for axes in grid[:, 0]:
         axes.set_ylabel("source" if which == "encoder" else "target, as written")
@@ -224,7 +224,14 @@ def heads_grid(n_head, head, width, height):
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes in grid.flat[len(heads) :]:
         axes.set_visible(False)
+    for axes in lowest(grid):
+        axes.tick_params(labelbottom=True)  # `sharex` allows labels in the last row only, whose last cell may be hidden
     return figure, grid, heads
+
+
+def lowest(grid):
+    """The lowest visible axes of each column of a grid."""
+    return [[axes for axes in column if axes.get_visible()][-1] for column in grid.T]
 
 
 def show_roots(axes, probs, top, extent=None):

@@ -301,7 +301,7 @@ def _dispatch() -> dict[int, Callable]:
     def counted(load):
         return lambda unpickler: (unpickler.count_object(), load(unpickler))
 
-    # Operations that are not counted: what they make is about as large as their bytes in the file.
+    # Operations that are not counted: each makes at most one number or string, some ten times as large as its bytes.
     uncounted = (
         "PROTO", "FRAME", "NONE", "NEWFALSE", "NEWTRUE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1",
         "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "BINBYTES8",

@@ -326,12 +326,12 @@ class ModelMapping:
 
     def _map_layers(self) -> None:
         """Maps the tensors of the layers, and the biases u and v of the attention."""
-        heads = self.n_head * self.d_head
+        heads_width = self.n_head * self.d_head
         width, inner = self.d_model, self.d_inner
         shapes = {
-            "dec_attn.qkv_net.weight": (3 * heads, width),
-            "dec_attn.r_net.weight": (heads, width),
-            "dec_attn.o_net.weight": (width, heads),
+            "dec_attn.qkv_net.weight": (3 * heads_width, width),
+            "dec_attn.r_net.weight": (heads_width, width),
+            "dec_attn.o_net.weight": (width, heads_width),
             "pos_ff.CoreNet.0.weight": (inner, width),
             "pos_ff.CoreNet.0.bias": (inner,),
             "pos_ff.CoreNet.3.weight": (width, inner),

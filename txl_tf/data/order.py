@@ -172,10 +172,10 @@ def _graphs_of(function: Any) -> Iterator[Any]:
     for tensor in function.captured_inputs:
         if tensor.dtype == tf.variant:
             try:
-                text = tf.raw_ops.DatasetToGraphV2(input_dataset=tensor, external_state_policy=_IGNORE_STATE)
-            except tf.errors.OpError:  # another variant, or a dataset that cannot be written
+                serialized = tf.raw_ops.DatasetToGraphV2(input_dataset=tensor, external_state_policy=_IGNORE_STATE)
+            except tf.errors.OpError:  # another variant, or a dataset that cannot be serialized
                 continue
-            yield tf.compat.v1.GraphDef.FromString(text.numpy())
+            yield tf.compat.v1.GraphDef.FromString(serialized.numpy())
 
 
 def _reordered_in(graph: Any, taken_apart: bool) -> Iterator[tuple[list[Component], bool]]:

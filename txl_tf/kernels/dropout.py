@@ -29,8 +29,8 @@ def dropout(x: Tensor, rate: float, dropout_key: Tensor | None, row_axis: int | 
 
     An element is dropped if a random number of 16 bits is below the rate, so rates are exact to 1 / 65536. Four
     elements share a random word. The high bytes of their numbers are independent. The low byte decides only for one
-    element in 256. It is also a part of the high byte of another element in the row; the correlation of these two
-    elements is at most 1 / 256.
+    element in 256. The same byte is also the high byte of another element of the row, or is added to it; the
+    correlation of these two elements is at most 1 / 256.
 
     Args:
         x: float tensor of any shape.

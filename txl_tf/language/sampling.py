@@ -50,7 +50,7 @@ def no_history(batch_size: Size, n_token: int) -> History:
 
 
 def remember(history: History, token: Tensor) -> History:
-    """The `History` after one more token in every row, int32 `[B]`."""
+    """The `History` after `token`, int32 `[B]`: one more token in each row."""
     places = tf.stack([tf.range(shape_of(token)[0]), token], -1)
     times = tf.fill([shape_of(token)[0]], history.time)
     return History(tf.tensor_scatter_nd_update(history.last_seen, places, times), history.time + 1)

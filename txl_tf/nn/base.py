@@ -287,7 +287,10 @@ class CachedMemory:
 
 
 class NotCacheable(TypeError):
-    """A part of a model needs hidden states, so it cannot be computed from cached keys and values."""
+    """A check found a part of a model that needs hidden states, so it cannot be computed from cached keys and values.
+
+    A part that computes with its memory as if it were tensors may raise another error before: see `why_not_cached`.
+    """
 
 
 def memories_by_name(

@@ -313,8 +313,8 @@ class Learned(Sinusoids):
     def table(self, network: Any, length: Size, zero: Size = 0) -> Any:
         """The first `length` rows of the learned table, `[1, length, E]`.
 
-        Raises ParameterError if there are fewer. A `length` that is a tensor is not checked. `zero` has no effect: it
-        keeps XLA from folding a computed table into its program, see `unknown_zero`, and this table is a weight.
+        Raises ParameterError if there are fewer. A `length` that is a tensor is not checked. `zero` is not used.
+        It keeps XLA from writing a computed table into its program, see `unknown_zero`, and this table is a weight.
         """
         if isinstance(length, int) and length > network.context_len:
             allowed = f"at most context_len={network.context_len} tokens, the number of learned positions"

@@ -165,7 +165,7 @@ def positional_encoding(position: int, d_model: int, dtype: Any = "float32") -> 
 
 
 def rel_shift(x: Tensor, first: Size | None = None, time_major: bool = False) -> Any:
-    """Shifts scores that are ordered by distance, so that they are ordered by key (appendix B).
+    """Shifts scores that are ordered by distance, so that they are ordered by key (Dai et al. 2019, appendix B).
 
     The equation, with an example, is `rel_shift` of `txl_tf/equations.py`.
 
@@ -179,18 +179,23 @@ def rel_shift(x: Tensor, first: Size | None = None, time_major: bool = False) ->
         `[..., T, R - 1]`, or `[T, R - 1, B, H]`. If `first` is `None`, a tensor like `x`.
 
     Raises:
-        ParameterError: `first` is `None`, and there are fewer keys than queries, as if `x` were `[T, K, B, H]`.
+        ParameterError: `first` is `None`, and there are fewer keys than queries, which happens if `x` is
+            `[T, K, B, H]` and `time_major` was forgotten. Or with `time_major`, `x` is not a float tensor of four
+            dimensions.
     """
     if time_major:
         check_tensors({}, x=(x, "float qlen klen batch n_head"))
+    if first is None:
+        qlen, klen = x.shape[:2] if time_major else x.shape[-2:]
+        if None not in (qlen, klen) and klen < qlen:
+            layout = "[qlen, klen, batch, n_head]" if time_major else "[..., qlen, klen]"
+            allowed = f"{layout} with klen of qlen or more"
+            hint = "" if time_major else ": did you mean time_major=True?"
+            raise ParameterError("x", x, allowed, f"x must be {allowed}, got {shown(x)}{hint}")
+    if time_major:
         by_head = tf.transpose(x, [2, 3, 0, 1])  # [B, H, T, K]
         return tf.transpose(rel_shift(by_head, first), [2, 3, 0, 1])
     if first is None:
-        qlen, klen = x.shape[-2:]
-        if None not in (qlen, klen) and klen < qlen:
-            allowed = "[..., qlen, klen] with klen of qlen or more"
-            message = f"x must be {allowed}, got {shown(x)}: did you mean time_major=True?"
-            raise ParameterError("x", x, allowed, message)
         x = tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[1, 0]])
         first = shape_of(x)[-2]
     return equations.rel_shift(x, first)

@@ -275,16 +275,18 @@ class Evaluator:
         return np.concatenate(labels, 1).ravel(), np.concatenate(values, 1).ravel()
 
     def _slide(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
-        """The predicted tokens of a split, and the nll of each with a sliding window: two arrays.
+        """The predicted tokens of a split, and the nll of each in nats with a sliding window: two arrays `[n - 1]`.
 
-        The split is read as one text, at most as many tokens as `max_batches` batches have. `batch_size` windows are
-        computed at a time.
+        The split is read as one text of n tokens. At most as many are predicted as by `max_batches` batches.
+        `batch_size` windows are computed at a time.
         """
         n_tokens = self.max_batches * self.batch_size * self.tgt_len + 1 if self.max_batches else None
         tokens = np.asarray(self.corpus.splits[split][:n_tokens])
         bar = keras.utils.Progbar(len(tokens) - 1, verbose=verbose, unit_name="token")
         window: Any = self.sliding_window
-        return tokens[1:], sliding_window_nll(lm, tokens, window, self.batch_size, self.sliding_step, progress=bar.add)
+        nll = sliding_window_nll(lm, tokens, window, self.batch_size, self.sliding_step, progress=bar.add)
+        bar.add(min(window, len(nll)))  # the first window, which `sliding_window_nll` does not count
+        return tokens[1:], nll
 
     def _write(self, path: str, labels: np.ndarray, nll: np.ndarray) -> None:
         """Writes the file `token_nll` of `run`."""

@@ -77,8 +77,8 @@ def open_corpus(data: dict, vocab: Vocab | None = None, extend_vocab: bool = Fal
 def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
     """The corpus that a run was trained on, or that of `data`.
 
-    It is read with the setting `raw_text` of the run. If the run started from another one, its own vocabulary is used
-    instead of a new one.
+    A prepared folder is opened as it is. The setting `raw_text` is that of `data` or, without it, that of the run. If
+    the run started from another one, the vocabulary of `folder` is used, and `min_freq` and `max_size` are ignored.
     """
     config = folder.read_config()
     data = data or config["data"]
@@ -94,26 +94,31 @@ def without_symbol_choice(data: dict) -> dict:
     return {name: value for name, value in data.items() if name not in ("min_freq", "max_size")}
 
 
-def encode_text(path: str, vocab: Vocab, data: dict, reading: dict | None = None) -> tuple[np.ndarray, TextSize]:
+def encode_text(
+    path: str, vocab: Vocab, data: dict, options_of_rows: dict | None = None
+) -> tuple[np.ndarray, TextSize]:
     """The ids of a text, of one file or several, in the vocabulary of a run; and its size.
 
     Args:
         path: the files, as `find_files` takes them.
         vocab: vocabulary of the run.
-        data: `"data"` of the `config.json` of the run. For files with rows (JSON lines or Parquet), its `text_field`
-            and `skip_bad_lines` are used.
-        reading: `text_field` and `skip_bad_lines` for this text, which replace those of the run.
+        data: `"data"` of the `config.json` of the run. If a file has rows (JSON or Parquet), its `text_field` and
+            `skip_bad_lines` are used for all files. As in training, a `text_field` makes all files except Parquet JSON.
+        options_of_rows: `text_field` and `skip_bad_lines` for this text, which replace those of the run. With
+            `text_field`, all files have rows.
 
     Raises:
-        ParameterError: `skip_bad_lines` is given for a text without rows.
+        ParameterError: `skip_bad_lines` is given for a text without rows, and no `text_field`.
         ValueError, OSError: the text cannot be read or encoded.
     """
     paths = find_files(path)
-    reading = reading or {}
-    has_rows = "text_field" in reading or have_documents(paths, vocab.raw_text)
+    options_of_rows = options_of_rows or {}
+    has_rows = "text_field" in options_of_rows or have_documents(paths, vocab.raw_text)
     if not has_rows:
-        check_left_out({"skip_bad_lines": reading.get("skip_bad_lines")}, f"{path} has no rows of JSON or Parquet")
-    settings = {**data, **reading} if has_rows else {}
+        check_left_out(
+            {"skip_bad_lines": options_of_rows.get("skip_bad_lines")}, f"{path} has no rows of JSON or Parquet"
+        )
+    settings = {**data, **options_of_rows} if has_rows else {}
     return encode_files(paths, vocab, settings.get("text_field"), settings.get("skip_bad_lines", False))
 
 

@@ -222,7 +222,10 @@ def lower(text: tf.Tensor) -> tf.Tensor:
 
 
 def forms_of(words: tf.Tensor) -> tf.Tensor:
-    """The form of every word, string `[C]`: the last three characters, with digits as 0, after "^" for a capital."""
+    """The form of every word, see `form_of`: its last three characters with digits as 0, after "^" for a capital.
+
+    `words` and the result are strings `[C]`, the words of all texts.
+    """
     first = tf.strings.substr(words, 0, 1, "UTF8_CHAR")
     length = tf.strings.length(words, "UTF8_CHAR")
     last = tf.strings.substr(words, tf.maximum(length - 3, 0), tf.minimum(length, 3), "UTF8_CHAR")

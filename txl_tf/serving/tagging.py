@@ -236,7 +236,8 @@ class TaggingSignatures(StoredModel):
         weights, max_tokens, max_rows: see `export_saved_model`.
 
     Attributes:
-        max_items: most characters and words of a request with a single row.
+        named: whether the inputs are a dictionary, rather than one tensor.
+        max_items: most characters and words of a request with a single row, for a network that reads a lattice.
     """
 
     warmup_values = {"text": "a", "chars": UNKNOWN_ID, "lattice": UNKNOWN_ID, "bigrams": UNKNOWN_ID, "seq_len": 1}
@@ -376,7 +377,7 @@ class TaggingSignatures(StoredModel):
     def _shape_checks(
         self, lattice: Any, bigrams: Any, seq_len: Any, lex_num: Any, pos_s: Any, pos_e: Any
     ) -> list[Check]:
-        """Checks of the shapes of the inputs of a network that reads a lattice."""
+        """Checks of the shapes of the inputs of a network that reads a lattice, and of the size of the request."""
         rows, items = tf.unstack(tf.shape(lattice))
         length = tf.shape(bigrams)[1]
         max_tokens = self.limits.max_tokens

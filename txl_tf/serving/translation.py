@@ -221,9 +221,12 @@ class TranslationSignatures(StoredModel):
         reserved = tf.reduce_sum(ids.with_values(tf.cast(ids.values <= END_ID, tf.int32)), 1)
         longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
         max_tokens = limits.max_tokens
+        first_bad_row = tf.strings.join(["one in row ", tf.strings.as_string(tf.where(reserved != 1)[:1, 0])])
         checks = [
             Check(lengths <= max_tokens, f"{name} must be at most {max_tokens} symbols, its end included", lengths),
-            Check(reserved == 1, f"{name} must be one line without the symbols of padding, start and end", reserved),
+            Check(
+                reserved == 1, f"{name} must be one line without the symbols of padding, start and end", first_bad_row
+            ),
             Check(lengths > 1, f"{name} must not be empty", lengths),
             limits.size_check(name, rows, longest, self._new_tokens(longest)),
         ]

@@ -185,15 +185,17 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
         Args:
             x: `tf.data.Dataset` of `(tokens, labels)`, int `[batch, tgt_len]` each. A batch is divided among all
-                replicas, and every worker passes the whole dataset. Or of `(tokens, labels, weights)`, where weights
-                are not negative, `[batch, tgt_len]` for every label or `[batch]` for every row. A label of -100 has the
-                weight 0. The loss is the sum of weight times nll, divided by the sum of the weights, for any number of
-                replicas and parts. `tgt_len` may vary unless shapes are static. The number of rows may vary if the
-                model has no memory and its shapes are not static. Or `txl_tf.Segments`, of which every worker reads
-                only its own rows. In place of tokens, the dataset may have a dictionary `{"tokens": ..., "done": ...}`:
-                `done`, bool `[batch, tgt_len]`, is true at the last token of a document or an episode, see `score`.
+                replicas, and every worker must be given the whole dataset. Or of `(tokens, labels, weights)`, where
+                weights are not negative, `[batch, tgt_len]` for every label or `[batch]` for every row. A label of -100
+                has the weight 0. The loss is the sum of weight times nll, divided by the sum of the weights, for any
+                number of replicas and of `gradient_accumulation_steps`. `tgt_len` may vary unless shapes are static.
+                The number of rows may vary if the model has no memory and its shapes are not static. Or
+                `txl_tf.Segments`, of which every worker reads only its own rows. In place of tokens, the dataset may
+                have a dictionary `{"tokens": ..., "done": ...}`: `done`, bool `[batch, tgt_len]`, is true at the last
+                token of a document or an episode, see `LanguageModel.score`.
             *args, **kwargs: arguments of `keras.Model.fit`, such as `epochs`, `steps_per_epoch`, `callbacks` and
-                `validation_data` (a dataset of the same kind). Those for independent samples are not supported.
+                `validation_data` (a dataset of the same kind). Arguments that assume independent samples, such as
+                `shuffle`, are not supported.
             allow_shuffled: whether to train on a dataset with shuffled segments, where each row gets the memory of
                 another text. Without memory, this is always allowed. `txl_tf/data/order.py` defines what is shuffled.
 
@@ -207,8 +209,9 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         Raises:
             ParameterError: `x` is not such a dataset, its segments are shuffled, an argument cannot be used, or another
                 thread runs `fit`.
-            tf.errors.InvalidArgumentError: an id is outside the vocabulary, a weight is negative or not finite, or a
-                batch has another number of rows than the first.
+            tf.errors.InvalidArgumentError: an id is outside the vocabulary, a weight is negative or not finite, labels
+                have another shape than their tokens, or a batch has another number of rows than the first or, where
+                that is allowed, one that the replicas and parts do not divide.
         """
         self.check_compiled("fit")
         kwargs = {"steps_per_epoch": None, **by_name(super().fit, x, *args, **kwargs)}

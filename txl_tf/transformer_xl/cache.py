@@ -221,7 +221,8 @@ def cached_forward(
         `(hidden, state)`: `[B, T, E]` and the `CachedState` after the segment.
 
     Raises:
-        NotCacheable: a part of the network needs hidden states as memory.
+        NotCacheable: a part of the network needs hidden states as memory. It may also raise another error, if it
+            computes with the memory as if it were tensors.
     """
     memory = RingMemory(network, weights, tokens, state, lengths, in_place, static_shapes, done)
     return read(model or network, tokens, memory, static_shapes)

@@ -74,6 +74,7 @@ def first_segment(network: Any, tokens: Tensor, model: Any = None) -> Any:
         `[B, T, E]`.
 
     Raises:
-        NotCacheable: a part of the network needs hidden states as memory.
+        NotCacheable: a part of the network needs hidden states as memory. It may also raise another error, if it
+            computes with the memory as if it were tensors.
     """
     return read(model or network, tokens, NothingYet(network, tf.shape(tokens)[1]))[0]

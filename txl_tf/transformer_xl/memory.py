@@ -5,7 +5,8 @@ instance of a subclass of `Memory`, such as a ring of cached keys and values. Th
 call that are about positions, masks and memory. A layer passes it on to its attention, which calls its methods.
 
 A layer that uses its memory in another way, for example normalises it, cannot be computed from cached keys and values.
-It raises `NotCacheable`, and the model is computed from hidden states, as in training.
+With this object, its call raises an error: `NotCacheable` if a check of this file finds the reason, else one of Python,
+TensorFlow or Keras. After any error, the model is computed from hidden states, as in training: see `why_not_cached`.
 """
 
 from collections.abc import Callable, Sequence

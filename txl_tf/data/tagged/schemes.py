@@ -24,8 +24,8 @@ from txl_tf.data.tagged.columns import TaggedSentence, line_of, numbered_tags, t
 from txl_tf.data.tagged.tags import NONE, SCHEMES, broken_at, convert_tags, detect_scheme, is_bilou, spans_of, split_tag
 from txl_tf.errors import ParameterError, brief
 
-MIXED = "mixed"  # in place of a scheme: too many entities break each scheme
-SEVERAL = "several schemes"  # in place of a scheme: a file with both I and M
+TOO_MANY_MISTAKES = "mixed"  # in place of a scheme: too many entities break each scheme
+BOTH_I_AND_M = "several schemes"  # in place of a scheme: a file with both I and M
 FEW = 0.05  # largest fraction of the entities of a file that may break its scheme by mistake
 CERTAIN = 10  # fewer entities that break a scheme are always mistakes
 
@@ -104,8 +104,8 @@ def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bo
 
     Returns:
         A name such as "IOB1" if at most 5% of the entities break that scheme, and fewer than break `scheme`. Otherwise
-        `MIXED` if at least 10 entities break `scheme`, and these are more than 5% of all; or if that is so among the
-        entities of one kind. Otherwise `None`.
+        `TOO_MANY_MISTAKES` if at least 10 entities break `scheme`, and these are more than 5% of all; or if that is so
+        among the entities of one kind. Otherwise `None`.
     """
     entities = [entity for tags in sentences for entity in _entities_of(tags)]
     total = Counter(entity.kind for entity in entities)
@@ -121,7 +121,7 @@ def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bo
     if exceptions[best] < broken.total() and exceptions[best] <= FEW * len(entities):
         return best
     counts = [(broken.total(), len(entities)), *((broken[kind], total[kind]) for kind in broken)]
-    return MIXED if any(wrong >= CERTAIN and wrong > FEW * n for wrong, n in counts) else None
+    return TOO_MANY_MISTAKES if any(wrong >= CERTAIN and wrong > FEW * n for wrong, n in counts) else None
 
 
 # ------------------------------------------------------------------------------------------------------------- files
@@ -163,7 +163,7 @@ def in_one_scheme(
         broken = [(sentence, i) for sentence in text for i in broken_at(sentence.tags, own)] if own else []
         actual = None
         if not own:
-            actual = SEVERAL
+            actual = BOTH_I_AND_M
         elif any(map(is_bilou, tags_of(text))):
             actual = "BILOU"
         elif broken and not as_before:
@@ -226,17 +226,19 @@ def _log_broken_tags(
         name: name of the file.
         broken: `(sentence, position)` of the tags that break `scheme`.
         scheme: scheme of the tags by their prefixes; `None` if they mix schemes.
-        actual: the scheme that the file really has, `MIXED` or `SEVERAL`; `None` if that is `scheme`.
+        actual: name of the scheme that the file really has, such as "IOB1"; `TOO_MANY_MISTAKES` if too many entities
+            break every scheme; `BOTH_I_AND_M` if the file has both I and M (then `scheme` is `None`); `None` if it is
+            `scheme`.
         target: the scheme that the tags are converted to; `None` if they are kept.
     """
-    if actual and actual != MIXED:
+    if actual and actual != TOO_MANY_MISTAKES:
         tags = [tag for sentence in text for tag in sentence.tags]
-        numbers = {SEVERAL: sum(tag != "O" for tag in tags), "BILOU": sum(map(is_bilou, tags))}
+        numbers = {BOTH_I_AND_M: sum(tag != "O" for tag in tags), "BILOU": sum(map(is_bilou, tags))}
         logger.info(f"{name}: {actual}: {numbers.get(actual, len(broken)):,} tags read as {str(target).upper()}")
     elif broken:
         sentence, i = broken[0]
         done = "all tags are rewritten" if target else "they are kept, and one that continues no entity begins one"
-        if actual == MIXED:
+        if actual == TOO_MANY_MISTAKES:
             done = f"too many for mistakes: all tags are read as {str(target).upper()}"
         logger.warning(
             f"{name}: {len(broken):,} tags break the scheme {scheme}, the first on line {line_of(sentence, i)} "
