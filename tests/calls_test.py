@@ -10,6 +10,7 @@ from helpers import raises_parameter
 
 from txl_config.calls import bind_call, checked_call, checked_init, known_names, unknown_name
 from txl_config.errors import ArgumentTypeError, CallError, UnknownArgumentError, UnknownNameError
+from txl_config.training import EvaluationConfig
 
 
 @checked_call
@@ -63,6 +64,23 @@ def test_calls_that_fit_are_those_of_the_function(tmp_path):
 def test_a_value_of_another_type_is_named(call, name, value, allowed):
     with raises_parameter(name, value, allowed, ArgumentTypeError):
         call()
+
+
+class Mine:
+    """A user's own class, in a module whose name begins as those of the library do."""
+
+    __module__ = "txl_mine.parts"
+
+
+@checked_call
+def evaluated(config: EvaluationConfig | None, mine: Mine | None = None) -> Any:
+    return mine
+
+
+def test_only_classes_of_the_library_are_checked_and_their_article_fits():
+    assert evaluated(None, "a duck") == "a duck"
+    with raises_parameter("config", 3, "an EvaluationConfig or None", ArgumentTypeError):
+        evaluated(3)
 
 
 @pytest.mark.parametrize("call, name, allowed", [

@@ -27,6 +27,12 @@ def test_a_json_file_holds_its_values_and_a_checksum(path):
     assert set(json.loads(open(path).read())) == {"a", "b", "checksum"}
 
 
+def test_the_line_of_the_checksum_can_be_removed_by_hand(path):
+    lines = open(path).read().splitlines(True)
+    open(path, "w").writelines(line for line in lines if '"checksum"' not in line)
+    assert files.read_json(path, accept) == {"b": [1, None, 0.1], "a": {"ü": "\udc80"}}
+
+
 def test_a_change_is_noticed_unless_the_checksum_is_removed(path):
     values = json.loads(open(path).read())
     values["b"][0] = 2

@@ -275,6 +275,15 @@ def test_weights_of_another_kind_or_shape_are_refused(small_lm):
         lm.evaluate(dataset, verbose=0)
 
 
+@pytest.mark.parametrize("shape", [[2], [2, 5, 1]], ids=str)
+def test_labels_of_another_rank_are_refused_with_weights_too(shape):
+    labels = np.zeros(shape, np.int32)
+    specs = (tf.TensorSpec(None, tf.int32), tf.TensorSpec(shape, tf.int32), tf.TensorSpec([2, 5], tf.float32))
+    dataset = tf.data.Dataset.from_generator(lambda: iter([(IDS, labels, np.ones([2, 5]))]), output_signature=specs)
+    with raises_parameter("x", dataset):
+        check_batches(dataset, 23, static_shapes=False)
+
+
 def checked_weights(weights):
     """What `check_batches` makes of weights whose rank is unknown in the graph."""
     spec = tf.TensorSpec([2, None], tf.int32)

@@ -213,6 +213,11 @@ def test_memory_may_be_one_tensor_of_all_layers(small_lm, small_batches):
     np.testing.assert_allclose(model([tokens, stacked]), lm.network(tokens, mems)[0], rtol=1e-5, atol=1e-6)
 
 
+def test_the_error_for_an_empty_list_as_memory_says_that_it_is_empty(small_lm):
+    with pytest.raises(ParameterError, match="got an empty list$"):
+        small_lm().network(np.zeros([2, 5], int), mems=[])
+
+
 @pytest.mark.parametrize("shape", [(3, 2, 4, 8), (2, 3, 4, 8), (2, 2, 4, 7), (2, 4, 8)])
 def test_one_tensor_of_another_shape_is_an_error(small_lm, shape):
     with pytest.raises(ParameterError) as caught:

@@ -12,6 +12,8 @@ from txl_tf.data.pairs.parallel import Lines, Pairs
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
 from txl_tf.serving import export
+from txl_tf.serving import request as request_module
+from txl_tf.serving.tables import GraphTokenizer
 from txl_tf.serving.translation import TranslationSignatures
 from txl_tf.vanilla.translator import Translation, Translator, most_symbols
 
@@ -145,3 +147,27 @@ def test_ids_that_cannot_be_suppressed_are_refused(options, tmp_path):
     with pytest.raises(ParameterError) as caught:
         txl_tf.export_saved_model(model_of([4]), tmp_path / "1", **options)
     assert (caught.value.name, caught.value.value) == ("suppress_tokens", options["suppress_tokens"])
+
+
+def test_the_logits_of_all_symbols_of_a_scored_target_count_in_the_size_of_a_request(tmp_path, monkeypatch, eager):
+    """With 1,000 symbols, logits take most of the memory: 4,000 bytes for each symbol of a target."""
+    monkeypatch.setattr(request_module, "REQUEST_BYTES", 4_000 * 200)
+    vocab = vocab_of("".join(map(chr, range(0x4E00, 0x4E00 + 996))))
+    vocab.save(tmp_path / "vocab")
+    tables = {name: GraphTokenizer(vocab, str(tmp_path / "vocab")) for name in ("source", "target")}
+    model = model_of(None, 100, symbols=len(vocab))
+    served = TranslationSignatures(model, tables, search=SearchConfig(beam_size=1), max_tokens=50, max_rows=8)
+    source = ["\u4e00\u4e01"] * 8
+
+    def score(target):
+        return served.score(*(tf.constant([vocab.encode(text + "\n") for text in texts]) for texts in (source, target)))
+
+    def score_text(target):
+        return served.score_text(tf.constant(source), tf.constant(target))
+
+    for scored in (score, score_text):
+        assert scored(["\u4e02" * 19] * 8)["nll"].shape == [8, 20]
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"target\w* must have at most 7 row\(s\) of 25 tokens,"
+        ):
+            scored(["\u4e02" * 24] * 8)

@@ -223,6 +223,9 @@ _KINDS: dict[Any, _Kind] = {
 }
 
 
+_PACKAGES = ("txl_config", "txl_programs", "txl_tf")  # values with the classes of these packages are checked
+
+
 def _kind_of(hint: Any) -> _Kind | None:
     """Returns the `_Kind` that an annotation describes; `None` if values with this annotation are not checked."""
     origin = typing.get_origin(hint)
@@ -241,8 +244,9 @@ def _kind_of(hint: Any) -> _Kind | None:
         return _KINDS[os.PathLike]
     if origin in _LISTS and inner:
         return _list_of(_kind_of(inner[0]))
-    if isinstance(hint, type) and hint.__module__.startswith("txl_"):
-        return _Kind(f"a {hint.__name__}", f"{hint.__name__}s", _instance_of(hint))
+    if isinstance(hint, type) and hint.__module__.partition(".")[0] in _PACKAGES:
+        article = "an" if hint.__name__[0] in "AEIO" else "a"
+        return _Kind(f"{article} {hint.__name__}", f"{hint.__name__}s", _instance_of(hint))
     return _KINDS.get(hint)
 
 

@@ -337,7 +337,7 @@ def suppressing(vocab, symbols):
 
 
 def make_generator(folder, lm):
-    """The generator of texts that the flags describe. A longer prompt is read in pieces."""
+    """The generator of texts that the flags describe. A model with memory reads a long prompt in pieces."""
     segment = None if lm.has_window else READ_AT_ONCE
     options = values(("max_new_tokens", "batch_size")) | text_options(folder)
     return TextGenerator(lm, vocab_of(folder), segment=segment, **options)

@@ -232,13 +232,16 @@ def sha256(path: str) -> str:
 
 
 def write_json(path: str, values: dict) -> None:
-    """Writes a JSON object, and the checksum of its values under the key "checksum", atomically."""
+    """Writes a JSON object atomically. Its first key is "checksum", with the checksum of the other values."""
     write_atomic(path, json_text(values))
 
 
 def json_text(values: dict) -> str:
-    """Returns the text that `write_json` writes."""
-    return json.dumps({**values, "checksum": _checksum(values)}, indent=2) + "\n"
+    """Returns the text that `write_json` writes.
+
+    The checksum comes first: if you remove its line, the text is still JSON. After a last line, a comma would be left.
+    """
+    return json.dumps({"checksum": _checksum(values), **values}, indent=2) + "\n"
 
 
 def read_json(path: str, check: Callable[[dict], None]) -> dict:

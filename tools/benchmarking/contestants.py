@@ -47,7 +47,10 @@ def check_shape(mode, shape):
 
 
 def tokens_of_work(mode, name, shape):
-    """The tokens, without padding, that a contestant reads, trains on or generates when it does its work once."""
+    """The number of tokens by which the speed of a contestant is measured, without padding.
+
+    For an encoder-decoder, it counts those of the targets; for a long prompt, those of the prompt.
+    """
     if mode == "seq2seq_pairs":
         return sum(map(len, pairs.word_pairs(shape["pairs"])[1]))
     if mode == "scoring" and name != EVALUATION:

@@ -196,7 +196,10 @@ class Options:
 
 
 def _seeds(seed: int | None, n: int) -> list[int]:
-    """Returns the seeds of the n texts of a prompt: those of `lm.generate` with `num_return_sequences=n`."""
+    """Returns the seeds of the n texts of a prompt: those of `lm.generate` with `num_return_sequences=n`.
+
+    Without a seed, each is random.
+    """
     if seed is None:
         return [random.randrange(2**31) for _ in range(n)]
     return [(seed + i * NEXT_SEED + 2**31) % 2**32 - 2**31 for i in range(n)]

@@ -127,7 +127,10 @@ class _Worker:
 
     @functools.cached_property
     def answering(self) -> Answering:
-        """The `Answering`, made when the first block comes. Sets the number of threads before."""
+        """The `Answering`, made when the first block comes.
+
+        Before that, it sets the number of threads of TensorFlow.
+        """
         tf.config.threading.set_intra_op_parallelism_threads(self.cpus)
         tf.config.threading.set_inter_op_parallelism_threads(self.cpus)
         return self.make()

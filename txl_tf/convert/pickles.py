@@ -388,7 +388,7 @@ def texts_of(symbols: Any) -> list[str]:
     """Returns the symbols of a vocabulary, `idx2sym` of a pickled object, as str.
 
     Raises:
-        ValueError: `symbols` is no list of texts, or a text occurs twice.
+        ValueError: `symbols` is not a list of texts, or a text occurs twice.
     """
     if type(symbols) is not list or not all(map(is_text, symbols)):
         raise ValueError("there is no corpus with a vocabulary (vocab.idx2sym) in it")

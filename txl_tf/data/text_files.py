@@ -270,9 +270,10 @@ def decoded_blocks(blocks: Iterable[bytes], path: str, begin: int = 0, advice: s
 def cut_between(pieces: Iterable[str], level: str, name: str = "the text") -> Iterator[str]:
     """Yields the text of `pieces` in pieces that no word or no line spans. The rest of a piece goes to the next one.
 
-    A piece is cut after its last newline. A piece without a newline is cut before its last word, except at level
-    "line". A piece that cannot be cut stays in memory, joined to the next ones, until it can be cut. The time is linear
-    in the length of the text.
+    A piece is cut after its last newline. A piece without a newline is cut before its last word or, at level "word",
+    after white space at its end; at level "line", it is not cut. Pieces may be empty. A piece that
+    cannot be cut stays in memory, joined to the next ones, until it can be cut. The time is linear in the length of the
+    text.
 
     Args:
         pieces: pieces of a text.
@@ -281,7 +282,8 @@ def cut_between(pieces: Iterable[str], level: str, name: str = "the text") -> It
         name: how errors call the text.
 
     Raises:
-        ParameterError: at level "word", a word has more characters than `MOST_OF_A_WORD`.
+        ParameterError: at level "word", more than `MOST_OF_A_WORD` characters have been read without a place to cut. A
+            longer word that ends within its piece is accepted.
     """
     if level != "subword":
         pieces = with_last_newline(pieces)

@@ -152,7 +152,7 @@ def attend_with_one_query(
 
 
 def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Tensor | None = None) -> Any:
-    """If it pays (see `pays`), XLA compiles the gradient into one pass.
+    """`plain.masked_softmax`. For large tensors (see `pays`), XLA compiles the gradient into one pass.
 
     In half precision, if the number of keys is a multiple of `_LANES`, XLA also compiles the forward pass.
     """
@@ -180,8 +180,9 @@ def _softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Ten
     """`plain.masked_softmax`; for a single query, by other operations, which are faster."""
     if scores.shape[-2] != 1:
         return plain.masked_softmax(scores, visible, position_scores)
-    seen = seen_scores(visible, scores, position_scores)
-    exp: Any = tf.exp(seen - tf.reduce_max(seen, -1, keepdims=True))  # tf.nn.softmax takes three times as long
+    masked_scores = seen_scores(visible, scores, position_scores)
+    # tf.nn.softmax takes three times as long.
+    exp: Any = tf.exp(masked_scores - tf.reduce_max(masked_scores, -1, keepdims=True))
     return tf.cast(exp / tf.reduce_sum(exp, -1, keepdims=True), scores.dtype)
 
 
@@ -190,9 +191,9 @@ def _half_softmax(shape: Sequence[int], visible: Tensor | None, *scores: Tensor)
     """`_softmax` in the form that XLA compiles best: with the maxima of `_LANES` columns at once, and the sum as a
     matrix product.
     """
-    seen = seen_scores(visible, *scores)
-    lane_maxima = tf.reduce_max(tf.reshape(seen, [*shape[:-1], -1, _LANES]), -2)
-    exp: Any = tf.exp(seen - tf.reduce_max(lane_maxima, -1, keepdims=True))
+    masked_scores = seen_scores(visible, *scores)
+    lane_maxima = tf.reduce_max(tf.reshape(masked_scores, [*shape[:-1], -1, _LANES]), -2)
+    exp: Any = tf.exp(masked_scores - tf.reduce_max(lane_maxima, -1, keepdims=True))
     return tf.cast(exp / _sum_of_columns(exp), scores[0].dtype)
 
 

@@ -82,7 +82,7 @@ class Constraint:
         Args:
             tokens: int32 `[B, any]`, prompts and text so far.
             log_probs: float `[B, N]`.
-            first: the number of columns of the prompts.
+            first: index of the first column of new text.
 
         Raises:
             ParameterError: the model has another number of tokens than the vocabulary.

@@ -117,7 +117,7 @@ class WindowCache(DecodingCache):
         return hidden[:, 0], state
 
     def with_room(self, weights: Any, state: Any) -> WindowState:
-        """Starts a new window in every row whose window is full, and reads its first tokens."""
+        """In every row whose window is full, starts a new window with the last half of the old one."""
         full = state.length == self.context_len
 
         def move_on():

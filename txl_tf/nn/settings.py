@@ -392,11 +392,11 @@ def _governing(x: Any, name: str) -> tuple[Any, str | None]:
 def _fixed_error(x: Any, name: str, value: Any, current: Any, owner: Any) -> FixedAttributeError:
     """The error of a setting that cannot change."""
     if owner is not None:
-        todo = f"it is a part of {_named(owner)}, whose settings apply to all its parts"
+        reason_or_advice = f"it is a part of {_named(owner)}, whose settings apply to all its parts"
     else:
-        instead = _merged(type(x), "fixed_settings").get(name)
-        todo = instead or f"make a new {type(x).__name__} with {name}={brief(value)}"
-    message = f"{name} of {_named(x)} is {brief(current)} and cannot change to {brief(value)}: {todo}"
+        advice_of_class = _merged(type(x), "fixed_settings").get(name)
+        reason_or_advice = advice_of_class or f"make a new {type(x).__name__} with {name}={brief(value)}"
+    message = f"{name} of {_named(x)} is {brief(current)} and cannot change to {brief(value)}: {reason_or_advice}"
     return FixedAttributeError(name, value, f"{brief(current)}, as it was made", message)
 
 

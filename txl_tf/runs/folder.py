@@ -438,8 +438,9 @@ class RunFolder(CheckpointFolder):
             family: its family.
 
         Raises:
-            ParameterError: the folder has no name, it contains a finished run, or a vocabulary would overwrite a
-                file with other content.
+            ParameterError: the folder has no name, the path is remote and TensorFlow cannot read it, the folder
+                already contains a run (the remains of a `create` that was killed do not count), or a vocabulary would
+                overwrite a file with other content.
         """
         self._check_path()
         unfinished = self._unfinished_files()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,21 +39,43 @@ logger = logging.getLogger("txl_tf")
 
 
 def limits_of(model: Transformer, beam_size: int, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """The largest request to an encoder-decoder. Its size is an estimate of the arrays that its rows take.
+    """The largest request to an encoder-decoder. The size of a row is an estimate, in bytes, of its arrays.
 
     A row reads a source and writes a target, which the decoder keeps in its cache.
     """
-    width = 4 * model.d_model
-    token_bytes = 8 * width + 4 * model.dff  # the states of the encoder
-    pair_bytes = 4 * model.num_heads  # the scores of a pair of tokens
-    cache = 2 * 2 * model.num_layers * width * beam_size  # keys and values of a token, twice: a step copies the cache
-    scores = 16 * model.target_vocab_size * beam_size  # those of the symbols of the vocabulary
+    source_bytes = _row_bytes(model)
+    cache_bytes = (
+        2 * 2 * model.num_layers * 4 * model.d_model * beam_size
+    )  # keys and values of a token; steps copy them
+    scores_bytes = 16 * model.target_vocab_size * beam_size  # the scores of the symbols of the vocabulary
 
     def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:
-        # The cache has the source and the target. 50 tokens are added, by which a target may be longer than its source.
-        return scores + tokens * (token_bytes + tokens * pair_bytes) + (tokens + new_tokens + 50) * cache
+        # The cache has the source and the target. 50 more positions are a reserve.
+        return scores_bytes + source_bytes(tokens) + (tokens + new_tokens + 50) * cache_bytes
 
     return RequestLimits(row_bytes, max_rows, max_tokens)
+
+
+def target_limits_of(model: Transformer, max_rows: int, max_tokens: int) -> RequestLimits:
+    """The most targets that a request may have scored. The decoder computes the logits of all their tokens at once."""
+    states_bytes = _row_bytes(model)
+
+    def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:
+        return states_bytes(tokens) + tokens * 4 * model.target_vocab_size
+
+    return RequestLimits(row_bytes, max_rows, max_tokens, row="{} tokens")
+
+
+def _row_bytes(model: Transformer) -> Callable[[Any], Any]:
+    """Returns a function of the tokens of a row: about how many bytes the states and attention of a stack take."""
+    width_bytes = 4 * model.d_model
+    token_bytes = 8 * width_bytes + 4 * model.dff  # the states
+    pair_bytes = 4 * model.num_heads  # the scores of a pair of tokens
+
+    def row_bytes(tokens: Any) -> Any:
+        return tokens * (token_bytes + tokens * pair_bytes)
+
+    return row_bytes
 
 
 @serves("encoder_decoder", "an encoder-decoder")
@@ -115,7 +137,9 @@ class TranslationSignatures(StoredModel):
         target_vocab = self.texts[1].vocab if self.texts else None
         self.never = never_written(self.search, target_vocab) if never is None else list(never)
         check_search(self.search, model.target_vocab_size, model.max_len, self.never)
-        self.limits = limits_of(model, self.search.beam_size, max_rows, max_tokens or model.max_len)
+        max_tokens = max_tokens or model.max_len
+        self.limits = limits_of(model, self.search.beam_size, max_rows, max_tokens)
+        self.target_limits = target_limits_of(model, self.limits.max_rows, max_tokens)
         self.resources.texts = self.texts
         self.specs = (tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.string))
         self._best_targets = self.shared(self._search, self.specs[0])
@@ -148,7 +172,7 @@ class TranslationSignatures(StoredModel):
         checks = [
             same_rows("target", target, "source", source),
             *self._id_checks("source", source, self.model.input_vocab_size),
-            *self._id_checks("target", target, self.model.target_vocab_size),
+            *self._id_checks("target", target, self.model.target_vocab_size, self.target_limits),
         ]
         return {"nll": self._nll_of_pairs(*checked(checks, source, target))}
 
@@ -165,7 +189,7 @@ class TranslationSignatures(StoredModel):
         """The nll of each symbol of target texts, given the source texts; the symbols; and their number."""
         text, target_text = checked([same_rows("target_text", target_text, "text", text)], text, target_text)
         source = self._encode("text", text, self.texts[0])
-        labels = self._encode("target_text", target_text, self.texts[1])
+        labels = self._encode("target_text", target_text, self.texts[1], self.target_limits)
         symbols = tf.where(labels == PADDING, "", self.texts[1].spell(labels))
         lengths = tf.reduce_sum(tf.cast(labels != PADDING, tf.int32), 1)
         return {"nll": self._nll_of_pairs(source, labels), "symbols": symbols, "lengths": lengths}
@@ -200,21 +224,28 @@ class TranslationSignatures(StoredModel):
         """The largest number of symbols of a target whose source has `length` symbols."""
         return most_symbols(self.search, length, self.model)
 
-    def _id_checks(self, name: str, ids: tf.Tensor, n_token: int) -> list[Check]:
-        """Checks the size, the rows and the range of the argument `name`, ids `[B, T]` of `n_token` symbols."""
+    def _id_checks(self, name: str, ids: tf.Tensor, n_token: int, limits: RequestLimits | None = None) -> list[Check]:
+        """Checks the size, the rows and the range of the argument `name`, ids `[B, T]` of `n_token` symbols.
+
+        The size is checked with `limits`, by default those of a source that is translated.
+        """
+        limits = limits or self.limits
         empty = tf.reduce_all(ids == PADDING, 1)
         return [
-            *self.limits.size_checks(name, ids, self._new_tokens(tf.shape(ids)[1])),
+            *limits.size_checks(name, ids, self._new_tokens(tf.shape(ids)[1])),
             Check(~empty, f"{name} must have a symbol in every row", lambda: tf.boolean_mask(ids, empty)[:1]),
             in_vocabulary(name, ids, n_token),
         ]
 
-    def _encode(self, name: str, text: tf.Tensor, tokenizer: GraphTokenizer) -> tf.Tensor:
+    def _encode(
+        self, name: str, text: tf.Tensor, tokenizer: GraphTokenizer, limits: RequestLimits | None = None
+    ) -> tf.Tensor:
         """The ids of texts with their end symbols, `[B, longest]`, 0 at padding.
 
-        Adds the checks of the argument `name` to the graph.
+        Adds the checks of the argument `name` to the graph. The size is checked with `limits`, by default those of a
+        source that is translated.
         """
-        limits = self.limits
+        limits = limits or self.limits
         rows = tf.shape(text)[0]
         ids = tokenizer.encode(tf.strings.join([limits.checked_text(name, text), "\n"]), name)
         lengths = tf.cast(ids.row_lengths(), tf.int32)

@@ -63,8 +63,8 @@ class SingleBatches:
     def test_on_batch(self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """The mean nll of the next segments of a text, without training.
 
-        For arguments, results and errors, see `train_on_batch`. But it may run while `fit` runs in another thread,
-        unless the user has added metrics, which `fit` updates, too.
+        For arguments, results and errors, see `train_on_batch`, except `class_weight`. Unlike `train_on_batch`, it
+        may run while `fit` runs in another thread, unless the user has added metrics, which `fit` updates, too.
         """
         self.check_compiled("test_on_batch")
         self._check_hooks()

@@ -73,7 +73,8 @@ def weights_of_rows(sample_weight: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     """The weight of each row: its own, or the mean over its labels that count; 0 if no label counts.
 
     Args:
-        sample_weight, counted: see `weights_of_labels`.
+        sample_weight: `[batch]` or `[batch, labels]`, not `None`.
+        counted: see `weights_of_labels`.
 
     Returns:
         `[batch]`, in the dtype of `counted`.

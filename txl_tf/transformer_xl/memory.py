@@ -49,7 +49,9 @@ class HiddenStates:
     def attend(
         self, block: Callable[..., Tensor], content_q: Tensor, position_q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Calls `block` of `txl_tf.equations.attention` once with all queries. `RingMemory` calls it for parts.
+        """Calls `block` of `txl_tf.equations.attention` once, with all rows and queries.
+
+        `RingOfLayer.attend` calls it for some of the queries of one row at a time.
 
         `self.places` are the positions of the keys, and which of the keys a query sees.
         """

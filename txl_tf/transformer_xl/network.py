@@ -527,7 +527,9 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
 
     def memory_of_call(self, tokens: Tensor, mems: Any) -> list[Any]:
-        """The memory of a call as a list in the dtype of the network: `initial_mems` if `mems` is `None`.
+        """Returns the memory of a call as a list with one tensor per layer, in the compute dtype.
+
+        If `mems` is `None`, it is `initial_mems`.
 
         Raises:
             ParameterError: `mems` is not a memory of the network's layers.
@@ -540,11 +542,10 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             memories = tf.unstack(tf.convert_to_tensor(mems), self.n_layer) if is_whole else []
         is_list = isinstance(memories, (list, tuple)) and len(memories) == self.n_layer
         if not is_list or not all(hasattr(mem, "shape") for mem in memories):
-            got = ", ".join(map(shown, mems)) if isinstance(mems, (list, tuple)) else shown(mems)
+            got = ", ".join(map(shown, mems)) or "an empty list" if isinstance(mems, (list, tuple)) else shown(mems)
             one = f"[n_layer={self.n_layer}, batch, mem_len, d_model={self.d_model}]"
             allowed = f"a list of n_layer={self.n_layer} tensors, or one tensor {one}"
-            message = f"mems must be a list of n_layer={self.n_layer} tensors, got {got}; or one tensor {one}"
-            raise ParameterError("mems", mems, allowed, message)
+            raise ParameterError("mems", mems, allowed, f"mems must be {allowed}, got {got}")
         sizes: dict[str, Any] = {"batch": tokens.shape[0], "d_model": self.d_model}
         for i, mem in enumerate(memories):
             check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})

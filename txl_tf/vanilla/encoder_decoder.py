@@ -87,7 +87,13 @@ class _TransformerLayer(Layer):
     def _feed_forward(
         self, x: Tensor, norm: Any, inner_key: Tensor | None = None, output_key: Tensor | None = None
     ) -> Tensor:
-        """Applies the feed-forward net as a sublayer. The keys are for the dropout inside it and of its output."""
+        """Applies the feed-forward net as a sublayer.
+
+        Args:
+            x, norm: see `_residual`.
+            inner_key: key of the dropout after the activation.
+            output_key: key of the dropout of the output.
+        """
         return self._residual(x, norm, lambda y: (self.ffn(y, dropout_key=inner_key), None), output_key)[0]
 
 

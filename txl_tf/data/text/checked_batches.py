@@ -174,8 +174,10 @@ def _are_batches(spec: Any) -> bool:
             return False
     if not all(isinstance(s, tf.TensorSpec) for s in (tokens, labels, *weights)):
         return False
-    ids = tokens.dtype.is_integer and labels.dtype.is_integer and tokens.shape.rank in (None, 2)
-    return ids and tokens.shape.is_compatible_with(labels.shape) and all(_weights_fit(w, labels.shape) for w in weights)
+    for ids in (tokens, labels):
+        if not ids.dtype.is_integer or ids.shape.rank not in (None, 2):
+            return False
+    return tokens.shape.is_compatible_with(labels.shape) and all(_weights_fit(w, labels.shape) for w in weights)
 
 
 def _weights_fit(weights: Any, shape: tf.TensorShape) -> bool:

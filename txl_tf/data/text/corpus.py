@@ -79,8 +79,8 @@ class Corpus:
     def fingerprint(self, split: str) -> str:
         """Returns a SHA-256 that changes if the split changes.
 
-        With checksums, it comes from these. Otherwise it comes from the tokens, and all of them are read. So the same
-        text has one fingerprint in a prepared folder and another one in memory.
+        If the checksums of the token files are known, it is computed from them, otherwise from the tokens, which
+        are all read. So the same text has one fingerprint in a prepared folder and another one in memory.
         """
         digest = hashlib.sha256()
         if split in self.checksums:
