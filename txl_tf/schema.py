@@ -15,10 +15,11 @@ from txl_config.schema import (
     did_you_mean,
     differing,
     keywords_of,
+    nearest_name,
     takes_keyword,
 )
 
 __all__ = [
     "Check", "added_later", "brief", "check_field", "check_left_out", "check_names", "check_type", "check_values",
-    "did_you_mean", "differing", "keywords_of", "takes_keyword",
+    "did_you_mean", "differing", "keywords_of", "nearest_name", "takes_keyword",
 ]  # fmt: skip

@@ -278,10 +278,11 @@ def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
     if any(identifier is one for one in _ALSO_NEED_FROM_LOGITS):
         return keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
     try:
-        metric = identifier if isinstance(identifier, keras.metrics.Metric) else keras.metrics.get(identifier)
+        metric: Any = identifier if isinstance(identifier, keras.metrics.Metric) else keras.metrics.get(identifier)
     except (ValueError, TypeError) as error:
         raise ParameterError(argument, identifier, "a Keras metric", f"{argument}: {error}") from error
-    if type(metric).__module__.startswith("keras.") and getattr(metric, "from_logits", True) is False:
+    is_keras = type(metric).__module__.startswith("keras.")
+    if is_keras and metric.get_config().get("from_logits") is False:
         allowed = "from_logits=True, because the outputs are logits"
         message = f"{argument} contains {brief(metric)}, which needs {allowed}"
         raise ParameterError(argument, identifier, f"a metric with {allowed}", message)
