@@ -85,11 +85,12 @@ def simulate(workers):
 
 
 def main():
-    heading = (
-        "workers, step: tokens + all-reduce, save every, useful, repeated, saving, starting, days, tokens/s, failures"
-    )
-    print("|", heading.replace(", ", " | "), "|")
-    print("|" + "---|" * (heading.count(", ") + 1))
+    heading = [
+        "workers", "step: computation + all-reduce", "save every", "useful", "repeated", "saving", "starting", "days",
+        "tokens/s", "failures",
+    ]  # fmt: skip
+    print("|", " | ".join(heading), "|")
+    print("|" + "---|" * len(heading))
     for workers in map(int, FLAGS.workers):
         compute, ring, save_steps, *shares, days, tokens_per_second, failures = simulate(workers)
         columns = [f"{workers:,}", f"{compute:.3g} + {ring:.3g} s", f"{save_steps:,}", *(f"{x:.1%}" for x in shares)]

@@ -393,7 +393,8 @@ def texts_of(symbols: Any) -> list[str]:
     if type(symbols) is not list or not all(map(is_text, symbols)):
         raise ValueError("there is no corpus with a vocabulary (vocab.idx2sym) in it")
     words: dict[str, None] = {}
-    for i, symbol in enumerate(symbols):  # one by one: a file may name the same long bytes many times
+    # One by one: a pickle can refer many times to the same long bytes. Decoding them all would fill the memory.
+    for i, symbol in enumerate(symbols):
         word = text(symbol)
         if word in words:
             raise ValueError(f"vocab.idx2sym holds {shown(symbol)} twice, the second time at {i}")

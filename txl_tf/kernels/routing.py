@@ -87,11 +87,14 @@ class BySlots:
         return tf.slice(tf.scatter_nd(slots[:, None], results, [n + 1]), [0], [n])
 
 
-def _padded_rows(x: Tensor, slots: Tensor, fill: int) -> Any:
-    """The rows of `x` at `slots`. Row number n, which `x` does not have, is `fill` for ids and zeros for vectors."""
+def _padded_rows(x: Tensor, row_of_slot: Tensor, fill: int) -> Any:
+    """The row of `x` `[n, ...]` for each slot. An unused slot has the row number n.
+
+    For it, ids get `fill`, and vectors get zeros.
+    """
     if x.dtype.is_integer:
-        return tf.gather(tf.pad(x, [[0, 1]], constant_values=fill), slots)
-    return ops.embedding_lookup(tf.pad(x, [[0, 1], [0, 0]]), slots)
+        return tf.gather(tf.pad(x, [[0, 1]], constant_values=fill), row_of_slot)
+    return ops.embedding_lookup(tf.pad(x, [[0, 1], [0, 0]]), row_of_slot)
 
 
 def _like(mask: Tensor, x: Tensor) -> Any:

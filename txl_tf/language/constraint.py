@@ -27,6 +27,7 @@ from txl_tf.language.sampling import check_integer
 
 _MOST_ENTRIES = 1 << 28  # of the table, 1 GB
 _ENDED = 0  # the state after the stop token
+_START = 1  # the first state
 
 
 class Constraint:
@@ -94,9 +95,10 @@ class Constraint:
         batch, length = shape_of(tokens)
 
         def follow(i: Any, state: Tensor) -> tuple[Any, Any]:
+            # -1, the state after a token that may not follow, counts as `_ENDED`.
             return i + 1, tf.gather_nd(table, tf.stack([tf.maximum(state, 0), tokens[:, i]], 1))
 
-        start = tf.fill([batch], 1)
+        start = tf.fill([batch], _START)
         _, state = tf.while_loop(lambda i, _: i < length, follow, (tf.convert_to_tensor(first), start))
         allowed = tf.gather(table, tf.maximum(state, 0)) >= 0
         return tf.where(allowed, log_probs, tf.constant(-np.inf, log_probs.dtype))
@@ -125,7 +127,7 @@ def _pieces(vocab: Any, stop_token: int) -> dict[Any, list[int]]:
 
 
 def _table_of(index: Any, n_token: int, stop_token: int, name: str, given: Any) -> np.ndarray:
-    """The automaton as a table, see `Constraint`. State 0 is the state after the stop token, 1 the first state.
+    """The automaton as a table, see `Constraint`. Its rows are states: `_ENDED`, `_START` and others.
 
     Args:
         index: `outlines_core.Index`.

@@ -27,8 +27,8 @@ def is_library(part: Any, cls: Any) -> bool:
 def own_parts(model: Any, count_keras: bool = True) -> list[str]:
     """The parts of a model that a user has written: `["Mine 'layer_0'", ...]`.
 
-    The parts are the model itself and all layers in it. A part is a user's if its class, a method or property of its
-    class or the `call` of the instance is not the library's. A user's scheme of positions is listed, too.
+    It lists the model and those layers in it that are not entirely the library's: the class, a method or property of
+    the class, or the `call` of the instance is another's. A user's scheme of positions is listed, too.
 
     Args:
         count_keras: whether layers of Keras count, too. The library's language models do not contain any.

@@ -271,6 +271,7 @@ def _max_distance(network: Any, query: Tensor, padding: Tensor | None, starts: T
 
     With `same_length`, it is `mem_len`. Otherwise it is `mem_len` plus the index of the query. The index counts from
     the first token of the segment that is not padding, or from the start of the query's document if that is later.
+    Keys before the document are seen as zeros.
     """
     if network.same_length:
         return tf.fill([tf.size(query)], network.mem_len)
