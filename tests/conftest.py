@@ -22,7 +22,7 @@ from xdist.scheduler import LoadFileScheduling
 
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
-GROWN = 1200  # MB, from which on another takes its place: a file adds 400 MB or less
+GROWN = 1100  # MB, from which on another takes its place: a file adds 400 MB or less
 FIRST = [f"tests/{name}_test.py" for name in ("export", "serve", "decoding_options")]  # add more: for new workers
 
 
