@@ -52,7 +52,7 @@ class Worker:
     """In a process that runs tests: gives back memory after every file, and watches the limits."""
 
     def __init__(self, config):
-        self.config, self.memory, self.problems = config, 0, []
+        self.config, self.file, self.problems = config, None, []
         gc.disable()  # until all modules are imported, which makes much that stays
 
     def pytest_collection_finish(self):
@@ -60,7 +60,7 @@ class Worker:
         # Tests make many objects and little garbage: it looks less often, which saves a tenth of the time.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(50_000, 20, 40)
+        gc.set_threshold(20_000, 20, 40)
         gc.enable()
 
     @pytest.hookimpl(wrapper=True)
@@ -73,15 +73,15 @@ class Worker:
                 f"{item.nodeid} took {min(seconds, wall):.1f} s: fast tests take {MOST_SECONDS} s at most"
             )
         if nextitem is None or nextitem.path != item.path:
-            _give_back_memory()
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
         return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self):
         report = yield
-        if self.memory <= GROWN < _resident():  # graphs that were dropped take memory until they are collected
-            _give_back_memory()
-        self.memory = report.worker_memory = _resident()  # for the scheduler
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        report.worker_memory = pages * resource.getpagesize() >> 20  # MB, for the scheduler
         return report
 
     def pytest_sessionfinish(self, session):
@@ -146,9 +146,8 @@ class Meter:
         return self.scheduler
 
     def pytest_runtest_logreport(self, report):
-        if self.scheduler and hasattr(report, "worker_memory"):
-            change = self.scheduler.grown.add if report.worker_memory > GROWN else self.scheduler.grown.discard
-            change(report.node)
+        if self.scheduler and getattr(report, "worker_memory", 0) > GROWN:
+            self.scheduler.grown.add(report.node)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node, error):
@@ -177,16 +176,6 @@ def _say(session, problems):
         print(f"\nLIMIT: {problem}")
     if problems and os.environ.get("CI") == "true":
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
-
-
-def _give_back_memory():
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-
-
-def _resident():
-    """MB of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
 
 
 def _processor_seconds():
