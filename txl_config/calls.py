@@ -171,12 +171,10 @@ def unknown_name(module: str, name: str, known: Iterable[str], elsewhere: Mappin
     """
     known = list(known)
     replacement = elsewhere.get(name)
-    hint = f" Use {replacement}"
-    if replacement is None:
-        meant = nearest_name(name, [*known, *elsewhere])
-        hint = f" Did you mean '{meant}'?" if meant else ""
-        if meant and meant in elsewhere:
-            hint += f" Use {elsewhere[meant]}"
+    meant = name if replacement is not None else nearest_name(name, [*known, *elsewhere]) or ""
+    hint = "" if meant in ("", name) else f" Did you mean '{meant}'?"
+    if meant in elsewhere:
+        hint += f" Use {elsewhere[meant]}"
     message = f"module '{module}' has no attribute '{name}'.{hint}"
     return UnknownNameError(f"{module}.{name}", name, known if replacement is None else replacement, message)
 

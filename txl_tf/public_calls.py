@@ -20,7 +20,17 @@ from txl_tf.calls import bind_call, with_signature
 from txl_tf.config.checks import RATE, is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.shapes import Tensor
-from txl_tf.nn.base import as_ids, check_length, check_sizes, check_tensors, described, shown, size_of, tensor_error
+from txl_tf.nn.base import (
+    as_array,
+    as_ids,
+    check_length,
+    check_sizes,
+    check_tensors,
+    described,
+    shown,
+    size_of,
+    tensor_error,
+)
 from txl_tf.nn.embedding import check_ids
 from txl_tf.nn.masks import checked_numbers
 from txl_tf.taggers.crf import checked_tags
@@ -164,10 +174,7 @@ def _as_tensor(name: str, value: Any, allowed: str, dtype: Any) -> Any:
     Raises:
         ParameterError: the lists in a list have different lengths.
     """
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise tensor_error(name, value, allowed) from None
+    array = as_array(name, value, allowed)
     if array.dtype.kind not in "iufb":
         return value
     if dtype is not None and (array.dtype.kind == "f" or not isinstance(value, (np.ndarray, np.generic))):

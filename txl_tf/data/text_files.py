@@ -271,9 +271,8 @@ def cut_between(pieces: Iterable[str], level: str, name: str = "the text") -> It
     """Yields the text of `pieces` in pieces that no word or no line spans. The rest of a piece goes to the next one.
 
     A piece is cut after its last newline. A piece without a newline is cut before its last word or, at level "word",
-    after white space at its end; at level "line", it is not cut. Pieces may be empty. A piece that
-    cannot be cut stays in memory, joined to the next ones, until it can be cut. The time is linear in the length of the
-    text.
+    after white space at its end; at level "line", it is not cut. A piece that cannot be cut stays in memory, joined to
+    the next ones, until it can be cut. Results may be empty. The time is linear in the length of the text.
 
     Args:
         pieces: pieces of a text.

@@ -211,8 +211,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if lengths is not None:
             tokens, labels, mask = self._without_padding(tokens, labels, lengths)
             padding["padding_mask"] = mask
-        tokens = self._check_ids("tokens", tokens)
-        labels = self._check_ids("labels", labels)
+        self._check_range("tokens", tokens)
+        self._check_range("labels", labels)
         mems = self.network.memory_of_call(tokens, mems)
         if done is not None:
             done = as_bool("done", done)
@@ -627,16 +627,16 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         return self.nll_of(outputs[:, -tf.shape(labels)[1] :], labels)
 
     def _check_ids(self, name: str, ids: Any) -> Tensor:
-        """`ids` as an int tensor `[batch, tgt_len]`.
-
-        Raises ParameterError if they have another type or shape. In eager execution, all ids must also be in the
-        vocabulary, except that labels may be -100.
-        """
+        """`ids` as an int tensor `[batch, tgt_len]`. Raises ParameterError, see `_as_ids` and `_check_range`."""
         ids = _as_ids(name, ids)
+        self._check_range(name, ids)
+        return ids
+
+    def _check_range(self, name: str, ids: Tensor) -> None:
+        """Raises ParameterError in eager execution if an id is not in the vocabulary. Labels may also be -100."""
         if tf.executing_eagerly():
             array = ids.numpy()
             check_ids(name, array[array != IGNORED] if name == "labels" else array, self.network.n_token)
-        return ids
 
 
 def _as_ids(name: str, ids: Any) -> Tensor:

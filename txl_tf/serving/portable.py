@@ -131,9 +131,10 @@ def export_portable(
     if format == "tflite" and getattr(model, "reads_lattice", False):
         message = "a model that reads a lattice needs format='onnx': it divides int64, which TFLite's operations cannot"
         raise ParameterError("format", format, ["onnx"], message)
-    too_old_tensorflow = too_old("tensorflow", (2, 20), "a tagger in TFLite needs")
-    if format == "tflite" and isinstance(model, Tagger) and too_old_tensorflow:
-        raise ParameterError("format", format, ["onnx"], too_old_tensorflow)
+    if format == "tflite" and isinstance(model, Tagger):
+        message = too_old("tensorflow", (2, 20), "a tagger in TFLite needs")
+        if message is not None:
+            raise ParameterError("format", format, ["onnx"], message)
     portable = _portable(model, vocab, batch_size, length, source_length)
     path = os.path.join(directory, f"model.{format}")
     convert = to_onnx if format == "onnx" else to_tflite

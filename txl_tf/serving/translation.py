@@ -44,9 +44,8 @@ def limits_of(model: Transformer, beam_size: int, max_rows: int | None, max_toke
     A row reads a source and writes a target, which the decoder keeps in its cache.
     """
     source_bytes = _row_bytes(model)
-    cache_bytes = (
-        2 * 2 * model.num_layers * 4 * model.d_model * beam_size
-    )  # keys and values of a token; steps copy them
+    # Keys and values of a token, twice: a step copies the cache.
+    cache_bytes = 2 * 2 * model.num_layers * 4 * model.d_model * beam_size
     scores_bytes = 16 * model.target_vocab_size * beam_size  # the scores of the symbols of the vocabulary
 
     def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:

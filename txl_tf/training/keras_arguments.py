@@ -154,9 +154,10 @@ def checked_metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
 
 # ----------------------------------------------------------------------------------------------- compiled metrics
 
-# By default, these metrics of Keras expect probabilities, but the outputs of the models are logits.
-_NEED_FROM_LOGITS = ("crossentropy", "ce", "sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
-_ALSO_NEED_FROM_LOGITS = (
+# By default, these metrics of Keras expect probabilities, but the outputs of the models are logits: by name, and as
+# classes and functions.
+_NAMES_OF_CROSS_ENTROPY = ("crossentropy", "ce", "sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
+_CROSS_ENTROPIES = (
     keras.metrics.SparseCategoricalCrossentropy,
     keras.losses.SparseCategoricalCrossentropy,
     keras.metrics.sparse_categorical_crossentropy,
@@ -271,11 +272,12 @@ def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
     Raises:
         ParameterError: it is no metric, or it is a metric of Keras that was made for probabilities.
     """
-    if isinstance(identifier, str) and identifier in ("accuracy", "acc"):
-        return keras.metrics.SparseCategoricalAccuracy(name=identifier)
-    if isinstance(identifier, str) and identifier in _NEED_FROM_LOGITS:
-        return keras.metrics.SparseCategoricalCrossentropy(name=identifier, from_logits=True)
-    if any(identifier is one for one in _ALSO_NEED_FROM_LOGITS):
+    name = identifier if isinstance(identifier, str) else None
+    if name in ("accuracy", "acc"):
+        return keras.metrics.SparseCategoricalAccuracy(name=name)
+    if name in _NAMES_OF_CROSS_ENTROPY:
+        return keras.metrics.SparseCategoricalCrossentropy(name=name, from_logits=True)
+    if any(identifier is cross_entropy for cross_entropy in _CROSS_ENTROPIES):
         return keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
     try:
         metric: Any = identifier if isinstance(identifier, keras.metrics.Metric) else keras.metrics.get(identifier)
@@ -286,12 +288,11 @@ def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
         allowed = "from_logits=True, because the outputs are logits"
         message = f"{argument} contains {brief(metric)}, which needs {allowed}"
         raise ParameterError(argument, identifier, f"a metric with {allowed}", message)
-    if metric is identifier and isinstance(metric, keras.metrics.Metric):
-        return metric
-    name = identifier if isinstance(identifier, str) else getattr(metric, "__name__", None)
     if isinstance(metric, keras.metrics.Metric):
-        metric.name = name or metric.name
+        if name is not None:
+            metric.name = name
         return metric
+    name = name or getattr(metric, "__name__", None)
     if not callable(metric):
         message = f"{argument} contains no metric: {brief(identifier)}"
         raise ParameterError(argument, identifier, "a Keras metric", message)
