@@ -75,36 +75,37 @@ def test_metrics_are_of_labels_that_count_and_weighted_ones_of_their_weights():
 
 
 @pytest.mark.parametrize(
-    "metric",
+    "make_metric",
     [
-        "crossentropy",
-        "ce",
-        "sparse_categorical_crossentropy",
-        "SparseCategoricalCrossentropy",
-        keras.metrics.SparseCategoricalCrossentropy,
-        keras.losses.SparseCategoricalCrossentropy,
-        keras.metrics.sparse_categorical_crossentropy,
-        keras.losses.sparse_categorical_crossentropy,
-        keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
-        keras.metrics.serialize(keras.metrics.SparseCategoricalCrossentropy(from_logits=True)),
+        lambda: "crossentropy",
+        lambda: "ce",
+        lambda: "sparse_categorical_crossentropy",
+        lambda: "SparseCategoricalCrossentropy",
+        lambda: keras.metrics.SparseCategoricalCrossentropy,
+        lambda: keras.losses.SparseCategoricalCrossentropy,
+        lambda: keras.metrics.sparse_categorical_crossentropy,
+        lambda: keras.losses.sparse_categorical_crossentropy,
+        lambda: keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
+        lambda: keras.metrics.serialize(keras.metrics.SparseCategoricalCrossentropy(from_logits=True)),
     ],
 )
-def test_every_spelling_of_the_cross_entropy_is_that_of_logits(metric):
-    metrics = CompiledMetrics([metric], n_classes=5)
+def test_every_spelling_of_the_cross_entropy_is_that_of_logits(make_metric):
+    metrics = CompiledMetrics([make_metric()], n_classes=5)
     (value,) = metrics.update(LABELS, LOGITS, KEPT, WEIGHTS).values()
     assert float(value) == pytest.approx(np.average(NLL, weights=KEPT), rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    "metric",
+    "make_metric",
     [
-        keras.metrics.SparseCategoricalCrossentropy(),
-        keras.losses.SparseCategoricalCrossentropy(),
-        keras.metrics.serialize(keras.metrics.SparseCategoricalCrossentropy()),
-        "binary_crossentropy",
+        keras.metrics.SparseCategoricalCrossentropy,
+        keras.losses.SparseCategoricalCrossentropy,
+        lambda: keras.metrics.serialize(keras.metrics.SparseCategoricalCrossentropy()),
+        lambda: "binary_crossentropy",
     ],
 )
-def test_a_metric_of_probabilities_is_refused(metric):
+def test_a_metric_of_probabilities_is_refused(make_metric):
+    metric = make_metric()
     with pytest.raises(ParameterError) as caught:
         CompiledMetrics(weighted_metrics=[metric], n_classes=5)
     assert caught.value.name == "weighted_metrics" and caught.value.value is metric
@@ -137,21 +138,21 @@ def test_two_replicas_of_unequal_shares_find_what_one_finds(two_replicas):
 
 
 @pytest.mark.parametrize(
-    "metrics, name",
+    "make_metrics",
     [
-        (["nothing of Keras"], "metrics"),
-        ([3], "metrics"),
-        ([np.array([1, 2])], "metrics"),
-        ([np.array(["acc"])], "metrics"),
-        ({"output": "acc"}, "metrics"),
-        ([keras.metrics.SparseCategoricalAccuracy(name="loss")], "metrics"),
-        (["acc", "acc"], "metrics"),
+        lambda: ["nothing of Keras"],
+        lambda: [3],
+        lambda: [np.array([1, 2])],
+        lambda: [np.array(["acc"])],
+        lambda: {"output": "acc"},
+        lambda: [keras.metrics.SparseCategoricalAccuracy(name="loss")],
+        lambda: ["acc", "acc"],
     ],
 )
-def test_what_is_no_metric_and_names_that_are_taken_are_errors(metrics, name):
+def test_what_is_no_metric_and_names_that_are_taken_are_errors(make_metrics):
     with pytest.raises(ParameterError) as caught:
-        CompiledMetrics(metrics, own_names=["loss", "accuracy"])
-    assert caught.value.name == name and caught.value.allowed
+        CompiledMetrics(make_metrics(), own_names=["loss", "accuracy"])
+    assert caught.value.name == "metrics" and caught.value.allowed
 
 
 def test_a_metric_of_another_strategy_is_an_error(two_replicas):

@@ -1,7 +1,6 @@
 """The layers of `layer_conformance_test.py`. A new one joins `LAYERS` by one line and gets all checks."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import keras
@@ -29,6 +28,7 @@ def ids(*shape, high=20, low=1):
 class Layer:
     """A layer under test.
 
+    name: name of its class.
     make: `make(**options)` -> the layer; options are dtype and, where it drops, one of its `rates`.
     inputs: by argument of the call, its arrays; the first comes first.
     rates: names of its rates of dropout.
@@ -36,15 +36,12 @@ class Layer:
     more: arguments of the call that are no tensors.
     """
 
+    name: str
     make: Callable
     inputs: dict
     rates: tuple = ()
     masked: bool = False
     more: dict = dataclasses.field(default_factory=dict)
-
-    @functools.cached_property
-    def name(self):
-        return type(self.make()).__name__
 
     def dropping(self, **options):
         return self.make(**options, **dict.fromkeys(self.rates, 0.5))
@@ -52,7 +49,8 @@ class Layer:
 
 def case(layer_class, *sizes, inputs=None, **about):
     """A case of a layer whose first input is `x` `[B, T, E]`, unless `inputs` says otherwise."""
-    return Layer(lambda **options: layer_class(*sizes, **options), inputs or {"x": floats(B, T, E)}, **about)
+    inputs = inputs or {"x": floats(B, T, E)}
+    return Layer(layer_class.__name__, lambda **options: layer_class(*sizes, **options), inputs, **about)
 
 
 SEGMENT = {"w": floats(B, T, E), "mems": floats(B, 3, E)}
@@ -74,8 +72,11 @@ def flat_layer(dropatt=0.0, **options):
     return layers.FlatLayer(E, 2, 16, attention={"dropatt": dropatt}, **options)
 
 
-def network(model_class, sizes):
-    return lambda **options: model_class(**sizes, **{"dropout": 0.0, **options})
+def network(model_class, sizes, inputs):
+    """A case of a network, made without dropout."""
+    return Layer(
+        model_class.__name__, lambda **options: model_class(**sizes, **{"dropout": 0.0, **options}), inputs, BOTH
+    )
 
 
 LAYERS = [
@@ -103,14 +104,14 @@ LAYERS = [
     case(layers.TenerAttn, E, 2, rates=("dropatt",), masked=True),
     case(layers.TenerLayer, E, 2, 16, rates=BOTH, masked=True),
     case(layers.LatticeAttn, E, 2, inputs=LATTICE, rates=("dropatt",), masked=True),
-    Layer(flat_layer, LATTICE, BOTH, masked=True),
+    Layer("FlatLayer", flat_layer, LATTICE, BOTH, masked=True),
     case(layers.PositionFusion, E, inputs={"table": floats(9, E)}, more={"pairs": PAIRS}),
     case(layers.AdaptiveSoftmax, 20, E, E, inputs={"hidden": floats(B, T, E)}, more={"embedding": EMBEDDING}),
     case(layers.CRF, E, inputs={"emissions": floats(B, T, E)}, masked=True),
-    Layer(network(txl_tf.TransformerXL, {**NETWORK, "mem_len": 3, "init_std": 0.3}), {"tokens": ids(B, T)}, BOTH),
-    Layer(network(txl_tf.Tener, TAGGING), {"inputs": CHARS}, BOTH),
-    Layer(network(txl_tf.Flat, TAGGING), {"inputs": ITEMS}, BOTH),
-    Layer(lambda **options: txl_tf.BiLSTM(**READING, **options), {"inputs": CHARS}, ("embed_dropout",)),
+    network(txl_tf.TransformerXL, {**NETWORK, "mem_len": 3, "init_std": 0.3}, {"tokens": ids(B, T)}),
+    network(txl_tf.Tener, TAGGING, {"inputs": CHARS}),
+    network(txl_tf.Flat, TAGGING, {"inputs": ITEMS}),
+    Layer("BiLSTM", lambda **options: txl_tf.BiLSTM(**READING, **options), {"inputs": CHARS}, ("embed_dropout",)),
 ]  # fmt: skip
 
 

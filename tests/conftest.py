@@ -1,11 +1,9 @@
-"""How the tests run: their fixtures, what they take in time and memory, and its limits.
+"""How the tests run, and their limits of time and memory.
 
-The process that deals out the tests imports no TensorFlow. It prints how long all took, the slowest tests, and the most
-memory that all processes took at a time. Where the environment has CI=true, a fast test of more than 10 s (of the
-processor, where the machine is busy) and a worker of more than 1.5 GB fail the run.
-
-A worker that has grown gets no more files and another takes its place: TensorFlow keeps every program that XLA
-compiled, and most of the memory that graphs once took.
+The process that deals out the tests imports no TensorFlow. It prints how long the run took, the slowest tests, and the
+most memory that all processes took at a time. If the environment has CI=true, a fast test of more than 10 s (of the
+processor, if the machine is busy) and a process of more than 1.5 GB fail the run. The module `forking` says in which
+processes the tests run.
 """
 
 import ctypes
@@ -13,17 +11,16 @@ import gc
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
 
+import forking
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
-GROWN = 1100  # MB, from which on another takes its place: a file adds 400 MB or less
-FIRST = [f"tests/{name}_test.py" for name in ("export", "serve", "decoding_options")]  # add more: for new workers
 
 
 def pytest_addoption(parser):
@@ -31,9 +28,9 @@ def pytest_addoption(parser):
         "--seed-offset",
         type=int,
         default=0,
-        help="added to the seeds of the tests' random data, which no test may hang on",
+        help="added to the seeds of the tests' random data, on which no test may depend",
     )
-    parser.addoption("--grappler", action="store_true", help="have TensorFlow rewrite the graphs of fast tests, too")
+    parser.addoption("--grappler", action="store_true", help="make TensorFlow rewrite the graphs of fast tests, too")
 
 
 def pytest_configure(config):
@@ -42,26 +39,48 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job: programs would not hear it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(config.option, "numprocesses", None):  # this process deals out the tests
-        config.pluginmanager.register(Meter(config), "meter")
+        config.pluginmanager.register(Meter(), "meter")
+        return
+    gc.disable()  # until all modules are imported, which makes many objects that stay
+    if hasattr(config, "workerinput") and sys.platform == "linux":  # macOS ends forked processes that use its libraries
+        config.pluginmanager.register(forking.Parent(config, Limits), "limits")
     else:
-        config.pluginmanager.register(Worker(config), "worker")
-        config.pluginmanager.import_plugin("common_fixtures")
+        config.pluginmanager.register(Limits(), "limits")
+    config.pluginmanager.import_plugin("common_fixtures")
 
 
-class Worker:
-    """In a process that runs tests: gives back memory after every file, and watches the limits."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    # All modules are imported now. They stay: the collector need not look at them after every file, nor between.
+    # Tests make many objects and little garbage: it looks less often, which saves a tenth of the time.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 40)
+    gc.enable()
 
-    def __init__(self, config):
-        self.config, self.file, self.problems = config, None, []
-        gc.disable()  # until all modules are imported, which makes much that stays
 
-    def pytest_collection_finish(self):
-        # All modules are imported now. They stay: the collector need not look at them after every file, nor between.
-        # Tests make many objects and little garbage: it looks less often, which saves a tenth of the time.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 40)
-        gc.enable()
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """Says what exceeded a limit, or passes it on to the process that deals out the tests."""
+    limits = session.config.pluginmanager.get_plugin("limits")
+    if limits is None:
+        return
+    peak = max(limits.peak, forking.peak_memory())
+    problems = limits.problems
+    if peak > MOST_MEMORY:
+        problems = [*problems, f"a process took {peak:,} MB: {MOST_MEMORY:,} MB at most"]
+    output = getattr(session.config, "workeroutput", None)
+    if output is None:
+        _say(session, problems)
+    else:
+        output["problems"], output["peak"] = problems, peak
+
+
+class Limits:
+    """In a process that runs tests: gives back memory after every file, and notes tests that take too long."""
+
+    def __init__(self):
+        self.problems, self.peak = [], 0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item, nextitem):
@@ -77,61 +96,11 @@ class Worker:
             ctypes.CDLL(None).malloc_trim(0)
         return result
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self):
-        report = yield
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        report.worker_memory = pages * resource.getpagesize() >> 20  # MB, for the scheduler
-        return report
-
-    def pytest_sessionfinish(self, session):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        if peak > MOST_MEMORY:
-            self.problems.append(f"a worker took {peak:,} MB: {MOST_MEMORY:,} MB at most")
-        output = getattr(self.config, "workeroutput", None)
-        if output is None:
-            _say(session, self.problems)
-        else:
-            output["problems"], output["peak"] = self.problems, peak
-
-
-class Scheduler(LoadFileScheduling):
-    """Deals out whole files, and none to a worker that has grown."""
-
-    def __init__(self, config, log):
-        super().__init__(config, log)
-        self.grown = set()
-
-    def schedule(self):
-        super().schedule()
-        for node in self.nodes:  # a worker runs a test only once it knows the next one
-            self._reschedule(node)
-            self._reschedule(node)
-
-    def _assign_work_unit(self, node):
-        for file in reversed(FIRST):
-            if file in self.workqueue:
-                self.workqueue.move_to_end(file, last=False)
-        super()._assign_work_unit(node)
-
-    def _reschedule(self, node):
-        if node in self.grown and self.workqueue and not node.shutting_down:
-            node.shutdown()  # after what it has been given; `Meter` starts another
-        elif node in self.registered_collections:  # which it is not while it starts
-            super()._reschedule(node)
-
-    def release(self):
-        """Lets workers end that wait for a next test, where there is none: another had taken it, and crashed."""
-        for node in [node for node in self.nodes if node in self.registered_collections]:
-            if not self.workqueue and not node.shutting_down:
-                node.shutdown()
-
 
 class Meter:
     """In the process that deals out the tests: the memory of all, every two seconds, and what workers found."""
 
-    def __init__(self, config):
-        self.config, self.scheduler = config, None
+    def __init__(self):
         self.problems, self.peaks, self.most, self.ended = [], [], 0, threading.Event()
         threading.Thread(target=self.watch, daemon=True).start()
 
@@ -140,23 +109,7 @@ class Meter:
             self.most = max(self.most, sum(map(_memory, _tree(os.getpid()))))
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_make_scheduler(self, config, log):
-        if config.option.dist == "loadfile":
-            self.scheduler = Scheduler(config, log)
-        return self.scheduler
-
-    def pytest_runtest_logreport(self, report):
-        if self.scheduler and getattr(report, "worker_memory", 0) > GROWN:
-            self.scheduler.grown.add(report.node)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node, error):
-        session = self.config.pluginmanager.get_plugin("dsession")
-        if not error and self.scheduler and self.scheduler.workqueue and not session.shuttingdown:
-            node.ensure_teardown()  # or its process would wait for the end
-            session._clone_node(node)
-        if self.scheduler:
-            self.scheduler.release()
+    def pytest_testnodedown(self, node):
         output = getattr(node, "workeroutput", {})
         self.problems += output.get("problems", [])
         self.peaks += [output["peak"]] if "peak" in output else []

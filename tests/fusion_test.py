@@ -18,7 +18,7 @@ from txl_tf.nn.ops import LayerNorm, norm_of
 from txl_tf.transformer_xl.attention import create_mask
 
 SLOW = pytest.mark.slow
-KEY = tf.constant([3, 4, 0])
+KEY = np.array([3, 4, 0], np.int32)
 
 
 @pytest.fixture

@@ -87,8 +87,14 @@ def test_weights_have_paths_and_are_counted(case):
     assert all(part.path.startswith(layer.path) for part in layer._flatten_layers())
 
 
-RAGGED = tf.RaggedTensor.from_tensor(np.ones([2, 3, 8], np.float32), lengths=[3, 1])
-SPARSE = tf.sparse.from_dense(np.ones([2, 3, 8], np.float32))
+def ragged():
+    return tf.RaggedTensor.from_tensor(np.ones([2, 3, 8], np.float32), lengths=[3, 1])
+
+
+def sparse():
+    return tf.sparse.from_dense(np.ones([2, 3, 8], np.float32))
+
+
 DENSE = [
     (layers.EncoderLayer, (8, 2, 16), "x"),
     (layers.LayerNorm, (), "inputs"),
@@ -98,14 +104,14 @@ DENSE = [
 
 
 @pytest.mark.parametrize("layer_class, sizes, name", DENSE)
-@pytest.mark.parametrize("x", [RAGGED, SPARSE], ids=["ragged", "sparse"])
-def test_ragged_and_sparse_inputs_are_refused_by_name(layer_class, sizes, name, x):
+@pytest.mark.parametrize("make", [ragged, sparse])
+def test_ragged_and_sparse_inputs_are_refused_by_name(layer_class, sizes, name, make):
     layer = layer_class(*sizes)
     layer.build((None, None, 8))
     with pytest.raises(ParameterError) as caught:
-        layer(x)
+        layer(make())
     assert caught.value.name == name and "dense" in caught.value.allowed
-    if x is SPARSE:
+    if make is sparse:
         with pytest.raises(ParameterError) as caught:
             layer(keras.Input([3, 8], sparse=True))
         assert caught.value.name == name

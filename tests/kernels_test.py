@@ -9,10 +9,10 @@ from txl_tf.kernels.dropout import Drop
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.fusion import fusing
 
-DROP = Drop(0.3, tf.constant([3, 4, 0]))
-IDS = tf.constant([[1, 0, 3, 3], [2, 2, 0, 1]])
-INDEX = tf.constant(np.random.default_rng(5).integers(0, 6, [2, 4, 4]), tf.int32)
-VISIBLE = tf.constant(np.tril(np.ones([4, 32]), 3) > 0)
+DROP = Drop(0.3, np.array([3, 4, 0], np.int32))
+IDS = np.array([[1, 0, 3, 3], [2, 2, 0, 1]], np.int32)
+INDEX = np.random.default_rng(5).integers(0, 6, [2, 4, 4]).astype(np.int32)
+VISIBLE = np.tril(np.ones([4, 32]), 3) > 0
 TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "bfloat16": 2**-5}
 
 # name: (shapes of the tensors, arguments after them)

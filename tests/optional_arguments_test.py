@@ -11,8 +11,8 @@ from txl_tf.errors import ParameterError
 
 B, T, M, E, H, D = 2, 4, 3, 8, 2, 4
 rng = np.random.default_rng(0)
-W, MEMS = (tf.constant(rng.normal(size=(B, n, E)), tf.float32) for n in (T, M))
-U, V = (tf.constant(rng.normal(size=(H, D)), tf.float32) for _ in range(2))
+W, MEMS = (rng.normal(size=(B, n, E)).astype(np.float32) for n in (T, M))
+U, V = (rng.normal(size=(H, D)).astype(np.float32) for _ in range(2))
 HIDDEN = np.array([[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 1], [1, 0, 0, 0]], np.float32)  # of a segment: 1 is masked
 
 
@@ -60,8 +60,8 @@ def test_attention_without_memory_or_mask_is_that_of_the_layer_and_of_loops(rela
             for h, b, i, j in np.ndindex(scores.shape):
                 distance = i + mlen - j  # row K - 1 - distance of the table; in the future it does not count
                 row = r_k[mlen + T - 1 - distance, h] if distance >= 0 else 0 * r_k[0, h]
-                scores[h, b, i, j] = (q[h, b, i] + V.numpy()[h]) @ row
-            q = q + U.numpy()[:, None, None]
+                scores[h, b, i, j] = (q[h, b, i] + V[h]) @ row
+            q = q + U[:, None, None]
         for form, mask in forms(mlen):
             future = np.triu(np.ones([T, mlen + T]), mlen + 1)
             mask = np.maximum(mask, future) if relative else mask  # positions are defined for the past alone

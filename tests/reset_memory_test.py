@@ -96,7 +96,7 @@ def pair():
 
 # ---------------------------------------- masks
 
-ROWS_OF_TWO = tf.constant([[7, 7, END, 7], [END, END, 7, 7]])
+ROWS_OF_TWO = np.array([[7, 7, END, 7], [END, END, 7, 7]], np.int32)
 
 
 def test_a_document_starts_at_its_reset_token():
