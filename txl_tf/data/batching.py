@@ -18,7 +18,8 @@ def by_length(
     """Yields batches of rows of similar length, the shortest first: int `[B]`, the indices of rows.
 
     Args:
-        lengths: int `[rows]`; or several such arrays, each of which breaks the ties of the arrays before it.
+        lengths: int `[rows]`; or several such arrays, such as the lengths of sources and of targets. Rows that are
+            equal in the first array are sorted by the second one, and so on.
         max_rows: number of rows of a batch; the last batch may have fewer. Or a function that returns the number of
             rows of the next batch. Its argument is the indices of the remaining rows, the shortest row first. A batch
             has at least one row, even if the function returns 0.
@@ -118,7 +119,7 @@ class EpochBatches:
             arrays = [tf.ensure_shape(array, [None] * n) for array, n in zip(arrays, dimensions, strict=True)]
             return tf.nest.pack_sequence_as(example, arrays)
 
-        steps = tf.data.Dataset.range(start, 2**62 if repeat else len(self))
+        steps = tf.data.Dataset.range(start, 2**62 if repeat else len(self))  # 2**62 steps never end
         return prefetched(steps.map(read))
 
 

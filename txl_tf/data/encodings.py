@@ -111,14 +111,20 @@ def _guess(data: bytes, begins: bool) -> tuple[str | None, str | None]:
 
 
 def _is_mostly_utf8(data: bytes) -> bool:
-    """Whether more characters are UTF-8 than bytes are not. Then the text is UTF-8 with some damage."""
+    """Whether `data` has more UTF-8 characters that are not ASCII than bytes that are not UTF-8.
+
+    Then the text is UTF-8 with some damage.
+    """
     not_ascii = [c for c in data.decode("utf-8", "surrogateescape") if not c.isascii()]
     n_undecodable = sum("\udc80" <= c <= "\udcff" for c in not_ascii)
     return len(not_ascii) - n_undecodable > n_undecodable
 
 
 def _by_characters(data: bytes) -> str | None:
-    """Returns the encoding in which most characters are frequent ones of its language; `None` if there is none."""
+    """Returns the encoding in which most characters are usual ones of its language, by `_score`.
+
+    If no candidate scores at least `_LEAST`, returns an encoding of one byte per character, or `None`: see `_latin`.
+    """
     scores = {name: _score(data, codec, test) for name, (codec, test) in _CANDIDATES.items()}
     best = max(scores, key=scores.__getitem__)
     if scores[best] >= _LEAST:
@@ -127,7 +133,11 @@ def _by_characters(data: bytes) -> str | None:
 
 
 def _score(data: bytes, codec: str, test: Callable[[str], float]) -> float:
-    """Returns the mean of `test` over the characters that are not ASCII; 0 if the bytes are not in the encoding."""
+    """Returns the mean of `test` over the characters that are not ASCII; 0 if the bytes are not in the encoding.
+
+    In UTF-16, it is the mean over all characters, and a readable ASCII character counts as 1: wrongly decoded bytes
+    seldom are such a character.
+    """
     if codec.startswith("utf-16") and b"\0" not in data:
         return 0.0  # almost every text has a newline or a space, and each of these has a zero byte in UTF-16
     try:

@@ -57,8 +57,9 @@ class TokenizerProcessor:
         unk: the token for unknown characters, or `None`.
 
     Raises:
-        ParameterError: `data` is not a tokenizer.json, an id has no token, or the tokenizer would drop characters that
-            it does not know; or the package tokenizers is not installed.
+        ParameterError: `data` is not a tokenizer.json, an id has no token, or the tokenizer would lose characters that
+            it does not know, because it has neither bytes nor an unknown token; or the package tokenizers is not
+            installed.
     """
 
     def __init__(self, data: bytes, path: str | os.PathLike[str]) -> None:
@@ -88,11 +89,11 @@ class TokenizerProcessor:
         if self.kind != "ByteLevel" and not model.get("byte_fallback") and self.unk is None:
             message = f"{path} has neither bytes nor an unknown token: it would lose characters that it does not know"
             raise ParameterError(os.fspath(path), None, "a tokenizer that reads every text", message)
-        added_as_text = added.keys() - self.special
+        added_as_text = added.keys() - self.special  # ids of added tokens that are spelled as their text is
         self.token_bytes = [self._bytes_of(i, i in added_as_text) for i in range(self.size)]
 
     def _bytes_of(self, i: int, is_text: bool) -> bytes:
-        """Returns the bytes of the token with id `i`. With `is_text`, the token is the text itself."""
+        """Returns the bytes of the token with id `i`. With `is_text`, the token is the text, unless it is special."""
         symbol = self.symbols[i]
         if i in self.special:
             return b""

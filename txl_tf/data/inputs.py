@@ -87,7 +87,7 @@ def _is_loop(folder: str, path: str) -> bool:
     parent = os.path.dirname(path)
     folder = os.path.normpath(folder)
     is_loop = os.path.islink(target)  # `realpath` returns a link if the links form a loop
-    while not is_loop:
+    while not is_loop:  # compares the target with each folder from `parent` up to `folder`
         is_loop = f"{os.path.realpath(parent)}/".startswith(f"{target.rstrip('/')}/")
         if os.path.normpath(parent) == folder or not parent:
             break
@@ -98,7 +98,7 @@ def _is_loop(folder: str, path: str) -> bool:
 
 
 def matching(pattern: str) -> list[str]:
-    """Returns the files and folders that match a pattern such as `shards/*.txt`, sorted. The folder need not exist.
+    """Returns the files and folders that match a pattern such as `shards/*.txt`, sorted; none if there is no folder.
 
     Raises:
         ParameterError: a pattern of s3:// has a wildcard in the name of a folder.

@@ -253,6 +253,7 @@ class LineFile:
                 has_cr = has_cr or (self.any_end and line.endswith(b"\r"))
                 yield line.rstrip(b"\r\n") if self.any_end else line.removesuffix(b"\n")
 
+        # (bytes, lines) of each block
         sizes = [(sum(lengths.popleft() for _ in lines), len(lines)) for lines in in_blocks(lines_without_ends(), most)]
         sizes = [tuple(map(sum, zip(*sizes, strict=True)))] if most is None else sizes
         ending = "-cr" if has_cr else ""  # another name, because earlier versions cut such a file into other lines
@@ -267,7 +268,7 @@ class LineFile:
         return blocks
 
     def missing(self, blocks: list[Block]) -> list[Block]:
-        """Returns the blocks that have no answers."""
+        """Returns those of the `blocks` whose answers are not complete: their tally does not exist."""
         existing = set(tf.io.gfile.listdir(self.parts)) if tf.io.gfile.isdir(self.parts) else set()
         return [block for block in blocks if os.path.basename(block.tally_path) not in existing]
 
@@ -339,7 +340,7 @@ class Plan:
             for file, done, blocks in self.work:
                 total = done or Tally()
                 for block in blocks:
-                    while block.part in waiting:
+                    while block.part in waiting:  # blocks may be answered in another order
                         waiting.remove(next(answered))
                     tally = Tally(**read_json(block.tally_path, lambda values: check_values(values, Tally)))
                     total.add(dataclasses.replace(tally, messages=[]))

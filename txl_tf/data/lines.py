@@ -69,7 +69,7 @@ def encoded(
         lines: the lines.
         encode: see the top of this file.
         name: how errors call the lines.
-        strict: whether to raise the first `LineError` instead.
+        strict: whether to raise the first `LineError` instead of yielding it.
         numbers: numbers of the lines; by default they are counted from 1.
     """
     for number, line in zip(numbers or itertools.count(1), lines, strict=False):
@@ -83,10 +83,10 @@ def encoded(
 
 
 def in_places(answer: Callable[[list], Iterable], items: Iterable) -> list:
-    """Returns a list with the answer to each item. Each `LineError` stays at its place.
+    """Returns a list with the answer to each item, in order. A `LineError` is its own answer.
 
     Args:
-        answer: function of a list of the other items that returns their answers, in order.
+        answer: function of a list of the items that are no `LineError`. It returns their answers, in order.
         items: prepared lines and `LineError`s, from `encoded`.
     """
     items = list(items)
@@ -119,8 +119,8 @@ def answers(
 def in_blocks(lines: Iterable[str | bytes | None], most: int | None = None) -> Iterator[list[str | bytes]]:
     """Yields lists of lines, to be answered together.
 
-    A list ends when it has `most` lines, by default `BLOCK_LINES`, or `BLOCK_SIZE` characters. `None` among the lines
-    ends a list at once, for example when a pipe has no more lines for the moment.
+    A list ends when it has `most` lines, by default `BLOCK_LINES`, or `BLOCK_SIZE` characters or bytes. `None` among
+    the lines ends a list at once, for example when a pipe has no more lines for the moment.
 
     Raises:
         ParameterError: `lines` is one string or bytes.
@@ -145,6 +145,8 @@ def in_blocks(lines: Iterable[str | bytes | None], most: int | None = None) -> I
 
 def arriving(file: BufferedReader, before: Callable[[], None] | None = None) -> Iterator[bytes | None]:
     """Yields the pieces of a file as they arrive, and `None` when nothing more has arrived for a tenth of a second.
+
+    On systems that are not POSIX, it cannot wait, so it never yields `None`.
 
     Args:
         file: a file or a pipe.

@@ -112,13 +112,13 @@ def first_batches(x: Any, y: Any = None) -> Iterator[Any]:
 
 
 def _before_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Returns a dataset of arrays as it is before the shuffle that its elements pass first.
+    """Returns the dataset before the first shuffle: the input of the shuffle that elements pass first.
 
-    Without a shuffle, returns the dataset itself. Returns `None` unless elements are `(x, y, ...)`, only shuffles and
-    `_PASSED_ON` come after the arrays, a zip has only `_ARRAY_DATASETS` as inputs, and the elements before the shuffle
-    have the same structure.
+    Without a shuffle, returns the dataset itself. Returns `None` unless the dataset has elements `(x, y, ...)`, it
+    reads arrays, only shuffles and `_PASSED_ON` come after the arrays, a zip has only `_ARRAY_DATASETS` as inputs, and
+    the elements before the shuffle have the same structure.
     """
-    structure = tf.nest.map_structure(lambda spec: 0, dataset.element_spec)
+    structure = tf.nest.map_structure(lambda spec: 0, dataset.element_spec)  # only the nesting: shapes may differ
     before_shuffles = dataset
     if not isinstance(dataset.element_spec, tuple) or len(dataset.element_spec) < 2:
         return None

@@ -5,6 +5,8 @@ A `tokenizer.json` of Hugging Face can take the place of the SentencePiece model
     vocab = train_subwords(lines, vocab_size=8000)      # or SubwordVocab.load("my.model", level="subword")
     vocab.decode(vocab.encode(text)) == text            # for any text: nothing is normalised, nothing is unknown
 
+Models and tokenizers of other programs may change a text, and so do vocabularies without `raw_text`.
+
 Characters without a piece are spelled as bytes. Two characters never reach SentencePiece, because it would not return
 them: a newline, which ends its lines, and U+2581, which is its own mark for a space. Each of them has ids of its own,
 so a text can be cut at any of them.
@@ -169,8 +171,11 @@ class SubwordVocab(Vocab):
 
     @property
     def named_ids(self) -> set[int]:
-        """Ids of pieces that stand for no text of their own, such as `<unk>` and `</s>`, without the end of a line."""
-        if self.is_tokenizer:  # their texts are empty
+        """Ids of pieces that stand for no text of their own, such as `<unk>` and `</s>`, without the end of a line.
+
+        For a tokenizer.json, the set is empty: the `token_bytes` of its special tokens are empty.
+        """
+        if self.is_tokenizer:
             return set()
         processor = self.processor
         named = {i for i in range(len(self)) if processor.is_unknown(i) or processor.is_control(i)}
@@ -179,7 +184,7 @@ class SubwordVocab(Vocab):
         return named
 
     def _bytes_of(self, i: int) -> bytes:
-        """Returns the bytes of text that a piece stands for."""
+        """Returns the bytes of text that a piece stands for. For a control piece such as `</s>`, this is its name."""
         if self.processor.is_byte(i):
             return bytes([int(self.symbols[i][3:5], 16)])
         if self.processor.is_unknown(i):
@@ -283,7 +288,8 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
 
     Args:
         lines: strings; newlines in them end lines too. If they have more than `SAMPLE_BYTES`, a `Sample` is used.
-        vocab_size: number of pieces, including 256 bytes, `<unk>` (never used) and `</s>`. Frequent pieces come first.
+        vocab_size: number of pieces, including 256 bytes, `<unk>` (never used) and `</s>`. These two come first, then
+            the others, from the most to the least frequent.
         subword_type: `"unigram"` or `"bpe"`.
         **config: arguments of `SubwordVocab`.
 
@@ -330,7 +336,7 @@ def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_ty
 def train_on_lines(
     lines: list[str], vocab_size: int, subword_type: str, options: dict[str, Any] | None = None, **config: Any
 ) -> SubwordVocab:
-    """Makes subwords from all of the lines. Other arguments and errors: see `train_subwords`.
+    """Makes subwords from all of the lines, without a sample. Other arguments and errors: see `train_subwords`.
 
     Args:
         lines: from `training_lines`.

@@ -43,8 +43,8 @@ def read_files(
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ParameterError: a file is empty or, except at level `"byte"`, is not UTF-8 text. Names the file, the byte and
-            the probable encoding. Or at level `"word"`, a word is too long: see `cut_between`.
+        ParameterError: a file is empty or, except at level `"byte"`, is not UTF-8 text or has a zero byte. Names the
+            file, the byte and the probable encoding. Or at level `"word"`, a word is too long: see `cut_between`.
     """
     for path in paths:
         yield from pieces_of(blocks_of(path, progress), path, level, raw_text=raw_text)
@@ -137,7 +137,8 @@ def lines_of(pieces: Iterable[str]) -> Iterator[str]:
 def blocks_of(path: str, progress: Progress | None = None, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
     """Yields the bytes of a file in blocks of a megabyte.
 
-    Blocks end at whole megabytes of the file. If `begin` is between two of them, the first block is larger.
+    Blocks end at whole megabytes of the file. If `begin` is between two of them, the first block is larger: then
+    `whole_lines` cuts a part of a file that begins at `line_start` as it cuts the whole file.
 
     Args:
         path: local or remote file.
@@ -251,7 +252,7 @@ def decoded_blocks(blocks: Iterable[bytes], path: str, begin: int = 0, advice: s
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = begin  # of the block in the file
     is_utf8 = False  # whether an earlier block has a character that is not ASCII, and is UTF-8
-    for block in itertools.chain(blocks, [b""]):
+    for block in itertools.chain(blocks, [b""]):  # at the empty one, a character that is not complete is an error
         data = decoder.getstate()[0] + block  # a character may have begun in the previous block
         start = position + len(block) - len(data)
         text = ""
@@ -288,7 +289,7 @@ def cut_between(pieces: Iterable[str], level: str, name: str = "the text") -> It
         pieces = with_last_newline(pieces)
     parts: list[str] = []  # the text since the last cut
     size = 0  # its length
-    enough = 0  # the length at which to search it again
+    enough = 0  # the length at which to search it for a cut again
     for piece in pieces:
         parts.append(piece)
         size += len(piece)

@@ -101,6 +101,7 @@ class TokenFiles:
         self.files[-1].add(ids)
 
     def close(self) -> None:
+        """Closes the last file; `add` has closed the others."""
         self.files[-1].close()
 
 

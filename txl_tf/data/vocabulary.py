@@ -70,8 +70,8 @@ class Vocab:
         eos: token that replaces each newline, at level `"word"`. `None`: no token.
         min_freq: tokens that occur less often are left out.
         max_size: how many of the most frequent tokens to keep, without the special ones. `None`: all.
-        document: token at the end of each document. No text may contain it. `None`: no token. At level `"byte"` its id
-            is 256.
+        document: token at the end of each document. At level `"word"`, no text may contain it. `None`: no token. At
+            level `"byte"`, its id is 256.
         raw_text: whether `\r` and byte order marks in a text are tokens, or parts of tokens. Otherwise `\r\n` and `\r`
             end lines as `\n` does, and the marks are left out. Level `"byte"` keeps all bytes in either case. The
             configurations of earlier versions do not contain it; they mean `True`.
@@ -79,7 +79,7 @@ class Vocab:
     Attributes:
         symbols: list of str, the tokens in the order of their ids.
         ids: dict, token -> id.
-        counter: `Counter` of the tokens that `count` has counted.
+        counter: `Counter` of the tokens that `count` has counted, without `bos` and `eos`; empty at level `"byte"`.
     """
 
     level: str = "word"
@@ -171,6 +171,8 @@ class Vocab:
     @checked_call
     def count(self, texts: str | bytes | Iterable[str | bytes]) -> int:
         """Counts the tokens of one or more strings in `counter`; no token may span two strings.
+
+        At level `"byte"`, `counter` does not change, because the vocabulary is always the same.
 
         Returns:
             The number of ids that `encode` returns for these strings.
@@ -330,7 +332,7 @@ class Vocab:
             text = text.lower()
         if self.level == "char":
             return text
-        if mark_lines and self.bos and text:
+        if mark_lines and self.bos and text:  # a newline at the end of the text begins no line
             text = f"{self.bos} " + text[:-1].replace("\n", f"\n{self.bos} ") + text[-1]
         if mark_lines and self.eos:
             text = text.replace("\n", f" {self.eos} ")

@@ -24,7 +24,7 @@ _FORMS = (
 def write_date(date: datetime.date, rng: random.Random) -> str:
     """Writes a date in a random form: one of `_FORMS`, with long or short names, in any case, and 2026 or '26.
 
-    With slashes, numbers are month/day/year; with dots, day.month.year.
+    With slashes, numbers are month/day/year or year/month/day; with dots, day.month.year.
     """
     names = {"weekday": date.strftime("%A"), "month": date.strftime("%B")}
     short = rng.random() < 0.5

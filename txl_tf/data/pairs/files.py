@@ -64,7 +64,7 @@ def sides_of(
 
 
 class Skipped:
-    """Counts the lines of a file that are left out, by the kind of mistake.
+    """Counts the lines of a file, or of two, that are left out, by the kind of mistake.
 
     Attributes:
         counts: kind of mistake -> number of lines.
@@ -169,7 +169,8 @@ class PairReader:
         """Returns `(numbers, pairs)` of the rows of a file: the numbers of their lines, and the pairs in them.
 
         With `source_column` or `target_column`, a row can be used if it has both columns; otherwise, if it is as wide
-        as most rows. Counts the other rows in `skipped`. Without `skip_bad_lines`, such a row raises ParameterError.
+        as most rows. Counts the other rows in `skipped`. Without `skip_bad_lines`, such a row raises ParameterError. So
+        do rows of more than three columns without `source_column` and `target_column`.
         """
         columns = self.config.columns
         source = columns["source_column"] or 1

@@ -47,6 +47,7 @@ class Lines(NamedTuple):
         return np.diff(self.ends, prepend=0)
 
     def __getitem__(self, i: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride] a line, not a field
+        """Returns the ids of line i, with its end symbol."""
         return self.ids[self.ends[i - 1] if i else 0 : self.ends[i]]
 
     def take(self, is_taken: np.ndarray) -> Lines:
@@ -71,7 +72,7 @@ class ParallelCorpus:
     Attributes:
         splits: `"train"`, `"valid"` and perhaps `"test"` -> `Pairs`.
         names: split -> its files, for messages.
-        numbers: split -> the line number of every pair in its files, from 1.
+        numbers: split -> the line number of every pair in its files, from 1: int `[pairs]`.
         texts: `"valid"` and perhaps `"test"` -> lists of the lines of sources and of targets. Symbols that `<unk>`
             replaces in `splits` are unchanged here.
         said: sentences about unused columns and skipped lines.
@@ -130,8 +131,8 @@ def read_pairs(
         vocabs: of sources and of targets, instead of new ones.
         max_len: largest number of symbols of a line, with its end. `skip_bad_lines` skips longer lines; without it,
             `max_len` has no effect: see `check_lengths`.
-        has_unknown: whether new vocabularies have `<unk>` for unknown symbols; in earlier versions they had not. With
-            `min_freq` or `max_size`, and at level "subword", they always have it.
+        has_unknown: whether new vocabularies have `<unk>` for unknown symbols, which they had not in earlier versions.
+            With `min_freq` or `max_size`, and at level "subword", they always have it.
         extend_vocab: whether symbols that `vocabs` lack get ids after theirs. The options of `config` choose these
             symbols, as they choose the symbols of new vocabularies.
 
@@ -180,7 +181,7 @@ def read_pairs(
 def _new_vocabs(
     config: PairsConfig, train: Sequence[SideText], held_out: np.ndarray | None, has_unknown: bool
 ) -> list[Vocab]:
-    """Makes the vocabularies of sources and of targets from the training file.
+    """Makes the vocabularies of sources and of targets from the training file; with `share_vocab`, one for both.
 
     Args:
         config: the options.
@@ -230,9 +231,9 @@ def read_sides(path: str | Iterable[str]) -> tuple[SideText, SideText]:
 
 
 def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tuple[np.ndarray, str | None]:
-    """Returns which pairs have at most `max_len` symbols on both sides, bool `[pairs]`; and a text about the others.
+    """Returns which pairs have at most `max_len` symbols on both sides, bool `[pairs]`; and a sentence on the others.
 
-    If there are no others, the text is `None`.
+    If there are no others, the sentence is `None`.
 
     Args:
         lengths: int `[pairs]`, symbols of the longer side, with its end.

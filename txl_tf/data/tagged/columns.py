@@ -9,7 +9,8 @@ A line that begins with "#" may be a token or a comment. Each of these lines is 
 A line that begins with "#", before the first token of a sentence, is a comment if it begins with "# name =", or if it
 does not look like the lines of tokens: it has another number of columns, or no tag in the column of the tags. In files
 whose first column numbers the tokens, all these lines are comments. `ColumnsConfig.comments` overrides these rules.
-After the first token of a sentence, a line that begins with "#" is a token; with "# name =", it is an error.
+After the first token of a sentence, a line that begins with "#" is a token; with "# name =", it is an error, unless
+`comments` is false.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def with_blanks(tokens: Sequence[str]) -> Sequence[str]:
 def read_sentences(
     path: str, columns: ColumnsConfig, scheme: str | None = None, labels: Iterable[str] = ()
 ) -> list[TaggedSentence]:
-    """Reads the sentences of a file.
+    """Reads the sentences of a file; an empty list if it has no tokens. Logs how many comments are left out, if any.
 
     Args:
         path: path of a UTF-8 file. An empty line ends a sentence.
@@ -345,7 +346,8 @@ class _Table:
     def check_first_column(self, sentences: Iterable[TaggedSentence]) -> None:
         """Raises ParameterError if the first column, the default for tokens, seems to have names of documents.
 
-        That is: lines have at least three columns, and in every sentence all lines have the same first column.
+        That is: lines have at least three columns, at least two sentences have several tokens, and in each of these
+        sentences all lines have the same first column.
         """
         if self.columns.token_column or self.numbered or min(self.widths) < 3:
             return

@@ -95,8 +95,9 @@ class Lexicon:
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ParameterError: the file has a word of one character, without `skip_short`; it has no longer words; it has
-                lines of CSV, or is not UTF-8 text; or jieba is not installed. Names the file.
+            ParameterError: the file has a word of one character, without `skip_short`; it has no words of two
+                characters or more; it has lines of CSV, or is not UTF-8 text; or jieba is not installed. Names the
+                file.
         """
         path = os.fspath(path)
         if path == JIEBA:

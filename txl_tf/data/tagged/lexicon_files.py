@@ -80,10 +80,10 @@ def _choose_cut(lines: list[str]) -> Callable[[str], str]:
     Args:
         lines: the first lines of the file, which decide the rule.
     """
-    rows = [row for row in map(str.split, lines) if len(row) > 1]
+    rows = [row for row in map(str.split, lines) if len(row) > 1]  # a single field is a word and decides nothing
     if 2 * sum("\t" in line.strip() for line in lines) > len(rows):
         return lambda line: line.strip(" \t").partition("\t")[0]
-    counts = collections.Counter(_count_numbers(row) for row in rows)
+    counts = collections.Counter(_count_numbers(row) for row in rows)  # number of numbers -> number of lines
     with_numbers = len(rows) - counts.pop(0, 0)
     if 2 * with_numbers > len(rows):
         usual = counts.most_common(1)[0][0]

@@ -150,7 +150,8 @@ def in_one_scheme(
     schemes = {split: _scheme_of(text, names[split], bool(wanted)) for split, text in texts.items()}
     target = wanted or schemes["train"]
     if target == "bmes" and not wanted and "bioes" in schemes.values() and "M" not in _prefixes(texts["train"]):
-        target = "bioes"  # only another file has an entity of three tokens
+        # B, E and S are of both schemes, and only another file has an entity of three tokens: it has I, not M.
+        target = "bioes"
     has_single = any("S" in _prefixes(text) for text in texts.values())
     converted = {}
     actual_schemes = {}  # split -> the scheme that its file really has, if it is not one of `SCHEMES`

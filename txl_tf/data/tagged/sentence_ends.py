@@ -45,10 +45,10 @@ class LineSizes(NamedTuple):
 def split_at_ends(tokens: Sequence[str], by_words: bool = False) -> list[Sequence[str]]:
     """Cuts tokens into sentences. Together, the sentences have all tokens in their order.
 
-    A sentence ends with 。！？；… or ! ? ; and includes closing quotes, brackets and white space directly after these
-    marks. Among characters, a full stop `.` ends a sentence, unless an ASCII letter or digit follows directly, or an
-    initial or a common abbreviation is before it. Among words, a word that consists of such marks and full stops ends a
-    sentence: in "the offer ." the last word, in "U.S. troops" none.
+    A sentence ends with 。！？；… or ! ? ; or a similar mark, and includes closing quotes, brackets and white space
+    directly after it. Among characters, a full stop `.` ends a sentence, unless an ASCII letter or digit follows
+    directly, or an initial or a common abbreviation is before it. Among words, a word that consists of such marks and
+    full stops ends a sentence: in "the offer ." the last word, in "U.S. troops" none.
 
     Args:
         tokens: characters, as a string or a list; or words.
@@ -71,7 +71,7 @@ def split_at_ends(tokens: Sequence[str], by_words: bool = False) -> list[Sequenc
 
 
 def _is_last_word(word: str) -> bool:
-    """Whether a word consists of marks that end a sentence."""
+    """Whether a word consists of marks that end a sentence and of full stops."""
     return bool(word) and set(word) <= _ENDS | {"."}
 
 

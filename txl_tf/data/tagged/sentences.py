@@ -64,8 +64,8 @@ def read_tagged(
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ParameterError: a line has no tag or a malformed one, a token has no digit, the file has no sentences or is not
-            UTF-8, or the columns are ambiguous. Names file and line.
+        ParameterError: a line has no tag or a malformed one, with `segment_digits` a token has no digit, the file has
+            no sentences or is not UTF-8, or the columns are ambiguous. Names file and line.
     """
     sentences = read_sentences(path, columns or ColumnsConfig(), scheme, labels)
     if not sentences:
@@ -169,7 +169,7 @@ class TaggedCorpus:
         scheme: scheme of the labels: "bio", "bioes", "bmes" or "none".
         level: level of the tokens: "char" or "word".
         lines: split -> line number of the first token of each sentence.
-        sizes: lengths of the training sentences.
+        sizes: lengths of the training sentences, without those that are held out for validation.
         embeddings: `"vocab"` and `"bigram_vocab"` -> initial embeddings, float32 `[symbols, dim]`, if there are
             vectors. If the vocabularies were extended, only the rows of new symbols are used.
     """
@@ -237,7 +237,8 @@ def read_corpus(
     Args:
         config: what to read.
         vocabs: the vocabularies to use instead of new ones, as in `TaggedCorpus.vocabs`. If they have a lexicon and
-            `config.lexicon` is given, its words are found instead; words that `vocabs` lack are unknown.
+            `config.lexicon` is given, its words are found instead; without `extend_vocab`, words that `vocabs` lack
+            are unknown.
         labels: with `vocabs`, the labels of an existing model. If `config.tag_scheme` is not set and the labels have
             all kinds of entities of the files, the tags are converted to the scheme of the labels. Labels that contain
             every tag are kept; otherwise new ones are made.
@@ -285,8 +286,8 @@ def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
 
 
 def line_sizes_in(config: TaggedConfig) -> LineSizes:
-    """Returns the lengths of the training sentences. Raises ParameterError as `read_corpus`."""
-    texts, _ = _read_splits(dataclasses.replace(config, valid_path=config.train_path, test_path=None))
+    """Returns the lengths of all sentences in the training file. Raises errors as `read_tagged` does."""
+    texts, _ = _read_splits(dataclasses.replace(config, valid_path=None, test_path=None))
     return LineSizes.of((sentence.tokens for sentence in texts["train"]), config.token_level == "word")
 
 
@@ -394,9 +395,7 @@ def _encoded(corpus: TaggedCorpus, texts: dict[str, list[TaggedSentence]]) -> Ta
 def _make_labels(texts: dict[str, list[TaggedSentence]], names: dict[str, str], scheme: str) -> list[str]:
     """Returns the labels for the kinds of entities in the training sentences, ordered by kind.
 
-    "O" comes first if any file has it.
-
-    In the scheme "none", these are the tags of the training sentences.
+    "O" comes first if any file has it. In the scheme "none", the labels are the tags of the training sentences, sorted.
 
     Raises:
         ParameterError: another file has another kind of entity. Names file and line.

@@ -33,10 +33,10 @@ class _Symbols(NamedTuple):
 
 
 def make_vocabs(config: TaggedConfig, texts: Texts, lexicon: Lexicon | None) -> tuple[Vocab, Vocab, dict]:
-    """Makes the vocabularies for the sentences of all splits. Returns `(vocab, bigram_vocab, embeddings)`.
+    """Makes the vocabularies, and the initial embeddings. Returns `(vocab, bigram_vocab, embeddings)`.
 
-    They are as in `TaggedCorpus`. The vocabularies have the symbols of the training sentences, and those symbols of the
-    other splits that have a vector.
+    These are attributes of `TaggedCorpus`. The vocabularies have the symbols of the training sentences, and those
+    symbols of the other splits that have a vector. `vocab` also has the words of the lexicon in the sentences.
 
     Raises:
         ParameterError: vectors of characters and of a lexicon's words have different widths; a file of vectors is
@@ -76,10 +76,13 @@ def extend_vocabs(
     vocab: Vocab,
     bigram_vocab: Vocab,
 ) -> tuple[Vocab, Vocab, dict]:
-    """Extends `vocab` and `bigram_vocab` by the symbols that `make_vocabs` chooses and that they lack, in its order.
+    """Returns `vocab` and `bigram_vocab`, extended by the symbols that `make_vocabs` chooses and that they lack.
+
+    The new symbols keep the order of `make_vocabs`.
 
     Returns:
-        `(vocab, bigram_vocab, embeddings)`, as `make_vocabs`. Only the rows of new symbols in `embeddings` are used.
+        `(vocab, bigram_vocab, embeddings)`, as `make_vocabs`. Only the rows of new symbols in `embeddings` are used;
+        the rows of symbols that `make_vocabs` did not choose are zero.
     """
     new, new_bigrams, tables = make_vocabs(config, texts, lexicon)
     new_vocabs = {"vocab": new, "bigram_vocab": new_bigrams}
@@ -101,7 +104,7 @@ def _choose(
     Args:
         config: the options; `config.lowercase_vectors` gives a symbol without a vector that of its lower-case form.
         texts: split -> sentences.
-        symbols_of: function of the tokens of a sentence that returns its symbols.
+        symbols_of: function of the tokens of a sentence that returns its symbols, such as its bigrams.
         min_freq: symbols of the training sentences that occur less often are left out, except words with a vector from
             `word_vectors`.
         option: name of the option for the file of vectors.
@@ -116,6 +119,7 @@ def _choose(
     other_symbols = {symbol: None for counter in counts.values() for symbol in counter if symbol not in train}
     if not path:
         return _Symbols([symbol for symbol, n in train.items() if n >= min_freq], {}, None)
+    # As the file of vectors spells them. It may also have a vector of "<unk>".
     words = {symbol: symbol.replace(BLANK, " ") for symbol in (SPECIAL[1], *train, *other_symbols)}
     vectors_of_words, dim = read_vectors(path, {*words.values(), *map(str.lower, words.values())}, option)
     exact = {symbol: vectors_of_words[word] for symbol, word in words.items() if word in vectors_of_words}

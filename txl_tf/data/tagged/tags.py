@@ -158,7 +158,13 @@ def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
 
 
 def prf(right: int, predicted: int, expected: int) -> tuple[float, float, float]:
-    """Returns precision, recall and F1, from 0 to 1, of three numbers of entities. A ratio without entities is 0."""
+    """Returns precision, recall and F1, from 0 to 1. A ratio without entities is 0.
+
+    Args:
+        right: number of entities that are both predicted and expected.
+        predicted: number of predicted entities.
+        expected: number of expected entities.
+    """
     precision = right / predicted if predicted else 0.0
     recall = right / expected if expected else 0.0
     return precision, recall, 2 * right / (predicted + expected) if right else 0.0
@@ -224,8 +230,9 @@ def unused_labels(labels: Sequence[str], scheme: str | None = None) -> list[str]
     if allowed is None:
         return []
     steps = allowed[:n, :n].astype(int)
+    # Bool [K]: which labels can be reached from the start of a sentence, and from which its end can be reached.
     reached, ending = allowed[n, :n], allowed[:n, n + 1]
-    for _ in labels:
+    for _ in labels:  # no shortest path has more steps than there are labels
         reached = reached | (reached @ steps > 0)
         ending = ending | (steps @ ending > 0)
     return [label for label, used in zip(labels, reached & ending, strict=True) if not used]

@@ -37,7 +37,7 @@ def words() -> list[str]:
 
 
 def lexicon() -> list[str]:
-    """Returns the words, the towns, such as 金龙市, the bridges, such as 长江大桥, their parts, and plain words."""
+    """Returns the words, towns, such as 金龙市, 市长, bridges, such as 长江大桥, their parts, and plain words."""
     rivers = [f"长{name}" for name in SURNAMES]
     bridges = [river + given for river in rivers for given in GIVEN]
     known = words()
@@ -47,16 +47,19 @@ def lexicon() -> list[str]:
 
 
 def _name(known: Sequence[str], kind: str, rng: random.Random) -> list[Piece]:
-    """Returns the pieces to the left of 在 or 是: perhaps another word, then a name, then perhaps text of `BETWEEN`.
+    """Draws the pieces to the left of 在 or 是: perhaps another word, then a name, then perhaps text of `BETWEEN`.
 
-    In reverse order, they are the pieces to the right of 在 or 是.
+    In reverse order, they are the pieces to the right of 在 or 是. Words and names are drawn from `known`.
     """
     other = rng.choice(known) if rng.random() < 0.5 else ""
     return [(other, ""), (rng.choice(known), kind), (rng.choice(BETWEEN), "")]
 
 
 def _clause(known: Sequence[str], rng: random.Random) -> list[Piece]:
-    """Draws the pieces of a clause: about persons and places, or about a town and a bridge or its mayor."""
+    """Draws the pieces of a clause: about persons and places, or about a town and a bridge or its mayor.
+
+    Words, persons and places, also towns, are drawn from `known`.
+    """
 
     def name(kind: str) -> list[Piece]:
         """Returns the pieces around a name, see `_name`."""

@@ -252,6 +252,7 @@ def _binary_vectors(
                 raise ParameterError(path, number - 1, f"{n_vectors} vectors", message)
             data = data[position:] + block
             position = 0
+        # Some programs write a newline after each vector.
         word = data[position:space].lstrip(b"\n").decode("utf-8", "surrogateescape")
         position = space + 1 + 4 * dim
         if word in wanted:

@@ -1,1 +1,1 @@
-"""Running text: data sets, prepared folders, batches of a language model."""
+"""Running text: datasets, prepared folders, batches of a language model."""

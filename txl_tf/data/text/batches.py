@@ -1,4 +1,4 @@
-"""Batches: cuts token arrays into consecutive segments of text.
+"""Batches: cuts token arrays into consecutive segments of text. Also chooses the capacities of static clusters.
 
 Shapes:
     B: batch_size, rows of text read in parallel
@@ -36,8 +36,8 @@ def segments(
 ) -> tf.data.Dataset:
     """Cuts a token array into the batches of a language model, in the original's order.
 
-    The tokens are arranged in B rows of S; the rest is left out. A batch is the next T columns of all rows, so row r
-    of a batch continues row r of the previous batch. For 14 tokens, B = 2 and T = 4:
+    The tokens are arranged in B rows of S; the last tokens, fewer than B, are left out. A batch is the next T columns
+    of all rows, so row r of a batch continues row r of the previous batch. For 14 tokens, B = 2 and T = 4:
 
         0 1 2  3 |  4  5  6      tokens [[0, 1, 2, 3], [7, 8, 9, 10]]   labels [[1, 2, 3, 4], [8, 9, 10, 11]]
         7 8 9 10 | 11 12 13      tokens [[4, 5], [11, 12]]              labels [[5, 6], [12, 13]]
@@ -136,7 +136,7 @@ class Segments:
         else:
             table = tokens[rows.start * n_column : rows.stop * n_column].reshape(len(rows), n_column)
             if not isinstance(table, np.memmap):
-                with tf.device("CPU:0"):
+                with tf.device("CPU:0"):  # the input pipeline runs on the host
                     device_table = tf.convert_to_tensor(table)  # not a constant, which every graph would copy
                 return lambda epoch, begin, end: as_ids("tokens", device_table[:, begin:end])
 
@@ -147,7 +147,7 @@ class Segments:
 
 
 def _read_ahead(tokens_of: Callable[..., Any], rows: range, n_column: int) -> Callable[..., Any]:
-    """Returns a function that reads `_READ_AHEAD` columns at a time, and returns the requested columns from them.
+    """Returns a function that returns the requested columns. To read seldom, it reads `_READ_AHEAD` columns at once.
 
     Args:
         tokens_of: function of the number of the epoch that returns its tokens.
@@ -232,7 +232,7 @@ def choose_bin_capacities(tokens: Tokens, batch_size: int, tgt_len: int, cutoffs
     for row, first in itertools.product(range(batch_size), range(0, n_batch, at_once)):
         last = min(first + at_once, n_batch)
         begin, end = ((row * n_batch + batch) * tgt_len for batch in (first, last))
-        blocks = tokens[begin:end].reshape(last - first, tgt_len)
+        blocks = tokens[begin:end].reshape(last - first, tgt_len)  # of this row: [batches, T]
         for count, (left, right) in zip(counts, itertools.pairwise([*cutoffs, np.inf]), strict=True):
             count[first:last] += ((blocks >= left) & (blocks < right)).sum(1)
     shares = counts / (batch_size * tgt_len)

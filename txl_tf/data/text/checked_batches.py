@@ -65,13 +65,14 @@ class Batches:
         self._left = 0
 
     def calls(self, iterator: Any, k: int) -> list[int]:
-        """Returns the numbers of steps of the next calls of the graph, together `k`, or as many as there are batches.
+        """Returns how many steps each of the next calls of the graph runs: together `k`, or fewer if batches run out.
 
-        That is one call of all these steps. It is a call for each step if `any_rows`, or if `count` is unknown.
+        One call runs all of these steps. But if `any_rows`, or if `count` is unknown, each call runs one step. After
+        the last batch, the result is `[0]`, or `[]` with `any_rows`.
 
         Args:
-            iterator: of the batches. A new iterator starts at the first batch.
-            k: number of steps.
+            iterator: iterator of the batches. A new iterator starts at the first batch.
+            k: wanted number of steps.
         """
         if self.count == tf.data.INFINITE_CARDINALITY:
             return [1] * k if self.any_rows else [k]
@@ -105,9 +106,13 @@ def check_batches(
         evaluation: whether the dataset is for an evaluation. Then no segment may be longer than the first.
         name: how errors call the dataset.
         rows_divide_by: for a model without memory, a number that must divide the rows of every batch; `None`: all
-            batches must have the rows of the first.
+            batches must have the rows of the first. It has no effect if `element_spec` says how many rows batches have.
         weighs: which batches of a dataset without weights get weights. "where needed": batches with ignored labels.
-            "always": all. "never": none, and an ignored label is an error.
+            "always": all. "never": none, and an ignored label is an error. With static shapes, no batch gets weights;
+            with `done`, all batches do.
+
+    Returns:
+        `Batches` of the checked dataset. An error in a batch is raised when this batch is read.
 
     Raises:
         ParameterError: `dataset` is not a dataset of such batches, or is empty; or its segments may differ in length,
@@ -218,8 +223,9 @@ def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, long
         longest: largest length of a segment; `None` for no limit.
 
     Returns:
-        Function of `(tokens, labels, weights, ignoring)` that gives `(tokens, labels, ignored, weights)`: the labels
-        with 0 in place of ignored ones, bool `[B, T]`, and float32 `[B, T]`, or `None` without weights.
+        Function `check(tokens, labels, weights=None, *, ignoring=True)` of the tensors of a batch, which returns
+        `(tokens, labels, ignored, weights)`: tokens `[B, T]`; labels `[B, T]`, 0 where they are ignored; bool `[B, T]`,
+        which labels are ignored; float32 weights `[B, T]`, or `None` without weights.
     """
 
     def check(tokens, labels, weights=None, *, ignoring=True):
@@ -248,6 +254,7 @@ def _make_check(n_token: int, rows: int | None, rows_divide_by: int | None, long
         if weights is not None:
             weights, checks_of_weights = _weights_for(labels, weights)
             checks += checks_of_weights
+        # Only operations that are made in this block wait for the checks: hence `ensure_shape` and `identity`.
         with tf.control_dependencies([tf.debugging.Assert(*check) for check in checks]):
             tokens, labels = (tf.ensure_shape(ids, [rows, ids.shape[1]]) for ids in (tokens, labels))
             return tokens, labels, tf.identity(ignored), weights if weights is None else tf.identity(weights)
@@ -312,9 +319,9 @@ def _with_weights(tokens, labels, ignored, weights, always):
 
 
 def _padded(tokens, labels, ignored, weights, tgt_len):
-    """Returns the batch with its segments padded to `tgt_len`, for static shapes. Labels of -1 do not count.
+    """Returns the batch with its segments padded to `tgt_len`, for static shapes. Ignored labels and padding are -1.
 
-    It is `(tokens, labels)`, or `(tokens, labels, weights)` if there are weights.
+    The batch is `(tokens, labels)`, or `(tokens, labels, weights)` if there are weights.
     """
     labels = tf.where(ignored, _LEFT_OUT, tf.cast(labels, tf.int32))
     batch = _pad(tokens, 0, tgt_len), _pad(labels, _LEFT_OUT, tgt_len)
@@ -358,8 +365,9 @@ def check_batch(
         static_shapes: whether the model has static shapes.
 
     Returns:
-        `[tokens, labels]`, int32. Then float32 weights, unless `sample_weight` is `None` and either no label is ignored
-        or shapes are static. Then bool `done`, if it is given; with `done`, there are always weights.
+        A list of arrays `[batch, tgt_len]`: tokens and labels, int32; then float32 weights, unless `sample_weight` is
+        `None` and either no label is ignored or shapes are static; then bool `done`, if `x` has it. With `done`, there
+        are always weights.
 
     Raises:
         ParameterError: an argument has another type or shape, an id is outside the vocabulary, or a weight is negative

@@ -1,7 +1,10 @@
 """Corpora: from text to token arrays, in memory or in a prepared folder.
 
-`prepare` writes a folder that `load_corpus` opens; `build_corpus` keeps a small corpus in memory. Both read the text
-twice, to count its tokens and to encode it, and hold about a megabyte of it at a time.
+`prepare` writes a folder that `load_corpus` opens; `build_corpus` keeps the tokens of a small corpus in memory. Both
+usually read the text twice, to count its tokens and to encode it; to make subwords, once more, for a sample. They read
+it in pieces of about a megabyte; only a piece that cannot be cut, such as a JSON array or a long line, is larger.
+
+`prepare_texts` prepares the texts of an iterable, and `prepare_ids` prepares ids.
 """
 
 from __future__ import annotations
@@ -56,8 +59,8 @@ class Corpus:
     """A vocabulary and the token arrays of a text.
 
     Attributes:
-        cutoffs: first ids of the adaptive softmax's clusters, without 0 and `len(vocab)`.
-        splits: `"train"`, `"valid"` and perhaps `"test"` -> integer array `[n]`, in memory or on disk.
+        cutoffs: first ids of the adaptive softmax's clusters, except the first cluster; empty for a single cluster.
+        splits: `"train"`, usually `"valid"` and perhaps `"test"` -> integer array `[n]`, in memory or on disk.
         by_character: whether tokens are characters or bytes.
         checksums: split -> SHA-256 of each of its token files, if they are known. With `shard_tokens`, split -> the one
             SHA-256 of the file that the shards together would make.
@@ -105,12 +108,12 @@ def build_corpus(
     - `"lm1b"`: 1b_word_vocab.txt, valid.txt (also the test text) and the shards `LM1B_SHARDS` in the folder
       `data_path`. The sentences of each shard are shuffled.
 
-    `"pydoc"` and `"text"` take their vocabulary from the whole text, and use `level`, `valid_fraction`, `min_freq`,
-    `max_size` and `lower_case`. Lines end with `\n`, `\r\n` or `\r`, which become `\n`, and byte order marks are left
-    out, except with `raw_text` or at level `"byte"`. Level `"word"` splits text at white space and ends every line,
-    even an empty one, with `<eos>`. The other levels keep all characters. Level `"subword"` makes `vocab_size` pieces
-    from the text with SentencePiece. Tokens that `min_freq` and `max_size` leave out become `<unk>`. With `documents`,
-    every file, JSON line or row ends with `</s>`.
+    Without `vocab` and `vocab_path`, the vocabulary of `"pydoc"` and `"text"` comes from the whole text. Only these two
+    use `level`, `valid_fraction`, `min_freq`, `max_size` and `lower_case`. Lines end with `\n`, `\r\n` or `\r`, which
+    become `\n`, and byte order marks are left out, except with `raw_text` or at level `"byte"`. Level `"word"` splits
+    text at white space and ends every line, even an empty one, with `<eos>`. The other levels keep white space. Level
+    `"subword"` makes `vocab_size` pieces from the text with SentencePiece. Tokens that `min_freq` and `max_size` leave
+    out become `<unk>`. With `documents`, every file, JSON line or row ends with `</s>`.
 
     Args:
         dataset: one of `DATASETS`.
@@ -162,18 +165,20 @@ def prepare(
     workers: Any = THIS_PROCESS,
     **options: Any,
 ) -> Corpus:
-    """Prepares a dataset in `data_dir`: corpus-info.json, vocab.txt and the token files, for `load_corpus`.
+    """Prepares a dataset in `data_dir`: corpus-info.json, the vocabulary and the token files, for `load_corpus`.
 
-    The files appear at the end, corpus-info.json last, so a folder is never half finished after an interrupted call. A
-    folder that was prepared with the same arguments, from files of the same names and sizes, is not changed.
+    The files appear at the end, corpus-info.json last, so after an interrupted call, no folder with a corpus-info.json
+    is incomplete. A folder that was prepared with the same arguments, from files of the same names and sizes, is not
+    changed.
 
     Args:
         data_dir: the folder, local or remote; created if it does not exist.
         dataset, data_path: as in `build_corpus`. Without `data_path`, the paper's datasets are read from `data_dir`.
         download: whether to download the public archive of a paper's dataset if its files do not exist.
         download_url: address of another folder that has the archive.
-        verbose: 1 for a progress bar, 0 for none.
-        shard_tokens: largest number of tokens in a file; `None`: each split is one file. The fingerprints are the same.
+        verbose: 1 for a progress bar on a terminal, 0 for none.
+        shard_tokens: largest number of tokens in a file; `None`: each split is one file, but lm1b has a file for each
+            of its own shards. The fingerprint of a split does not depend on `shard_tokens`.
         workers: object that does the work, see `portions.py`; by default this process.
         **options: the other hyper-parameters of `TextConfig`.
 
@@ -207,6 +212,7 @@ def prepare(
 def _with_raw_text_of(data_dir: str, config: TextConfig) -> TextConfig:
     """Returns `config` with the `raw_text` of the prepared folder, unless `config` has a `raw_text` of its own.
 
+    So a folder of an earlier version, in which `raw_text` was always true, counts as prepared with the same arguments.
     If the folder is not prepared, returns `config` unchanged.
     """
     info = read_prepared_info(data_dir) if config.raw_text is None else None
@@ -214,10 +220,11 @@ def _with_raw_text_of(data_dir: str, config: TextConfig) -> TextConfig:
 
 
 def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
-    """Whether the folder is prepared as the recipe says.
+    """Whether the folder is already prepared, by this recipe.
 
     Raises:
-        ParameterError: it was prepared in another way, see `check_same`; or it must not be prepared, see `check_free`.
+        ParameterError: it was prepared by another recipe, see `check_same`; or it must not be prepared, see
+            `check_free`.
     """
     info = read_prepared_info(data_dir)
     if info is None:
@@ -264,7 +271,8 @@ def _write_corpus(
         recipe: files and rules of the text.
         inputs: the inputs in corpus-info.json, see `inputs_of`.
         shard_tokens, workers: as in `prepare`.
-        progress: called with the number of bytes of each piece of the text, in each of the two passes over it.
+        progress: called with the number of bytes of each piece of the text, in the pass that counts tokens and in the
+            pass that encodes them.
 
     Raises:
         ParameterError: the text is wrong, or a split has no token.
@@ -295,12 +303,13 @@ def prepare_texts(
         corpus = txl_tf.prepare(dataset, "data/stories", level="subword", vocab_size=8000)
         corpus = txl_tf.prepare(tf.data.TextLineDataset("my.txt").as_numpy_iterator(), "data/mine")
 
-    The texts are read once, and stored in `data_dir` until the end. If the folder was prepared before with the same
-    options, no text is read and the folder is not changed: a program that is started again uses the prepared folder.
+    `texts` is iterated once; until the end, a temporary file has the texts: in `data_dir`, or for a remote `data_dir`
+    on this machine. If the folder was prepared before with the same options, no text is read and the folder is not
+    changed: a program that is started again uses the prepared folder.
 
     Args:
-        texts: strings, UTF-8 bytes, or dictionaries that have the text at `text_field`. `None`: `workers` has the
-            texts.
+        texts: strings, UTF-8 bytes, or dictionaries that have the text at `text_field`. `None`: the texts are the
+            portions that `workers` returns, for example the blocks of a dataset of Ray.
         data_dir: as in `prepare`.
         text_field: key of the text in dictionaries.
         documents: whether each text is a document, which ends with `</s>`.
@@ -309,7 +318,7 @@ def prepare_texts(
 
     Raises:
         ParameterError: an element of `texts` has no text or an empty one, unless `skip_bad_lines` skips and counts such
-            elements; names its number, from 1. Or as `prepare`.
+            elements. The error names the number of the element, from 1. Or as `prepare`.
         OSError: the folder cannot be written to, or another process is preparing it.
     """
     if not isinstance(data_dir, (str, os.PathLike)):
@@ -345,7 +354,7 @@ def prepare_ids(
     n_token: int | None = None,
     shard_tokens: int | None = None,
 ) -> Corpus:
-    """Prepares a folder from ids of your own, for `train.py --data_dir`, whose run all programs open.
+    """Prepares a folder from ids of your own. `train.py --data_dir` trains on it; all programs can read its run.
 
         txl_tf.prepare_ids({"train": train_ids, "valid": valid_ids}, "data/mine", n_token=512)
         # python train.py --data_dir=data/mine --model_dir=runs/mine
@@ -361,7 +370,7 @@ def prepare_ids(
 
     Raises:
         ParameterError: a split or an id is wrong; or `data_dir` has a corpus, or is the folder of a run.
-        OSError: the folder cannot be written to.
+        OSError: the folder cannot be written to, or another process is preparing it.
     """
     data_dir = os.fspath(data_dir).rstrip("/")
     if not isinstance(ids, Mapping) or "train" not in ids or not ids.keys() <= {"train", "valid", "test"}:
@@ -378,9 +387,10 @@ def prepare_ids(
         if sum(map(len, parts)) < 2:
             raise ParameterError("ids", split, "at least two ids in each split", f"ids has too few ids in {split}")
     largest = max(int(array.max()) for parts in arrays.values() for array in parts if array.size)
-    size = len(vocab) if vocab else n_token or largest + 1
+    given_size = n_token if vocab is None else len(vocab)
+    size = largest + 1 if given_size is None else given_size
     if largest >= size:
-        name = "vocab" if vocab else "n_token"
+        name = "n_token" if vocab is None else "vocab"
         raise ParameterError(name, size, f"more than {largest}, the largest id")
     if vocab is None:
         vocab = Vocab(level="word", special=[str(i) for i in range(size)], raw_text=False)
@@ -442,7 +452,7 @@ def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
         data_dir: the folder, local or remote.
         verify: whether to check the checksums of the token files, which reads all of them. `None`: only if the files
             are local and have at most a gigabyte together. The checksum of the vocabulary is always checked. Folders of
-            the earliest versions have no checksums.
+            the earliest versions have no checksums. Unless `verify` is true, they are opened with a warning.
 
     Raises:
         FileNotFoundError: the folder is not prepared, or a file is missing.

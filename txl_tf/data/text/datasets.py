@@ -1,4 +1,4 @@
-"""Datasets: a `Recipe` has the files of a dataset, and how their text becomes tokens. `encoding.py` carries it out."""
+"""Datasets: a `Recipe` says which files a dataset has, and how text becomes tokens. `encoding.py` does the work."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Recipe:
         counted: text files whose tokens are counted.
         options: the hyper-parameters that decide the result, for corpus-info.json. `"pydoc"` and `"text"` have
             `"valid_fraction"`, the fraction of train that becomes valid. lm1b has `"num_shuffle"`, the number of random
-            orders to write.
+            orders to write, and their `"seed"`.
         folder: folder of a dataset of the paper; otherwise `None`.
         vocab_file: file of the vocabulary; `None` if its tokens come from the text or `vocab` is given.
         vocab: an existing vocabulary, or `None`.
@@ -93,6 +93,7 @@ class Recipe:
         """
         if self.dataset == "pydoc":
             return iter([Text(PYDOC, [pydoc_text()])])
+        # With `bos`, a piece must not end within a line, because `bos` and `eos` mark the ends of whole lines.
         level = "line" if self.vocab_options.get("bos") else self.vocab_options["level"]
         skipped = (skipped or _ignore) if self.skip_bad_lines else None  # `None` makes such a row an error
         rows = {"raw_text": self.raw_text, "skipped": skipped}
@@ -106,7 +107,7 @@ class Recipe:
 
 
 def _ignore(reason: str) -> None:
-    """Does nothing about a row that is left out: the pass that counted tokens has counted it."""
+    """Does nothing about a row that is left out. Only the pass that counts tokens reports such rows, see `count`."""
 
 
 def make_recipe(config: TextConfig) -> Recipe:
@@ -298,12 +299,12 @@ def check_files(recipe: Recipe) -> None:
 
 
 def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
-    """Returns the cutoffs of the adaptive softmax: the given ones, or the dataset's, or those of `choose_cutoffs`.
+    """Returns the cutoffs of the adaptive softmax: the option's, or the dataset's, or those of `choose_cutoffs`.
 
-    Those of a dataset of the paper are left out where they are beyond the vocabulary.
+    A cutoff of a paper's dataset is left out if it is not an id of the vocabulary.
 
     Raises:
-        ParameterError: given cutoffs are beyond the vocabulary.
+        ParameterError: the given cutoffs are not ids of the vocabulary.
     """
     cutoffs = recipe.options["cutoffs"]
     if cutoffs is None and recipe.dataset in PAPER_DATASETS:
@@ -317,11 +318,11 @@ def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
 
 
 def choose_cutoffs(vocab: Vocab) -> list[int]:
-    """Chooses cutoffs of the adaptive softmax by the counts of a vocabulary; none for less than 20,000 symbols.
+    """Chooses cutoffs of the adaptive softmax by the counts of a vocabulary; none for fewer than 20,000 symbols.
 
-    The first cluster has the most frequent tokens, which make up 90% of the text. With the second cluster it is 95%,
-    with the third 99%; the last one has the rest. Cutoffs are rounded up to multiples of 1000, so there may be fewer
-    clusters.
+    The first cluster has the most frequent symbols, whose tokens are 90% of the text. The first two clusters together
+    have 95% of the text, the first three 99%, and the last cluster has all other symbols. Cutoffs are rounded up to
+    multiples of 1000, so there may be fewer clusters.
     """
     if len(vocab) < FEWEST_WITH_BINS:
         return []
@@ -338,7 +339,7 @@ def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
 def is_by_character_in(data: dict[str, Any], vocab: Vocab) -> bool:
     """Whether the tokens of a run are characters or bytes, by the `"data"` in its `config.json`.
 
-    The `config.json` of a converted run does not record this: then the data set and the vocabulary decide.
+    The `config.json` of a converted run does not record this: then the dataset and the vocabulary decide.
     """
     return data.get("by_character", is_by_character(data.get("dataset"), vocab))
 

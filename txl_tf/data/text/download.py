@@ -55,7 +55,7 @@ CHECKSUMS = {
     f"{_LM1B}.tar.gz": (1792209805, "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"),
 }
 
-# Dataset -> {text file in its archive: its new name}. The shards of lm1b keep their names, so the pattern has none.
+# Dataset -> {text file in its archive: its new name}. The shards of lm1b keep their names: their pattern has `None`.
 _TEXT_FILES = {
     "wt2": {f"wikitext-2/wiki.{split}.tokens": f"{split}.txt" for split in SPLITS},
     "wt103": {f"wikitext-103/wiki.{split}.tokens": f"{split}.txt" for split in SPLITS},
@@ -127,7 +127,7 @@ def _fetch(dataset: str, data_dir: str, base_url: str | None) -> None:
         else:
             _unpack_files(dataset, archive, staging)
         files = [path.relative_to(staging) for path in Path(staging).rglob("*") if path.is_file()]
-        for path in sorted(files, key=lambda path: (-len(path.parts), path)):  # the topmost files last
+        for path in sorted(files, key=lambda path: (-len(path.parts), path)):  # last the files that `fetch` needs
             check_no_link(data_dir, str(path.parent))
             os.makedirs(os.path.join(data_dir, path.parent), exist_ok=True)
             os.replace(os.path.join(staging, path), os.path.join(data_dir, path))
@@ -139,8 +139,10 @@ def _fetch(dataset: str, data_dir: str, base_url: str | None) -> None:
 def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
     """Fetches a file, unless the folder has it. Returns its path. `base_url` replaces the folder of the URL.
 
+    Logs a warning if a file that the folder has, or that is fetched from `base_url`, is not the published one.
+
     Raises:
-        ParameterError: the file at `url`, without `base_url`, is not the published one.
+        ParameterError: without `base_url`, the fetched file is not the published one.
         OSError: the file cannot be fetched, or the folder cannot be written to.
     """
     name = posixpath.basename(url)

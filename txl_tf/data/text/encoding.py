@@ -1,8 +1,9 @@
 """From texts to tokens: `make_vocab` counts tokens in a first pass, `encode` encodes the text in a second pass.
 
-`count`, `take_sample`, `encode_portion` and others are generator functions of a portion of the text. `workers`, see
-`portions.py`, calls them for all portions and yields the results in order. The tokens do not depend on how the text is
-cut into portions. `**reading` in these functions stands for the arguments `progress` and `numbered` of `Recipe.read`.
+`count`, `take_sample`, `encode_portion` and others are generator functions of a portion of the text. The argument
+`workers`, an object as in `portions.py`, calls them for all portions and yields the results in order. The tokens do not
+depend on how the text is cut into portions. `**reading` in these functions stands for the arguments `progress` and
+`numbered` of `Recipe.read`.
 """
 
 from __future__ import annotations
@@ -50,12 +51,14 @@ class Counted(NamedTuple):
     """Counts of a portion.
 
     Attributes:
-        counter: how often each token occurs, in the order of first appearance.
+        counter: how often each token occurs, in the order of first appearance; empty at level "byte". `None` in the
+            results of `make_vocab`, which has added it to the vocabulary's counter.
         n_tokens: number of ids, with the ends of documents.
         n_documents: number of documents that end in the portion; 0 for a vocabulary without ends of documents.
         n_to_last_end: number of ids up to the last end of a text in the portion, inclusive.
         n_skipped: number of rows without a text that were left out.
-        skipped: why the first of these rows was left out; `None` if its number is not known.
+        skipped: why the first of these rows was left out, with the number of its line; `None` if that is not known, or
+            if no row was left out.
     """
 
     counter: Counter
@@ -92,8 +95,8 @@ def _uncounted(vocab: Vocab) -> Vocab:
 def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Progress | None = None) -> tuple[Vocab, Counts]:
     """Returns the vocabulary, and the portions of the counted files with their counts.
 
-    The vocabulary is the one of the recipe, or comes from a file or from the text. Its `counter` has the counts of the
-    text. Logs how many rows were left out.
+    The vocabulary is the one of the recipe, or comes from a file or from the text. The counts of the text are added to
+    its `counter`, even to the counter of the recipe's own vocabulary. Logs how many rows were left out, if any.
 
     Raises:
         ParameterError: the text or the file of the vocabulary is wrong.
@@ -145,6 +148,7 @@ def count(recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any) -> Ite
             n_documents += vocab.document is not None and text.is_last
 
     read = recipe.read(portion, **reading, skipped=skipped.append)
+    # First the texts that end in this portion, then perhaps one that ends in a later portion.
     for is_last, texts in itertools.groupby(read, lambda text: text.is_last):
         n_tokens += vocab.count(pieces(texts))
         n_to_last_end = n_tokens + n_documents if is_last else n_to_last_end
@@ -160,7 +164,7 @@ def log_skipped(number: int, reason: str | None) -> None:
 
 
 def _make_subwords(recipe: Recipe, portions: list[Portion], workers: Any) -> Vocab:
-    """Makes subwords from a `Sample` of the whole text, whose portions are sampled one by one."""
+    """Makes subwords from a `Sample` of the whole text: joins the samples of its portions."""
     sentencepiece()  # raises an error before the text is read
     sample = Sample()
     firsts = [0]  # the number of the first line of each portion
@@ -211,7 +215,8 @@ def encode(
         workers, progress: as in `ThisProcess.each`.
 
     Raises:
-        ParameterError: the text is wrong, or is too short for `valid_fraction`.
+        ParameterError: the text is wrong, or is too short for `valid_fraction`, or its last document is too long for
+            it.
     """
     vocab = _uncounted(vocab)
     for split, paths in recipe.files.items():
@@ -305,7 +310,7 @@ def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes,
     """Yields `(piece of text, its ids, False)`; with documents, also `("", id of the end, True)` after each text."""
     end = np.array([vocab.document_id], np.int32) if vocab.document is not None else None
     for text in texts:
-        pieces, same = itertools.tee(text.pieces)
+        pieces, same = itertools.tee(text.pieces)  # each piece is both encoded and yielded
         for piece, ids in zip(same, vocab.encode_stream(pieces, text.name, text.first_line), strict=True):
             yield piece, ids, False
         if end is not None and text.is_last:
@@ -337,7 +342,10 @@ def _divided(
 
 
 def _joined(pieces: Iterable[Piece], dtype: np.dtype) -> Iterator[Piece]:
-    """Joins consecutive short pieces until they have `_AT_ONCE` ids, and converts the ids to `dtype`."""
+    """Joins consecutive short pieces until they have `_AT_ONCE` ids, and converts the ids to `dtype`.
+
+    `dtype` has room for all ids. Pieces of different splits or shards are not joined.
+    """
     for (split, shard), same in itertools.groupby(pieces, lambda piece: (piece.split, piece.shard)):
         waiting = []
         n_waiting = 0
@@ -376,7 +384,7 @@ def encode_sentences(
 ) -> Iterator[tuple[np.ndarray, list[int], Extent]]:
     """Yields once, for a file of a sentence a line: its ids, the number of ids of each sentence, and its extent.
 
-    The ids of a sentence are those of its words, between the markers of begin and end.
+    The ids of a sentence are those of `bos`, of its words and of `eos`.
     """
     ids = []
     lengths = []

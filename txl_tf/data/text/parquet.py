@@ -84,7 +84,13 @@ def _rows(batches: Iterable[Any], field: str) -> Iterator[dict]:
 
 
 def _check_column(names: list[str], field: str, where: str) -> None:
-    """Raises ParameterError if no column has the name `field`. `where` is what has the columns `names`."""
+    """Raises ParameterError if no column has the name `field`.
+
+    Args:
+        names: names of the columns.
+        field: the wanted name.
+        where: how the error calls the file or the dataset with these columns.
+    """
     if field not in names:
         columns = shortened(", ".join(map(brief, names)), 200) or "none"
         raise ParameterError("text_field", field, names, f"{where} has no column {brief(field)}; it has {columns}")

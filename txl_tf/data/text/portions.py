@@ -48,9 +48,9 @@ THIS_PROCESS = ThisProcess()
 def cut_in_portions(paths: Iterable[str], n_workers: int) -> list[list[FilePart]]:
     """Cuts files into portions, in order; if possible, at least eight for each worker.
 
-    A portion has 1 to 64 megabytes. Small files share a portion. Large files are cut: text between lines, a zip archive
-    between its files, Parquet between its row groups. A gzip file, a JSON array and a part of an archive or of Parquet
-    cannot be cut, so they may be larger.
+    The limit for a portion is between 1 and 64 megabytes. Small files share a portion. Large files are cut: text
+    between lines, a zip archive between its files, Parquet between its row groups. A gzip file, a JSON array and a part
+    of an archive or of Parquet cannot be cut, so their portions may be larger.
     """
     files = [(path, inputs.size(path)) for path in paths]
     n_blocks = sum(size for _, size in files) // (_PORTIONS_OF_WORKER * n_workers * text_files.BLOCK_BYTES)

@@ -34,7 +34,7 @@ INFO_FILE = "corpus-info.json"
 VOCAB_FILE = "vocab.txt"
 _NEW = "prepare.tmp"  # folder of new files in the prepared folder. A remote one contains only corpus-info.json
 _TOKENS = re.compile(r"(train|valid|test)(-\d{3,})?\.npy")  # names of token files
-FORMAT = 1
+FORMAT = 1  # version of corpus-info.json; the file of the original program has no "format"
 
 logger = logging.getLogger("txl_tf")
 
@@ -61,7 +61,7 @@ class _Info:
         vocab_size: number of symbols.
         cutoffs: 0, the first ids of the later clusters of the adaptive softmax, and `vocab_size`; or empty.
         dataset: one of `DATASETS`.
-        format: see `FORMAT`.
+        format: always `FORMAT`.
         n_tokens: split -> number of tokens.
         files: split -> names of its token files.
         vocab: arguments of `Vocab`.
@@ -90,7 +90,7 @@ def _check_info(info: dict[str, Any]) -> None:
     """Raises ParameterError if the values of a `corpus-info.json` are wrong, ours or the original program's."""
     if info.get("format", FORMAT) != FORMAT:
         raise ParameterError("format", info["format"], f"{FORMAT}, which this version reads")
-    own = {"format", "files"} & info.keys()
+    own = {"format", "files"} & info.keys()  # one of them is enough, so that a missing one is an error
     check_values(info, _Info if own else _OriginalInfo)
     empty_vocab(**info.get("vocab") or {})  # checks the options
     cutoffs = info["cutoffs"]
@@ -230,7 +230,7 @@ def write_files(
 
 
 def _paths(start: str, number: int | None) -> Iterator[str]:
-    """Yields the paths of token files: of the start `train` only `train.npy`; with `number` 0, `train-000.npy`, ..."""
+    """Yields the paths of token files: only `train.npy`; or with `number` 5, `train-005.npy`, `train-006.npy`, ..."""
     return iter([f"{start}.npy"]) if number is None else (f"{start}-{i:03d}.npy" for i in itertools.count(number))
 
 
@@ -255,7 +255,10 @@ def inputs_of(recipe: datasets.Recipe, data_dir: str) -> dict[str, int | None]:
 
 
 def progress_bar(n_bytes: int) -> Callable[[int], None]:
-    """Returns a function to call with the number of bytes of each piece of `n_bytes`. It draws a bar on a terminal."""
+    """Returns a function to call after each piece of a text of `n_bytes`, with the bytes of the piece.
+
+    It draws a bar if the standard output is a terminal.
+    """
     bar = keras.utils.Progbar(math.ceil(n_bytes / 1e6), unit_name="MB", verbose=int(sys.stdout.isatty()))
     done = shown = 0
 
@@ -315,9 +318,9 @@ def _naming_folder(data_dir: str) -> Iterator[None]:
 def new_files(data_dir: str) -> Iterator[str]:
     """Yields an empty local folder for new files. After the block, moves them to `data_dir`, corpus-info.json last.
 
-    If `data_dir` is remote, it gets copies.
-
-    After an error in the block, the new files are removed. A local `data_dir` is locked during the block.
+    If `data_dir` is remote, copies the files. After an error in the block, the new files are removed. A local
+    `data_dir` is locked during the block. Files that an interrupted preparation has left in `data_dir` are removed
+    first.
 
     Raises:
         OSError: `data_dir` cannot be written to, or another process is preparing it.
@@ -359,7 +362,7 @@ def new_files(data_dir: str) -> Iterator[str]:
 
 
 def check_same(data_dir: str, info: dict[str, Any], recipe: datasets.Recipe) -> None:
-    """Checks whether the folder was prepared as the recipe says. A file that has been removed since then is ignored.
+    """Checks that the folder was prepared by this recipe. A file of the text that no longer exists is ignored.
 
     Args:
         data_dir: the prepared folder.
@@ -374,7 +377,7 @@ def check_same(data_dir: str, info: dict[str, Any], recipe: datasets.Recipe) -> 
     requested = {"dataset": recipe.dataset, **recipe.options, "raw_text": recipe.vocab_options.get("raw_text", True)}
     sizes = {} if recipe.spooled else inputs_of(recipe, data_dir)
     sizes = {name: info["inputs"].get(name) if size is None else size for name, size in sizes.items()}
-    if recipe.dataset in datasets.PAPER_DATASETS:
+    if recipe.dataset in datasets.PAPER_DATASETS:  # a removed shard of lm1b is not among the files of the recipe
         sizes = {**info["inputs"], **sizes}
     for values, inputs in ((existing, info["inputs"]), (requested, sizes)):
         values.update({f"size of {name}": size for name, size in inputs.items()})

@@ -83,7 +83,7 @@ class Text(NamedTuple):
     """A text, or the part of it that a portion has. Its pieces can be read once."""
 
     name: str  # for messages
-    pieces: Iterable[str | bytes]  # at level "byte": bytes of a file, or the string of a JSON line
+    pieces: Iterable[str | bytes]  # at level "byte": bytes of a file, or the string of a row, such as a JSON line
     first_line: int = 1  # number of the line at the beginning of the pieces
     is_last: bool = True  # whether the pieces are the end of the text
 
@@ -165,7 +165,7 @@ def _paths_of(data_path: Any) -> list[str]:
         data_path = [data_path]
     paths = data_path.split(",") if isinstance(data_path, str) else data_path
     paths = [os.fspath(path) for path in ([paths] if isinstance(paths, os.PathLike) else paths)]
-    joined = []
+    joined = []  # the paths, in which the parts of a name with commas are joined again
     while paths:
         n = _length_of_name(paths)
         if not n:  # the reader will raise an error for this path, and to check all others would take long
@@ -244,7 +244,7 @@ def _names_in(path: str) -> list[str]:
 
 
 def is_json_array(path: str) -> bool:
-    """Whether a file is a JSON array of texts, which can only be read as a whole."""
+    """Whether a file is a JSON array of texts or objects, which can only be read as a whole."""
     return any(kind is _Kind.JSON_ARRAY for kind in _kinds_in(path))
 
 
@@ -271,7 +271,7 @@ def read_texts(
     r"""Yields texts: each JSON line, element of a JSON array, row of Parquet, and each other file, also in archives.
 
     Args:
-        parts: local or remote files; files that end in .gz or .zip are unpacked while they are read.
+        parts: local or remote files, or parts of them; files that end in .gz or .zip are unpacked while they are read.
         level: level of the vocabulary. It decides where pieces are cut, see `read_files`.
         text_field: the field of JSON objects, or the column of Parquet, that has the text. If it is given, all files
             except Parquet are read as JSON. By default, the name or the content of a file decides whether it is JSON,
@@ -451,13 +451,14 @@ def _kind_and_stream(stream: _Stream) -> tuple[_Kind, _Stream]:
 def _kind_of(data: bytes, whole: bool) -> _Kind | None:
     """Returns the kind of a text file that begins with `data`; `None` if more data is needed to decide.
 
-    `whole` is true if `data` is the whole file.
+    A file is JSON lines if its first line, and most of its first 20 lines that are not empty, are objects. `whole` is
+    true if `data` is the whole file.
     """
     data = data.removeprefix(codecs.BOM_UTF8).lstrip()
     if not data.startswith((b"{", b"[")):
         return _Kind.TEXT if data or whole else None
     if data.startswith(b"["):
-        return _array_or_text(data.decode("utf-8", "ignore"), whole)
+        return _kind_of_list(data.decode("utf-8", "ignore"), whole)
     lines = data.splitlines(keepends=True)
     lines = lines if whole or lines[-1].endswith((b"\n", b"\r")) else lines[:-1]
     if not lines:
@@ -466,11 +467,11 @@ def _kind_of(data: bytes, whole: bool) -> _Kind | None:
     return _Kind.JSON_LINES if are_objects[0] and 2 * sum(are_objects) > len(are_objects) else _Kind.OTHER_JSON
 
 
-def _array_or_text(text: str, whole: bool) -> _Kind | None:
-    """Returns the kind of a text that begins with "[": an array if its first elements are objects or strings.
+def _kind_of_list(text: str, whole: bool) -> _Kind | None:
+    """Returns the kind of a text that begins with "[": `JSON_ARRAY` if its first 20 elements are objects or strings.
 
-    Otherwise, it is `OTHER_JSON`. Returns `None` if more of the text is needed to decide. `whole` is true if `text` is
-    the whole text.
+    Otherwise, it is `OTHER_JSON`, also if the list is empty. Returns `None` if more of the text is needed to decide.
+    `whole` is true if `text` is the whole text.
     """
     position = 1
     decoder = json.JSONDecoder()
@@ -534,7 +535,10 @@ def _streams_of(part: FilePart, progress: Progress | None, numbered: bool, raw_t
 
 
 def _in_archive(part: FilePart, progress: Progress | None) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Yields `(name, blocks of bytes)` for the files in a part of a zip archive."""
+    """Yields `(name, blocks of bytes)` for the files in a part of a zip archive.
+
+    Raises ParameterError if the archive is damaged or has no file.
+    """
     with _open_zip(part.path) as archive:
         members = _members(archive)
         if not members:
