@@ -250,7 +250,7 @@ async def disconnected(request: Request) -> None:
 
 
 async def body_of(request: Request) -> dict:
-    """Returns the JSON object in the body of a request. Raises Failed if it is no JSON object, or arrives too slowly."""
+    """Returns the JSON object in the body of a request. Raises Failed if it is no JSON object or arrives too slowly."""
     try:
         body = await asyncio.wait_for(request.body(), SECONDS_TO_SEND)
     except TimeoutError:
