@@ -271,12 +271,12 @@ def memory():
     vocab = folder.load_vocab()
     changes = {} if FLAGS.mem_len is None else {"mem_len": FLAGS.mem_len}
     mem_len = {**config["model"], **changes}["mem_len"]
-    tgt_len = FLAGS.tgt_len or config.get("training", {}).get("tgt_len")
+    tgt_len = config.get("training", {}).get("tgt_len") if FLAGS.tgt_len is None else FLAGS.tgt_len
     if mem_len < 1:
         message = f"kind=memory needs a model with memory, got mem_len={mem_len} in {folder}"
         raise ParameterError("mem_len", mem_len, "at least 1", message)
     if tgt_len is None or tgt_len < 1:
-        message = f"tgt_len must be 1 or more, got {tgt_len}: the run in {folder} does not record it"
+        message = f"tgt_len must be 1 or more, got {tgt_len}: give --tgt_len if the run in {folder} does not record it"
         raise ParameterError("tgt_len", tgt_len, "at least 1", message)
     if FLAGS.text is not None:
         return memory_along(folder, vocab, mem_len, tgt_len, changes)
