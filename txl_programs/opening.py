@@ -113,6 +113,6 @@ def bytes_for_training(more_than: int) -> list[Any]:
     if len(parts[1]) <= more_than:
         allowed = f"a file of more than {10 * more_than} bytes"
         where = FLAGS.data_path or "the reference manual"
-        message = f"data_path must be {allowed}, got {len(text)} in {where}"
+        message = f"data_path must be {allowed}, got {len(text)} bytes in {where}"
         raise ParameterError("data_path", FLAGS.data_path, allowed, message)
     return parts

@@ -151,14 +151,14 @@ def _named_files():
     names = collections.Counter(name for _, name in files)
     for name in names:
         if names[name] > 1 or any(str(folder) in names for folder in PurePosixPath(name).parents):
-            message = f"--input must not name two files whose answers both go to {output}{name}, or into it"
+            message = f"--input must not name two files whose output files, or their folders, are both {output}{name}"
             raise ParameterError("input", FLAGS.input, "files of different names", message)
     for path, name in files:
         if absolute(path).startswith(output) or same_path(path, f"{output}{name}"):
             message = f"--output must not contain a file of --input, got {FLAGS.output}, which contains {path}"
             raise ParameterError("output", FLAGS.output, "a folder without files of --input", message)
     if around := folder_around([output, *(f"{output}{name}" for name in names)], FLAGS.input):
-        message = f"--output must be outside of {around}, which --input contains as a whole, got {FLAGS.output}"
+        message = f"--output must be outside of {around}, all files of which --input names, got {FLAGS.output}"
         raise ParameterError("output", FLAGS.output, f"a folder outside of {around}", message)
     return files
 

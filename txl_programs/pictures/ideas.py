@@ -80,7 +80,7 @@ def shift_steps(qlen, mlen):
 
 
 def draw_shift(qlen, mlen):
-    """Returns a figure of `shift_steps`. The text of a cell is its distance, its colour the query, or grey if masked."""
+    """Returns a figure of `shift_steps`. A cell has a distance as text, a query as colour. Masked cells are grey."""
     klen = mlen + qlen
     titles = (
         "1. by distance",

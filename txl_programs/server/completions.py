@@ -116,7 +116,7 @@ class Options:
                 )
         for name, neutral in NEUTRAL.items():
             if name in values and values[name] not in neutral:
-                raise Failed(400, f"{name} has no effect here: leave it out", name)
+                raise Failed(400, f"{name} is not supported by this server: leave it out", name)
         self.n = whole(values, "n", 1, 1, bounds.max_rows)
         if values.get("best_of") not in (None, self.n):
             raise Failed(400, "best_of must be left out, or equal n", "best_of")
