@@ -119,7 +119,7 @@ def print_table(title, by_seed):
 
 
 def main():
-    train, valid = bytes_for_training(fewest=LONGEST)
+    train, valid = bytes_for_training(more_than=LONGEST)
     for claim in (positions, biases, memory):
         if FLAGS.claim in ("all", claim.__name__):
             by_seed = []

@@ -171,7 +171,7 @@ def main():
     if FLAGS.output:
         check_matplotlib()
     check_writable(FLAGS.output)
-    train, valid = bytes_for_training(fewest=4 * SEGMENT)
+    train, valid = bytes_for_training(more_than=4 * SEGMENT)
     seconds = compare_speed(FLAGS.positions, train, valid)
     first = seconds[FLAGS.positions[0]]
     print("| positions | parameters | steps | without memory | with memory | gain | 4 times | train | evaluate |")

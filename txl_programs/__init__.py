@@ -1,7 +1,7 @@
 """The programs: `txl-train`, `txl-generate`, ...; in a clone also `train.py`, `tools/generate.py`, ...
 
 Each program is a module of this package, which runs as the main module, as with `python -m`. Its --help shows its
-docstring and its flags. It reads its flags before it imports TensorFlow. `program.py` has the frame of all programs.
+docstring and its flags. It reads its flags before it imports TensorFlow. `program.py` starts and ends all programs.
 """
 
 import importlib.util
@@ -19,14 +19,18 @@ FOLDERS = {
 
 
 def find_program(command: str) -> ModuleSpec | None:
-    """The spec of the module that a command, such as txl-train-ner or tools/train_ner.py, names; `None` without one."""
+    """Returns the spec of the module of a program; `None` if there is no such module.
+
+    Args:
+        command: name or path of the program, such as txl-train-ner or tools/train_ner.py.
+    """
     name = Path(command).stem.removeprefix("txl-").replace("-", "_")
     folder = FOLDERS.get(name.partition("_")[0])
     return importlib.util.find_spec(".".join(filter(None, [__name__, folder, name])))
 
 
 def main() -> None:
-    """Runs the program that the first word of the command line names. Ends with a message if there is none."""
+    """Runs the program that the first word of the command line names. An unknown name ends in a message."""
     spec = find_program(sys.argv[0])
     if spec is None or not isinstance(spec.loader, InspectLoader):
         sys.exit(f"{sys.argv[0]}: there is no program of this name")

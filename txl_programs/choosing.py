@@ -1,4 +1,4 @@
-"""Chooses the preset of a training by the size of its data and by the machine, and logs the choice."""
+"""Chooses the preset of a training run by the size of its data and by the machine, and logs the choice."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Choice(NamedTuple):
     """A preset and the machine for which it was chosen."""
 
     preset: str
-    accelerators: int  # GPUs, and a TPU
+    accelerators: int  # number of GPUs, plus 1 with --strategy=tpu
     machine: str  # in words
 
 
 def chosen_preset(n_bytes: int) -> Choice:
-    """The preset of --preset or, without it, the one for data of this size on this machine."""
+    """Returns the preset of --preset or, without it, the one for `n_bytes` of training data on this machine."""
     import tensorflow as tf
 
     accelerators = len(tf.config.list_physical_devices("GPU"))
     if FLAGS.strategy == "tpu":
-        accelerators += 1  # a TPU is as fast as a GPU at least
+        accelerators += 1  # a TPU is at least as fast as a GPU
     n_cores = os.cpu_count() or 1
     machine = "there is a GPU or a TPU" if accelerators else f"there is no GPU, but {n_cores} cores"
     return Choice(FLAGS.preset or choose_preset(n_bytes, accelerators, n_cores), accelerators, machine)
@@ -33,15 +33,15 @@ def chosen_preset(n_bytes: int) -> Choice:
 def log_choice(
     choice: Choice, weights: int, steps: int | None, data: str, weights_of_base: int, given_sizes: dict[str, Any]
 ) -> None:
-    """Logs the preset, and why it was chosen.
+    """Logs the preset and, unless --preset named it, why it was chosen.
 
     Args:
         choice: the preset and the machine.
-        weights: of the layers of the model.
-        steps: of the training; `None` to say nothing of them.
+        weights: number of weights of the model, without its embeddings.
+        steps: number of training steps; `None` to leave it out.
         data: the size of the data in words, such as "the text has 2 kB".
-        weights_of_base: of the layers with the default sizes.
-        given_sizes: sizes on the command line, which replace those of the preset.
+        weights_of_base: like `weights`, for the preset base.
+        given_sizes: `{name: value}` of the sizes on the command line, which replace those of the preset.
     """
     message = f"preset {choice.preset}: {weights / 1e6:.1f} M parameters besides the embeddings"
     if steps is not None:

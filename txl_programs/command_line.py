@@ -19,7 +19,8 @@ from txl_config.errors import shortened, visible
 from txl_programs.flag_values import FLAGS, given
 from txl_programs.printing import on_one_line, program_name
 
-# Flags that name a file, a folder or an address, and are not hyper-parameters, which `txl_config` checks.
+# Flags that name a file, a folder or an address: `refuse_empty` refuses "" as a name. Hyper-parameters are left out,
+# because `txl_config` checks them.
 _NAMES = (
     "ckpt_path", "corpus", "data_dir", "download_url", "figures", "font", "host", "input", "json_schema",
     "lexicon", "output", "output_dir", "prompt_file", "pytorch_checkpoint", "text_path", "tf1_checkpoint",
@@ -94,7 +95,12 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 
 def end(message: str, argv: Sequence[str]) -> NoReturn:
-    """Ends the program with one line and status 1."""
+    """Ends the program with status 1 and one line: the name of the program, and the message, shortened if it is long.
+
+    Args:
+        message: the message.
+        argv: the command line. Its first word names the program.
+    """
     sys.exit(f"{program_name(argv[0])}: {shortened(visible(on_one_line(message)), 400)}")
 
 
@@ -117,7 +123,7 @@ def _suggestion(name: str) -> str:
     return f" Did you mean --{meant[0]}?{note}"
 
 
-# Pattern of a message of absl about a wrong value -> the message that the program prints instead.
+# Pattern of a message of absl about a wrong value -> message that the program prints instead. The first match counts.
 _PLAIN = (
     (r"--(\w+)=None: Flag --\1 must have a value other than None\.", r"--\1 must be given"),
     (r"--(\w+)=.*: invalid literal for int\(\) with base 10: (.*)", r"--\1 must be an integer, got \2"),
@@ -155,7 +161,7 @@ def refuse_stray(argv: Sequence[str]) -> None:
 
 
 def refuse_empty() -> None:
-    """Ends the program if one of the flags `_NAMES` is given without a name, as by an unset variable of a shell."""
+    """Ends the program if one of the flags `_NAMES` is empty. In a shell, an unset variable has this effect."""
     for name in given(_NAMES):
         if FLAGS[name].value == "":
             end(f"--{name} must not be empty: name a file, or leave it out", sys.argv)
@@ -165,11 +171,11 @@ def refuse_empty() -> None:
 
 
 def _flag_files(argv: Sequence[str], known: Sequence[str] = ()) -> list[str]:
-    """The flag files that `argv` names, and those that these files name, each once.
+    """Returns the paths of all flag files, each once: those that `argv` names, and those that flag files name.
 
     Args:
         argv: words of the command line, or lines of a flag file.
-        known: flag files that were found before. They come first.
+        known: paths that were found before. The result begins with them, and their files are not read again.
     """
     paths = list(known)
     for word, following in itertools.pairwise([*argv, ""]):
@@ -182,7 +188,10 @@ def _flag_files(argv: Sequence[str], known: Sequence[str] = ()) -> list[str]:
 
 
 def _lines_of(path: str) -> list[str]:
-    """The lines of a flag file. None if it cannot be read, or is no plain file: /dev/stdin can be read only once."""
+    """Returns the lines of a flag file; an empty list if it cannot be read, or is not an ordinary file.
+
+    A pipe such as /dev/stdin can be read only once, and absl has to read it.
+    """
     try:
         with open(path, errors="replace") if os.path.isfile(path) else io.StringIO() as file:
             return [line.strip() for line in file]
@@ -191,7 +200,7 @@ def _lines_of(path: str) -> list[str]:
 
 
 def _is_text(path: str) -> bool:
-    """Whether a file can be decoded as text."""
+    """Whether a file is text in the encoding of the locale."""
     try:
         with open(path) as file:
             file.read()

@@ -56,13 +56,14 @@ flags.DEFINE_string("to_hub", None, "Repository of the Hugging Face Hub to uploa
 flags.DEFINE_string("license", None, "With --to_hub: license of the model for its card, such as apache-2.0.")
 flags.DEFINE_bool("private", None, "With --to_hub: make a new repository private.")
 
-# Hyper-parameters by where the conversion finds them. The program has flags for these.
+# The hyper-parameters that have a flag, by where the conversion finds their values.
 SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_r")
 BINS = ("div_val", "proj_same_dim", "proj_share_all_but_first")
 RECORDED = (*SIZES, *BINS)  # every checkpoint contains them; a flag must have the value of the checkpoint
 MEMORY = ("mem_len", "same_length", "clamp_len")  # a TensorFlow checkpoint does not contain them
 OPTIONAL = ("cutoffs", "layer_norm_epsilon", "pre_lnorm")  # the state_dict of a PyTorch program may lack them
 LEFT_OUT = set(ModelConfig.names()) - {*RECORDED, *MEMORY, *OPTIONAL}
+# A flag with the default `None` has the value of the checkpoint. A checkpoint without mem_len needs --mem_len.
 define_flags(ModelConfig, leave_out=LEFT_OUT, mem_len=None, **dict.fromkeys([*RECORDED, *OPTIONAL]))
 
 flags.mark_flag_as_required("model_dir")
@@ -125,7 +126,10 @@ def from_pytorch():
 
 
 def to_tf1():
-    """Converts a run to a checkpoint of the original program. Prints a note on each setting that this program lacks."""
+    """Converts a run to a checkpoint of the original program, and prints the path of the checkpoint.
+
+    It also prints a note for each setting of the model that the original program does not have.
+    """
     print(run_to_tf1(**values(TO_TF1)))
     model = ModelConfig(**RunFolder(FLAGS.model_dir).read_config()["model"])
     for name, original in {"layer_norm_epsilon": "1e-12", "reset_token": "no such thing"}.items():
@@ -135,11 +139,11 @@ def to_tf1():
 
 
 def check_flags(what, taken):
-    """Raises ParameterError for flags that the conversion does not use.
+    """Raises ParameterError if a flag is given that the conversion does not use.
 
     Args:
         what: the flag that chooses the conversion, such as "--to_hub".
-        taken: the names of the flags that the conversion uses. `--noto_tf1` is allowed in any case.
+        taken: the names of the flags that the conversion uses. `--noto_tf1` is always allowed.
     """
     fits = what == "--to_tf1" or not FLAGS.to_tf1
     own = FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
@@ -148,7 +152,7 @@ def check_flags(what, taken):
 
 
 def main():
-    """Does the conversion that the flags ask for. --to_hub excludes --to_tf1."""
+    """Does the conversion that the flags ask for: to the hub, to TensorFlow 1, or from PyTorch or TensorFlow 1."""
     if FLAGS.to_hub is not None:
         check_flags("--to_hub", TO_HUB)
         print(push_to_hub(FLAGS.model_dir, FLAGS.to_hub, **values(TO_HUB[2:])))

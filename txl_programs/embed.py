@@ -47,12 +47,12 @@ TOGETHER = 2000  # lines in a block, if the input is several files or runs on a 
 
 
 def as_text(vector, number=None):
-    """The line of output for a vector or a `LineError`, which gives an empty line. `number` is not used."""
+    """Returns the line of output for a vector; for a `LineError`, an empty line. `number` is not used."""
     return "\n" if isinstance(vector, LineError) else "\t".join(f"{x:.6g}" for x in vector) + "\n"
 
 
 def make_answering(folder, path):
-    """The `Answering` that gives the vectors of lines as the flags describe them, with the checkpoint at `path`."""
+    """Returns the `Answering` that computes the vectors of lines as the flags say, with the checkpoint at `path`."""
     lm = folder.load_model(path)
     reader = TextVectors(lm, folder.load_vocab(), FLAGS.layer, FLAGS.segment, FLAGS.batch_tokens)
 
@@ -69,7 +69,9 @@ def write_array(folder):
         The `Tally` of the lines.
 
     Raises:
-        ParameterError: the flags ask for a Ray cluster.
+        ParameterError: the flags ask for a Ray cluster, or --input or --output cannot be used.
+        LineError: a line has no vector, with --strict.
+        OSError: a file cannot be read or written.
     """
     if cluster_of(ClusterConfig).given:
         message = "--output=....npy is for one file on this machine: with a Ray cluster, give a folder"

@@ -60,10 +60,13 @@ SYMBOLS = {"enwik8": 204, "text8": 27, "ptb": 10_000, "wt2": 33_278, "wt103": 26
 
 
 def vocabulary():
-    """`(n_token, cutoffs)` by --n_token and --cutoffs, else by the prepared --data_dir, else by --dataset.
+    """Returns `(n_token, cutoffs)`: the size of the vocabulary, and the cutoffs of its clusters.
+
+    They come from --n_token with --cutoffs, else from the prepared --data_dir, which has its own cutoffs, else from
+    --dataset, whose cutoffs --cutoffs replaces.
 
     Raises:
-        ParameterError: none of them says the size of the vocabulary.
+        ParameterError: none of them contains the size of the vocabulary.
     """
     from txl_tf.data.text.datasets import PAPER_DATASETS
     from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
@@ -72,21 +75,22 @@ def vocabulary():
     info_file = os.path.join(FLAGS.data_dir or "", INFO_FILE)
     if n_token is None and FLAGS.data_dir and os.path.exists(info_file):
         info = read_info(info_file)
-        n_token, cutoffs = info["vocab_size"], info["cutoffs"][1:-1]
+        n_token, cutoffs = info["vocab_size"], info["cutoffs"][1:-1]  # the file has 0 before them, and n_token after
     elif n_token is None and FLAGS.dataset in SYMBOLS:
         n_token, cutoffs = SYMBOLS[FLAGS.dataset], cutoffs or PAPER_DATASETS[FLAGS.dataset][2]
     if n_token is None:
         message = (
-            "n_token is needed, the size of the vocabulary: neither a run nor a prepared data_dir nor dataset says it"
+            "n_token is needed, the size of the vocabulary: neither a run nor a prepared data_dir nor dataset tells it"
         )
         raise ParameterError("n_token", None, "the size of the vocabulary", message)
     return n_token, cutoffs
 
 
 def settings():
-    """`(model, training)`: the hyper-parameters of the model, and values that replace defaults of other flags, by name.
+    """Returns `(model, instead)`: the hyper-parameters of the model, and values that replace defaults of other flags.
 
-    They come from the run in --model_dir, or from the flags and --preset.
+    Both come from the run in --model_dir if it exists, else from --preset. Flags on the command line take precedence.
+    `instead` is `{name: value}`.
     """
     from txl_tf.runs.folder import RunFolder
 
@@ -96,6 +100,7 @@ def settings():
         return config_of(folder.family.config, {"cutoffs": [], **config["model"]}), config.get("training", {})
     group = MODELS[FLAGS.model]
     n_token, cutoffs = vocabulary()
+    # A billion tokens stand for a large text. For a small text, the preset of txl-train has smaller batches.
     preset = preset_settings(FLAGS.preset, FLAGS.level, 1e9, FLAGS.replicas) if FLAGS.preset else {}
     known = {**preset, "n_token": n_token}
     if group is TransformerLMConfig:  # the default of --mem_len is Transformer-XL's
@@ -104,7 +109,7 @@ def settings():
 
 
 def shown(n_bytes):
-    """A number of bytes in MB or GB, as text of a fixed width."""
+    """Returns a number of bytes as text in MB or GB, padded to a fixed width."""
     return f"{n_bytes / 1e9:8.2f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:8.2f} MB"
 
 

@@ -10,8 +10,8 @@
 A server that watches the folder loads the new version by itself. An existing version is never overwritten.
 
 With --format=onnx or tflite, the output folder gets the model, its vocabularies, and model.json, which names inputs and
-outputs. Their shapes are fixed: --batch_size rows of --length tokens. ONNX needs tf2onnx: pip install
-"txl_tf[onnx]".
+outputs. Their shapes are fixed: --batch_size rows of --length tokens, for the source of an encoder-decoder of
+--source_length. ONNX needs tf2onnx: pip install "txl_tf[onnx]".
 """
 
 import os
@@ -63,7 +63,9 @@ OF_OTHERS = ("batch_size", "length", "source_length")
 
 
 def warn_of_longer_texts(folder, max_tokens):
-    """Prints a warning if a served tagger accepts texts that are longer than the training sentences.
+    """Prints a warning if a served tagger accepts texts that are longer than the longest training line.
+
+    It prints nothing if the lengths of the training lines are unknown.
 
     Args:
         folder: `RunFolder` of the tagger.
@@ -82,7 +84,7 @@ def warn_of_longer_texts(folder, max_tokens):
 
 
 def export_to_other_format():
-    """Writes the run to --output as --format says, ONNX or TFLite, and prints the path."""
+    """Exports the run to --output in the --format ONNX or TFLite, and prints the path of the model."""
     from txl_tf import export_portable
     from txl_tf.runs.folder import RunFolder
     from txl_tf.serving.portable import check_output

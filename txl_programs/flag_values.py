@@ -1,4 +1,4 @@
-"""Flags: how programs define them from the hyper-parameters of `txl_config`, and the values that they have."""
+"""Flags: programs define them from the hyper-parameters of `txl_config`, read their values, and refuse unused ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def define_flags(config: type[Config], leave_out: Collection[str] = (), **defaul
     Args:
         config: the class.
         leave_out: names of hyper-parameters without a flag.
-        **defaults: this program's defaults where they differ from those of the class.
+        **defaults: `{name: default}` where this program has another default than the class.
     """
     for field in dataclasses.fields(config):
         if field.name in leave_out or field.name in FLAGS:
@@ -60,7 +60,7 @@ def _kind_of(field: dataclasses.Field) -> str:
 
 
 def check_integers(name: str) -> None:
-    """Makes a list flag accept only integers from 0 up. Any other value ends the program when it reads its flags."""
+    """Makes a list flag accept only integers from 0 up. Another value ends the program when it reads its flags."""
     flags.register_validator(
         name, lambda value: all(x.isdecimal() for x in value or []), "must be integers, as 20000,40000"
     )
@@ -70,8 +70,8 @@ def define_line_flags(lines: str, default: str = "the standard input") -> None:
     """Defines the flags of a program that answers lines: the run, the input, the output and the Ray cluster.
 
     Args:
-        lines: what a line of --input is, for its help text.
-        default: what the program reads without --input, for its help text.
+        lines: what the lines of --input are, such as "prompts", for the help text of --input.
+        default: what the program reads without --input, for the same help text.
     """
     several = "Separate several files, folders and patterns by commas"
     source = f"File of {lines}, one on each line; - for the standard input. {several}. Default: {default}."
@@ -90,11 +90,11 @@ def define_line_flags(lines: str, default: str = "the standard input") -> None:
 
 
 def values(of: Iterable[str] | type[Config], given_only: bool = False) -> dict[str, Any]:
-    """`{name: value}` of flags.
+    """Returns `{name: value}` of flags.
 
     Args:
-        of: the names of the flags, or a class of `txl_config`. Its hyper-parameters without a flag are left out.
-        given_only: leave out flags that the command line does not give.
+        of: names of flags, or a class of `txl_config`, whose hyper-parameters without a flag are left out.
+        given_only: whether to leave out flags that the command line does not give.
     """
     if isinstance(of, type):
         fields = [field for field in dataclasses.fields(of) if field.name in FLAGS]
@@ -114,7 +114,7 @@ def given(names: Iterable[str]) -> list[str]:
 
 
 def changed(names: Iterable[str]) -> list[str]:
-    """Returns those of the `given` names whose values are not the defaults.
+    """Returns those of the `names` that are flags on the command line with another value than the default.
 
     A command line may repeat the default of a flag to undo the value of a flag file.
     """
@@ -122,7 +122,7 @@ def changed(names: Iterable[str]) -> list[str]:
 
 
 def unused(name: str, why: str) -> ParameterError:
-    """Returns the error for a flag that is given and would have no effect. The message is the flag and `why`."""
+    """Returns the error for a flag that is given and would have no effect. Its message is "--name" and then `why`."""
     return ParameterError(name, FLAGS[name].value, "left out", f"--{name} {why}")
 
 
@@ -130,8 +130,8 @@ def check_used(*rules: tuple[Collection[str], Any, str]) -> None:
     """Raises ParameterError if the command line gives a flag that would have no effect.
 
     Args:
-        *rules: `(names, used, why)` each: flags, whether they have an effect, and the rest of the message, which
-            begins with a flag that has none.
+        *rules: `(names, used, why)` each: names of flags, whether these flags have an effect, and why not. The message
+            is the first of these flags on the command line, followed by `why`.
     """
     for names, used, why in rules:
         if not used and given(names):
@@ -149,14 +149,14 @@ def check_not_both(one: str, other: str) -> None:
 
 
 def completed(group: type[Config], instead: Mapping[str, Any], leave_out: Collection[str] = ()) -> dict[str, Any]:
-    """`{name: value}` of the hyper-parameters of a group.
+    """Returns `{name: value}` of the hyper-parameters of a class of `txl_config`.
 
     The value is that of the flag if the command line gives the flag, else the one in `instead`, else the default of the
     flag. A hyper-parameter is left out if it has no flag and no value in `instead`.
 
     Args:
         group: the class.
-        instead: `{name: value}`, which replace defaults of flags.
+        instead: `{name: value}`, values that replace defaults of flags.
         leave_out: names of more hyper-parameters to leave out.
     """
     completed_values = {}
@@ -172,15 +172,15 @@ def completed(group: type[Config], instead: Mapping[str, Any], leave_out: Collec
 
 
 def config_of(group: type[Group], instead: Mapping[str, Any] | None = None, leave_out: Collection[str] = ()) -> Group:
-    """The group with the values of `completed`. Raises ParameterError if a value is wrong."""
+    """Returns an object of the class `group` with the values of `completed`. Raises ParameterError if one is wrong."""
     return group(**completed(group, instead or {}, leave_out))
 
 
 def cluster_of(group: type[ClusterConfig] | type[TrainingClusterConfig]) -> Any:
-    """The settings of the Ray cluster.
+    """Returns the settings of the Ray cluster, from the flags.
 
     Args:
-        group: their class.
+        group: the class of the settings.
 
     Raises:
         ParameterError: a value is wrong, or flags describe a cluster and no flag asks for one.
@@ -192,10 +192,10 @@ def cluster_of(group: type[ClusterConfig] | type[TrainingClusterConfig]) -> Any:
 
 
 def optimizer_config(training: RunConfig, instead: Mapping[str, Any]) -> OptimizerConfig:
-    """The hyper-parameters of the optimizer.
+    """Returns the hyper-parameters of the optimizer.
 
-    If --warmup_steps is not given and its default is not less than the number of training steps, the warm-up takes a
-    tenth of them, and a message says so. For the schedule noam, the default stays.
+    If --warmup_steps is not given, and its default or its value in `instead` is not less than the number of training
+    steps, the warm-up takes a tenth of the steps, and a message says so. For the schedule noam, the value stays.
 
     Args:
         training: the settings of the training.

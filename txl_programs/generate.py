@@ -18,9 +18,9 @@ standard error has the number of each before it.
 
 With --input, every line is a prompt, and the program continues many at the same time. It writes --num_return_sequences
 lines for each: the new text, with newlines written as \\n, or with --format=json one object with "prompt" and "texts".
-The text is the same as with --prompt and the same --seed. If a line cannot be continued, the output has an empty line
-or an object with "error". The standard error then says why, and the exit status is 1. With --input=-, the program
-answers a line as soon as the standard input pauses.
+The text is the same as with --prompt and the same --seed. If a line cannot be continued, its lines of output are empty,
+or it has an object with "error". The standard error then says why, and the exit status is 1. With --input=-, the
+program answers a line as soon as the standard input pauses.
 
 The text ends after the first stop string, even if the last token is longer. --verbose prints a line for every token of
 the prompt and the answer, with its nll in nats. Text goes to the standard output, all else to the standard error.
@@ -126,12 +126,12 @@ WRITTEN_AT_ONCE = 4  # tokens that are generated before they are printed
 
 
 class Writer:
-    """Reads prompts, and writes their continuations to the standard output.
+    """Reads prompts, and prints their continuations to the standard output. One memory holds all prompts and answers.
 
     Args:
         lm: the language model.
         vocab: its vocabulary.
-        options: of `Session.write`: sampling, stop tokens and strings, and the seed.
+        options: options of `Session.write`: sampling, stop tokens and strings, and the seed.
     """
 
     def __init__(self, lm, vocab, options):
@@ -141,18 +141,18 @@ class Writer:
         self.stream = TextStream(vocab)
         self.echoed = ""  # text of the prompts that were read with `echo`
         self.written = 0  # number of generated tokens
-        self.timed = 0  # number of generated tokens without those of the first call, which compiles the graph
+        self.timed = 0  # the same, without the tokens of the first call, which compiles the graph
         self.seconds = 0.0  # time for the timed tokens
 
     def read(self, ids, echo=True, show=True):
-        """Reads a prompt.
+        """Reads a prompt into the memory, and prints it if asked.
 
         Args:
             ids: int32 `[n]`, the prompt.
             echo: whether the prompt belongs to the printed text. With --verbose, it always does.
             show: whether to print it now. If not, `write_samples` prints it before each of several samples.
         """
-        first = len(ids) % READ_AT_ONCE  # the last piece is whole, as in `generate`
+        first = len(ids) % READ_AT_ONCE  # length of the first piece; later ones are whole, as in `generate`
         for piece in np.split(ids, range(first, len(ids), READ_AT_ONCE)):
             if not piece.size:
                 continue
@@ -163,12 +163,15 @@ class Writer:
                     print_text(text)
 
     def write(self, number):
-        """Generates and prints `number` tokens, or fewer if a stop string or a stop token ends the text."""
+        """Generates and prints `number` tokens, or fewer if a stop string or a stop token ends the text.
+
+        Without --verbose, it also prints a newline at the end.
+        """
         while number > 0:
             started = time.perf_counter()
             step = min(WRITTEN_AT_ONCE, number)
             tokens, nll = self.session.write(step, vocab=self.vocab, with_nll=FLAGS.verbose, **self.options)
-            if self.written:  # the first step compiles the graph
+            if self.written:  # not the first call, which compiles the graph
                 self.seconds += time.perf_counter() - started
                 self.timed += tokens.shape[1]
             self.written += tokens.shape[1]
@@ -179,9 +182,10 @@ class Writer:
         print_text(self.stream.end() + ("" if FLAGS.verbose else "\n"))
 
     def write_samples(self, number, seeds):
-        """Generates a text of up to `number` tokens for each seed. Each continues the prompts that were read before.
+        """Prints a text of up to `number` new tokens for each seed. Each text continues the prompts that were read.
 
-        If there are several, each begins with the prompt, and a line on the standard error numbers it.
+        If there are several seeds, the prompt is printed before each text, and a line on the standard error numbers the
+        text. Afterwards, the memory contains the last text.
         """
         session = self.session
         stream = self.stream
@@ -197,16 +201,22 @@ class Writer:
             self.write(number)
 
     def as_shown(self, ids, nll, excess=0):
-        """The text of new ids, without `excess` characters at its end; with --verbose, a line for each id."""
+        """Returns what to print for new ids: their text or, with --verbose, a line with symbol and nll for each id.
+
+        Args:
+            ids: int32 `[n]`.
+            nll: float `[n]`, nats. Only --verbose needs them.
+            excess: bytes of the last token that come after a stop string, see `TextStream.push`.
+        """
         text = self.stream.push(ids, excess)
         if FLAGS.verbose:
             return "".join(f"{escape(self.vocab.symbols[i])}\t{value:.4f}\n" for i, value in zip(ids, nll, strict=True))
         return text
 
     def report(self):
-        """Prints the number of tokens, and the speed without the first call, which compiles the graph.
+        """Prints the number of generated tokens, and the speed without the first call, which compiles the graph.
 
-        Prints nothing if only the first call wrote tokens.
+        Prints nothing if only the first call generated tokens.
         """
         if self.timed > 0:
             print(f"{self.written} tokens, {self.timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
@@ -219,14 +229,14 @@ def print_text(text):
 
 
 def say_number(i, number):
-    """Prints the number of sample i to the standard error."""
+    """Prints a line to the standard error that numbers sample `i`, counted from 0, of `number` samples."""
     print(f"--- {i + 1} of {number}", file=sys.stderr, flush=True)
 
 
 def read_prompt(vocab):
-    """The prompt as bytes: that of --prompt, of --prompt_file or, without both, of the standard input.
+    """Returns the prompt as bytes: from --prompt, --prompt_file or, without both, the standard input.
 
-    Returns `None` with --interactive if no prompt is given.
+    With --interactive and no prompt, returns `None`. One newline at the end of a file or the standard input is removed.
     """
     check_not_both("prompt", "prompt_file")
     if FLAGS.prompt is not None:
@@ -246,7 +256,12 @@ def read_prompt(vocab):
 
 
 def line_of(answer, number=None):
-    """The output for the answer to a prompt of --input: a `Continuation`, or a `LineError`."""
+    """Returns the lines of output for a prompt of --input.
+
+    Args:
+        answer: a `Continuation`, or a `LineError`.
+        number: not used.
+    """
     if isinstance(answer, LineError):
         error = {"prompt": answer.text, "error": answer.reason}
         return as_json(error) if FLAGS.format == "json" else "\n" * FLAGS.num_return_sequences
@@ -257,12 +272,17 @@ def line_of(answer, number=None):
 
 
 def counts_of(answer):
-    """The numbers to add up over all prompts: the arguments of `say_unfinished`."""
+    """Returns the numbers of a prompt that are summed over all prompts: the arguments of `say_unfinished`."""
     return answer.ended.count(False), len(answer.ended)
 
 
 def say_unfinished(unfinished, number):
-    """Prints how many texts do not have the form of --regex or --json_schema, because they were cut off."""
+    """Prints how many texts do not match --regex or --json_schema, because they were cut off. Prints nothing for 0.
+
+    Args:
+        unfinished: number of texts that were cut off.
+        number: number of all texts.
+    """
     if unfinished:
         form = "regex" if FLAGS.regex else "json_schema"
         message = f"{unfinished:,} of {number:,} texts did not end within --max_new_tokens={FLAGS.max_new_tokens}"
@@ -275,13 +295,13 @@ def model_changes():
 
 
 def sampling_options() -> dict[str, Any]:
-    """The options of sampling, by name; `None` for those that are not given."""
+    """Returns `{name: value}` of the options of sampling; `None` for an option without a default that is not given."""
     options = values(("top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed"))
     return options | {"temperature": 0.0 if FLAGS.greedy else FLAGS.temperature}
 
 
 def text_options(folder) -> dict[str, Any]:
-    """The options of `check_texts` that the flags give."""
+    """Returns the arguments of `check_texts` besides the vocabulary, from the flags. A beam search has no sampling."""
     numbers = values(("num_return_sequences", "stop_at_newline", "stop_at_document", "beam_size", "length_penalty"))
     stops = {"stop_strings": [*map(unescape, FLAGS.stop)]}
     sampling = {} if FLAGS.beam_size > 1 else sampling_options()
@@ -290,13 +310,19 @@ def text_options(folder) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def vocab_of(folder):
-    """The vocabulary of a run, which several functions need, but which is read once."""
+    """Returns the vocabulary of a run. Several functions need it, but it is read only once."""
     return folder.load_vocab()
 
 
 @functools.lru_cache(maxsize=1)
 def processor_of(folder):
-    """The processor of --regex, --json_schema or --suppress_tokens; `None` without them. An automaton takes a while."""
+    """Returns the `logits_processor` of --regex, --json_schema or --suppress_tokens; `None` without these flags.
+
+    It is cached, because the automaton of an expression takes a while to build.
+
+    Raises:
+        ParameterError: the vocabulary does not fit the flag, or the expression or schema cannot be used.
+    """
     vocab = vocab_of(folder)
     if FLAGS.suppress_tokens:
         return suppressing(vocab, [*map(unescape, FLAGS.suppress_tokens)])
@@ -318,7 +344,7 @@ def processor_of(folder):
 
 
 def read_schema():
-    """The text of the file of --json_schema; `None` without it."""
+    """Returns the text in the file of --json_schema; `None` without this flag."""
     if FLAGS.json_schema is None:
         return None
     with naming_read_errors(FLAGS.json_schema):
@@ -326,7 +352,7 @@ def read_schema():
 
 
 def suppressing(vocab, symbols):
-    """A `logits_processor` that allows no token of these symbols."""
+    """Returns a `logits_processor` that never allows these symbols. Raises ParameterError if one is unknown."""
     allowed = np.ones([len(vocab)], bool)
     for symbol in symbols:
         if symbol not in vocab.ids:
@@ -337,20 +363,27 @@ def suppressing(vocab, symbols):
 
 
 def make_generator(folder, lm):
-    """The generator of texts that the flags describe. A model with memory reads a long prompt in pieces."""
+    """Returns the `TextGenerator` that the flags describe. A model with memory reads a long prompt in pieces."""
     segment = None if lm.has_window else READ_AT_ONCE
     options = values(("max_new_tokens", "batch_size")) | text_options(folder)
     return TextGenerator(lm, vocab_of(folder), segment=segment, **options)
 
 
 def make_answering(folder, path):
-    """The generator for the lines of --input, as the flags describe it, with the weights of a checkpoint."""
+    """Returns the `Answering` that continues the lines of --input as the flags say, with the checkpoint at `path`."""
     generator = make_generator(folder, folder.load_model(path, **model_changes()))
     return Answering(generator.generate_lines, line_of, counts_of)
 
 
 def print_when_complete(folder, vocab, ids, echo):
-    """Generates the texts after one prompt, and prints each as a whole. With `echo`, it begins with the prompt."""
+    """Generates the texts after one prompt, and prints each text when all are complete.
+
+    Args:
+        folder: folder of the run.
+        vocab: vocabulary of the run.
+        ids: int32 `[n]`, the prompt.
+        echo: whether each printed text begins with the prompt.
+    """
     generator = make_generator(folder, load_model(folder, **model_changes()))
     texts, ended = generator.continue_ids(ids)[1:]
     prompt = TextStream(vocab).push(ids) if echo else ""
@@ -371,7 +404,7 @@ def check_flags():
     search = FLAGS.beam_size > 1
     draws_nothing = f"is for sampling, and a beam search (--beam_size={FLAGS.beam_size}) draws nothing"
     complete = f"prints tokens one by one, and with --{of_search[0]} a text is complete first" if of_search else ""
-    # Each row: flags, whether they have an effect, and the rest of the message, which begins with the flag.
+    # Each rule: flags, whether they have an effect, and why not, see `check_used`.
     check_used(
         (input_flags, FLAGS.input is not None, "is for the lines of --input, which is not given"),
         (("prompt", "prompt_file", "interactive", "verbose"), FLAGS.input is None, "and --input exclude each other"),
@@ -422,7 +455,7 @@ def main():
 
 
 def answer_typed(writer):
-    """Reads lines, and answers each, until Ctrl-D. The memory keeps all lines and answers."""
+    """Reads lines until Ctrl-D, and answers each. The memory of the `Writer` keeps all lines and answers."""
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.buffer.readline()
@@ -437,5 +470,6 @@ def answer_typed(writer):
 
 
 if __name__ == "__main__":
-    tf.config.threading.set_inter_op_parallelism_threads(1)  # the operations for one token wait for each other
+    # The operations for one token depend on each other: more threads would only wait.
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     run(main)

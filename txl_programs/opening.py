@@ -20,16 +20,16 @@ Result = TypeVar("Result")
 
 
 def names_of(model_dirs: Sequence[str]) -> list[str]:
-    """Names for runs: the last parts of their paths, or the whole paths if two runs would have the same name."""
+    """Returns a name for each run: the last part of its path. If two runs would have the same name, the whole paths."""
     names = [os.path.basename(os.path.normpath(path)) for path in model_dirs]
     return names if len(set(names)) == len(names) else list(model_dirs)
 
 
 def with_checkpoint(folder: RunFolder, use: Callable[[str], Result]) -> Result:
-    """Calls `use` with the path of the checkpoint that --ckpt_path names, and returns its result.
+    """Calls `use` with the path of the checkpoint that --ckpt_path names, and returns the result of `use`.
 
     Before the call, it prints the name of the checkpoint to the standard error. If a training run deletes the
-    checkpoint before it is read, it calls `use` again with the next one.
+    checkpoint before `use` reads it, the function looks --ckpt_path up again, and repeats the call.
     """
 
     def named(path: str) -> Result:
@@ -40,28 +40,29 @@ def with_checkpoint(folder: RunFolder, use: Callable[[str], Result]) -> Result:
 
 
 def load_model(folder: RunFolder, **changes: Any) -> Any:
-    """The model of a run with the weights of the checkpoint that --ckpt_path names.
+    """Returns the model of a run with the weights of the checkpoint that --ckpt_path names, after printing its name.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         **changes: hyper-parameters of the model that differ from those of the run.
     """
     return with_checkpoint(folder, functools.partial(folder.load_model, **changes))
 
 
 def settings_to_resume(folder: RunFolder, places: Sequence[str]) -> dict[str, Any] | None:
-    """All settings of the run in `folder`, if its training resumes from --model_dir alone.
+    """Returns all settings of the run in `folder` if its training resumes and the flags do not say where the data is.
 
     Args:
-        folder: of the run.
-        places: the flags that say where the data is.
+        folder: folder of the run.
+        places: names of the flags that say where the data is.
 
     Returns:
-        `{"data": ..., "model": ..., "training": ...}`, settings by name each. `None` if the folder has no checkpoint or
-        no config.json, or if the command line gives one of the flags `places`.
+        `{"data": ..., "model": ..., "training": ...}`, each with values by name. If the run started from another one,
+        "training" also has `init_from`. `None` if the folder has no checkpoint or no config.json, or if the command
+        line gives one of the flags `places`.
 
     Raises:
-        ParameterError: the training resumes from --model_dir alone, and --preset is given.
+        ParameterError: --preset is given, which the settings of the run would replace.
     """
     if not folder.steps() or not folder.has_config() or given(places):
         return None
@@ -74,14 +75,15 @@ def settings_to_resume(folder: RunFolder, places: Sequence[str]) -> dict[str, An
 
 
 def origin_of(folder: RunFolder, task: str) -> tuple[Origin | None, dict[str, Any]]:
-    """The run that --init_from names, and its settings by group.
+    """Returns the run that --init_from names, and its settings by group.
 
     Args:
-        folder: of the new run.
+        folder: folder of the new run.
         task: task that the other run must have, such as "tagger".
 
     Returns:
-        `(origin, settings)`. Without --init_from, the origin is `None`, and each group of settings is empty.
+        `(origin, settings)`: the other run, and `{"data": ..., "model": ..., "training": ...}`, each group with values
+        by name. Without --init_from, `origin` is `None`, and each group is empty.
 
     Raises:
         ParameterError: see `Origin`.
@@ -95,9 +97,9 @@ def origin_of(folder: RunFolder, task: str) -> tuple[Origin | None, dict[str, An
 
 
 def bytes_for_training(more_than: int) -> list[Any]:
-    """The bytes of --data_path, or of Python's reference manual, as two arrays of int32, `[n]` each.
+    """Returns the bytes of --data_path, or of Python's reference manual: `[training, validation]`, int32 `[n]` each.
 
-    The first nine tenths are for training. The second array is the last tenth.
+    The last tenth of the bytes is for validation.
 
     Raises:
         ParameterError: the last tenth does not have more than `more_than` bytes.
@@ -111,6 +113,6 @@ def bytes_for_training(more_than: int) -> list[Any]:
     if len(parts[1]) <= more_than:
         allowed = f"a file of more than {10 * more_than} bytes"
         where = FLAGS.data_path or "the reference manual"
-        message = f"data_path must be {allowed}, got {len(text)} in {where}"
+        message = f"data_path must be {allowed}, got {len(text)} bytes in {where}"
         raise ParameterError("data_path", FLAGS.data_path, allowed, message)
     return parts

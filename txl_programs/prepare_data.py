@@ -17,19 +17,19 @@ from txl_programs.flag_values import FLAGS, check_used, cluster_of, define_flags
 from txl_programs.program import run
 
 flags.DEFINE_string(
-    "data_dir", None, "Folder of the prepared corpus. For a data set of the paper, it also has the raw text."
+    "data_dir", None, "Folder of the prepared corpus. For a data set of the paper, it also contains the raw text."
 )
 flags.DEFINE_bool(
     "download", False, "Download the public archive of a data set of the paper, unless its text exists already."
 )
-flags.DEFINE_string("download_url", None, "URL of a folder that has the archive. Default: the public one.")
+flags.DEFINE_string("download_url", None, "URL of a folder that contains the archive. Default: the public one.")
 flags.DEFINE_bool("verify", False, "Only check a prepared data_dir: compare every file with its checksum.")
 flags.DEFINE_integer("shard_tokens", None, "Most tokens in a file. Default: one file for each split.", lower_bound=1)
 define_flags(TextConfig, dataset="wt103")
 define_flags(ClusterConfig, leave_out=("ray_gpus",))
 
 # Flags of the original's data_utils.py that have no effect here.
-AT_TRAINING_TIME = "No effect: batch size, tgt_len and devices are chosen for training."
+AT_TRAINING_TIME = "No effect: txl-train has the flags for the batch size, tgt_len and devices."
 OF_BATCHES = (
     "tgt_len", "per_host_train_bsz", "per_host_valid_bsz", "per_host_test_bsz", "num_core_per_host", "num_passes",
 )  # fmt: skip
@@ -50,7 +50,7 @@ OWN_TEXT = (  # flags for the user's own text and for Python's manual
 
 
 def check_flags():
-    """Raises ParameterError for flags that have no effect with --verify, or with the data set or level."""
+    """Raises ParameterError if a flag is given that has no effect because of --verify, the data set or another flag."""
     own = FLAGS.dataset in ("text", "pydoc")
     dataset = f"--dataset={FLAGS.dataset}"
     level = f"--level={FLAGS.level}"

@@ -1,4 +1,4 @@
-"""What programs write: the library's messages, one line for an error, and nothing to an output that is closed."""
+"""The output of programs: the library's messages, the message of an error, and a standard output that is closed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _lost_output: list[str] = []  # why the output could not be written, unless its 
 
 
 def program_name(path: str | None = None) -> str:
-    """The name of the program for messages, such as train.py: the last part of `path`, by default of sys.argv[0]."""
+    """Returns the name of the program for messages, such as train.py: the last part of `path` or of sys.argv[0]."""
     return os.path.basename(sys.argv[0] if path is None else path)
 
 
 def on_one_line(message: str) -> str:
-    r"""Returns a message in which newlines in values of the command line, such as file names, are written as `\n`."""
+    r"""Returns a message with `\n` instead of the newlines that come from the command line, such as from file names."""
     values = {word.partition("=")[2] or word for word in sys.argv if "\n" in word}
     for value in sorted(values, key=len, reverse=True):
         message = message.replace(value, value.replace("\n", "\\n"))
@@ -36,7 +36,7 @@ def on_one_line(message: str) -> str:
 
 
 class _StdoutHandler(logging.StreamHandler):
-    r"""Writes log messages to `sys.stdout`, also if another stream has replaced it.
+    r"""Writes log messages to the stream that `sys.stdout` is at the time of the message.
 
     Control characters, which could move a cursor, are written like `\x1b`. Long lines are shortened.
     """
@@ -56,9 +56,10 @@ class _StdoutHandler(logging.StreamHandler):
         return "\n".join(map(shortened, visible(super().format(record)).split("\n")))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Handles an exception in the writing of a message. If it is an OSError, the program ends as after SIGHUP.
+        """Handles an error in writing a message. After an OSError, the program ends as it does after SIGHUP.
 
-        A training run thus saves a checkpoint first.
+        A training run thus saves a checkpoint first. A program that ignores SIGHUP, as with nohup, goes on without the
+        output.
         """
         error = sys.exception()
         if not isinstance(error, OSError):
@@ -68,12 +69,12 @@ class _StdoutHandler(logging.StreamHandler):
         handler = signal.getsignal(signal.SIGHUP)
         if callable(handler):
             signal.raise_signal(signal.SIGHUP)
-        elif handler == signal.SIG_DFL:  # there is nothing to save
+        elif handler == signal.SIG_DFL:  # not a training run: there is nothing to save
             sys.exit(0)
 
 
 class _StderrHandler(_StdoutHandler):
-    """Writes log messages to `sys.stderr`, as `_StdoutHandler` does to `sys.stdout`."""
+    """Writes log messages to `sys.stderr` as `_StdoutHandler` writes them to `sys.stdout`."""
 
     @property
     def stream(self) -> Any:
@@ -100,7 +101,7 @@ def messages_to_stderr() -> Iterator[None]:
 
 
 def log_to_stdout() -> None:
-    """Sends the library's messages to the standard output."""
+    """Sends the library's messages from the level INFO on to the standard output, and to no other handler."""
     logger = logging.getLogger("txl_tf")
     if not any(isinstance(handler, _StdoutHandler) for handler in logger.handlers):
         logger.addHandler(_StdoutHandler())
@@ -113,7 +114,7 @@ def log_to_stdout() -> None:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Handles the end of a program in the block: flushes its output, and reports output that could not be written.
+    """Handles the end of the program that runs in the block: flushes its output, and reports output that was lost.
 
     Ctrl-C ends the program with status 130, and a closed pipe with status 0. A long message in SystemExit is shortened.
     If output could not be written, the status is 1, or the status of the program if that is not 0.
@@ -133,7 +134,7 @@ def ending() -> Iterator[None]:
             sys.exit(shortened(end.code))
         status = end.code or 0
         raise
-    except BrokenPipeError:  # --help into a pipe that is closed
+    except BrokenPipeError:  # for example, --help into a pipe that is closed
         close_stdout()
         sys.exit(0)
     finally:
@@ -146,7 +147,7 @@ def ending() -> Iterator[None]:
             message = f"{program_name()}: the standard output cannot be written: {_lost_output[0]}"
             if status == 0:
                 sys.exit(message)
-            print(message, file=sys.stderr)  # and the program ends with its status
+            print(message, file=sys.stderr)  # the program keeps its status
 
 
 def close_stdout(error: OSError | None = None) -> None:
@@ -162,9 +163,10 @@ def close_stdout(error: OSError | None = None) -> None:
 
 
 def message_of(error: Exception) -> str:
-    """The message of an error, and its notes on lines below. Newlines from the command line do not break its line.
+    """Returns the message of an error, and its notes on the lines after it.
 
-    For an argument that cannot be encoded, it says which encoding is needed.
+    Newlines from the command line are written as in `on_one_line`. If an argument of the command line is not in the
+    encoding of the locale, the message says so.
     """
     from txl_tf.files import reason
 

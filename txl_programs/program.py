@@ -1,4 +1,4 @@
-"""How a program starts, runs and ends. Its flags are in `flag_values.py`, its output is in `printing.py`."""
+"""How a program starts, runs and ends. See `flag_values.py` for its flags, and `printing.py` for its output."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's errors come a
 if not os.environ.get("KERAS_BACKEND"):  # takes precedence over the backend in ~/.keras/keras.json
     os.environ["KERAS_BACKEND"] = "tensorflow"
 
-_parsed: list[str] = []  # what `parse` has returned to `read_flags`
+_parsed: list[str] = []  # what `parse` has returned to `read_flags`; empty for a program that does not call it
 _NOTE = re.compile(rb"WARNING: All log messages before absl::InitializeLog|[IW]\d{4} ")  # lines of TensorFlow's import
 
 
 def read_flags(name: str) -> None:
-    """Reads the flags and imports TensorFlow, if `name` is "__main__": then the calling module is the program.
+    """Reads the flags, and imports TensorFlow. Does nothing unless the calling module, `name`, is "__main__".
 
-    A program calls it before it imports the library, so that --help and a wrong flag need no TensorFlow. Wrong flags
-    end the program with status 1, --help with status 0.
+    A program calls it before it imports the library, so that --help and a wrong flag need no TensorFlow. A wrong flag
+    ends the program with status 1, --help ends it with status 0.
     """
     if name == "__main__":
         with ending():
@@ -57,7 +57,7 @@ def read_flags(name: str) -> None:
 
 
 def run(main: Callable[[], int | None]) -> None:
-    """Runs a program: reads its flags unless `read_flags` has, prints the library's messages, and calls `main()`.
+    """Runs a program: reads its flags unless `read_flags` has read them, prints the library's messages, calls `main()`.
 
     The result of `main` is the exit status. Stray arguments, ValueError, OSError and TensorFlow's errors end the
     program with a short message and status 1, or the attribute `status` of the error. Ctrl-C ends it with status 130; a
@@ -72,23 +72,31 @@ def run(main: Callable[[], int | None]) -> None:
         try:
             app.run(functools.partial(_run, main), flags_parser=parser)
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the program is ending already
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a second signal must not disturb the end
                 signal.signal(number, signal.SIG_IGN)
 
 
 def run_training(main: Callable[[], Any], rows_to_divide: Callable[[], list[int]] = list) -> None:
-    """Runs a training program, as `run`, on the workers that its flags ask for.
+    """Runs a training program as `run` does: in this process or, with --ray_workers, on workers of Ray.
 
     Args:
         main: the function that trains, in this process or on a worker.
-        rows_to_divide: function that returns the batch sizes that the number of workers must divide while it may change
-            (--ray_min_workers). By default, there are none.
+        rows_to_divide: function that returns batch sizes. It is called with --ray_min_workers: then the number of
+            workers may change, and must divide each of them. By default, there are none.
     """
     run(functools.partial(_train_on_workers, main, rows_to_divide))
 
 
 def _run(main: Callable[[], int | None], argv: Sequence[str]) -> int | None:
-    """Runs a program whose flags are parsed. See `run`: without --verbosity, an error of the user is one message."""
+    """Runs a program whose flags are parsed, and turns errors into messages, as `run` describes.
+
+    Args:
+        main: see `run`.
+        argv: the name of the program, and the words of the command line that belong to no flag.
+
+    Returns:
+        The result of `main`.
+    """
     refuse_stray(argv)
     refuse_empty()
     verbose = FLAGS["verbosity"].present
@@ -115,9 +123,9 @@ def _run(main: Callable[[], int | None], argv: Sequence[str]) -> int | None:
 
 
 def _tensorflow_errors() -> tuple[type[Exception], ...]:
-    """The base class of TensorFlow's errors, such as a file without permission or too little memory.
+    """Returns the base class of TensorFlow's errors, such as a file without permission or too little memory.
 
-    It is a function because its import is slow: Python calls it only after an error.
+    It is a function, because `except` calls it only after an error, and the import is slow.
     """
     from tensorflow import errors
 
@@ -125,22 +133,22 @@ def _tensorflow_errors() -> tuple[type[Exception], ...]:
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """Raises KeyboardInterrupt for Ctrl-C, except while the program already ends by one or by SystemExit."""
+    """Handles Ctrl-C: raises KeyboardInterrupt, unless a KeyboardInterrupt or SystemExit is already being handled."""
     if not isinstance(sys.exception(), (KeyboardInterrupt, SystemExit)):
         raise KeyboardInterrupt
 
 
 def _train_on_workers(main: Callable[[], Any], rows_to_divide: Callable[[], list[int]]) -> Any:
-    """Trains in this process or, with --ray_workers, starts the same command on workers of Ray.
+    """Trains in this process or, with --ray_workers, runs the same command on workers of Ray, and waits for them.
 
     Args:
         main, rows_to_divide: see `run_training`.
 
     Returns:
-        The exit status.
+        The exit status; `None`, the result of `main`, after training in this process.
 
     Raises:
-        ParameterError: flags about the workers or the tracker do not fit together.
+        ParameterError: flags about the workers, the strategy or the tracker do not fit together.
     """
     has_tracker = given(["tracker"])
     check_used((("tracker_project",), has_tracker, "is for --tracker, which is not given"))
@@ -172,7 +180,8 @@ def _write_out(data: bytes) -> None:
 def _import_tensorflow() -> None:
     """Imports TensorFlow, without the notes on the processor and CUDA that it writes to the standard error.
 
-    Ends the program with one line if the environment names another backend for Keras.
+    With TF_CPP_MIN_LOG_LEVEL=0, the notes appear. Ends the program with one line if the environment names another
+    backend for Keras.
     """
     try:
         check_backend()
@@ -189,13 +198,13 @@ def _import_tensorflow() -> None:
 
 @contextlib.contextmanager
 def _hidden(*packages: str) -> Iterator[None]:
-    """In this block, makes the import of these packages fail, except of those that are imported already.
+    """In this block, makes the import of these packages fail, unless they are imported already.
 
     Keras imports them if they are installed, which takes a second, but does not need them. A program that needs one of
     them can import it after the block.
     """
     hidden: dict[str, Any] = {name: None for name in packages if name not in sys.modules}
-    sys.modules.update(hidden)
+    sys.modules.update(hidden)  # `None` makes Python raise ModuleNotFoundError
     try:
         yield
     finally:

@@ -64,14 +64,14 @@ TOGETHER = 2000  # lines in a block, if the input is several files or runs on a 
 
 
 def as_columns(score, number=None):
-    """The line of output with the --columns of a score. A `LineError` gives an empty line. `number` is not used."""
+    """Returns the line with the --columns of a score; an empty line for a `LineError`. `number` is not used."""
     if isinstance(score, LineError):
         return "\n"
     return "\t".join(format(getattr(score, name), COLUMNS[name]) for name in FLAGS.columns) + "\n"
 
 
 def as_object(score, number=None, *, symbols):
-    """The line of output with a JSON object for a score or a `LineError`.
+    """Returns the line of output with a JSON object for a score or a `LineError`.
 
     Args:
         score: the score or the error.
@@ -95,12 +95,12 @@ def _rounded(value):
 
 
 def summands(score):
-    """The numbers to add up over all lines: `nll`, `tokens`, `size` and `lines` of `report`."""
+    """Returns the numbers of a line that are summed over all lines: `nll`, `tokens`, `size` and `lines` of `report`."""
     return score.nll, score.tokens, score.bytes, 1
 
 
 def make_answering(folder, path):
-    """The `Answering` that scores lines as the flags describe it, with the checkpoint at `path`."""
+    """Returns the `Answering` that scores lines as the flags say, with the checkpoint at `path`."""
     lm = folder.load_model(path, **values(("mem_len", "clamp_len"), given_only=True))
     scorer = Scorer(lm, folder.load_vocab(), config_of(ScoringConfig))
 
@@ -122,7 +122,7 @@ def main():
     folder = RunFolder(FLAGS.model_dir, "language_model")
     if config.score_end and not newline_ids(folder.load_vocab()):
         print("The vocabulary has no symbol for the end of a line, so the ends of lines do not count.", file=sys.stderr)
-    together = None if config.carry_memory else TOGETHER
+    together = None if config.carry_memory else TOGETHER  # memory goes from line to line, but not from block to block
     tally, seconds = answer_input(folder, make_answering, __spec__.name, together)
     nll, tokens, size, lines = tally.sums or (0.0, 0, 0, 0)
     report(nll, tokens, size, lines, seconds)

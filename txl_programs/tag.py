@@ -77,16 +77,16 @@ WRITTEN = {**BLANKS, 0: "␀"}  # characters that a file of columns cannot hold 
 
 
 def columns_of(folder):
-    """The columns of the training files; the defaults for runs of earlier versions, which do not record them."""
+    """Returns the columns of the training files; the defaults for a run of an earlier version, which lacks them."""
     known = folder.read_config()["data"]
     return ColumnsConfig(**{name: known.get(name) for name in ColumnsConfig.names()})
 
 
 def lines_of(tagged, number=None, tag_first=False):
-    """The output for a `TaggedLine` or a `LineError`, in the --format.
+    """Returns the lines of output for the answer to a line, in the --format.
 
     Args:
-        tagged: the answer to a line.
+        tagged: a `TaggedLine`, or a `LineError`.
         number: not used.
         tag_first: with --format=conll: whether the tag stands before the token.
     """
@@ -100,12 +100,12 @@ def lines_of(tagged, number=None, tag_first=False):
 
 
 def text_function(folder):
-    """`lines_of` for this run: with the tag first if it stands before the token in the training files."""
+    """Returns `lines_of` for this run: in the order of the training files, which may have the tag before the token."""
     return functools.partial(lines_of, tag_first=places_in(2, columns_of(folder)) == (1, 0))
 
 
 def read_tagged(folder):
-    """The sentences of --tagged with their tags, in the scheme of the run's model."""
+    """Returns the sentences of --tagged with their tags, which are converted to the scheme of the run's model."""
     config = folder.read_config()
     digits = config["data"].get("segment_digits", False)
     model = config["model"]
@@ -114,13 +114,13 @@ def read_tagged(folder):
 
 
 def open_pipeline(folder, path):
-    """The `TaggingPipeline` of a run, as the flags describe it, with the checkpoint at `path`."""
+    """Returns the `TaggingPipeline` of a run as the flags say, with the checkpoint at `path`."""
     changes = values(("constraints", "max_seq_len", "lexicon", "skip_short_words"), given_only=True)
     return TaggingPipeline.open(folder, path, **changes)
 
 
 def compare(sentences, pipeline, format_line):
-    """Tags the sentences of --tagged, compares with their own tags, and prints scores and the confusion of types.
+    """Tags the sentences of --tagged, compares the result with their own tags, and prints scores and a confusion table.
 
     With --list_wrong, it also prints the sentences with wrong tags. If --output or --format is given, it also writes
     the entities.
@@ -155,7 +155,7 @@ def compare(sentences, pipeline, format_line):
 
 
 def make_answering(folder, path):
-    """The `Answering` that tags lines as the flags describe it, with the checkpoint at `path`."""
+    """Returns the `Answering` that tags lines as the flags say, with the checkpoint at `path`."""
     tag_lines = functools.partial(
         open_pipeline(folder, path).tag_lines, batch_size=FLAGS.batch_size, split_sentences=FLAGS.split_sentences
     )

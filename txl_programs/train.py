@@ -64,7 +64,7 @@ from txl_programs.program import run_training
 
 RELATIVE_ONLY = ("clamp_len", "untie_r")  # flags for relative positions
 ABSOLUTE_ONLY = ("context_len", "pos_embed")  # flags for absolute positions
-FROM_TEXT = ("cutoffs",)  # a hyper-parameter of the model that comes from the text
+FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when the text is prepared
 PLACES = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
 READING = ("text_field", "skip_bad_lines")  # flags for a text that is not prepared
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
@@ -74,7 +74,7 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("data_dir", None, "Folder of a corpus prepared by txl-prepare-data.")
 flags.DEFINE_string(
-    "corpus_info_path", None, "Path of the corpus-info.json of a prepared corpus, if it is not in data_dir."
+    "corpus_info_path", None, "Path of the corpus-info.json in the folder of a prepared corpus. Replaces data_dir."
 )
 flags.DEFINE_enum("model", "transformer_xl", MODELS, "Kind of model. transformer: absolute positions, no memory.")
 flags.DEFINE_enum(
@@ -109,7 +109,7 @@ flags.mark_flag_as_required("model_dir")
 
 
 def data_arguments(instead=None):
-    """The corpus that the flags name: `{"data_dir": ...}`, or the arguments of `build_corpus`; empty if they name none.
+    """Returns which corpus the flags name: `{"data_dir": ...}` or arguments of `build_corpus`; empty if they name none.
 
     Args:
         instead: `{name: value}` for flags that are not given.
@@ -133,11 +133,11 @@ def data_arguments(instead=None):
 
 
 def check_model_flags(group, positions):
-    """Raises ParameterError for a flag that this kind of model or of positions does not use.
+    """Raises ParameterError if a flag is given that this kind of model, or its scheme of positions, does not use.
 
     Args:
         group: the class of the model's hyper-parameters.
-        positions: the scheme of positions.
+        positions: name of the scheme, see --positions.
     """
     if group is TransformerLMConfig:
         only = "is for --model=transformer_xl: --model=transformer takes --pos_embed=sin or learned"
@@ -151,15 +151,17 @@ def check_model_flags(group, positions):
 
 
 def model_defaults(group, instead):
-    """The values that replace defaults of the model's flags, for this kind of model and of positions.
+    """Returns `{name: value}`, which replace the defaults of the model's flags: `instead` for this kind of model.
 
     Args:
         group: the class of the model's hyper-parameters.
-        instead: `{name: value}`. Values that the scheme --positions does not use are left out.
+        instead: `{name: value}`, from a run or a preset. Values that the scheme of --positions does not accept are left
+            out, unless `instead` names its own scheme.
     """
     left_out = ()
     if FLAGS.positions != "relative" and "positions" not in instead:  # presets are for relative positions
-        left_out = getattr(SCHEMES[FLAGS.positions], "refused", RELATIVE_ONLY)  # classes exist once they are imported
+        # The classes in SCHEMES are `None` until txl_tf is imported.
+        left_out = getattr(SCHEMES[FLAGS.positions], "refused", RELATIVE_ONLY)
     defaults = {name: value for name, value in instead.items() if name not in left_out}
     if group is TransformerLMConfig:  # the default of --mem_len is Transformer-XL's
         defaults.setdefault("mem_len", TransformerLMConfig.mem_len)
@@ -167,9 +169,10 @@ def model_defaults(group, instead):
 
 
 def size_of_text(data):
-    """`(level, bytes, tokens)` of the training text in `data`, see `data_arguments`.
+    """Returns `(level, bytes, tokens)` of the training text in `data`, see `data_arguments`.
 
-    For a prepared corpus, the bytes are an estimate, otherwise the tokens.
+    For a prepared corpus, the number of bytes is an estimate. For another text, the number of tokens is an estimate;
+    for compressed files, the number of bytes, too.
     """
     from txl_tf.data.inputs import has_ending
     from txl_tf.data.text.corpus import load_corpus
@@ -187,15 +190,15 @@ def size_of_text(data):
     n_bytes = 0
     for path in recipe.files["train"]:
         size = size_of(path) or 0  # `check_files` has found the files
-        n_bytes += 3 * size if has_ending(path, ".gz", ".zip") else size  # packed text is about a third
+        n_bytes += 3 * size if has_ending(path, ".gz", ".zip") else size  # compressed: about a third
     return level, n_bytes, n_bytes / BYTES[level]
 
 
 def settings_of(folder):
-    """`(group, settings)`: the class of the model's hyper-parameters, and values for flags that are not given.
+    """Returns `(group, settings)`: the class of the model's hyper-parameters, and values for flags that are not given.
 
-    `settings` has the keys "data", "model" and "training", with values by name each. They come from --init_from, from
-    the existing run, or from a preset. The function logs the preset or the schedule that it chooses.
+    `settings` is `{"data": ..., "model": ..., "training": ...}`, each with values by name. They come from the existing
+    run, from --init_from or from a preset. The function logs the preset or the schedule that it chooses.
 
     Raises:
         ParameterError: --preset has no effect, or a flag does not fit the run.
@@ -209,7 +212,7 @@ def settings_of(folder):
         raise unused("preset", f"has no effect with --init_from={FLAGS.init_from}: the new run has that run's model")
     data = data_arguments(settings["data"])
     own_text = data.get("dataset") == "text"
-    if origin and not origin.resumes:  # a new run that starts from another: a schedule by the size of the text
+    if origin and not origin.resumes:  # a new run from another run's weights: the text decides the schedule
         training = completed(TrainingConfig, settings["training"])
         tokens_per_step = training["train_batch_size"] * training["tgt_len"]
         schedule = schedule_for(given_steps() or steps_for(size_of_text(data)[-1] / tokens_per_step))
@@ -219,32 +222,36 @@ def settings_of(folder):
             flags = " ".join(f"--{name}={value}" for name, value in schedule.items())
             logging.getLogger("txl_tf").info("by the size of the text: %s", flags)
     elif not origin and data and (FLAGS.preset or own_text):
-        steps = folder.steps()
-        preset = choose_settings(data, bool(steps)) if FLAGS.preset or not steps else {}
-        recorded = {"model": {}, "training": {}, **(folder.read_config() if steps else {})}
-        sizes = SIZES if steps else preset
+        exists = bool(folder.steps())
+        preset = choose_settings(data, exists) if FLAGS.preset or not exists else {}
+        recorded = {"model": {}, "training": {}, **(folder.read_config() if exists else {})}
+        # Of an existing run, --preset replaces only the sizes. If they differ from the run's, `check_same_run` raises.
+        sizes = SIZES if exists else preset
         settings["model"] = {**recorded["model"], **{name: preset[name] for name in sizes if name in preset}}
         settings["training"] = {**preset, **recorded["training"]}
     elif not origin and data and given_steps() is None and not folder.steps():
         log_defaults()
-    if own_text and FLAGS.strategy != "tpu":  # where the graph of generation would take long to compile
+    if own_text and FLAGS.strategy != "tpu":  # on a TPU, the graph that generates samples would take long to compile
         level = completed(TextConfig, settings["data"])["level"]
         settings["training"] = {"sample_tokens": SAMPLE_TOKENS[level], **settings["training"]}
-    if group is TransformerLMConfig and not origin:
+    if group is TransformerLMConfig and not origin:  # mem_len of a preset is for Transformer-XL
         settings["model"].pop("mem_len", None)
     return group, settings
 
 
 def given_steps():
-    """The value of --train_steps; `None` if the command line does not give it."""
+    """Returns the value of --train_steps; `None` if the command line does not give it."""
     return FLAGS.train_steps if FLAGS["train_steps"].present else None
 
 
 def choose_settings(data, exists):
-    """The values of --preset, or of the preset for this size of text and this machine. Logs the choice.
+    """Returns `{name: value}` of --preset or, without it, of the preset for this size of text and this machine.
+
+    Logs the choice, unless the run exists already or the command line replaces all values of the preset.
 
     Args:
-        exists: whether the run exists already; then nothing is logged.
+        data: the corpus, see `data_arguments`.
+        exists: whether the run exists already.
     """
     level, n_bytes, n_tokens = size_of_text(data)
     choice = chosen_preset(n_bytes)
@@ -260,7 +267,7 @@ def choose_settings(data, exists):
 
 
 def log_defaults():
-    """Logs the size of the default model, which is trained if no preset is chosen."""
+    """Logs the size of the model and the number of steps that the defaults of the flags give, without a preset."""
     why = f"dataset={FLAGS.dataset}" if FLAGS.dataset else "data_dir"
     weights = layer_weights(values(SIZES)) / 1e6
     logging.getLogger("txl_tf").info(
@@ -270,7 +277,7 @@ def log_defaults():
 
 
 def rows_to_divide():
-    """The batch sizes that the number of workers must divide while it may change (--ray_min_workers).
+    """Returns the batch sizes that any number of workers must divide: with --ray_min_workers, the number may change.
 
     Raises:
         ParameterError: the command line does not give a batch size.
@@ -315,7 +322,7 @@ def train(folder):
 
 
 def evaluate(folder):
-    """Evaluates the run in this folder. Flags that are given change its hyper-parameters for this evaluation.
+    """Evaluates the run in this folder. Flags that are given change the run's hyper-parameters for this evaluation.
 
     Raises:
         ParameterError: a flag does not fit the run.

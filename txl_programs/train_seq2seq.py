@@ -80,10 +80,13 @@ flags.mark_flag_as_required("model_dir")
 
 
 def size_of_pairs(data):
-    """`(pairs, bytes, tokens)` of the training data. The number of tokens on both sides is an estimate.
+    """Returns `(pairs, bytes, tokens)` of the training data. `tokens`, of sources and targets together, is an estimate.
 
-    Made-up dates have about 35 characters a pair. Pairs are the lines of the file with more lines; bytes and tokens are
-    those of all files.
+    The number of pairs is the number of lines of the longest file, at least 1. Bytes and tokens are counted over all
+    files. Generated dates are not in a file; they have about 35 characters a pair.
+
+    Raises:
+        ParameterError, OSError: a file is empty or cannot be read.
     """
     from txl_tf.data.text_files import blocks_of
 
@@ -99,16 +102,19 @@ def size_of_pairs(data):
             lines[i] += block.count(b"\n")
         lines[i] += not block.endswith(b"\n")  # the last line may have no newline
     bytes_of_token = [BYTES[data.source_level], BYTES[data.target_level]]
-    shares = sizes if len(sizes) == 2 else [sum(sizes) / 2] * 2
+    shares = sizes if len(sizes) == 2 else [sum(sizes) / 2] * 2  # bytes of the sources, and of the targets
     tokens = sum(size / width for size, width in zip(shares, bytes_of_token, strict=True))
     return max([1, *lines]), sum(sizes), tokens
 
 
 def choose_settings(data, exists):
-    """The values of --preset, or of the preset for this number of pairs and this machine. Logs the choice.
+    """Returns `{name: value}` of --preset or, without it, of the preset for this size of data and this machine.
+
+    Logs the choice, unless the run exists already, there is no data, or the command line replaces all values.
 
     Args:
-        exists: whether the run exists already; then nothing is logged.
+        data: the pairs, a `PairsConfig`.
+        exists: whether the run exists already.
     """
     n_pairs, n_bytes, n_tokens = size_of_pairs(data)
     choice = chosen_preset(n_bytes)
@@ -125,10 +131,10 @@ def choose_settings(data, exists):
 
 
 def settings_of(folder):
-    """Values for flags that are not given: from --init_from, from the existing run, or from a preset.
+    """Returns values for flags that are not given, from the existing run, from --init_from or from a preset.
 
     Returns:
-        Dictionary with the keys "data", "model" and "training", with values by name each.
+        `{"data": ..., "model": ..., "training": ...}`, each with values by name.
 
     Raises:
         ParameterError: --preset has no effect.

@@ -9,12 +9,12 @@
 A line of input is a source sentence, a line of output its translation. With --n_best above 1, and with --scores, the
 output has n_best lines for every source: number<TAB>score<TAB>translation. The score is the log-probability in nats; a
 beam search divides it by the length penalty. The program answers a line as soon as the standard input pauses. If a line
-cannot be translated, the output has an empty line. The standard error then says why, and the exit status is 1. Text
-goes to the standard output, all else to the standard error. At the end, the program prints how many translations were
-cut off because they did not end within --max_new_tokens, and how many symbols of the sources are not in the vocabulary
-(<unk>). In --pairs, several lines may have the same source: each of its targets counts as correct, and error rates
-count the source once. BLEU and chrF need sacrebleu: pip install "txl_tf[seq2seq]". --bleu_tokenize chooses its
-tokenizer. On a terminal, control characters are written like \\x1b, unless --raw is given.
+cannot be translated, its translation and its score are empty. The standard error then says why, and the exit status is
+1. Text goes to the standard output, all else to the standard error. At the end, the program prints how many
+translations were cut off because they did not end within --max_new_tokens, and how many symbols of the sources are not
+in the vocabulary (<unk>). In --pairs, several lines may have the same source: each of its targets counts as correct,
+and error rates count the source once. BLEU and chrF need sacrebleu: pip install "txl_tf[seq2seq]". --bleu_tokenize
+chooses its tokenizer. On a terminal, control characters are written like \\x1b, unless --raw is given.
 """
 
 import functools
@@ -78,7 +78,7 @@ from txl_tf.vanilla.translator import POOL, Translation, Translator, assumed_len
 
 
 def lines_of(translations, number):
-    """The output for the translations of line `number`, or for its `LineError`."""
+    """Returns the lines of output for the translations of line `number`, the best one first, or for its `LineError`."""
     if not (FLAGS.scores or FLAGS.n_best > 1):
         return "\n" if isinstance(translations, LineError) else f"{translations[0].text}\n"
     if isinstance(translations, LineError):
@@ -87,10 +87,10 @@ def lines_of(translations, number):
 
 
 def counts_of(translations):
-    """`(unended, unknown, lines)`, numbers to add up over the sources, for `say_counts`.
+    """Returns the numbers of a source that are summed over all sources, for `say_counts`: `(unended, unknown, lines)`.
 
-    They are 1 if the best translation was cut off, else 0; the number of unknown symbols in the source; and 1 if the
-    source has unknown symbols, else 0.
+    `unended` is 1 if the best translation was cut off, else 0. `unknown` is the number of unknown symbols in the
+    source. `lines` is 1 if there are any, else 0.
     """
     best = translations[0]
     return int(not best.ended), best.unknown, int(best.unknown > 0)
@@ -115,14 +115,19 @@ def say_counts(tally, search, model):
 
 
 def collecting_best(answers, best):
-    """Yields the answers. Appends the best translation of each to the list `best`; for a `LineError`, an empty one."""
+    """Yields the answers. Appends the best translation of each to the list `best`; for a `LineError`, an empty text."""
     for translations in answers:
         best.append(Translation("", 0.0) if isinstance(translations, LineError) else translations[0])
         yield translations
 
 
 def for_every_line(sources, answers):
-    """Yields an answer for each of the `sources`. They may repeat; `answers` has one for each different source."""
+    """Yields an answer for each source, also for repeated ones.
+
+    Args:
+        sources: list of lines.
+        answers: iterator with one answer for each different source, in the order in which they first appear.
+    """
     answer_of = {}
     for source in sources:
         if source not in answer_of:
@@ -136,7 +141,7 @@ def report(texts, references, level):
     Args:
         texts: the best translation of each source; empty, and thus wrong, if the source could not be translated.
         references: list of the correct targets of each source.
-        level: what a token of a target is.
+        level: level of the target's tokens, such as "word".
     """
     rates = error_rates(texts, references, level)
     lines = f"{rates['lines']:.2%} of {len(texts):,} lines wrong, {rates['symbols']:.2%} of the {counted_in(level)}"
@@ -145,7 +150,7 @@ def report(texts, references, level):
 
 
 def make_answering(folder, path):
-    """The `Answering` that translates lines as the flags describe it, with the checkpoint at `path`."""
+    """Returns the `Answering` that translates lines as the flags say, with the checkpoint at `path`."""
     model = folder.load_model(path)
     source_vocab, target_vocab = folder.load_vocabs()
     translator = Translator(model, source_vocab, target_vocab, config_of(SearchConfig), FLAGS.batch_size)
@@ -160,7 +165,7 @@ def compare(folder, vocabs):
         vocabs: vocabularies of the sources and of the targets.
 
     Returns:
-        The `Tally` of the different sources.
+        The `Tally` of all pairs. A source in several pairs is translated once, and counts in the tally for each pair.
 
     Raises:
         ParameterError: the pairs cannot be used, or a flag does not fit --pairs.
@@ -180,7 +185,8 @@ def compare(folder, vocabs):
         print(sentence, file=sys.stderr)
     sides = in_case_of_vocabs([without_ends(text.lines) for text in texts], vocabs)
     references = group_references(*sides)
-    first_number = dict(zip(reversed(sides[0]), reversed(texts[0].numbers), strict=True))  # the first line of a source
+    # `{source: number of its first line}`: of equal keys, `dict` keeps the last value.
+    first_number = dict(zip(reversed(sides[0]), reversed(texts[0].numbers), strict=True))
     numbers = [first_number[source] for source in references]
     best = []
     answering = with_checkpoint(folder, functools.partial(make_answering, folder))

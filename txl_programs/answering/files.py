@@ -1,4 +1,8 @@
-"""Answers files of lines, in this process or on a Ray cluster. An output file has the name of its input file."""
+"""Answers the lines of --input: one file or the standard input as a stream, several files block by block.
+
+Blocks are answered in this process or on a Ray cluster. The answers to several files go to a folder, into files of the
+same names.
+"""
 
 import collections
 import contextlib
@@ -47,15 +51,16 @@ def answer_input(folder, make_answering, program, together, raw=False):
         make_answering: function that takes `folder` and the path of a checkpoint, and returns an `Answering` as the
             flags describe it.
         program: name of the module that defines `make_answering`.
-        together: number of lines in a block; `None` for a whole file.
+        together: number of lines in a block; `None`: a block is a whole file.
         raw: see `write_answers`.
 
     Returns:
-        `(tally, seconds)`: the `Tally` of all lines, and the time that they took; `None` instead of the time if some
-        lines were answered by an earlier call.
+        `(tally, seconds)`: the `Tally` of all lines, and the time that they took; `None` instead of the time if an
+        earlier run of the program answered some of the lines.
 
     Raises:
-        ParameterError: --input or --output is not as it must be, or a line has no answer with --strict.
+        ParameterError: --input or --output cannot be used.
+        ValueError: a line has no answer, with --strict.
         OSError: a file cannot be read or written.
     """
     if cluster_of(ClusterConfig).given or _is_several(FLAGS.input):
@@ -76,7 +81,7 @@ def _has_any_end(folder):
 
 
 def _is_several(inputs):
-    """Whether --input is a folder, a pattern, or several files."""
+    """Whether --input is a folder, a pattern, or several files. An existing file may have , * ? or [ in its name."""
     if inputs in (None, "-"):
         return False
     return tf.io.gfile.isdir(inputs) or (any(c in inputs for c in ",*?[") and not tf.io.gfile.exists(inputs))
@@ -94,14 +99,14 @@ def _answer_files(folder, make_answering, program, together, files, path):
     cluster = cluster_of(ClusterConfig)
     answer_blocks = functools.partial(_answer_here, make_answering, folder, path)
     flags: dict[str, Any] = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
-    flags |= {name: sha256(flags[name]) for name in _flags_of_files(flags)}  # the content of a file, not its name
+    flags |= {name: sha256(flags[name]) for name in _flags_of_files(flags)}  # the content of a file, not its path
     key = [program, flags, sha256(folder.config_file), sha256(f"{path}.index"), together]
     with naming_write_errors(FLAGS.output):
         tf.io.gfile.makedirs(FLAGS.output)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock(FLAGS.output, f"another program writes its answers to {FLAGS.output}"))
         if cluster.given:
-            count_workers(stack.enter_context(connected(cluster.ray_address)), cluster)  # before files are read
+            count_workers(stack.enter_context(connected(cluster.ray_address)), cluster)  # fails before files are read
             answer_blocks = functools.partial(_answer_on_cluster, cluster, program, folder, path)
         any_end = _has_any_end(folder)
         plan = Plan([LineFile(file, name, FLAGS.output, key, any_end) for file, name in files], together)
@@ -114,14 +119,14 @@ def _answer_files(folder, make_answering, program, together, files, path):
             say_missing(tally)
             total.add(tally)
     say_how_many(total)
-    if FLAGS.strict and total.missing:  # in files that were answered before, whose messages are not known
+    if FLAGS.strict and total.missing:  # in files that an earlier run completed: their messages are not stored
         message = f"{total.missing:,} line(s) of files that were answered before have no answer"
         raise ParameterError("strict", True, "left out, or give an empty --output", message)
     return total, None if plan.before else time.perf_counter() - started
 
 
 def _as_error(tally):
-    """The ValueError for the first line without an answer in a tally, with the notes of the tally."""
+    """Returns a ValueError with the first message and all notes of a tally. A line of the tally must lack an answer."""
     error = ValueError(tally.messages[0])
     for note in tally.notes:
         error.add_note(note)
@@ -129,7 +134,7 @@ def _as_error(tally):
 
 
 def _named_files():
-    """`(path, name)` of each file of --input. The name is that of its output file, relative to the folder --output.
+    """Returns `(path, name)` of each file of --input, where `name` is the path of its output file below --output.
 
     Raises:
         ParameterError: --input names no files, --output is not a folder, two files would have the same output file, or
@@ -146,31 +151,35 @@ def _named_files():
     names = collections.Counter(name for _, name in files)
     for name in names:
         if names[name] > 1 or any(str(folder) in names for folder in PurePosixPath(name).parents):
-            message = f"--input must not name two files whose answers both go to {output}{name}, or into it"
+            message = f"--input must not name two files whose output files, or their folders, are both {output}{name}"
             raise ParameterError("input", FLAGS.input, "files of different names", message)
     for path, name in files:
         if absolute(path).startswith(output) or same_path(path, f"{output}{name}"):
             message = f"--output must not contain a file of --input, got {FLAGS.output}, which contains {path}"
             raise ParameterError("output", FLAGS.output, "a folder without files of --input", message)
     if around := folder_around([output, *(f"{output}{name}" for name in names)], FLAGS.input):
-        message = f"--output must be outside of {around}, which --input contains as a whole, got {FLAGS.output}"
+        message = f"--output must be outside of {around}, all files of which --input names, got {FLAGS.output}"
         raise ParameterError("output", FLAGS.output, f"a folder outside of {around}", message)
     return files
 
 
 def _own_flags():
-    """The flags of the program itself, without those of absl."""
+    """Returns the flags that --help lists for the program, without those of absl."""
     return FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
 
 
 def _flags_of_files(flags):
-    """The names of those `flags`, `{name: value}`, whose value is an existing file that affects the answers."""
+    """Returns those names in `_FILES` whose flag names an existing file. A lexicon may also be another word: jieba.
+
+    Args:
+        flags: `{name: value}`.
+    """
     paths = {name: flags[name] for name in _FILES if flags.get(name)}
     return [name for name, path in paths.items() if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)]
 
 
 def _with_progress(answer_blocks, blocks):
-    """Answers blocks, and advances a progress bar if the standard output is a terminal.
+    """Answers blocks, and shows a progress bar if the standard output is a terminal.
 
     Args:
         answer_blocks: function that answers blocks, and yields the `part` of each answered `Block`.
@@ -205,17 +214,15 @@ def _answer_on_cluster(cluster, program, folder, path, blocks):
 
 
 def make_in_worker(program, task, given):
-    """Returns the `Answering` of a program in a worker, a process that has no command line with flags.
-
-    It sets the flags of this process.
+    """Makes the `Answering` of a program in a worker of Ray, a process without a command line. Sets its flags first.
 
     Args:
         program: name of the program's module.
         task: task of the run, see `RunFolder`.
         given: `{name: value}` of the flags that the command line of the program gives.
     """
-    module = importlib.import_module(program)
-    FLAGS.mark_as_parsed()
+    module = importlib.import_module(program)  # defines the flags
+    FLAGS.mark_as_parsed()  # otherwise, reading a flag would be an error
     for name, value in given.items():
         FLAGS[name].value = value
         FLAGS[name].present = 1

@@ -1,4 +1,4 @@
-"""Reads lines as they arrive, and writes the answers."""
+"""Reads the lines of --input, and writes their answers, messages and progress."""
 
 import contextlib
 import itertools
@@ -18,17 +18,17 @@ from txl_tf.files import check_writable, new_file, same_path
 
 
 def input_lines(any_end=True):
-    """Opens --input, a file or the standard input, which prompts for lines if it is a terminal.
+    """Opens --input, a file or the standard input. On a terminal, it prompts for lines with "> ".
 
     Args:
         any_end: see `lines_in`.
 
     Returns:
-        `(lines, name)`: an iterator of bytes without line ends, with `None` wherever the standard input pauses; and a
-        name for messages.
+        `(lines, name)`: an iterator of the lines as bytes without line ends, with `None` wherever the standard input
+        pauses; and the name of the input for messages.
 
     Raises:
-        OSError, ParameterError: the input cannot be read. It is raised before the first line is taken.
+        OSError, ParameterError: the file cannot be read or is empty, or the standard input is closed.
     """
     if FLAGS.input in (None, "-"):
         if sys.stdin is None:
@@ -37,13 +37,15 @@ def input_lines(any_end=True):
         stdin: Any = sys.stdin.buffer  # a BufferedReader, although its type does not say so
         return lines_in(without_mark(arriving(stdin, prompt)), any_end), "standard input"
     pieces: Iterator[Any] = read_files([FLAGS.input], "byte")  # bytes, with this level
-    return lines_in(without_mark(itertools.chain([next(pieces)], pieces)), any_end), FLAGS.input
+    first = next(pieces)  # an unreadable file raises its error here, before a model is loaded
+    return lines_in(without_mark(itertools.chain([first], pieces)), any_end), FLAGS.input
 
 
 def check_output(*inputs):
-    """Raises ParameterError if --output is one of the files `inputs`, and OSError if it cannot be written.
+    """Raises ParameterError if --output is one of the `inputs`, and OSError if it cannot be written.
 
-    An input may be `None`.
+    Args:
+        *inputs: paths of files; `None` for the standard input.
     """
     for path in inputs:
         if FLAGS.output and path and os.path.isfile(path) and same_path(path, FLAGS.output):
@@ -56,10 +58,10 @@ def write_answers(answers, text, numbers=nothing, raw=False):
     """Writes each answer to --output or the standard output as soon as it arrives.
 
     Args:
-        answers: an iterator of answers, with a `LineError` for a line without an answer. Its message goes to the
-            standard error.
+        answers: an iterator of answers, with a `LineError` for a line without an answer. The message of the error goes
+            to the standard error.
         text, numbers: see `Answering`.
-        raw: whether control characters go to a terminal unchanged.
+        raw: whether control characters are written to a terminal unchanged.
 
     Returns:
         The `Tally` of the answers, without messages.
@@ -82,20 +84,27 @@ def say_missing(tally):
 
 
 def say_how_many(tally):
-    """Prints how many lines have no answer, if any, and what can be done about it."""
+    """Prints how many lines have no answer, and what can be done about it. Prints nothing if all lines have one."""
     if tally.missing:
         ends = f"lines without an answer: {tally.missing:,}; --strict stops at the first"
         print(*tally.notes, ends, sep="\n", file=sys.stderr)
 
 
 def progress_bar(lines=None):
-    """Keras's progress bar for a number of lines (`None`: unknown); `None` if the standard output is no terminal."""
+    """Returns Keras's progress bar, or `None` if the standard output is not a terminal.
+
+    Args:
+        lines: number of lines; `None` if it is unknown.
+    """
     return keras.utils.Progbar(lines, verbose=1, unit_name="line") if sys.stdout.isatty() else None
 
 
 @contextlib.contextmanager
 def _output(raw):
-    """Yields a function that writes an answer to --output or the standard output. The file appears after the block."""
+    """Yields a function that writes an answer to --output or to the standard output.
+
+    The file --output appears at the end of the block. `raw`: see `write_answers`.
+    """
     bar = progress_bar() if FLAGS.output else None
 
     def write_to_file(text):

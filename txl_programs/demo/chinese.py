@@ -1,6 +1,6 @@
 """The page in Chinese: labels, sentences, and messages of the library that a visitor can meet."""
 
-# Labels and hints of components, which a page has from the start.
+# Labels and hints of components: the texts that a page has when it is opened.
 LABELS = {
     "# Look into a trained model": "# 看看训练好的模型",
     "Language models": "语言模型",
@@ -245,8 +245,8 @@ SENTENCES = {
     "the same entities, probabilities change by at most {most:.3f}": "实体不变，概率最多变化 {most:.3f}",
 }
 
-# Pattern of a whole message of the library -> sentence for the page. A group of the pattern is a value of the sentence,
-# and is translated if its text is a key of SENTENCES.
+# Pattern of a whole message of the library -> sentence for the page. The groups of the pattern are inserted into the
+# sentence. A group whose text is a key of SENTENCES is translated.
 MESSAGES = {
     r"(?P<name>[^:]*?)(?:, line \d+)?: (?P<symbol>.+?) is not in the vocabulary of (?P<number>[\d,]+) symbols.*": (
         "{name}：{symbol} 不在该模型的词表（{number} 个符号）中，请删去或换掉它。"

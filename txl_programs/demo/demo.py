@@ -4,7 +4,7 @@
     txl-demo --model_dir=runs/quickstart --model_dir=runs/other --port=7861
     txl-demo --model_dir=runs/dates --model_dir=runs/flat_resume
 
-The page has tabs for the tasks of the runs, and can compare two runs of one task.
+The page has a tab for each task of the runs, and can compare two runs of one task.
 
 language models   Generate: continues a prompt, with all sampling options. Score: a text coloured by nll; click a token
                   to see the most likely tokens in its place. Memory: the benefit of the memory; click a token to see
@@ -33,7 +33,7 @@ flags.DEFINE_integer("max_tokens", 2000, "Most tokens of a text to read.", lower
 flags.DEFINE_integer("max_new_tokens", 500, "Most tokens to generate at a time.", lower_bound=1, upper_bound=100_000)
 flags.DEFINE_integer("max_rows", 4, "Most samples to generate at a time.", lower_bound=1, upper_bound=64)
 flags.DEFINE_integer("visitors", 4, "Requests to answer at the same time. Others wait.", lower_bound=1, upper_bound=64)
-flags.DEFINE_bool("examples", True, "Show the results of the first texts of the page when it is opened.")
+flags.DEFINE_bool("examples", True, "Show the answers to the example texts when the page is opened.")
 flags.mark_flag_as_required("model_dir")
 
 if __name__ == "__main__":

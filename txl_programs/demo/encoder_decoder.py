@@ -9,7 +9,7 @@ from txl_programs.demo.pieces import PAGE_WIDTH, Place, choices, element, figure
 from txl_programs.demo.runs import OpenRun, other_click, picked
 from txl_tf.vanilla.translator import Translation, Translator
 
-BEAMS = (1, 2, 4, 8)  # the beam sizes to choose from; each needs a graph of its own
+BEAMS = (1, 2, 4, 8)  # the beam sizes to choose from; only a few, because each needs a graph of its own
 
 
 class EncoderDecoderView:
@@ -29,7 +29,7 @@ class EncoderDecoderView:
         self.encode = self.reader.encode
 
     def translate(self, source: str, beam_size: int, n_best: int, length_penalty: float) -> list[Translation]:
-        """The best translations of a line. Raises ParameterError with a sentence for the page."""
+        """Returns the best translations of a line. Raises ParameterError if the line or an option is wrong."""
         source = self.limits.check_text(source, "The source").strip("\n")
         if beam_size not in BEAMS:
             allowed = ", ".join(map(str, BEAMS))
@@ -44,7 +44,7 @@ class EncoderDecoderView:
             return translator.translate([source], "The source")[0]
 
     def show(self, targets: list[Translation]) -> Markup:
-        """The translations with their scores, the best one first. A click on one calls `look`."""
+        """Returns a table of translations with their scores, the best one first. A click on one calls `look`."""
         rows = [
             element(
                 "tr", element("td", i + 1), element("td", target.text, class_="target"),
@@ -57,7 +57,7 @@ class EncoderDecoderView:
         return element("div", element("table", head, *rows, class_="targets"), element("p", note, class_="note"))
 
     def look(self, source: str, target: str, pick: str) -> Markup:
-        """The cross-attention of a head as a matrix: columns are the source, rows are the target.
+        """Returns a picture of the cross-attention of a head: columns are the source, rows are the target.
 
         Args:
             source, target: the source, and the translation that was clicked.

@@ -15,7 +15,7 @@ from txl_programs.demo.chinese import LABELS, MESSAGES, OTHER, SENTENCES
 
 LANGUAGES = ("en", "zh")
 _language: ContextVar[str] = ContextVar("language", default="en")
-# Type of a component -> those of its properties that are labels only in this type. Other values are texts of visitors.
+# Type of a component -> names of properties that are labels in this type. In other types, "value" is a visitor's text.
 _LABEL_OF = {"markdown": ("value",), "button": ("value",)}
 
 
@@ -32,7 +32,7 @@ class Refusal(ParameterError):
 
 
 def preferred(header: str | None) -> str:
-    """The language of a visitor: the one of `LANGUAGES` with the largest weight in an Accept-Language header.
+    """Returns the language of a visitor: the one of `LANGUAGES` with the largest weight in an Accept-Language header.
 
     It is English if the header names neither of them, or if there is no header.
     """
@@ -58,16 +58,19 @@ def speaking(language: str) -> Iterator[None]:
 
 
 def said(sentence: str, **values: Any) -> str:
-    """A sentence of the page in the visitor's language, with the `values` inserted for the names in braces.
+    """Returns a sentence of the page in the visitor's language, with the `values` in place of the names in braces.
 
-    A sentence that the catalogue lacks stays English.
+    A sentence that the catalogue does not contain stays English.
     """
     translated = SENTENCES.get(sentence, sentence) if _language.get() == "zh" else sentence
     return translated.format(**values) if values else translated
 
 
 def explained(error: Exception) -> str:
-    """The message of an error in the visitor's language. A message of the library that has no translation is quoted."""
+    """Returns the message of an error in the visitor's language.
+
+    A message of the library without a translation is quoted in English, in a sentence of the visitor's language.
+    """
     message = str(error)
     if isinstance(error, Refusal) or _language.get() == "en":
         return message
@@ -79,12 +82,12 @@ def explained(error: Exception) -> str:
 
 
 def labels_in(config: dict[str, Any], page_labels: Mapping[str, str]) -> dict[str, Any]:
-    """Gradio's configuration of a page with labels in the visitor's language.
+    """Returns Gradio's configuration of a page with labels in the visitor's language.
 
     Args:
         config: configuration of `gr.Blocks`; it is not changed.
-        page_labels: `{English label: Chinese label}` of this page, for labels that the catalogue cannot have, such as
-            those with names of runs.
+        page_labels: `{English label: Chinese label}` of labels that only this page has, such as those with names of
+            runs.
     """
     if _language.get() == "en":
         return config
@@ -93,7 +96,12 @@ def labels_in(config: dict[str, Any], page_labels: Mapping[str, str]) -> dict[st
 
 
 def _labelled(component, chinese):
-    """A component of Gradio's configuration with its texts in Chinese, where there is a translation."""
+    """Returns a component of Gradio's configuration with its labels in Chinese; without a translation, in English.
+
+    Args:
+        component: the component, a dictionary.
+        chinese: `{English label: Chinese label}`.
+    """
     props = component.get("props", {})
     names = ("label", "info", "placeholder", *_LABEL_OF.get(component.get("type"), ()))
     english = {name: props[name] for name in names if isinstance(props.get(name), str)}

@@ -82,13 +82,14 @@ class LanguageModelView:
     # --------------------------------------------------------------------------------------------------------- write
 
     def start(self, prompt: str, rows: int, options: dict) -> list[Sample]:
-        """Reads a prompt. Returns samples without new tokens, for `write`.
+        """Reads a prompt. Returns `rows` samples without new tokens, for `write`.
 
         Args:
             prompt: text.
             rows: number of samples.
-            options: "sampling" and "stops", arguments of `check_sampling` and `stops_of`. With a seed, the samples are
-                the same as with `lm.generate`, for a prompt of up to `READ_AT_ONCE` tokens.
+            options: dictionary with the keys "sampling", arguments of `check_sampling`, and "stops", arguments of
+                `stops_of`. With a seed, the samples are the same as with `lm.generate`, for a prompt of up to
+                `READ_AT_ONCE` tokens.
 
         Raises:
             ParameterError: the prompt is too long or cannot be encoded, or an option is wrong.
@@ -110,9 +111,10 @@ class LanguageModelView:
         check_stops(len(self.vocab), None, **stops_of(self.vocab, **options["stops"]), vocab=self.vocab)
 
     def write(self, samples: list[Sample], number: int, options: dict) -> Iterator[None]:
-        """Generates `number` more tokens of every sample, fewer of one that ends. Changes the samples.
+        """Generates `number` more tokens of every sample, or fewer if a sample ends. Changes the samples.
 
-        It yields after each round of tokens, one of every sample. It returns early if all samples have ended.
+        It yields `None` after each round of tokens, one for every sample that has not ended. It returns early if all
+        samples have ended.
         """
         stops = stops_of(self.vocab, **options["stops"])
         for _ in range(number):
@@ -132,12 +134,12 @@ class LanguageModelView:
         sample.ended = sample.session.ended
 
     def show_written(self, prompt: str, samples: list[Sample], writing: bool = False) -> Markup:
-        """The samples, one below the other, each after its prompt.
+        """Returns the samples, one below the other, each after the prompt.
 
         Args:
             prompt: text.
             samples: the samples.
-            writing: whether their generation goes on; then a cursor stands after each that has not ended.
+            writing: whether the generation is still running; then a cursor stands after each sample that has not ended.
         """
         blocks = []
         for i, sample in enumerate(samples):
@@ -154,13 +156,13 @@ class LanguageModelView:
     # ---------------------------------------------------------------------------------------------------------- read
 
     def encode(self, text: str, name: str = "The text") -> np.ndarray:
-        """Ids of a text: int32 `[n]`. Raises ParameterError if the text is empty, too long or cannot be encoded."""
+        """Returns the ids of a text, int32 `[n]`. Raises ParameterError if it is empty, too long or not encodable."""
         ids = encode_prompt(self.vocab, self.limits.check_text(text, name), name)
         self.limits.check_tokens(len(ids), name)
         return ids
 
     def encode_two(self, text: str) -> np.ndarray:
-        """Does the same as `encode`. Also raises ParameterError if there is only one token, which nothing predicts."""
+        """Returns the ids of a text as `encode` does. Also raises ParameterError if there is only one token."""
         ids = self.encode(text)
         if len(ids) < 2:
             sentence = "The text has one token only. No token before it can predict it."
@@ -171,7 +173,8 @@ class LanguageModelView:
         """Reads a text, and shows it coloured by nll.
 
         Yields:
-            `(tokens that were read, all tokens, None)` after each segment. At the end, the third value is the picture.
+            `(number of tokens that were read, number of all tokens, None)` after each segment. At the end, the third
+            value is the picture.
         """
         ids = self.encode_two(text)
         nll = []
@@ -181,9 +184,9 @@ class LanguageModelView:
         yield len(ids), len(ids), self._show_read(ids, np.concatenate(nll))
 
     def _locked(self, steps):
-        """Yields the steps of an iterator. The run is locked while a step is computed, not between two steps.
+        """Yields the steps of an iterator. The run is locked while a step is computed, but not between two steps.
 
-        So the steps for several visitors take turns.
+        Between two steps, the steps for another visitor can be computed.
         """
         while True:
             with self.run.lock:
@@ -193,7 +196,7 @@ class LanguageModelView:
             yield step
 
     def _show_read(self, ids, nll):
-        """The text, coloured by nll, with the number of predicted tokens and the mean nll.
+        """Returns the text, coloured by nll, with the number of predicted tokens and the mean nll.
 
         Args:
             ids: int32 `[n]`, the text.
@@ -214,7 +217,7 @@ class LanguageModelView:
         return element("div", facts(**{said("tokens"): f"{len(nll):,}"}, **means), tokens(places), scale)
 
     def alternatives(self, text: str, pick: str) -> Markup:
-        """The most likely tokens at the clicked position, and the actual token.
+        """Returns bars of the most likely tokens at the clicked position, and of the actual token.
 
         Args:
             text: the text.
@@ -258,7 +261,7 @@ class LanguageModelView:
         yield len(ids), len(ids), self._show_remembered(ids, np.concatenate(values, 1))
 
     def _show_remembered(self, ids, nll):
-        """The text, coloured by the bits that the memory saves or costs, and the mean nll.
+        """Returns the text, coloured by the bits that the memory saves or costs, and the mean nll.
 
         Args:
             ids: int32 `[n]`, the text.
@@ -267,8 +270,8 @@ class LanguageModelView:
         places = []
         for i, label in enumerate(self._labels(ids)):
             classes = "first" if i == 0 else ""
-            saved = to_metric(nll[0, i - 1] - nll[2, i - 1], "bpc") if i else 0.0
-            classes += " segment" if i > 1 and (i - 1) % self.tgt_len == 0 else ""
+            saved = to_metric(nll[0, i - 1] - nll[2, i - 1], "bpc") if i else 0.0  # without minus with all memory
+            classes += " segment" if i > 1 and (i - 1) % self.tgt_len == 0 else ""  # the first that a segment predicts
             classes += " help" if saved > 0 else " harm"
             sentence = "{token}: memory saves {bits:.2f} bits"
             title = said(sentence, token=short(label), bits=saved) if i else None
@@ -288,7 +291,7 @@ class LanguageModelView:
         return element("div", facts(**shown), tokens(places), scale, element("p", note, class_="note"))
 
     def look(self, text: str, pick: str, width: int = PAGE_WIDTH) -> Markup:
-        """The attention of the heads when the model predicts the clicked token, and its nll by memory: none, half, all.
+        """Returns the attention when the model predicts the clicked token, and the nll with none, half, all memory.
 
         Args:
             text: the text.
@@ -314,7 +317,10 @@ class LanguageModelView:
         return figure(title, *parts, self._show_heads(labels, place, back, layer, head, width))
 
     def _show_worth(self, back):
-        """Bars with the nll of the token, in bits, with none, half and all of the memory. `back` is a `LookBack`."""
+        """Returns bars with the nll of the token in `back`, a `LookBack`, with none, half and all of the memory.
+
+        For a model without memory, it returns a sentence that says so.
+        """
         if not self.mem_len:
             return element("p", said("This model has no memory."), class_="note")
         names = "no memory", "half: {kept}", "all: {kept}"
@@ -328,7 +334,7 @@ class LanguageModelView:
         return bars(rows, "help")
 
     def _show_looks(self, labels, place, back, layer, head):
-        """The tokens before the clicked one, coloured by the attention from which the model predicts the clicked one.
+        """Returns the tokens that the model sees when it predicts the clicked token, coloured by its attention to them.
 
         It is the attention of one head, or the mean of all heads. The clicked token comes last, without a colour.
 
@@ -338,8 +344,8 @@ class LanguageModelView:
             back: its `LookBack`.
             layer, head: the head; `None` for the mean of all heads.
         """
-        probs = back.probs.mean((0, 1)) if layer is None else back.probs[layer, head]
-        zeros = max(0, -back.first_key)
+        probs = back.probs.mean((0, 1)) if layer is None else back.probs[layer, head]  # [keys]
+        zeros = max(0, -back.first_key)  # number of keys before the text
         memory_share = float(probs[: back.segment - back.first_key].sum())
         places = []
         for i in range(max(0, back.first_key), place):
@@ -359,7 +365,7 @@ class LanguageModelView:
         return element("div", tokens(places), element("p", note, class_="note"))
 
     def _show_heads(self, labels, place, back, layer, head, width):
-        """A matrix of the attention of all heads, or of the heads of one layer if there are more than `MOST_ROWS`.
+        """Returns a matrix of the attention of all heads; only of one layer if there are more than `MOST_ROWS` heads.
 
         A click on the name of a head shows the text coloured by its attention. Arguments: see `_show_looks` and `look`.
         """
@@ -390,14 +396,15 @@ class LanguageModelView:
 
 
 def percent(prob: float) -> str:
-    """A probability for the page: "12.3%", or "<0.1%"."""
+    """Returns a probability as text: "12.3%"; "<0.1%" if it would be rounded to 0."""
     return "<0.1%" if prob < 0.0005 else f"{prob:.1%}"
 
 
 def labels_of(vocab: Vocab, ids: np.ndarray) -> list[str]:
-    """The labels of tokens on the page: the text of each; for words, with a space after it.
+    """Returns the labels of tokens on the page: the text of each; for words, with a space after it.
 
-    A token for the end of a line is a newline. Bytes that are not UTF-8 are written like \\xff.
+    The word for the end of a line becomes a newline. Bytes that are not UTF-8 are written like \\xff. A subword without
+    text, such as the end of a document, has its symbol as the label.
     """
     if isinstance(vocab, SubwordVocab):
         return [vocab.token_bytes[i].decode("utf-8", "backslashreplace") or vocab.symbols[i] for i in ids]

@@ -26,8 +26,8 @@ from txl_tf.data.vocabulary import unescape
 GENERATES = "The model continues your prompt, token by token, in the style of the text that it was trained on."
 SCORES = "The stronger the colour of a token, the less the model expected it. Click a token to see the alternatives."
 REMEMBERS = "The greener a token, the more the memory helps to predict it. Click a token to see where the model looks."
-FIRST_TOKENS = 100  # tokens that are generated when the page is opened
-ONE_A_ROW = 260  # least pixels of a slider, so that each has a row of its own on a phone
+FIRST_TOKENS = 100  # most tokens of the example that is generated when the page is opened
+ONE_A_ROW = 260  # smallest width of a slider in pixels, so that each has a row of its own on a phone
 SECONDS = 0.05  # least time between two updates of a text while it is generated
 TOP_P = "only the most likely tokens that together have this probability"
 MIN_P = "no tokens less likely than this fraction of the most likely one"
@@ -35,7 +35,7 @@ PENALTY = "above 1: tokens that were just written become less likely"
 WINDOW = "the penalty looks at so many last tokens"
 # The options of sampling, in the order of their components.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window", "seed")
-# The first texts on the page. They are left out if a run cannot encode them.
+# The example texts on the page. They are left out if the vocabulary of a run cannot encode them.
 PROMPT = "The import statement"
 PASSAGE = (
     'The "with" statement is used to wrap the execution of a block with methods defined by a context manager. The '
@@ -46,9 +46,9 @@ PASSAGE = (
 
 
 def whole_or_nothing(name: str, text: str | None) -> int | None:
-    """The integer in a text box; `None` if the box is empty. (A number box of Gradio would return 0.)
+    """Returns the integer in a text box; `None` if the box is empty. (A number box of Gradio would return 0.)
 
-    Raises ParameterError, which calls the box `name`, if it has another text.
+    Raises ParameterError, which calls the box `name`, if the box contains another text.
     """
     if text is None or not text.strip():
         return None
@@ -120,14 +120,14 @@ class LanguageModelPage(Board):
             stop_button("stop", *events, *at_opening)
 
     def write_first(self, names, prompt, rows, number, *values):
-        """Generates a short text for the first prompt of the page. Changes nothing if that is empty."""
+        """Generates a short text for the example prompt. Changes nothing if there is none."""
         if prompt:
             yield from self.write(names, prompt, rows, min(number, FIRST_TOKENS), *values)
         else:
             yield gr.skip(), gr.skip()
 
     def _build_options(self):
-        """Adds the components of the other options. Returns them in the order of the arguments of `_options`."""
+        """Adds the components of all options but the temperature. Returns them in the order that `_options` expects."""
         with gr.Row():
             top_k = gr.Textbox("", label="Top k", info="only the k most likely tokens; empty: all", elem_id="top-k")
             top_p = gr.Slider(0.01, 1, 1, step=0.01, label="Top p", info=TOP_P)
@@ -144,7 +144,7 @@ class LanguageModelPage(Board):
         return [top_k, top_p, min_p, penalty, window, seed, stop, newline, document]
 
     def _options(self, *values):
-        """The options of `LanguageModelView.start`.
+        """Returns the `options` of `LanguageModelView.start`.
 
         Raises ParameterError if a required number is missing, or `top_k` or `seed` is not a whole number. Ranges are
         checked later.
@@ -166,7 +166,7 @@ class LanguageModelPage(Board):
 
     @answered
     def write(self, names, prompt, rows, number, *values):
-        """Generates samples with the chosen runs. Yields `(markup, key)`, a key to continue the texts."""
+        """Generates samples with the chosen runs. Yields `(markup, key)`: the texts so far, and a key for `go_on`."""
         views = self.chosen(names)
         options = self._options(*values)
         number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
@@ -201,7 +201,7 @@ class LanguageModelPage(Board):
         """
 
         def show(writing):
-            """`(markup, key)` of the texts so far. `writing`: whether the generation goes on."""
+            """Returns `(markup, key)` of the texts so far. `writing`: whether the generation is still running."""
             shown = {name: self.views[name].show_written(prompt, samples, writing) for name, samples in texts.items()}
             return side_by_side(shown, list(texts)), key
 
@@ -209,6 +209,7 @@ class LanguageModelPage(Board):
         generators = [self.views[name].write(samples, number, options) for name, samples in texts.items()]
         last_shown = time.monotonic()
         while generators:
+            # Each generator yields `None` after a round of tokens; "ended" removes it from the list.
             generators = [generator for generator in generators if next(generator, "ended") is None]
             if time.monotonic() > last_shown + SECONDS:
                 yield show(True)
@@ -221,11 +222,11 @@ class LanguageModelPage(Board):
         """Adds a text box, a button, the picture of the text, and the details of a clicked token.
 
         Args:
-            tab: the tab that contains them. When it is opened, the first text is answered.
+            tab: the tab that contains them. When it is opened, the example text is answered.
             names: the component that chooses runs.
             read: handler that shows the text.
             look: handler of a click in the picture or in the details.
-            name: beginning of the ids of the components.
+            name: beginning of the HTML ids of the components.
             label: label of the button.
         """
         text = gr.Textbox(self.spelled(PASSAGE), label="Text", lines=4, max_lines=20, elem_id=f"{name}-text")
@@ -276,10 +277,10 @@ class LanguageModelPage(Board):
         yield side_by_side(answers, asked.names), asked
 
     def _pick(self, asked, data):
-        """`asked` with the data of a click, by the names of the runs that answer it.
+        """Returns `asked` with the data of a click in `by_run`, for each run that answers the click.
 
-        A click on a head is answered by its run. A click on a token is answered by all runs with the same vocabulary,
-        whose tokens are at the same positions.
+        A click on a head is answered by its run. A click on a token is answered by all shown runs with the same
+        vocabulary, because their tokens are at the same positions.
         """
         name, pick = self.clicked(asked, data)
         if ":" in pick:

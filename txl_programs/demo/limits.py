@@ -1,4 +1,4 @@
-"""Limits for the requests of visitors, and the objects that the page keeps for them."""
+"""Limits for the requests of visitors, and a store for the objects that the page keeps for them."""
 
 import collections
 import dataclasses
@@ -19,21 +19,21 @@ class Limits:
     max_new_tokens: int = 500  # most tokens to generate
     max_rows: int = 4  # most samples of a text
     visitors: int = 4  # requests that are answered at the same time
-    examples: bool = True  # whether a page that is opened shows the answers to its first texts
+    examples: bool = True  # whether a page that is opened shows the answers to its example texts
 
     @property
     def waiting(self) -> int:
-        """Most requests that wait. Later requests get an error message."""
+        """Most requests that wait at the same time. Further requests get an error message."""
         return 8 * self.visitors
 
     @property
     def most_bytes(self) -> int:
-        """Most bytes of a request: those of the longest text, up to six for a character in JSON, and 64 KiB."""
+        """Most bytes of a request: the longest text, with up to six bytes for a character in JSON, and 64 KiB."""
         return 6 * CHARACTERS_OF_A_TOKEN * self.max_tokens + 2**16
 
     @property
     def sessions(self) -> int:
-        """Most visitors whose last requests the page keeps. It forgets the one who has been away longest."""
+        """Most visitors whose last requests the page keeps. Beyond, it forgets who has been away longest."""
         return 4 * (self.visitors + self.waiting)
 
     @property
@@ -60,7 +60,7 @@ class Limits:
             raise Refusal(name, number, f"at most {self.max_tokens} tokens", sentence, **values)
 
     def check_number(self, name: str, value: Any, most: int) -> int:
-        """Returns an integer from 1 to `most`; `value` may be a float such as 3.0. Else raises ParameterError."""
+        """Returns `value`, an integer from 1 to `most` or a float such as 3.0, as int. Else raises ParameterError."""
         if not isinstance(value, (int, float)) or not float(value).is_integer() or not 1 <= value <= most:
             sentence = "{name} must be a whole number from 1 to {most:,}, got {value}."
             values = {"name": said(name), "most": most, "value": repr(value)}
@@ -71,7 +71,7 @@ class Limits:
 class Shelf:
     """Keeps a few objects that visitors may need again, by keys that cannot be guessed.
 
-    If there are more than `most`, it forgets the one that was stored or returned least recently.
+    If it has more than `most` objects, it forgets the one that was stored or returned least recently.
     """
 
     def __init__(self, most: int):
@@ -89,7 +89,7 @@ class Shelf:
         return key
 
     def get(self, key: Any) -> Any:
-        """The object with a key; `None` if it is forgotten or unknown."""
+        """Returns the object with this key; `None` if the key is unknown or the object is forgotten."""
         with self._lock:
             if key in self._things:
                 self._things.move_to_end(key)

@@ -1,4 +1,4 @@
-"""The pages of encoder-decoders and taggers, which answer a line."""
+"""The pages of encoder-decoders and taggers. Each answers one line of text."""
 
 import gradio as gr
 
@@ -92,9 +92,10 @@ class TaggerPage(Board):
 
     @answered
     def look(self, asked, data: gr.EventData):
-        """Shows the attention of the clicked item; or the sentence without the clicked word, or with it again.
+        """Shows the attention of the clicked item; or the sentence with a word removed from the lexicon or put back.
 
-        The state of a run is `(left_out, pick)`: the words that are removed from the lexicon, and the last click.
+        `asked.by_run` has `(left_out, pick)` for a run: the words that are removed from the lexicon, and the last click
+        on an item or a head.
         """
         name, pick = self.clicked(asked, data)
         left_out, last_pick = asked.by_run.get(name, (frozenset(), ""))
@@ -106,7 +107,7 @@ class TaggerPage(Board):
         yield self._show(asked), asked
 
     def _show(self, asked):
-        """The pictures of all chosen runs, each as the clicks in it have left it."""
+        """Returns the pictures of all chosen runs, each after the clicks in it, which are in `asked.by_run`."""
         shown = {}
         width = width_of(asked.names)
         for name in asked.names:

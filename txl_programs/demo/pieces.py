@@ -19,7 +19,7 @@ ITEM = 34  # width of a character in a lattice in pixels
 LEAST_ITEM = 22  # its width if the sentence is long
 LETTER = 7.3  # width of a character of a label in pixels
 LONGEST = 14  # characters of a label
-SEEN = 0.004  # least probability that is drawn
+SEEN = 0.004  # smallest probability that is drawn
 
 
 class Span(NamedTuple):
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 def element(name: str, *children: object, **attributes: object) -> Markup:
-    """An HTML element. Children and values that are not `Markup` are text. Attributes that are `None` are left out.
+    """Returns an HTML element. Children and values that are not `Markup` are text. Attributes with `None` are left out.
 
     `class_` is written as class, `data_pick` as data-pick.
     """
@@ -53,21 +53,22 @@ def element(name: str, *children: object, **attributes: object) -> Markup:
 
 
 def _safe(value):
-    """`Markup` as it is; anything else as escaped text with visible control characters."""
+    """Returns `Markup` unchanged, and anything else as escaped text with visible control characters."""
     return value if isinstance(value, Markup) else escape(visible(str(value)))
 
 
 def notice(text: str) -> Markup:
-    """An error message to the visitor."""
+    """Returns an error message to the visitor, as a paragraph."""
     return element("p", text, class_="notice error")
 
 
 def side_by_side(sections: dict[str, Markup], names: Sequence[str]) -> Markup:
-    """The answers of several runs, each below the name of its run. If the page shows only one run, without the name.
+    """Returns the answers of one or several runs in columns. With several names, each has the name of its run above it.
 
     Args:
         sections: `{name of a run: its answer}`.
-        names: the names of all runs of the page. The data of a click in a section contains the index of its run here.
+        names: names of the runs that the visitor has chosen. A click in a section reports the index of its run in this
+            list.
     """
     columns = []
     for name, body in sections.items():
@@ -77,13 +78,13 @@ def side_by_side(sections: dict[str, Markup], names: Sequence[str]) -> Markup:
 
 
 def figure(title: str, *body: Markup, note: str = "") -> Markup:
-    """A picture below its title, and a note on how to read it."""
+    """Returns a picture below its title, and below it a note on how to read it."""
     notes = [element("p", note, class_="note")] if note else []
     return element("div", element("h4", title), *body, *notes, class_="figure")
 
 
 def facts(**values: str) -> Markup:
-    """Names and numbers in one line. The `_` in a name is shown as a space."""
+    """Returns a line of names and numbers, `{name: number}`. An underscore in a name is shown as a space."""
     spans = [element("span", element("b", value), f" {name.replace('_', ' ')}") for name, value in values.items()]
     return element("p", *spans, class_="facts")
 
@@ -92,12 +93,12 @@ def facts(**values: str) -> Markup:
 
 
 def tokens(places: Iterable[Place]) -> Markup:
-    """A text, with every token on its colour. A newline is shown as ↵, and begins a line."""
+    """Returns a text, with every token on its colour. A newline is shown as ↵, and a new line begins after it."""
     return element("div", *map(_token, places), class_="tokens")
 
 
 def _token(place):
-    """A token on its colour, with a title and the data of a click."""
+    """Returns a token on its colour, with its title and the data of a click."""
     shown = place.text.replace("\n", "↵").replace("\t", "⇥")
     span = element(
         "span", shown, class_=f"token {place.classes}".strip(), style=f"--a:{min(1, place.share):.3f}",
@@ -108,17 +109,20 @@ def _token(place):
 
 
 def legend(low: str, high: str, color: str = "hot") -> Markup:
-    """A scale of a colour, a class of style.py, with the meanings `low` of no colour and `high` of the strongest."""
+    """Returns a scale of a colour, with the texts `low` at the weakest and `high` at the strongest colour.
+
+    `color` is a class of style.py.
+    """
     return element("p", low, element("span", class_=f"scale {color}"), high, class_="legend")
 
 
 def bars(rows: Iterable[tuple[str, float, str]], color: str = "cool", chosen: int | None = None) -> Markup:
-    """Rows with a name, a bar and a text.
+    """Returns rows with a name, a bar and a text each.
 
     Args:
         rows: `(name, length from 0 to 1, text)` of each row.
         color: class of the bars in style.py.
-        chosen: index of the row that is outlined.
+        chosen: index of the row that is outlined; `None` for none.
     """
     lines = [
         element(
@@ -132,7 +136,7 @@ def bars(rows: Iterable[tuple[str, float, str]], color: str = "cool", chosen: in
 
 
 def marked(text: str, spans: Sequence[Span], kinds: Sequence[str]) -> Markup:
-    """A text with its entities, their types and probabilities. A type has one of six colours.
+    """Returns a text with its entities marked, and their types and probabilities. A type has one of six colours.
 
     Args:
         text: the text.
@@ -150,12 +154,12 @@ def marked(text: str, spans: Sequence[Span], kinds: Sequence[str]) -> Markup:
 
 
 def choices(name: str, options: Iterable[tuple[str, str]], chosen: str) -> Markup:
-    """A row of small buttons.
+    """Returns a row of small buttons.
 
     Args:
         name: what is chosen. It stands before the buttons.
         options: `(text, pick)` of each button: its text, and the value that the page receives if it is clicked.
-        chosen: the `pick` of the button that is drawn as the chosen one.
+        chosen: the `pick` of the button that is drawn as the chosen one; "" for none.
     """
     buttons = [
         element("button", text, data_pick=pick, class_="chip chosen" if pick == chosen else "chip", type="button")
@@ -168,7 +172,7 @@ def choices(name: str, options: Iterable[tuple[str, str]], chosen: str) -> Marku
 
 
 def short(label: str) -> str:
-    """A short label for a picture: spaces and newlines are visible, and a long label is cut."""
+    """Returns a label for a picture: with visible spaces, newlines and tabs, and cut to `LONGEST` characters."""
     label = label.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
     return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
 
@@ -181,14 +185,15 @@ def matrix(
     bar: int | None = None,
     classes: str = "",
 ) -> Markup:
-    """A picture of the probabilities from rows to columns, coloured by their square roots, because most are small.
+    """Returns a picture of a matrix of probabilities, coloured by their square roots, because most are small.
 
     Args:
         values: `[rows, columns]`.
-        rows: labels at the left. A click on one has its pick.
-        columns: labels above, upright where they are single characters.
-        width: width in pixels, unless it is far too small.
-        bar: draw a line to the left of this column.
+        rows: labels at the left. A click on a label reports its `pick`.
+        columns: labels above. They are turned by 90 degrees unless all are single characters.
+        width: wanted width in pixels. The picture is wider or narrower if cells would not have `LEAST_CELL` to `CELL`
+            pixels.
+        bar: index of the column with a line at its left; `None` for no line.
         classes: classes of style.py. With "at-end", a picture that is wider than the page shows its right end first.
     """
     upright = max(map(len, columns), default=0) <= 1
@@ -211,7 +216,7 @@ def matrix(
 
 
 def _cells(values, left, y, cell, title, columns):
-    """The rectangles of a row of a `matrix`, without those that are too pale to be seen.
+    """Returns the rectangles of a row of a `matrix`, without the rectangles of probabilities below `SEEN`.
 
     Args:
         values: probabilities of the row.
@@ -232,7 +237,14 @@ def _cells(values, left, y, cell, title, columns):
 
 
 def _column_label(name, x, y, upright, cell):
-    """The label of a column of a matrix, upright or turned by 90 degrees."""
+    """Returns the label of a column of a matrix, upright or turned by 90 degrees.
+
+    Args:
+        name: the label.
+        x, y: position of the middle of the column and of the lower end of the label, in pixels.
+        upright: whether the label is upright.
+        cell: width of a cell in pixels, which bounds the size of the letters.
+    """
     size = {"class_": "column", "style": f"--size:{min(12, 1.45 * cell):.1f}px"}
     if upright:
         return element("text", name, x=round(x, 2), y=y, text_anchor="middle", **size)
@@ -240,17 +252,17 @@ def _column_label(name, x, y, upright, cell):
 
 
 def picture(width: float, height: float, *parts: Markup, classes: str = "") -> Markup:
-    """An SVG picture in its own size, with `classes` of style.py. It scrolls if the page is narrower."""
+    """Returns an SVG picture of this size in pixels, with `classes` of style.py. It scrolls if the page is narrower."""
     drawn = element("svg", *parts, width=f"{width:.0f}", height=f"{height:.0f}", role="img")
     return element("div", drawn, class_=f"picture {classes}".strip())
 
 
 def lattice(characters: Sequence[Place], words: Sequence[tuple[int, int, Place]], cell: float) -> Markup:
-    """The characters of a sentence in a row, and the words of the lexicon below the characters that they span.
+    """Returns a picture: the characters of a sentence in a row, and below them the words of the lexicon that they form.
 
     Args:
-        characters: in their order.
-        words: `(first character, end, place)` of each word; the end is exclusive.
+        characters: the characters in their order.
+        words: `(start, end, place)` of each word, from the index of its first character to that after its last.
         cell: width of a character in pixels.
     """
     height = 30  # of an item in pixels
@@ -258,14 +270,14 @@ def lattice(characters: Sequence[Place], words: Sequence[tuple[int, int, Place]]
     parts = [_item(place, cell * i, 0, cell, height) for i, place in enumerate(characters)]
     ends = []  # where the last word of each row ends
     for start, end, place in words:
-        row = next((i for i, last in enumerate(ends) if last <= start), len(ends))
+        row = next((i for i, last in enumerate(ends) if last <= start), len(ends))  # the first with room, or a new row
         ends[row : row + 1] = [end]
         parts.append(_item(place, cell * start, row_height * (row + 1) + 6, cell * (end - start), height))
     return picture(cell * len(characters) + 2, row_height * (len(ends) + 1) + 6, *parts)
 
 
 def _item(place, x, y, width, height):
-    """A box with the text of a `Place`. The whole box can be clicked. Position and size are in pixels."""
+    """Returns a box with the text of a `Place`. The whole box can be clicked. Position and size are in pixels."""
     box = element(
         "rect", x=x + 1, y=y + 1, width=width - 3, height=height - 2, rx=6, class_=f"item {place.classes}".strip(),
         style=f"--a:{min(1, place.share):.3f}",

@@ -62,7 +62,7 @@ class OpenRun:
         self.lock = threading.Lock()
 
     def describe(self) -> str:
-        """What the model is, in Markdown: a sentence, its text, its size and its paper."""
+        """Returns a description of the model in Markdown: its kind, its size and, if known, its data and its paper."""
         what = said(FAMILIES.get(self.family_name, "a model of the family {family}."), family=self.family_name)
         text = said(TEXTS[self.config["data"]["dataset"]]) if self.config["data"].get("dataset") in TEXTS else ""
         size = said("It has {number:,} weights.", number=self.model.count_params())
@@ -71,11 +71,11 @@ class OpenRun:
 
 
 def picked(pick: Any, *numbers: int) -> list[int]:
-    """The integers in the data of a click, such as "0:17".
+    """Returns the integers in the data of a click: `[0, 17]` for "0:17".
 
     Args:
         pick: the data, of any kind and length: a visitor can send anything.
-        *numbers: the allowed numbers of integers; 1 and 3 allow "5" and "5:0:1".
+        *numbers: how many integers are allowed; 1 and 3 allow "5" and "5:0:1".
 
     Raises:
         ParameterError: the page cannot have sent this data.
@@ -87,7 +87,7 @@ def picked(pick: Any, *numbers: int) -> list[int]:
 
 
 def other_click(pick: Any, what: str, remedy: str) -> Refusal:
-    """The error for a click in an old picture, which belongs to another text or model.
+    """Returns the error for a click that does not fit the page, such as a click in the picture of an earlier text.
 
     Args:
         pick: data of the click.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # it would report to its makers, and ask for newer versions
-os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")  # records of requests
+os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")  # Gradio keeps only so many records of requests in memory
 
 import fastapi
 import gradio as gr
@@ -37,11 +37,11 @@ PAGES = {
 class Page(gr.Blocks):
     """A page in the language of each visitor's browser."""
 
-    chinese: Mapping[str, str] = {}  # English label -> Chinese label, for labels that the catalogue cannot have
+    chinese: Mapping[str, str] = {}  # English label -> Chinese label, for labels that only this page has
 
     @property
     def config(self):
-        """The configuration that browsers get, with labels in the language of the request."""
+        """The configuration that Gradio sends to browsers, with labels in the language of the request."""
         return labels_in(self._config, self.chinese)
 
     @config.setter
@@ -55,7 +55,7 @@ class Page(gr.Blocks):
 
 
 def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
-    """The page for these runs, with a tab for each of their tasks."""
+    """Returns the page for these runs. If they have several tasks, each task has a tab."""
     tasks = [task for task in PAGES if any(run.task == task for run in runs)]
     with Page(title="txl_tf", analytics_enabled=False, fill_width=True) as page:
         gr.Markdown(TITLE, elem_id="title")
@@ -79,9 +79,10 @@ def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
 
 
 def explain_wrong_values(component: Component) -> None:
-    """Makes a component answer a wrong value with a sentence. Without it, Gradio would print a traceback.
+    """Makes a component answer a wrong value with a sentence. Otherwise Gradio would print a traceback.
 
-    The component passes `None`, the value of an empty box, to the handlers, which report it. Gradio would fail.
+    For an empty box, whose value is `None`, Gradio would fail, too. The component passes `None` to the handlers, which
+    report it.
     """
     preprocess_of_gradio = component.preprocess
 
@@ -104,9 +105,12 @@ def explain_wrong_values(component: Component) -> None:
 
 
 def make_app(page: gr.Blocks, limits: Limits, host: str) -> fastapi.FastAPI:
-    """The application that serves a page behind a `Guard`.
+    """Returns the application that serves a page behind a `Guard`.
 
-    `host` is the address or name at which the server listens. `is_own_host` says which requests may name it.
+    Args:
+        page: the page, from `make_page`.
+        limits: limits of requests and of what the page keeps.
+        host: address or name at which the server listens. For the hosts that requests may name, see `is_own_host`.
     """
     app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, page=page, limits=limits, host=host)
@@ -136,10 +140,10 @@ def serve(runs: list[OpenRun], limits: Limits, host: str, port: int) -> None:
 
 
 def described(runs: list[OpenRun]) -> str:
-    """A paragraph on every run, in Markdown."""
+    """Returns a paragraph on every run, in Markdown."""
     return "\n\n".join(f"**{escaped(run.name)}** {run.describe()}" for run in runs)
 
 
 def escaped(name: str) -> str:
-    """A name, escaped for Markdown."""
+    """Returns a name, escaped for Markdown."""
     return "".join(f"\\{c}" if c.isascii() and not c.isalnum() and c not in " " else c for c in name)

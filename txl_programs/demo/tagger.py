@@ -27,7 +27,7 @@ from txl_tf.taggers.text_tagger import TextTagger
 
 MOST_DRAWN = 200  # most tokens of a sentence that gets a picture
 OF_ATTENTION = "{text}: {share:.3f} of the attention"
-WORD = 90  # width of a token that is a word in pixels
+WORD = 90  # width in pixels of a token that is a word
 
 
 class TaggerView:
@@ -50,7 +50,7 @@ class TaggerView:
         self.network = run.model.network
 
     def split(self, text: str) -> list[str]:
-        """The tokens of a sentence. Raises ParameterError with a sentence for the page."""
+        """Returns the tokens of a sentence. Raises ParameterError if it is empty, too long, or has several lines."""
         text = self.limits.check_text(text, "The sentence").strip("\n")
         if "\n" in text:
             sentence = "The sentence has several lines. This page tags one line."
@@ -63,7 +63,7 @@ class TaggerView:
         return tokens
 
     def entities(self, text: str, left_out: Collection[str] = ()) -> list[Span]:
-        """The entities of a sentence, in characters.
+        """Returns the entities of a sentence, with positions in characters.
 
         Args:
             text: a sentence.
@@ -76,7 +76,7 @@ class TaggerView:
         return [Span(row["start"], row["end"], row["kind"], row["prob"]) for row in rows]
 
     def show(self, text: str, left_out: Collection[str] = (), pick: str = "", width: int = PAGE_WIDTH) -> Markup:
-        """The entities, and the input of the network: characters, and words of the lattice.
+        """Returns the entities, and a picture of the input of the network: tokens and words of the lexicon.
 
         Args:
             text: a sentence.
@@ -96,7 +96,10 @@ class TaggerView:
         return element("div", *parts, self._show_items(text, left_out, pick, width))
 
     def _show_items(self, text, left_out, pick, width):
-        """The characters and the words of the lattice, coloured by attention, with buttons. Arguments: see `show`."""
+        """Returns the tokens and the words of the lattice, coloured by attention, with buttons. Arguments: see `show`.
+
+        If the network has no attention, or the sentence is too long for a picture, it returns a note that says so.
+        """
         tokens = self.split(text)
         if not hasattr(self.network, "attention_probs"):
             return element("p", said("No picture of attention: this network has none."), class_="note")
@@ -109,6 +112,7 @@ class TaggerView:
         item, layer, head = self._picked(pick, len(items))
         shares = np.zeros([len(items)])
         if item is not None:
+            # probs: [layers, heads, items, items]; shares: [items], the attention of the clicked item
             shares = (probs.mean((0, 1)) if layer is None else probs[layer, head])[item]
         places = [
             Place(part.text, float(shares[i]) ** 0.5, said(OF_ATTENTION, text=part.text, share=shares[i]), str(i),
@@ -124,7 +128,7 @@ class TaggerView:
         return figure(said(title), *drawn, self._words(tokens, left_out), note=note)
 
     def _picked(self, pick, n_items):
-        """`(item, layer, head)` of a click, such as "5:0:1"; `None` for each that the click does not name.
+        """Returns `(item, layer, head)` of a click, such as "5:0:1", with `None` for each that the click does not name.
 
         A click on an item also counts for later lattices of the sentence. If such a lattice has fewer words, because
         words were taken out of the lexicon, it may not have the item: then the click is ignored.
@@ -142,7 +146,7 @@ class TaggerView:
     def _heads(self, item, layer, head):
         """A legend of the colours, and buttons: one for the mean of all heads, and a row for the heads of each layer.
 
-        They are an empty list if no item was clicked. Arguments: what `_picked` returns.
+        The list of them is empty if no item was clicked. Arguments: see the result of `_picked`.
         """
         if item is None:
             return []
@@ -156,7 +160,10 @@ class TaggerView:
         return [legend(said("none"), said("most of the attention")), mean, *heads]
 
     def _words(self, tokens, left_out):
-        """Buttons that remove the words of a sentence from the lexicon, and put back those that are left out."""
+        """Returns buttons that remove words of the sentence from the lexicon, and buttons that put words back.
+
+        Without words of the lexicon in the sentence, it returns nothing.
+        """
         words = list(dict.fromkeys(match.word for match in self.tagger.encoder.matches(tokens)))
         if not words:
             return Markup("")
@@ -166,7 +173,7 @@ class TaggerView:
         return element("div", *rows, *([choices(said("Put back"), outside, "")] if outside else []))
 
     def toggled(self, text: str, left_out: frozenset, pick: str) -> frozenset:
-        """The words that are left out after a click on "out:word" or "in:word". Only words of the sentence count.
+        """Returns the words that are left out after a click on "out:word" or "in:word": only words in the sentence.
 
         Args:
             text: the sentence.
@@ -179,7 +186,7 @@ class TaggerView:
 
 
 def changed(before: list[Span], after: list[Span]) -> str:
-    """The difference between two lists of entities, in words."""
+    """Returns the difference between two lists of entities as a sentence."""
     (old, new) = ({(span.start, span.end, span.kind): span.prob for span in spans} for spans in (before, after))
     if set(old) != set(new):
         gone = len(set(old) - set(new))

@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 
     text: str = ""
     names: tuple[str, ...] = ()
-    by_run: dict = {}  # name of a run -> what the handlers of its clicks need, such as the last click
+    by_run: dict = {}  # name of a run -> data that the handlers of its clicks need, such as the last click
 
 
 class Board:
@@ -45,7 +45,7 @@ class Board:
 
     Attributes:
         view: class of the views, which a subclass names.
-        opened: function that adds a handler for the opening of the page.
+        opened: Gradio's function that adds a handler for the opening of the page.
         views: `{name of a run: its view}`.
     """
 
@@ -57,7 +57,7 @@ class Board:
         self.limits = limits
 
     def spelled(self, text: str) -> str:
-        """Returns `text`, a first text of the page; or "" if the vocabulary of one of the runs cannot encode it."""
+        """Returns `text`, an example text; or "" if the vocabulary of one of the runs cannot encode it."""
         try:
             for view in self.views.values():
                 view.encode(text)
@@ -66,13 +66,13 @@ class Board:
         return text
 
     def choose(self) -> gr.CheckboxGroup:
-        """Adds the component to choose runs with. It is invisible if there is only one run."""
+        """Adds the component by which a visitor chooses runs. It is invisible if there is only one run."""
         names = list(self.views)
         label = "Runs, at most two side by side"
         return gr.CheckboxGroup(names, value=names[:MOST_RUNS], label=label, visible=len(names) > 1)
 
     def chosen(self, names: Any) -> dict[str, Any]:
-        """The views of the chosen names. Raises `Refusal`, a ParameterError, unless there are 1 to `MOST_RUNS`."""
+        """Returns the views of the chosen runs, by name. Raises ParameterError unless 1 to `MOST_RUNS` are chosen."""
         views = {name: self.views[name] for name in names or () if name in self.views}
         if not 1 <= len(views) <= MOST_RUNS:
             sentence = "Choose one run, or two to compare. {number} are chosen."
@@ -80,13 +80,13 @@ class Board:
         return views
 
     def listen(self, event: Callable, function: Callable, inputs: Any, outputs: Any, cancels: Any = None) -> Any:
-        """Calls a function for an event. The limit of visitors counts the events of all functions.
+        """Connects an event with a handler. All handlers together answer at most `Limits.visitors` events at a time.
 
         Args:
-            event: function that adds a handler, such as `button.click`.
-            function: a handler.
+            event: Gradio's function that adds a handler, such as `button.click`.
+            function: the handler.
             inputs, outputs: components whose values are arguments and results of the handler.
-            cancels: other events, whose handlers stop.
+            cancels: events, from earlier calls, whose handlers are stopped when this event occurs.
 
         Returns:
             The event, to cancel it or to add another handler after it.
@@ -95,15 +95,17 @@ class Board:
         return event(function, inputs, outputs, concurrency_id="visitors", concurrency_limit=limit, cancels=cancels)
 
     def begin(self, event: Callable, function: Callable, inputs: list[Any], outputs: list[Any]) -> list[Any]:
-        """Answers the first texts of the page at an event, such as the opening of a tab, if nothing was asked before.
+        """Connects an event, such as the opening of a tab, with a handler that answers the example texts of the page.
+
+        The handler is not called if the visitor has asked something before.
 
         Args:
             event: see `listen`.
-            function: a handler.
+            function: the handler.
             inputs, outputs: see `listen`. The last output is a state, which is empty before the first answer.
 
         Returns:
-            List with the event, for `cancels`; empty without examples.
+            List with the event, for `cancels`; an empty list with --noexamples, which connects nothing.
         """
         if not self.limits.examples:
             return []
@@ -118,7 +120,7 @@ class Board:
         return [self.listen(event, answer, [outputs[-1], *inputs], outputs)]
 
     def clicked(self, asked: Asked, data: gr.EventData) -> tuple[str, str]:
-        """`(name, pick)`: the run in whose column a visitor clicked, and the data of the click.
+        """Returns `(name, pick)`: the run in whose column a visitor clicked, and the data of the click.
 
         Raises ParameterError if the click does not belong to the answer to `asked`.
         """
@@ -132,7 +134,7 @@ class Board:
 
 
 def count_slider(most: int, value: int, label: str, **options: Any) -> gr.Slider:
-    """The component to choose a number from 1 to `most` with. It is invisible if `most` is 1."""
+    """Adds a slider for a number from 1 to `most`. It is invisible if `most` is 1."""
     return gr.Slider(1, max(2, most), value, step=1, label=label, visible=most > 1, **options)
 
 
@@ -145,7 +147,7 @@ def pictures(name: str) -> gr.HTML:
 
 
 def width_of(names: Collection[str]) -> int:
-    """The width in pixels of a picture of one of these runs, if their pictures are side by side."""
+    """Returns the width in pixels of the picture of one run, if the pictures of the runs `names` are side by side."""
     gap = 20 if len(names) > 1 else 0
     return PAGE_WIDTH // max(1, len(names)) - gap
 
@@ -153,7 +155,8 @@ def width_of(names: Collection[str]) -> int:
 def answered(function: Callable) -> Callable:
     """Decorator: makes a handler of a function that yields `(markup, state)`. An error becomes a sentence on the page.
 
-    The sentence is the message of a ValueError. Other errors are printed on the terminal of the server.
+    For a ValueError, the sentence is its message. Other errors are printed on the terminal of the server, and the
+    sentence refers to it.
     """
 
     @functools.wraps(function)
@@ -172,7 +175,7 @@ def answered(function: Callable) -> Callable:
 
 
 def in_turns(steps: dict[str, Iterator[tuple[int, int, Markup | None]]]) -> Iterator[Markup]:
-    """Runs several computations in turns. Yields the progress of all, and the results of those that are done.
+    """Runs several computations in turns. After each round, yields their progress, or their results if they are done.
 
     Args:
         steps: `{name of a run: iterator}`. An iterator yields `(done, total, None)` and, at the end, its result as the
@@ -190,7 +193,7 @@ def in_turns(steps: dict[str, Iterator[tuple[int, int, Markup | None]]]) -> Iter
 
 
 def progress(done: int, total: int) -> Markup:
-    """The progress of reading a text."""
+    """Returns a bar and a sentence for the progress of reading a text: `done` of `total` tokens."""
     bar = element("progress", value=done, max=total)
     read = said("{done:,} of {total:,} tokens are read", done=done, total=total)
     return element("p", bar, f" {read}", class_="note")

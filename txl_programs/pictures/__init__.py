@@ -1,1 +1,1 @@
-"""The programs that draw, `plot.py` and `plot_ner.py`, and the parts of their pictures."""
+"""The programs `plot.py` and `plot_ner.py`, which draw pictures, and the functions that draw the figures."""

@@ -20,7 +20,7 @@ THRESHOLD = 0.01  # smaller relative gains do not count for the RECL, as in the 
 
 
 def nll_of_windows(lm, windows, segment, empty_memory=False):
-    """Nll of the tokens of windows of a text. A window is read in segments, with memory from segment to segment.
+    """Returns the nll of the tokens of windows of a text. A window is read in segments, with memory between them.
 
     Args:
         lm: language model.
@@ -32,21 +32,21 @@ def nll_of_windows(lm, windows, segment, empty_memory=False):
         float32 `[n, length]`, nats of the tokens from the second of each window on.
     """
     rows = []
-    for batch in np.split(windows, range(64, len(windows), 64)):
+    for batch in np.split(windows, range(64, len(windows), 64)):  # up to 64 windows at a time
         mems = None
         columns = []
         if empty_memory:
             mems = [tf.zeros([len(batch), 0, lm.network.d_model], lm.compute_dtype)] * lm.network.n_layer
         for start in range(0, windows.shape[1] - 1, segment):
             piece = batch[:, start : start + segment + 1]
-            nll, mems = lm.score(piece[:, :-1], piece[:, 1:], mems)
+            nll, mems = lm.score(piece[:, :-1], piece[:, 1:], mems)  # [batch, segment]
             columns.append(nll.numpy())
         rows.append(np.concatenate(columns, 1))
     return np.concatenate(rows)
 
 
 def nll_by_context(lm, ids, step, n_context):
-    """Nll of the same tokens with contexts of several lengths.
+    """Returns the nll of the same tokens with contexts of several lengths.
 
     A window of `step * n_context` tokens starts at every `step`-th token. So a token lies in `n_context` windows. In
     the window that starts last, it is predicted from c tokens, where c is 1 to `step`; in the others from c + step,
@@ -80,7 +80,9 @@ def nll_by_context(lm, ids, step, n_context):
 
 
 def savings(nll):
-    """The gain of each context length over the one before it, as a fraction of the perplexity. It may be negative.
+    """Returns the gain of each context length over the next shorter one, as a fraction of the perplexity.
+
+    A gain may be negative.
 
     Args:
         nll: `[n_context, tokens]`, nats.
@@ -92,7 +94,7 @@ def savings(nll):
 
 
 def relative_gains(nll, model, hard=1.0):
-    """The paper's gain of each context length over the one before it (appendix C), which is never negative.
+    """Returns the paper's gain of each context length over the next shorter one (appendix C). It is never negative.
 
     A token counts with the better of its two contexts. So noise counts as gain, too, and `savings` are smaller.
 
@@ -121,25 +123,25 @@ def relative_gains(nll, model, hard=1.0):
 
 
 def recl(gains, step):
-    """The relative effective context length: the context from which `step` more tokens gain less than `THRESHOLD`.
+    """Returns the RECL: the number of tokens of context from which `step` more tokens gain less than `THRESHOLD`.
 
-    The value depends on the group of models, the text, `step` and r. So it can be compared only with values for the
-    same ones. The paper's values are for the group of all models that it compares. A single model is a group of one: it
-    is compared with its own shorter contexts.
+    The value depends on the group of models, the text, `step` and r. It can be compared only with values for the same
+    group, text, `step` and r. The paper's values are for the group of all models that it compares. A single model is a
+    group of one: it is compared with its own shorter contexts.
 
     Args:
         gains: `relative_gains` of the model.
         step: tokens from one context to the next.
 
     Returns:
-        The number of tokens. If all gains reach the threshold, it is the longest context, and the RECL at least that.
+        The number of tokens. If all gains reach the threshold, it is the longest context: the RECL is at least that.
     """
     below = np.flatnonzero(gains < THRESHOLD)
     return step * (1 + (below[0] if below.size else len(gains)))
 
 
 def draw_context(nll, names, step, spans, metric):
-    """Figure of the nll against the context, of `savings`, and of `relative_gains` with the RECL.
+    """Returns a figure of the nll against the context, and next to it `savings` and `relative_gains` with the RECL.
 
     Args:
         nll: `[models, n_context, tokens]`, nats, see `nll_by_context`.
@@ -180,7 +182,7 @@ def draw_context(nll, names, step, spans, metric):
 
 
 def nll_by_position(lm, ids, tgt_len, rows=8):
-    """Nll of the same tokens by their position in a segment, without and with memory.
+    """Returns the nll of the same tokens by their position in a segment, without and with memory.
 
     The text is cut into rows, and the model reads each row from its beginning to its end. The first segment of a row
     has no memory yet, so it is left out. "Without memory" is an empty memory: with zeros, the nll would be higher.
@@ -204,18 +206,18 @@ def nll_by_position(lm, ids, tgt_len, rows=8):
         raise ParameterError("text", len(ids), f"at least {least} tokens", message)
     starts = segments * tgt_len * np.arange(rows)[:, None]
     with_memory = nll_of_windows(lm, ids[starts + np.arange(segments * tgt_len + 1)], tgt_len)
-    starts = (starts + tgt_len * np.arange(1, segments)).reshape(-1, 1)
+    starts = (starts + tgt_len * np.arange(1, segments)).reshape(-1, 1)  # of each segment but the first of a row
     without = nll_of_windows(lm, ids[starts + np.arange(tgt_len + 1)], tgt_len, empty_memory=True)
     with_memory = with_memory.reshape(rows, segments, tgt_len)[:, 1:].reshape(without.shape)
     return np.stack([without, with_memory]).astype(np.float64)
 
 
 def draw_memory(nll, mem_len, metric):
-    """Figure of the nll by position in a segment, without and with memory. Close positions are averaged.
+    """Returns a figure of the nll by position in a segment, without and with memory. Close positions are averaged.
 
     Args:
         nll: `[2, segments, tgt_len]`, nats, see `nll_by_position`.
-        mem_len: positions of memory.
+        mem_len: length of the memory in positions.
         metric: "bpc" or "ppl".
     """
     _, segments, length = nll.shape
@@ -239,11 +241,11 @@ def draw_memory(nll, mem_len, metric):
 
 
 def draw_memory_along(nll, labels, kept, tgt_len, a_row=100):
-    """Figure of the nll along a text, with none, half and all of the memory.
+    """Returns a figure of the nll along a text, with none, half and all of the memory.
 
     Args:
         nll: `[3, n - 1]`, nats, with none, half and all of the memory.
-        labels: labels of the n tokens.
+        labels: labels of the n tokens of the text. The first token has no nll.
         kept: the three lengths of the memory, in positions.
         tgt_len: tokens of a segment. A vertical line marks where one begins.
         a_row: most tokens in a row of the figure.

@@ -15,14 +15,14 @@ from txl_tf.runs.metrics import to_metric
 
 
 def read_log(model_dir):
-    """`log.csv` of a run as `{column: float array}`, with NaN for NA.
+    """Returns `log.csv` of a run as `{column: float array}`, with NaN for NA.
 
     If a run was killed and then repeated steps, the last row of each step counts. Logs that were written before
-    2026-11-23 lack the validation after the last step. If it was the best one, its values come from the folder of the
-    best weights.
+    2026-11-23 lack the validation after the last step. If this validation was the best one, its values come from the
+    folder of the best weights.
 
     Raises:
-        ParameterError: the run has no log.csv, or it has no rows or is damaged.
+        ParameterError: the run has no log.csv, or log.csv has no rows or is damaged.
     """
     path = os.path.join(model_dir, "log.csv")
     if not tf.io.gfile.exists(path):
@@ -53,7 +53,7 @@ def read_log(model_dir):
 
 
 def draw_curves(logs):
-    """Figure of the loss, the learning rate and the gradient norm of runs by training step.
+    """Returns a figure of the loss, the learning rate and the gradient norm of runs by training step.
 
     Args:
         logs: `{name of a run: its log}`, see `read_log`.

@@ -1,4 +1,4 @@
-"""Colours, axes, tables of words and files, for all pictures."""
+"""The common parts of pictures: colours, fonts, axes, words in cells, and the PNG file."""
 
 import io
 import os
@@ -31,7 +31,7 @@ def check_matplotlib():
 
 
 def colors(n):
-    """The first n of `COLORS`, which repeat after the last."""
+    """Returns n colours: `COLORS`, which repeat after the last."""
     return [COLORS[i % len(COLORS)] for i in range(n)]
 
 
@@ -44,10 +44,10 @@ def tidy(axes):
 
 
 def use_font(path, text, family="monospace"):
-    """Checks that a font has the characters of a text. Before that, makes it the first font of its family.
+    """Checks that a font has the characters of a text. Makes the font of `path`, if given, the first of its family.
 
     Args:
-        path: font file; `None` for the font that Matplotlib uses for the family.
+        path: font file; `None`: the font that Matplotlib uses for the family is checked.
         text: text to draw.
         family: Matplotlib's family of fonts, such as "monospace".
 
@@ -76,17 +76,29 @@ def use_font(path, text, family="monospace"):
 
 
 def write_cells(axes, words, x=0, **style):
-    """Writes the words of a table, a list of rows, into the cells of an image whose first column is at `x`."""
+    """Writes the words of a table into the cells of an image.
+
+    Args:
+        axes: the axes of the image.
+        words: list of rows.
+        x: position of the first column.
+        **style: arguments of Matplotlib's `text`.
+    """
     for i, row in enumerate(words):
         for j, word in enumerate(row):
             axes.text(x + j, i, word, ha="center", va="center", **style)
 
 
 def save(figure, path, dpi):
-    """Writes a PNG file with 256 colours, which has a third of the size of one with all colours.
+    """Writes a figure as a PNG file with 256 colours, which has a third of the size of a file with all colours.
+
+    Args:
+        figure: the figure.
+        path: path of the file.
+        dpi: dots per inch.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     written = io.BytesIO()
     figure.savefig(written, format="png", dpi=dpi)

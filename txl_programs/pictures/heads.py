@@ -16,7 +16,7 @@ from txl_tf.language.reading import memory_after
 from txl_tf.transformer_xl.attention import create_mask
 from txl_tf.vanilla.translator import most_symbols
 
-MAX_LABELS = 200  # a picture with more keys (of pairs: or queries) has no token labels
+MAX_LABELS = 200  # a picture with more keys has no token labels; for encoder-decoders, the queries count, too
 TERMS = (
     "(a) q·k: content",
     "(b) q·r: distance, by content of the query",
@@ -29,7 +29,7 @@ TERMS = (
 
 
 def attention_of_text(lm, ids, tgt_len, layer):
-    """Attention probabilities of a layer for the last `tgt_len` ids. The ids before them fill the memory.
+    """Returns the attention probabilities of a layer for the last `tgt_len` ids. The ids before them fill the memory.
 
     Returns:
         `(probs, n_key)`: float32 `[n_head, tgt_len, mem_len + tgt_len]`, and the number of last keys that are tokens of
@@ -40,7 +40,7 @@ def attention_of_text(lm, ids, tgt_len, layer):
 
 
 def terms_of_text(lm, ids, tgt_len, layer, head):
-    """The four terms of a head's scores, and its probabilities, for the last `tgt_len` ids.
+    """Returns the four terms of a head's scores, and its probabilities, for the last `tgt_len` ids.
 
     Returns:
         `(terms, probs, n_key)`: float32 `[4, tgt_len, mem_len + tgt_len]` and `[tgt_len, mem_len + tgt_len]`; for
@@ -55,9 +55,9 @@ def terms_of_text(lm, ids, tgt_len, layer, head):
 
 
 def spread(scores):
-    """The root of the variance of scores over the keys that a query sees, averaged over the queries.
+    """Returns the root of the mean variance of scores: over the keys that a query sees, and averaged over queries.
 
-    A number that is added to all scores of a query does not change their softmax, nor the spread.
+    A number that is added to all scores of a query changes neither their softmax nor the spread.
 
     Args:
         scores: masked array `[T, K]`.
@@ -66,7 +66,7 @@ def spread(scores):
 
 
 def draw_attention(probs, labels, layer, head=None, same_length=False):
-    """Figure of the attention of one head or of all heads of a layer.
+    """Returns a figure of the attention of one head of a language model, or of all heads of a layer.
 
     Args:
         probs: `[n_head, tgt_len, mem_len + tgt_len]`, see `attention_of_text`.
@@ -99,7 +99,7 @@ def draw_attention(probs, labels, layer, head=None, same_length=False):
 
 
 def draw_terms(terms, probs, labels, layer, head, same_length=False):
-    """Figure of the terms of one head's scores, each on its own scale, of their sum, and of the probabilities.
+    """Returns a figure of the terms of one head's scores, each on its own scale, their sum, and the probabilities.
 
     Args:
         terms, probs: see `terms_of_text`.
@@ -140,7 +140,7 @@ def draw_terms(terms, probs, labels, layer, head, same_length=False):
 
 
 def written_by(model, source, never=()):
-    """The ids that an encoder-decoder generates for a source, always the most likely one.
+    """Returns the ids that an encoder-decoder generates for a source. Each is the most likely one.
 
     Args:
         model: `Transformer`.
@@ -148,7 +148,7 @@ def written_by(model, source, never=()):
         never: ids that it must not generate.
 
     Returns:
-        int `[T]`, with the end symbol if the target has ended.
+        int `[T]`, the target. Its last id is the end symbol, unless the target was cut off.
     """
     max_new_tokens = int(most_symbols(SearchConfig(), len(source), model))
     options = {"start": START_ID, "end": END_ID, "max_new_tokens": max_new_tokens, "suppress_tokens": never}
@@ -158,7 +158,7 @@ def written_by(model, source, never=()):
 
 
 def attention_of_pair(model, source, target, which, layer):
-    """The attention probabilities of a layer while a target is generated.
+    """Returns the attention probabilities of a layer while a target is generated.
 
     Args:
         model: `Transformer`.
@@ -175,7 +175,7 @@ def attention_of_pair(model, source, target, which, layer):
 
 
 def draw_pair(weights, queries, keys, which, layer, head=None):
-    """Figure of the attention of one head of an encoder-decoder, or of all heads of a layer.
+    """Returns a figure of the attention of one head of an encoder-decoder, or of all heads of a layer.
 
     Args:
         weights: `[n_head, queries, keys]`, see `attention_of_pair`.
@@ -230,7 +230,7 @@ def heads_grid(n_head, head, width, height):
 
 
 def lowest(grid):
-    """The lowest visible axes of each column of a grid."""
+    """Returns the lowest visible axes of each column of a grid."""
     return [[axes for axes in column if axes.get_visible()][-1] for column in grid.T]
 
 
@@ -257,7 +257,7 @@ def probability_bar(figure, image, grid, top, shrink=0.8, aspect=30):
 
 
 def segment_extent(qlen, klen):
-    """Matplotlib's extent of an image `[qlen, klen]`: key 0 is the first of the segment, keys of memory are below 0."""
+    """Returns Matplotlib's extent of an image `[qlen, klen]` in which key 0 begins the segment, after the memory."""
     return qlen - klen - 0.5, qlen - 0.5, qlen - 0.5, -0.5
 
 
@@ -275,18 +275,18 @@ def mark_memory(axes, qlen, klen, n_key):
 
 
 def about_keys(mlen, hatched):
-    """The label of the axis of the keys. `hatched`: whether `mark_memory` has drawn hatches."""
+    """Returns the label of the axis of the keys. `hatched`: whether `mark_memory` has drawn hatches."""
     about_hatches = ", hatched where it is zeros before the text" if hatched else ""
     return f"keys: {mlen} of memory{about_hatches}; right of the line the segment"
 
 
 def label_segment(axes, labels, qlen, fontsize):
-    """Writes tokens at an image of a segment: all `labels` at the last keys, and the last `qlen` at the queries."""
+    """Writes labels along the axes of an image of a segment: all at the last keys, the last `qlen` at the queries."""
     label_axes(axes, range(qlen - len(labels), qlen), labels, range(qlen), labels[-qlen:], fontsize)
 
 
 def label_of(symbol):
-    """The label of a symbol in a picture: a space is visible, and control characters are written like in Python."""
+    """Returns the label of a symbol in a picture: a space is visible, control characters are written as in Python."""
     return "␣" if symbol == " " else escape(symbol)
 
 

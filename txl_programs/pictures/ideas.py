@@ -1,4 +1,4 @@
-"""Pictures of ideas of the articles, without a model. All numbers come from the functions that the models call.
+"""Pictures for the articles, without a trained model. All numbers come from the functions that the models call.
 
 draw_masks          which keys a query sees: without memory, with it, with same_length
 draw_shift          how `rel_shift` moves scores by distance to their keys
@@ -22,7 +22,7 @@ LIGHT = ("#cce3f0", "#f7dfcc", "#ccebe3", "#f5e4ed", "#faecd0", "#ddf0fb")  # CO
 
 
 def draw_masks(qlen, mlen):
-    """Figure of three masks of `create_mask`. A masked key is 1 and grey.
+    """Returns a figure of three masks of `create_mask`. A masked key is 1 and grey.
 
     Args:
         qlen: number of queries.
@@ -37,7 +37,8 @@ def draw_masks(qlen, mlen):
     cell = min(0.36, 11 / sum(widths))  # inches
     figure = Figure(figsize=(sum(widths) * cell + 2, qlen * cell + 1.2), layout="constrained")
     for axes, (title, mask) in zip(figure.subplots(1, 3, width_ratios=widths), masks.items(), strict=True):
-        mask, before = mask.numpy().astype(int), mask.shape[1] - qlen
+        before = mask.shape[1] - qlen  # keys in the memory
+        mask = mask.numpy().astype(int)
         extent = (-before - 0.5, qlen - 0.5, qlen - 0.5, -0.5)
         axes.imshow(mask, cmap=flat_colors(LIGHT[0], GREY), vmin=0, vmax=1, aspect="auto", extent=extent)
         if mask.shape[1] <= MAX_WRITTEN_COLUMNS:
@@ -51,7 +52,7 @@ def draw_masks(qlen, mlen):
 
 
 def flat_colors(*names):
-    """Matplotlib's colour map of these colours, without shades in between."""
+    """Returns Matplotlib's colour map of these colours, without shades in between."""
     from matplotlib.colors import ListedColormap
 
     return ListedColormap(names)
@@ -61,7 +62,7 @@ def flat_colors(*names):
 
 
 def shift_steps(qlen, mlen):
-    """The steps of `rel_shift`, for T = `qlen` queries and K = `mlen + qlen` keys, if the scores are 1, 2, ..., T * K.
+    """Returns the steps of `rel_shift` for scores 1, 2, ..., T * K, of T = `qlen` queries and K = `mlen + qlen` keys.
 
     Returns:
         Four int arrays:
@@ -79,7 +80,7 @@ def shift_steps(qlen, mlen):
 
 
 def draw_shift(qlen, mlen):
-    """Figure of `shift_steps`. The text of a cell is its distance, its colour is its query. Masked cells are grey."""
+    """Returns a figure of `shift_steps`. A cell has a distance as text, a query as colour. Masked cells are grey."""
     klen = mlen + qlen
     titles = (
         "1. by distance",
@@ -93,7 +94,7 @@ def draw_shift(qlen, mlen):
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, 4, width_ratios=[step.shape[1] for step in steps])
     for axes, step, title in zip(panels, steps, titles, strict=True):
-        query = (step - 1) // klen
+        query = (step - 1) // klen  # the scores are 1, 2, ...: klen of them belong to a query
         distance = klen - 1 - (step - 1) % klen
         words = np.where(step > 0, np.char.add("r", distance.astype(str)), "0")
         shades = np.where(step > 0, 1 + query % len(LIGHT), 0)
@@ -119,7 +120,7 @@ def draw_shift(qlen, mlen):
 
 
 def rises(products):
-    """The distances k for which the product at k + 1 is larger than the one at k: int array.
+    """Returns the distances k for which the product at k + 1 is larger than the one at k: int array.
 
     Args:
         products: `[n]`, for the distances 0 to n - 1.
@@ -128,7 +129,7 @@ def rises(products):
 
 
 def draw_positions(table):
-    """Figure of positional encodings: the table, the products of its rows, and the products by distance.
+    """Returns a figure of positional encodings: the table, the products of its rows, and the products by distance.
 
     Args:
         table: `[n, d_model]`, the encoding of each position.
@@ -161,12 +162,12 @@ def draw_positions(table):
 
 
 def wavelengths(d_model):
-    """Periods of the sinusoids, in positions: float64 `[d_model / 2]`, 2 pi to nearly 2 pi * 10000."""
+    """Returns the periods of the sinusoids in positions: float64 `[d_model / 2]`, from 2 pi to nearly 2 pi * 10000."""
     return 2 * np.pi / inverse_frequencies(d_model).numpy().astype(np.float64)
 
 
 def gaps(n, d_model):
-    """The distances between the encodings of two positions that are 1, 2, ..., n - 1 apart: float64 `[n - 1]`.
+    """Returns the distances between the encodings of positions that are 1, 2, ..., n - 1 apart: float64 `[n - 1]`.
 
     A pair of sine and cosine is a point on a circle, which turns by an angle w from one position to the next. After k
     positions, the point is `2 |sin(k w / 2)|` away from where it was. If all distances are above 0, all n encodings
@@ -177,7 +178,7 @@ def gaps(n, d_model):
 
 
 def draw_wavelengths(n, d_model):
-    """Figure of the period of each pair of dimensions, of some of the waves, and of `gaps`, for n positions."""
+    """Returns a figure of the period of each pair of dimensions, some of the waves, and `gaps`, for n positions."""
     periods = wavelengths(d_model)
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     by_pair, waves, apart = figure.subplots(1, 3)

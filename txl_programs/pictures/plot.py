@@ -161,20 +161,20 @@ def check_index(name, value, n, lowest=0):
 
 
 def check_kind():
-    """Raises ParameterError for flags that the kind of picture does not use."""
+    """Raises ParameterError if a flag is given that the kind of picture does not use."""
     for name in dict.fromkeys(name for used in USES.values() for name in used):
         kinds = [kind for kind, used in USES.items() if name in used]
         check_used(((name,), FLAGS.kind in kinds, f"is for --kind={', '.join(kinds)}, got --kind={FLAGS.kind}"))
 
 
 def check_text_given():
-    """Raises ParameterError unless one of --text and --text_path is given."""
+    """Raises ParameterError unless exactly one of --text and --text_path is given."""
     if (FLAGS.text is None) == (FLAGS.text_path is None):
         raise ParameterError("text", FLAGS.text, "given, or text_path", "give either --text or --text_path")
 
 
 def attention():
-    """The figure for kind=attention: the attention of a layer of a language model, or of an encoder-decoder."""
+    """Returns the figure for kind=attention: of a layer of a language model, or of an encoder-decoder."""
     folder = RunFolder(only_one(FLAGS.model_dir))
     if folder.family.task == "encoder_decoder":
         return encoder_decoder_attention(folder)
@@ -186,7 +186,7 @@ def attention():
 
 
 def terms():
-    """The figure for kind=terms: the four terms of a head's scores."""
+    """Returns the figure for kind=terms: the four terms of a head's scores."""
     folder = RunFolder(only_one(FLAGS.model_dir), "language_model")
     family = folder.family.name
     if family != "transformer_xl":
@@ -203,8 +203,8 @@ def text_of_run(folder):
     """Opens a language model, and reads the text that the flags name.
 
     Returns:
-        `(lm, ids, tgt_len, layer, labels)`: the model, the ids of the text and their labels, the number of tokens whose
-        attention is drawn, and the index of the layer.
+        `(lm, ids, tgt_len, layer, labels)`: the model, the ids of the text, the number of last tokens whose attention
+        is drawn, the index of the layer, and the labels of the ids.
 
     Raises:
         ParameterError: a flag does not fit the model or the text.
@@ -224,7 +224,7 @@ def text_of_run(folder):
 
 
 def encoder_decoder_attention(folder):
-    """The figure of the attention of an encoder-decoder while it generates its translation of one line."""
+    """Returns the figure of the attention of an encoder-decoder while it translates one line."""
     check_used((("tgt_len", "mem_len"), False, f"is for language models, and {folder} holds an encoder-decoder"))
     check_text_given()
     model = folder.read_config()["model"]
@@ -247,7 +247,10 @@ def encoder_decoder_attention(folder):
 
 
 def checked_layer(n_layer, n_head):
-    """The index of the layer, from --layer. Raises ParameterError if the model does not have this layer or --head."""
+    """Returns the index of the layer of --layer, where -1 is the last one.
+
+    Raises ParameterError if the model does not have the layer or the head of the flags.
+    """
     check_index("layer", FLAGS.layer, n_layer, lowest=-1)
     if FLAGS.head is not None:
         check_index("head", FLAGS.head, n_head)
@@ -255,25 +258,25 @@ def checked_layer(n_layer, n_head):
 
 
 def labels_of(vocab, ids):
-    """The labels of ids. Raises ParameterError if the font, which is that of --font, lacks a character of them."""
+    """Returns the labels of ids, and makes Matplotlib use --font. Raises ParameterError if a character is not in it."""
     labels = [label_of(vocab.symbols[i]) for i in ids]
     use_font(FLAGS.font, "".join(labels))
     return labels
 
 
 def memory():
-    """The figure for kind=memory: nll by position in a segment or, with --text, along a text, with less memory."""
+    """Returns the figure for kind=memory: nll by position in a segment or, with --text, along a text, by memory."""
     folder = RunFolder(only_one(FLAGS.model_dir), "language_model")
     config = folder.read_config()
     vocab = folder.load_vocab()
     changes = {} if FLAGS.mem_len is None else {"mem_len": FLAGS.mem_len}
     mem_len = {**config["model"], **changes}["mem_len"]
-    tgt_len = FLAGS.tgt_len or config.get("training", {}).get("tgt_len")
+    tgt_len = config.get("training", {}).get("tgt_len") if FLAGS.tgt_len is None else FLAGS.tgt_len
     if mem_len < 1:
         message = f"kind=memory needs a model with memory, got mem_len={mem_len} in {folder}"
         raise ParameterError("mem_len", mem_len, "at least 1", message)
     if tgt_len is None or tgt_len < 1:
-        message = f"tgt_len must be 1 or more, got {tgt_len}: the run in {folder} does not record it"
+        message = f"tgt_len must be 1 or more, got {tgt_len}: give --tgt_len if the run in {folder} does not record it"
         raise ParameterError("tgt_len", tgt_len, "at least 1", message)
     if FLAGS.text is not None:
         return memory_along(folder, vocab, mem_len, tgt_len, changes)
@@ -283,7 +286,7 @@ def memory():
 
 
 def memory_along(folder, vocab, mem_len, tgt_len, changes):
-    """The figure of the nll of each token of --text with no memory, half of it and all of it.
+    """Returns the figure of the nll of each token of --text with no memory, half of it and all of it.
 
     Args:
         folder: `RunFolder`.
@@ -305,7 +308,7 @@ def memory_along(folder, vocab, mem_len, tgt_len, changes):
 
 
 def context():
-    """The figure for kind=context: the mean nll of held-out text against the number of tokens that each run sees."""
+    """Returns the figure for kind=context: the mean nll of a text against the number of tokens that each run sees."""
     model_dirs = FLAGS.model_dir
     step = FLAGS.context_step
     if FLAGS.ckpt_path:
@@ -327,17 +330,17 @@ def context():
     ids = held_out(folders[0], vocab)[: FLAGS.max_tokens]
     nll = []
     for folder, span in zip(folders, spans, strict=True):
-        lm = load_model(folder, mem_len=max(span - step, 0))  # a segment has `step` tokens; with memory, `span`
+        lm = load_model(folder, mem_len=max(span - step, 0))  # memory and a segment of `step` tokens have `span` keys
         nll.append(nll_by_context(lm, ids, step, longest // step))
     metric = metric_of(is_by_character_in(configs[0]["data"], vocab))
     return draw_context(np.stack(nll), names_of(model_dirs), step, spans, metric)
 
 
 def span_of(config):
-    """The largest number of keys that a token sees.
+    """Returns the largest number of keys that a token sees.
 
-    With --mem_len, they are a memory of this length and a segment of --context_step tokens. Otherwise they are the
-    memory and the segment of the training, from the `config` of the run.
+    With --mem_len, the keys are a memory of this length and a segment of --context_step tokens. Otherwise they are the
+    memory and the segment of the training, from `config`, the content of config.json.
     """
     if FLAGS.mem_len is not None:
         return FLAGS.mem_len + FLAGS.context_step
@@ -345,7 +348,7 @@ def span_of(config):
 
 
 def held_out(folder, vocab):
-    """The ids of the text in --text_path or, without it, the first --max_tokens ids of the run's valid split.
+    """Returns the ids of the text in --text_path or, without it, the first --max_tokens ids of the run's valid split.
 
     Raises ParameterError if the corpus of the run has changed.
     """
@@ -358,7 +361,7 @@ def held_out(folder, vocab):
 
 
 def lengths():
-    """`(tgt_len, mem_len)` for pictures without a run. Raises ParameterError if one is out of range."""
+    """Returns `(tgt_len, mem_len)` for pictures without a run. Raises ParameterError if one is out of range."""
     tgt_len = TGT_LEN[FLAGS.kind] if FLAGS.tgt_len is None else FLAGS.tgt_len
     mem_len = MEM_LEN[FLAGS.kind] if FLAGS.mem_len is None else FLAGS.mem_len
     check_index("tgt_len", tgt_len, MAX_LENGTH + 1, 1)
@@ -367,7 +370,7 @@ def lengths():
 
 
 def curves():
-    """The figure for kind=curves: the logs of the runs in --model_dir."""
+    """Returns the figure for kind=curves: the logs of the runs in --model_dir."""
     logs = [read_log(model_dir) for model_dir in FLAGS.model_dir]
     return draw_curves(dict(zip(names_of(FLAGS.model_dir), logs, strict=True)))
 

@@ -53,7 +53,7 @@ from txl_tf.taggers.text_tagger import TextTagger
 
 
 def open_tagger(model_dir, family="tener"):
-    """`(tagger, encoder)` of a run: the `Tagger`, and the encoder of its sentences.
+    """Returns `(tagger, encoder)` of a run: the `Tagger`, and the encoder of its sentences.
 
     Raises ParameterError if the run has another family, or if its network lacks the layer or the head of the flags.
     """
@@ -80,7 +80,7 @@ def check_layer_and_head(network):
 
 
 def tener_curves(network, inputs, max_distance):
-    """The part of TENER's scores that depends on positions, by distance.
+    """Returns the part of TENER's scores that depends on positions, by distance d: key minus query.
 
     It is `(q + v) . R_d + k . R_{-d}`, where q and k are the means over all characters. The last term is left out if
     the model does not have it (`key_position_term`).
@@ -101,7 +101,7 @@ def tener_curves(network, inputs, max_distance):
 
 
 def mean_queries_and_keys(network, inputs):
-    """The mean query and the mean key of each head of the layer of --layer, `[n_head, d_head]` each.
+    """Returns the mean query and the mean key of each head of the layer of --layer, `[n_head, d_head]` each.
 
     They are zeros if `inputs`, see `tener_curves`, is `None`.
     """
@@ -120,7 +120,7 @@ def mean_queries_and_keys(network, inputs):
 
 
 def absolute_curves(network, max_distance):
-    """Products of absolute positions by distance, averaged over 100 positions.
+    """Returns the products of absolute positions by distance, averaged over 100 positions.
 
     Args:
         network: `Tener` with absolute sinusoids.
@@ -132,9 +132,10 @@ def absolute_curves(network, max_distance):
     """
     attention = network.stacked[FLAGS.layer].self_attn
     places = np.arange(1, 101 + 2 * max_distance, dtype="float32")
+    # p: [100 + 2 * max_distance, d_model]: each of the 100 queries has `max_distance` keys on both sides.
     p = positional_embedding(places, tensor2tensor_frequencies(network.d_model))[0].numpy()
     q, k, _ = np.split(p @ attention.qkv_kernel.numpy(), 3, 1)
-    split = [x.reshape(len(p), attention.n_head, -1).transpose(1, 0, 2) for x in (q, k)]
+    split = [x.reshape(len(p), attention.n_head, -1).transpose(1, 0, 2) for x in (q, k)]  # [n_head, positions, d_head]
     tables = [p @ p.T, *(split[0] @ split[1].transpose(0, 2, 1))]
     queries = np.arange(max_distance, max_distance + 100)
     curves = [[table[queries, queries + d].mean() for d in range(-max_distance, max_distance + 1)] for table in tables]
@@ -142,7 +143,9 @@ def absolute_curves(network, max_distance):
 
 
 def draw_direction(runs, max_distance):
-    """Figure of the curves of all heads by signed distance.
+    """Returns a figure of the curves of all heads by signed distance, with a panel for each run.
+
+    A run with absolute positions has two panels: one for the sinusoids, one for its heads.
 
     Args:
         runs: `{name of a run: (tagger, inputs)}`, see `tener_curves` for the inputs.
@@ -174,7 +177,7 @@ def draw_direction(runs, max_distance):
 
 
 def with_inputs(model_dir):
-    """`(tagger, inputs)` of a run for `draw_direction`: the inputs are the sentences of --text_path, `None` without it.
+    """Returns `(tagger, inputs)` of a run for `draw_direction`: the sentences of --text_path; `None` without the flag.
 
     Raises ParameterError if the run has neither relative positions nor sinusoids, or if the file has no sentences.
     """
@@ -203,7 +206,10 @@ def is_absolute(tagger):
 
 
 def draw_lattice(tagger, encoder, text):
-    """Figure of the attention between the items of a sentence: first its characters, then the words of the lexicon."""
+    """Returns a figure of the attention between the items of a sentence: its characters, then words of the lexicon.
+
+    It is the attention of --head in --layer or, without --head, the mean over the heads of the layer.
+    """
     items, probs = TextTagger(tagger, encoder).attention(list(text))
     words = [item.text for item in items]
     use_font(FLAGS.font, text, "sans-serif")

@@ -1,4 +1,4 @@
-"""The cost of a token against each argument of a model, as `tools/benchmark.py --scaling` measures it."""
+"""Pictures of the time of a token against each argument of a model, as `tools/benchmark.py --scaling` measures it."""
 
 import json
 
@@ -13,13 +13,13 @@ def read_figures(path):
     """Returns the rows of the JSON file of `tools/benchmark.py --scaling`, a list of dictionaries.
 
     Raises:
-        ParameterError: the file has no such rows.
+        ParameterError: the file is not JSON, or has no such rows.
         OSError: the file cannot be read.
     """
     try:
         with naming_read_errors(path), open(path) as file:
             rows = [row for row in json.load(file)["rows"] if "argument" in row]
-    except (ValueError, KeyError, TypeError):  # no JSON, or another program's
+    except (ValueError, KeyError, TypeError):  # not JSON, or JSON of another program
         rows = []
     if not rows:
         message = f"{path} has no costs by argument: make it by tools/benchmark.py --scaling --json={path}"
@@ -28,7 +28,7 @@ def read_figures(path):
 
 
 def draw_scaling(rows):
-    """Figure of the time of a token, with a panel for each mode and argument. Its axis begins at 0.
+    """Returns a figure of the time of a token, with a panel for each mode and argument. The axis of time begins at 0.
 
     Args:
         rows: dictionaries with "mode", "argument", "contestant", "value" and "microseconds_per_token", see

@@ -34,7 +34,7 @@ logger = logging.getLogger("txl_tf")
 
 
 class NameConvertor(StringConvertor):
-    """A part of a path before a colon, as in `quickstart:predict`."""
+    """The type `name` in the paths of routes: a part of a path without a colon, as before `:predict`."""
 
     regex = "[^/:]+"
 
@@ -43,7 +43,7 @@ register_url_convertor("name", NameConvertor())
 
 
 class Json(Response):
-    """An answer with JSON in ASCII. Lone surrogates, which UTF-8 cannot hold, are thus escaped."""
+    """An answer with JSON in ASCII. All other characters are escaped, because UTF-8 cannot encode lone surrogates."""
 
     media_type = "application/json"
 
@@ -54,8 +54,8 @@ class Json(Response):
 class Guard:
     """An ASGI application in front of another one, to which it passes the requests that may be answered.
 
-    It refuses requests that name another host, that pages of other sites send, that lack the API key, or whose bodies
-    are too large or of unknown size.
+    It refuses requests that name another host, that pages of other sites send, or that lack the API key, and requests
+    with the method POST whose bodies are too large or of unknown size.
 
     Args:
         app: the application.
@@ -90,7 +90,7 @@ class Guard:
         await self.app(scope, receive, send)
 
     def _check(self, scope: dict) -> None:
-        """Raises Failed, with the status of the answer, for a request that is refused."""
+        """Raises Failed, with the status of the answer, if the request must be refused."""
         host = host_of(scope)
         if host is None or not is_own_host(host, self.host, self.allowed_hosts):
             raise Failed(400, "the request names another host than this server: see --host and --allowed_hosts")
@@ -109,7 +109,7 @@ class Guard:
 
 
 def failure(path: str, error: Failed) -> Json:
-    """Returns the answer to a request that failed, in the form of TensorFlow Serving or of OpenAI, by the path."""
+    """Returns the answer to a request that failed. By its path, it has the form of TensorFlow Serving or of OpenAI."""
     message = shortened(visible(str(error)))
     if ":predict" in path or path.endswith("/metadata"):
         return Json({"error": message}, error.status)
@@ -122,9 +122,9 @@ class Server:
 
     Args:
         name: name of the model.
-        signatures: `{name: function}`, of `StoredModel.signatures()`.
-        batcher: calls the signatures, for several requests at a time.
-        completions: answers /v1/completions, for a language model; else `None`.
+        signatures: `{name: function}`, from `StoredModel.signatures()`.
+        batcher: `Batcher` that calls the signatures for several requests at a time.
+        completions: `Completions` that answers /v1/completions; `None` unless the model is a language model.
     """
 
     def __init__(self, name: str, signatures: dict[str, Any], batcher: Batcher, completions: Completions | None = None):
@@ -135,7 +135,7 @@ class Server:
         self.started = int(time.time())
 
     def routes(self) -> list[Route]:
-        """The paths of the server, with their methods."""
+        """Returns the routes of the server: paths with their methods and endpoints."""
         model_path = "/v1/models/{name:name}"
         endpoints = [
             ("/v1/models", self.models, "GET"),
@@ -158,22 +158,22 @@ class Server:
             raise Failed(404, f"model {name} has only the version {VERSION}")
 
     async def models(self, request: Request) -> Response:
-        """OpenAI's list of models."""
+        """Answers with OpenAI's list of models, which contains one model."""
         return Json({"object": "list", "data": [self._as_openai()]})
 
     def _as_openai(self) -> dict[str, Any]:
-        """The model in OpenAI's list of models."""
+        """Returns the entry of the model in OpenAI's list of models."""
         return {"id": self.name, "object": "model", "created": self.started, "owned_by": "txl_tf"}
 
     async def status(self, request: Request) -> Response:
-        """The status of the model, for clients of TensorFlow Serving and of OpenAI alike."""
+        """Answers with the status of the model, for clients of TensorFlow Serving and of OpenAI alike."""
         self.check_name(request)
         ok = {"error_code": "OK", "error_message": ""}
         state = {"version": VERSION, "state": "AVAILABLE", "status": ok}
         return Json({**self._as_openai(), "model_version_status": [state]})
 
     async def metadata(self, request: Request) -> Response:
-        """The signatures, in the form of TensorFlow Serving's metadata."""
+        """Answers with the signatures, in the form of TensorFlow Serving's metadata."""
         self.check_name(request)
         signatures = await asyncio.to_thread(  # the first call traces graphs
             lambda: {name: signature.described() for name, signature in self.signatures.items()}
@@ -183,7 +183,7 @@ class Server:
         return Json({"model_spec": spec, "metadata": {"signature_def": {"@type": kind, "signature_def": signatures}}})
 
     async def predict(self, request: Request) -> Response:
-        """The results of a signature for the inputs of the request."""
+        """Answers with the results of a signature for the inputs of the request."""
         self.check_name(request)
         values = await body_of(request)
         for key in values:
@@ -198,7 +198,7 @@ class Server:
         return Json(await asyncio.to_thread(signature.answer, values, results))
 
     async def complete(self, request: Request) -> Response:
-        """The answer of OpenAI's completions, as one JSON object or as server-sent events."""
+        """Answers as OpenAI's completions do, with one JSON object or, with `stream`, with server-sent events."""
         if self.completions is None:
             raise Failed(404, "/v1/completions is for language models: use the signatures of this model")
         values = await body_of(request)
@@ -211,9 +211,9 @@ class Server:
 
 
 async def with_error_event(first: bytes, events: Any) -> AsyncIterator[bytes]:
-    """Yields `first` and the other server-sent events. An error in between becomes the last event.
+    """Yields `first` and the remaining server-sent events. If an error ends them, it becomes the last event.
 
-    It cannot become a status of the answer, because the status was sent before.
+    The error cannot change the status of the answer, which the server has already sent.
     """
     try:
         yield first
@@ -250,7 +250,7 @@ async def disconnected(request: Request) -> None:
 
 
 async def body_of(request: Request) -> dict:
-    """Returns the JSON object in the body of a request. Raises Failed if the body is none, or comes too slowly."""
+    """Returns the JSON object in the body of a request. Raises Failed if it is no JSON object or arrives too slowly."""
     try:
         body = await asyncio.wait_for(request.body(), SECONDS_TO_SEND)
     except TimeoutError:
@@ -265,10 +265,10 @@ async def body_of(request: Request) -> dict:
 
 
 def answering(function: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Returns an endpoint that calls `function`. If that raises an error, the endpoint answers with its message.
+    """Returns an endpoint that calls `function`. If `function` raises an error, the endpoint answers with its message.
 
-    The status is that of `Failed`; 503 for `Busy`; 400 if the model refuses a value; 500 for other errors of
-    TensorFlow, such as too little memory.
+    The status is that of `Failed`; 503 for `Busy`; 400 if the model refuses a value, or a value cannot become a tensor;
+    500 for other errors of TensorFlow, and for too little memory. Errors of other types are raised.
     """
 
     async def endpoint(request: Request) -> Response:

@@ -1,7 +1,7 @@
 """OpenAI's interface /v1/completions for a language model.
 
 `Options` checks a request. For every text of the answer, the decoder gets a `Job`. A `Choice` turns the tokens of the
-job into text, and ends it at a stop string.
+job into text, and ends the text at a stop string.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def flag(values: dict, name: str) -> bool:
 
 
 class Options:
-    """The checked parameters of a request.
+    """The checked parameters of a request, as attributes.
 
     Args:
         values: the JSON object of the request.
@@ -116,7 +116,7 @@ class Options:
                 )
         for name, neutral in NEUTRAL.items():
             if name in values and values[name] not in neutral:
-                raise Failed(400, f"{name} has no effect here: leave it out", name)
+                raise Failed(400, f"{name} is not supported by this server: leave it out", name)
         self.n = whole(values, "n", 1, 1, bounds.max_rows)
         if values.get("best_of") not in (None, self.n):
             raise Failed(400, "best_of must be left out, or equal n", "best_of")
@@ -145,10 +145,14 @@ class Options:
         self.prompts = self._prompts(values.get("prompt"), vocab, bounds)
         if len(self.prompts) * self.n > bounds.max_rows:
             raise Failed(400, f"n times the number of prompts must be at most {bounds.max_rows}", "n")
-        self.seeds = [_seeds(seed, self.n) for _ in self.prompts]
+        self.seeds = [_seeds(seed, self.n) for _ in self.prompts]  # of each prompt, the seeds of its n texts
 
     def _stop(self, stop: Any) -> list[str]:
-        """Returns the stop strings of a request as a list. Raises Failed unless it is a string, a list or `None`."""
+        """Returns the stop strings of a request as a list. Raises Failed if there are too many, or one is empty.
+
+        Args:
+            stop: a string, a list of strings, or `None` for no stop string. Failed is raised for any other value.
+        """
         stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
         is_list = isinstance(stops, list) and len(stops) <= MOST_STOPS
         if not is_list or not all(isinstance(text, str) and text for text in stops):
@@ -181,7 +185,7 @@ class Options:
                 raise Failed(400, f"prompt must have ids from 0 to {len(vocab) - 1}, got {brief(prompt)}", "prompt")
             ids = np.array(prompt, np.int32)
         elif isinstance(prompt, str):
-            if len(prompt) > 100 * max_tokens:  # so long that it is not even cut into tokens
+            if len(prompt) > 100 * max_tokens:  # refused before the vocabulary spends time on it
                 message = f"prompt must have at most {max_tokens} tokens, got {len(prompt)} characters"
                 raise Failed(400, message, "prompt")
             try:
@@ -198,7 +202,7 @@ class Options:
 def _seeds(seed: int | None, n: int) -> list[int]:
     """Returns the seeds of the n texts of a prompt: those of `lm.generate` with `num_return_sequences=n`.
 
-    Without a seed, each is random.
+    Without a seed, all n seeds are random.
     """
     if seed is None:
         return [random.randrange(2**31) for _ in range(n)]
@@ -208,7 +212,7 @@ def _seeds(seed: int | None, n: int) -> list[int]:
 class Choice:
     """One text of an answer, to which `add` adds new tokens.
 
-    For streaming, `take` takes parts of the text and its tokens as soon as they are certain.
+    For streaming, `take` returns parts of the text and its tokens as soon as no stop string can remove them.
 
     Args:
         index: number of the text in the answer.
@@ -224,15 +228,15 @@ class Choice:
         self.options = options
         self.stream = TextStream(vocab)
         self.text = ""  # all of the text
-        self.n_taken = 0  # number of characters of the text that were taken
-        self.tokens: list[dict] = []  # with logprobs: the tokens that were not taken yet, see `_token`
-        self.new_tokens = 0
-        self.finish_reason: str | None = None
+        self.n_taken = 0  # number of characters of the text that `take` has returned
+        self.tokens: list[dict] = []  # with logprobs: the tokens that `take` has not returned yet, see `_token`
+        self.new_tokens = 0  # number of generated tokens
+        self.finish_reason: str | None = None  # "stop" or "length" once the text has ended
         self.start = 0  # where the new text begins in `text`: after the prompt with `echo`
         self._add_prompt()
 
     def _add_prompt(self) -> None:
-        """Reads the prompt, and begins the text with it for `echo`."""
+        """Gives the prompt to the stream of tokens. With `echo`, the text begins with the prompt."""
         prompt_text = self.stream.push(self.prompt)
         if self.options.echo:
             self.text = prompt_text
@@ -253,10 +257,13 @@ class Choice:
             offset += len(text)
 
     def add(self, piece: Piece) -> None:
-        """Adds new tokens. Cuts the text before a stop string. Sets `finish_reason` if the text ends."""
+        """Adds new tokens to the text. Cuts the text before a stop string. Sets `finish_reason` if the text ends.
+
+        The tokens of `piece` after a stop string are ignored.
+        """
         for i, token in enumerate(piece.tokens):
             self.new_tokens += 1
-            if piece.stopped and i == len(piece.tokens) - 1:  # the end of a document is no text
+            if piece.stopped and i == len(piece.tokens) - 1:  # the token that ends a document is not text
                 break
             offset = len(self.text)
             self.text += self.stream.push([token])
@@ -270,7 +277,7 @@ class Choice:
                 self.finish_reason = "stop" if piece.stopped else "length"
 
     def _cut_at_stop(self) -> bool:
-        """Ends the text before the first stop string in it. Returns `False` if it contains none."""
+        """Ends the text before the first stop string after the prompt. Returns whether there is one."""
         offsets = [self.text.find(stop, self.start) for stop in self.options.stop]
         cut = min((offset for offset in offsets if offset >= 0), default=None)
         if cut is None:
@@ -290,7 +297,8 @@ class Choice:
             row: index of the token in `alternatives`; `None` if the token has none.
 
         Returns:
-            `text`, `offset`, `log_prob`, and in `top` `{symbol: log-probability}` of the most likely tokens.
+            Dictionary of `text`, `offset`, `log_prob`, and `top`, the `{symbol: log-probability}` of the most likely
+            tokens. `log_prob` and `top` are `None` for a token without log-probabilities.
         """
         if alternatives is None or row is None:
             return {"text": text, "offset": offset, "log_prob": None, "top": None}
@@ -303,7 +311,8 @@ class Choice:
     def take(self) -> tuple[str, list[dict]]:
         """Returns the text and the tokens that are certain and that no earlier call has returned.
 
-        Until the text has ended, a suffix of it that is the beginning of a stop string is not certain.
+        Until the text has ended, a suffix that is the beginning of a stop string is not certain: the stop string would
+        be cut off.
         """
         end = len(self.text)
         if self.finish_reason is None:
@@ -343,7 +352,7 @@ class Completions:
     Args:
         name: name of the model.
         vocab: vocabulary of the model.
-        decoder: generates the texts.
+        decoder: `Decoder` that generates the texts.
         bounds: bounds of a request.
     """
 
@@ -388,7 +397,7 @@ class Completions:
         return {**identity, "created": int(time.time()), "model": self.name}
 
     async def _grown(self, options: Options, choices: list[Choice]) -> AsyncIterator[Choice]:
-        """Generates all texts. Yields a choice whenever it has new tokens.
+        """Generates all texts. Yields a choice whenever it has new tokens or has ended.
 
         Args:
             options: options of the request.
@@ -413,7 +422,7 @@ class Completions:
                 jobs.append(self._job(options, prompt, seed, _deliverer(loop, pieces, choice.index)))
         try:
             for choice, job in zip(choices, jobs, strict=True):
-                if job is None:
+                if job is None:  # max_tokens is 0: the text is only the prompt
                     choice.finish_reason = "length"
                     yield choice
                 else:
@@ -431,7 +440,7 @@ class Completions:
                     n_running -= 1
                     _cancel(jobs[index])
                 yield choice
-        finally:  # also if the client has closed the connection
+        finally:  # after an error, or if the client has closed the connection, texts may still be running
             for job in jobs:
                 _cancel(job)
 
@@ -445,9 +454,9 @@ class Completions:
 
 
 def _deliverer(loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue, index: int) -> Any:
-    """Returns a function for the thread of the decoder. It puts `(index, piece)` into a queue of the event loop.
+    """Returns a function that the thread of the decoder calls with a piece. It puts `(index, piece)` into a queue.
 
-    It does nothing if the event loop is closed.
+    The queue belongs to the event loop. If the loop is closed, the function does nothing.
     """
 
     def deliver(piece: Piece) -> None:
@@ -458,7 +467,7 @@ def _deliverer(loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue, index: in
 
 
 def _cancel(job: Job | None) -> None:
-    """Ends a text early; for `None`, does nothing."""
+    """Tells the decoder to end a text early. Does nothing for `None`."""
     if job is not None:
         job.cancelled = True
 

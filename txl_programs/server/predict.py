@@ -3,8 +3,8 @@
     {"signature_name": "score_text", "inputs": {"text": ["a", "b"]}}       columns -> {"outputs": ...}
     {"signature_name": "score_text", "instances": [{"text": "a"}]}         rows -> {"predictions": [...]}
 
-A signature with a single input or output may leave out its name. Binary strings are written {"b64": "..."}, and so are
-the strings of outputs whose names end with "_bytes".
+For a signature with one input, a request may leave out the name of the input. The name of an only output is always left
+out. Binary strings are written {"b64": "..."}, and so are the strings of outputs whose names end with "_bytes".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from txl_config.errors import brief
 from txl_programs.server.errors import Failed
 
-# An output of up to this many numbers is written with as few digits as float32 needs, which takes longer.
+# A float32 output of up to this many numbers is written with as few digits as float32 needs. More would take too long.
 MOST_EXACT = 100_000
 # Type of a tensor -> its name in TensorFlow Serving's metadata.
 DTYPES = {"string": "DT_STRING", "int32": "DT_INT32", "float32": "DT_FLOAT", "int64": "DT_INT64"}
@@ -42,11 +42,11 @@ class Signature:
 
     @functools.cached_property
     def outputs(self) -> dict[str, Any]:
-        """`{name: spec}` of the results. The first use traces the graph."""
+        """`{name: TensorSpec}` of the results. The first use traces the graph."""
         return self.function.get_concrete_function().structured_outputs
 
     def arguments(self, request: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Returns `{name: array}` of a request. Raises Failed with status 400 if the request is wrong."""
+        """Returns the inputs of a request as `{name: array}`. Raises Failed with status 400 if the request is wrong."""
         if ("inputs" in request) == ("instances" in request):
             raise Failed(400, 'a request must have "inputs" (columns) or "instances" (rows), and not both')
         values = self._columns(request["inputs"]) if "inputs" in request else self._rows(request["instances"])
@@ -60,13 +60,17 @@ class Signature:
         return {key: array_of(key, value, self.inputs[key].dtype.name) for key, value in values.items()}
 
     def _columns(self, inputs: Any) -> dict[str, Any]:
-        """Returns `{name: value}` of "inputs". Raises Failed if the inputs must have names and have none."""
+        """Returns "inputs" as `{name: value}`. Raises Failed if the name is left out, and there are several inputs."""
         if isinstance(inputs, dict) and "b64" not in inputs:
             return inputs
         return {self._only("inputs"): inputs}
 
     def _rows(self, instances: Any) -> dict[str, list]:
-        """Returns `{name: values of all rows}` of "instances". Raises Failed unless all rows have the same names."""
+        """Returns "instances", a list of rows, as `{name: values of all rows}`.
+
+        Raises Failed if there are no rows, if they have different names, or if they lack names and there are several
+        inputs.
+        """
         if not isinstance(instances, list) or not instances:
             raise Failed(400, f'"instances" must be a list with at least one row, got {brief(instances)}')
         if not isinstance(instances[0], dict) or "b64" in instances[0]:
@@ -91,7 +95,12 @@ class Signature:
         return next(iter(self.inputs))
 
     def answer(self, request: dict[str, Any], results: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Returns the results as JSON values, in columns or rows like the inputs of the request."""
+        """Returns the results of a request as JSON values, in columns or rows like its inputs.
+
+        Args:
+            request: the JSON object of the request.
+            results: `{name: array}`.
+        """
         columns = {name: values_of(name, array) for name, array in results.items()}
         if "inputs" in request:
             return {"outputs": columns if len(columns) > 1 else next(iter(columns.values()))}
@@ -108,9 +117,10 @@ class Signature:
 
 
 def array_of(name: str, value: Any, dtype: str) -> np.ndarray:
-    """Returns a JSON value as an array of the type `dtype`; strings become bytes.
+    """Returns a JSON value as an array of the type `dtype`; strings become bytes in an array of objects.
 
-    Raises Failed with status 400 if the value has rows of different lengths or another type.
+    Raises Failed with status 400, with `name` in the message, if the value has rows of different lengths, another type,
+    or an integer of more than 32 bits.
     """
     value = _without_b64(name, value)
     if dtype == "string":
@@ -125,7 +135,7 @@ def array_of(name: str, value: Any, dtype: str) -> np.ndarray:
     try:
         array = np.array(value)
     except (ValueError, OverflowError):  # ragged rows, or an integer that is too large
-        array = np.array("", object)  # a dtype that is refused below
+        array = np.array("", object)  # this dtype is refused below
     if not array.size and array.dtype.kind == "f":  # [] has the dtype float64
         return array.astype(dtype)
     kinds = "iu" if wanted == "integers" else "iuf"
@@ -137,7 +147,7 @@ def array_of(name: str, value: Any, dtype: str) -> np.ndarray:
 
 
 def _without_b64(name: str, value: Any) -> Any:
-    """Returns a value with bytes in place of each {"b64": ...}. Raises Failed if that is not base64."""
+    """Returns a JSON value with bytes in place of each {"b64": ...}. Raises Failed for an object that is not base64."""
     if isinstance(value, list):
         return [_without_b64(name, x) for x in value] if value and isinstance(value[0], (list, dict)) else value
     if not isinstance(value, dict):
@@ -151,7 +161,10 @@ def _without_b64(name: str, value: Any) -> Any:
 
 
 def values_of(name: str, array: np.ndarray) -> Any:
-    """Returns an array as a JSON value. Bytes become {"b64": ...} if the name ends with "_bytes", else text."""
+    """Returns an array as a JSON value. Bytes become {"b64": ...} if the name ends with "_bytes", else text.
+
+    Up to `MOST_EXACT` numbers of the type float32 get as few digits as possible.
+    """
     if array.dtype == object:
         convert = _as_b64 if name.endswith("_bytes") else _as_text
         flat = np.empty([array.size], object)

@@ -125,7 +125,7 @@ def main():
 
 
 def warm_up(decoder, vocab):
-    """Generates a short text, so that the graphs are compiled before the first request."""
+    """Generates a short text, so that the decoder's graphs are compiled before the first request."""
     import numpy as np
 
     from txl_tf.serving.decoder import PIECE, Job
@@ -142,9 +142,9 @@ def serve(name, model, vocabs, is_language_model, listening, api_key):
     Args:
         name: name of the model.
         model, vocabs: the model and its vocabularies.
-        is_language_model: whether the server also has /v1/completions.
-        listening: socket that listens.
-        api_key: key that requests must have; `None` for none.
+        is_language_model: whether the model is a language model, for which the server also has /v1/completions.
+        listening: socket at which the server listens.
+        api_key: API key that requests must have; `None`: they need no key.
     """
     from txl_programs.server.app import Server, make_app
     from txl_programs.server.completions import Bounds, Completions

@@ -1,1 +1,1 @@
-"""What the programs that serve over HTTP share: connections, checks of who sends a request, and the terminal."""
+"""The common parts of the programs that serve over HTTP: connections, checks of the sender, and the terminal."""

@@ -17,7 +17,7 @@ SECONDS_WITHOUT_REQUEST = 10
 
 
 def most_connections() -> int:
-    """The most connections that the server keeps: half of the files that it may open, but 8 to `MOST_CONNECTIONS`."""
+    """Returns how many connections the server keeps: half of the files that it may open, 8 to `MOST_CONNECTIONS`."""
     if resource is None:
         return MOST_CONNECTIONS
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -25,10 +25,10 @@ def most_connections() -> int:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed after `SECONDS_WITHOUT_REQUEST` if it has no request.
+    """A connection that is closed after one to two times `SECONDS_WITHOUT_REQUEST` without a request.
 
     Attributes:
-        most: most connections of the server, see `connection_made`.
+        most: largest number of connections of the server, see `connection_made`.
     """
 
     most = MOST_CONNECTIONS
@@ -50,7 +50,7 @@ class Connection(H11Protocol):
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def _check_later(self):
-        """Calls `_check` after a while, with the request that the connection has now."""
+        """Calls `_check` after `SECONDS_WITHOUT_REQUEST`, with the request that the connection has now."""
         self.loop.call_later(SECONDS_WITHOUT_REQUEST, self._check, self.cycle)
 
     def _check(self, before):
@@ -67,13 +67,13 @@ class Server(uvicorn.Server):
     """A server that ends silently, even if browsers still have the page open. It closes their connections."""
 
     def handle_exit(self, sig, frame):
-        """Ends the server after a signal. Uvicorn's errors about connections that are cut are not logged."""
+        """Ends the server after a signal. Hides Uvicorn's errors about connections that are still open."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         super().handle_exit(sig, frame)
 
 
 def make_server(app) -> Server:
-    """The server of an ASGI application."""
+    """Returns the server of an ASGI application. Its method `run(sockets=[...])` serves until a signal arrives."""
     kind = type("Connection", (Connection,), {"most": most_connections()})
     options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1, "backlog": BACKLOG}
     return Server(uvicorn.Config(app, http=kind, ws="none", **options))

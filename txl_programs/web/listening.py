@@ -1,4 +1,4 @@
-"""The address at which a page or a server listens."""
+"""The socket at which a server listens, and its URL."""
 
 import socket
 
@@ -6,7 +6,7 @@ from txl_config.errors import ParameterError, named
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens at an IPv4 or IPv6 address, or at a name.
+    """Returns a socket that listens at an IPv4 or IPv6 address or a name, and at a port; 0 means any free port.
 
     Raises:
         ParameterError: this machine does not have the address, or another program listens at the port.
@@ -20,6 +20,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, listening: socket.socket) -> str:
-    """The URL of a host at the port of a socket, `http://127.0.0.1:8501` or `http://[::1]:8501`."""
+    """Returns the URL of a host at the port of a socket, such as `http://127.0.0.1:8501` or `http://[::1]:8501`."""
     address = f"[{host}]" if ":" in host else host
     return f"http://{address}:{listening.getsockname()[1]}"

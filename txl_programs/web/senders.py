@@ -1,4 +1,4 @@
-"""Who sends a request: whether it names this server as its host, and whether a page of another site sends it."""
+"""Checks of a request: whether it names this server as its host, and whether a page of another site sends it."""
 
 import asyncio
 import contextlib
@@ -31,22 +31,23 @@ def is_own_host(host: str, own: str, others: Collection[str] = ()) -> bool:
 
 
 def host_of(scope: dict) -> str | None:
-    """The value of the Host header of a request in lower case; `None` if there is none, or more than one."""
+    """Returns the value of the Host header of a request in lower case; `None` without exactly one such header."""
     hosts = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
     return hosts[0] if len(hosts) == 1 else None
 
 
 def is_of_other_site(scope: dict) -> bool:
-    """Whether a page of another site makes a browser send this request.
+    """Whether a page of another site makes a browser send this request, by its Origin and Sec-Fetch headers.
 
-    It is False for a link on another site that opens the page `/`.
+    It is False for a link on another site that opens the page `/`, and for programs, which send no such headers.
     """
     headers = scope["headers"]
     host = host_of(scope)
     origins = [value.decode("latin-1").lower() for name, value in headers if name == b"origin"]
     if any(origin not in (f"http://{host}", f"https://{host}") for origin in origins):
         return True
-    # Browsers send no origin with some requests, such as those for a picture, but say that the site is another.
+    # Some requests of browsers, such as those for a picture, have no Origin, but Sec-Fetch-Site. "same-site" is another
+    # port or another name of the same domain.
     fetch = {name: value for name, value in headers if name.startswith(b"sec-fetch-")}
     is_link = fetch.get(b"sec-fetch-mode") == b"navigate" and fetch.get(b"sec-fetch-dest") == b"document"
     opens_page = is_link and scope["path"] == "/" and scope["method"] == "GET"
@@ -54,9 +55,9 @@ def is_of_other_site(scope: dict) -> bool:
 
 
 async def drain(scope: dict, receive: Callable[[], Awaitable[dict]]) -> None:
-    """Reads the body of a refused request, and ignores it. Most clients read no answer before they have sent it.
+    """Reads and ignores the body of a refused request, because most clients send it before they read the answer.
 
-    It does not read a body that is too large, and stops after `SECONDS_TO_DRAIN`.
+    It does not read a body whose length is unknown or above `MOST_TO_DRAIN`, and stops after `SECONDS_TO_DRAIN`.
     """
     length = dict(scope["headers"]).get(b"content-length", b"0")
     left = int(length) if length.isdigit() and len(length) < 10 else MOST_TO_DRAIN + 1

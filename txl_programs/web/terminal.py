@@ -38,6 +38,6 @@ class Plain(io.TextIOBase):
 
 @contextlib.contextmanager
 def plain_output() -> Iterator[None]:
-    """Sends everything that Python code of this process prints through `Plain`."""
+    """In this block, everything that Python code of this process prints goes through `Plain`."""
     with contextlib.redirect_stdout(Plain(sys.stdout)), contextlib.redirect_stderr(Plain(sys.stderr)):
         yield

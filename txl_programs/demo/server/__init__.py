@@ -1,1 +1,1 @@
-"""The server of the page: the requests that it accepts, and its output."""
+"""The guard in front of the page, which decides which requests the page gets."""

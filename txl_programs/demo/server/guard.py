@@ -1,4 +1,4 @@
-"""Decides which requests reach the page: only those that the page itself sends, to its routes, in its form and size."""
+"""Decides which requests reach the page: only requests of the form, size and routes that the page itself uses."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ TOO_MUCH = "A request to this page has at most {most:,} bytes, and no files."
 
 
 class Refused(Exception):
-    """A request that does not reach the page: the status of the answer, and a sentence for the visitor."""
+    """The error for a request that does not reach the page, with the status and the sentence of the answer."""
 
     def __init__(self, status: int, sentence: str, **values: Any):
         super().__init__(said(sentence, **values))
@@ -56,7 +56,7 @@ class Refused(Exception):
 
 
 class Guard:
-    """An ASGI application in front of the page. It passes the page's own requests on, and answers others with an error.
+    """An ASGI application in front of the page. It passes the page's own requests on, and refuses others with an error.
 
     Args:
         app: ASGI application of the page.
@@ -82,7 +82,10 @@ class Guard:
             await self._respond(scope, receive, send)
 
     async def _respond(self, scope: dict, receive: Callable, send: Callable) -> None:
-        """Answers a request, in the language of `speaking`."""
+        """Passes a request to the page if all checks allow it, else answers with the message of the refusal.
+
+        Messages are in the language of `speaking`.
+        """
 
         async def send_with_policy(message):
             if message["type"] == "http.response.start":
@@ -113,7 +116,7 @@ class Guard:
             raise Refused(403, "The request comes from a page of another site.")
 
     def _check_route(self, scope: dict) -> None:
-        """Raises Refused unless the page uses the route. Also if a stream names no session, or too many are open."""
+        """Raises Refused if the page does not use the route, a stream has no session, or too many streams are open."""
         path = scope["path"]
         method = scope["method"]
         if path.startswith("/gradio_api/upload"):
@@ -140,7 +143,7 @@ class Guard:
             raise Refused(415, "The request is not JSON.")
 
     async def _read(self, scope: dict, receive: Callable) -> bytes:
-        """The body of a request, empty unless the method is POST. Raises Refused if it does not come in time."""
+        """Returns the body of a request, empty unless the method is POST. Raises Refused if it arrives too slowly."""
         if scope["method"] != "POST":
             return b""
         try:
@@ -162,7 +165,7 @@ class Guard:
             check_fields(values, {"event_id": is_event})
 
     def _check_join(self, values: dict) -> None:
-        """Raises Refused unless a request for an answer has the form in which the page sends it."""
+        """Raises Refused unless `values`, a request to call a handler, has the form in which the page sends it."""
         check_fields(values, {"session_hash": is_session, "fn_index": is_whole, "data": is_list})
         function = self.page.fns.get(values["fn_index"])
         if function is None or function.fn is None:
@@ -175,7 +178,7 @@ class Guard:
             raise Refused(422, "trigger_id must be a whole number.")
 
     async def _answer(self, scope: dict, receive: Callable, send: Callable) -> None:
-        """Passes a request to the page. Counts open streams, and ends other answers after `SECONDS_TO_ANSWER`."""
+        """Passes a request to the page. Counts open streams, and cancels other requests after `SECONDS_TO_ANSWER`."""
         if not STREAMS.fullmatch(scope["path"]):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.app(scope, receive, send), SECONDS_TO_ANSWER)
@@ -187,7 +190,10 @@ class Guard:
             self._streams -= 1
 
     def _forget(self) -> None:
-        """Removes the events of sessions whose messages Gradio's queue has removed. Gradio itself keeps them."""
+        """Removes the events of sessions whose messages Gradio's queue has removed, once there are too many.
+
+        Gradio would keep the events for ever.
+        """
         queue = self.page._queue
         if len(queue.pending_event_ids_session) > 2 * self.limits.sessions:
             for session in queue.pending_event_ids_session.keys() - queue.pending_messages_per_session.keys():
@@ -195,7 +201,7 @@ class Guard:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is an integer from 0 up that fits 32 bits."""
+    """Whether a value is an integer from 0 to 2**31 - 1."""
     return type(value) is int and 0 <= value < 2**31
 
 
@@ -205,7 +211,7 @@ def is_session(value: Any) -> bool:
 
 
 def is_event(value: Any) -> bool:
-    """Whether a value has the form of the id of an event, which is that of a session."""
+    """Whether a value has the form of the id of an event. It is the same form as for a session."""
     return is_session(value)
 
 
@@ -214,19 +220,19 @@ def is_list(value: Any) -> bool:
 
 
 def check_fields(values: dict, fields: dict[str, Callable[[Any], bool]]) -> None:
-    """Raises Refused if a field is missing or wrong. `fields` is `{name: test of its value}`."""
+    """Raises Refused if one of the `fields`, `{name: test of its value}`, is missing in `values` or fails its test."""
     for name, is_right in fields.items():
         if not is_right(values.get(name)):
             raise Refused(422, "The request has no {name}, or a wrong one: load the page again.", name=name)
 
 
 def parsed(body: bytes) -> dict:
-    """The JSON object in a body. Raises Refused if there is none, or if it has more than `MOST_VALUES` values.
+    """Returns the JSON object in a body. Raises Refused if there is none, or if it has more than `MOST_VALUES` values.
 
-    The values are counted before the JSON is read, so a body with too many takes no memory.
+    The values are counted before the JSON is parsed, so that a body with too many values takes no memory.
     """
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    too_many = unescaped.count(b'"') > 4 * MOST_VALUES
+    too_many = unescaped.count(b'"') > 4 * MOST_VALUES  # a value has at most four quotes: two, and two of its key
     outside_strings = b"" if too_many else b"".join(unescaped.split(b'"')[::2])
     if too_many or sum(map(outside_strings.count, (b"[", b"{", b","))) > MOST_VALUES:
         raise Refused(413, "A request to this page has at most {most:,} values.", most=MOST_VALUES)
@@ -240,7 +246,7 @@ def parsed(body: bytes) -> dict:
 
 
 async def whole_body(receive: Callable[[], Awaitable[dict]]) -> bytes:
-    """The body of a request, whose length has been checked. Raises Refused if the client closes the connection."""
+    """Returns the body of a request. Its length is not checked. Raises Refused if the client closes the connection."""
     parts = []
     while True:
         message = await receive()
@@ -252,7 +258,7 @@ async def whole_body(receive: Callable[[], Awaitable[dict]]) -> bytes:
 
 
 def replayed(body: bytes, receive: Callable[[], Awaitable[dict]]) -> Callable[[], Awaitable[dict]]:
-    """A function like `receive` whose first message is a body that has been read. Then it calls `receive`."""
+    """Returns a function like `receive`. It returns `body`, which was read before, and then calls `receive`."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again():
