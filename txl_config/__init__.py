@@ -1,8 +1,8 @@
 """Every hyper-parameter once: type, default, help and check.
 
 Each dataclass is one group. Flags, networks, `config.json` and the functions of programs take names, defaults, help
-texts and checks from here. To add a hyper-parameter, add a line to its group and an argument to the constructor that
-takes the group, then use it.
+texts and checks from here. To add a hyper-parameter, add a line to its group, add an argument of the same name to the
+constructor whose arguments the group describes, and use the argument there.
 
 A group checks its values when it is created. An error names the argument, what was found and what is allowed:
 

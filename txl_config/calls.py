@@ -29,6 +29,7 @@ from txl_config.schema import check_names, keywords_of, nearest_name
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type)
 
+# Annotations, such as `Sequence[int]`, whose arguments are described as "a list of ...".
 _LISTS = (list, tuple, collections.abc.Iterable, collections.abc.Sequence, collections.abc.Collection)
 _TEXTS = (str, bytes)
 
@@ -36,7 +37,8 @@ _TEXTS = (str, bytes)
 def known_names(function: _Function) -> _Function:
     """Decorator: a call with unknown, missing or too many arguments raises an error.
 
-    The known arguments are those that the signature names. Other names are errors even if it has `**kwargs`.
+    The known arguments are those that the signature names. Other names are errors even if it has `**kwargs`. So the
+    decorator is not for a function that passes `**kwargs` on.
 
     Raises, in a call:
         UnknownArgumentError: the function has no such argument.
@@ -63,7 +65,7 @@ def checked_call(function: _Function) -> _Function:
     tuples and sets are checked, those of other iterables are not.
 
     Raises, in a call:
-        UnknownArgumentError: the function has no such argument, and no `**kwargs`.
+        UnknownArgumentError: the function has neither such an argument nor `**kwargs`.
         CallError: see `known_names`.
         ArgumentTypeError: an argument has another type.
     """
@@ -88,9 +90,10 @@ def checked_call(function: _Function) -> _Function:
 
 
 def with_signature(call: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
-    """Gives `call`, the function that a decorator returns, a signature. Removes its link to the decorated function.
+    """Gives `call`, the function that a decorator returns, a signature, and removes its attribute `__wrapped__`.
 
-    `tf.function` would follow the link: it would call a method without its object and without the checks.
+    `tf.function` would follow this link to the decorated function: it would call a method without its object and
+    without the checks.
 
     Args:
         call: result of `functools.wraps`. It is changed and returned.
@@ -126,11 +129,12 @@ def bind_call(
         hint: text to put at the end of an error message.
 
     Raises:
-        UnknownArgumentError: the function has no such argument, and no `**kwargs`.
+        UnknownArgumentError: the function has neither such an argument nor `**kwargs`.
         CallError: a required argument is missing, or there are too many. The message shows the shortest call.
     """
     parameters = [parameter for name, parameter in signature.parameters.items() if name not in ("self", "cls")]
     named = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    # With equal lengths, there is no `**kwargs`.
     if len(named) == len(parameters) and not kwargs.keys() <= set(named):
         try:
             check_names(called, kwargs, named)
@@ -255,9 +259,9 @@ def _either(names: list[str]) -> str:
 
 
 def _list_of(element: _Kind | None) -> _Kind | None:
-    """Returns the `_Kind` of lists and other iterables of such elements; `None` if the elements are not checked.
+    """Returns the `_Kind` of lists and other iterables whose elements have the `_Kind` `element`.
 
-    A text is not a list of its characters.
+    It is `None` if `element` is `None`, so that values are not checked. A text is not a list of its characters.
     """
     if element is None:
         return None
@@ -267,7 +271,8 @@ def _list_of(element: _Kind | None) -> _Kind | None:
             return False
         if isinstance(value, (list, tuple, set, frozenset)):
             return all(map(element.has, typing.cast("Iterable[Any]", value)))
-        # The elements of other iterables are not checked. But an array of numbers is not a list of strings.
+        # The elements of other iterables are not checked, because that would use up an iterator. But the dtype of an
+        # array shows that it is not a list of strings.
         is_array = hasattr(typing.cast("Any", value), "dtype")
         if is_array and "string" in element.several:
             return getattr(typing.cast("Any", value).dtype, "kind", "") in ("U", "O")

@@ -56,7 +56,7 @@ class _OneOfOrInitializer(_OneOf):
 
 
 def one_of(choices: Collection[str]) -> Check:
-    """A check: the value must be one of the strings `choices`. Strings that are added later are allowed, too."""
+    """A check: the value must be one of the strings `choices`. If `choices` grows later, the check allows more."""
     return _OneOf(choices)
 
 
@@ -69,7 +69,8 @@ def keras_initializer(value: Any) -> Callable[..., Any] | None:
     """Returns the Keras initializer that a value stands for; `None` if it stands for none.
 
     Args:
-        value: an initializer or another callable, a class of initializers, or the name or the configuration of one.
+        value: an initializer or another callable, a class of initializers, or the name or the configuration of an
+            initializer. All other values stand for none.
     """
     # Imported here, because it takes seconds, and programs should read their flags first. It has no stubs.
     import keras  # pyright: ignore[reportMissingTypeStubs]
@@ -90,6 +91,7 @@ def keras_initializer(value: Any) -> Callable[..., Any] | None:
     except (ValueError, TypeError, KeyError, AttributeError):  # no initializer has this name or configuration
         return None
     is_initializer = isinstance(initializer, keras.initializers.Initializer)
+    # Any function may be an initializer. But a name, a configuration or a class may stand for another object of Keras.
     return initializer if is_initializer or not isinstance(value, str | dict | type) else None
 
 
@@ -207,10 +209,10 @@ def option(
 
     Args:
         help: the flag's help text.
-        check: function that raises ParameterError for a wrong value, see `Check`. If the default is `None`, it is not
-            called for the value `None`.
-        default: the default. Without it, the hyper-parameter is required.
-        flag: default of the flag, if it differs from `default`.
+        check: function that raises ParameterError for a wrong value, see `Check`. If the default is `None`, the
+            function is not called for the value `None`.
+        default: the default of the argument. Without it, the argument is required.
+        flag: default of the flag. By default, it is `default`, or `None` if the argument is required.
         free: whether a trained model may change the value, because its weights fit every value; or a function that
             takes the group and returns whether the model may.
     """
@@ -241,7 +243,7 @@ _checked: contextvars.ContextVar[dict[str, tuple[Any, Any]] | None] = contextvar
 def check_fields(group: type[Config], values: Any) -> None:
     """Checks those attributes of an object, such as a network, that are hyper-parameters of `group`.
 
-    It skips values that have been checked, see `already_checked`.
+    The object must have all of them. The function skips values that have been checked, see `already_checked`.
 
     Raises:
         ParameterError: a value is wrong.
@@ -270,7 +272,7 @@ def already_checked(group: type[Config], values: Any) -> Generator[None]:
 
 
 def _rule_of(field: dataclasses.Field[Any]) -> tuple[Any, Any]:
-    """The type and the check of a hyper-parameter."""
+    """Returns the type and the check of a hyper-parameter."""
     return field.type, field.metadata["check"]
 
 
@@ -308,7 +310,7 @@ class Config:
         """Returns the values of a file without the hyper-parameters that were removed from the group.
 
         Raises:
-            ParameterError: such a hyper-parameter has a value that this version does not implement.
+            ParameterError: a removed hyper-parameter has a value that this version does not implement.
         """
         for name, only in cls.removed.items():
             if values.get(name, only) != only:

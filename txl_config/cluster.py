@@ -37,7 +37,7 @@ class ClusterConfig(Config):
 
     @property
     def given(self) -> bool:
-        """Whether the program runs on a cluster."""
+        """Whether the options ask for a cluster."""
         return bool(self.ray_address or self.ray_workers)
 
     @property
@@ -56,11 +56,12 @@ class TrainingClusterConfig(ClusterConfig):
         at_least(1),
         default=None,
     )
-    ray_restarts: int = option("How often dead workers are replaced.", at_least(0), default=10)
+    ray_restarts: int = option("How many times lost workers may be replaced.", at_least(0), default=10)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.ray_workers:  # 0 in a worker, which starts no workers itself
+        # A worker gets 0, because it starts no workers itself. So `ray_workers` is checked below, not in its `option`.
+        if not self.ray_workers:
             if self.given or self.ray_min_workers:
                 message = "ray_address and ray_min_workers go with ray_workers, the number of workers to train on"
                 raise ParameterError("ray_workers", self.ray_workers, "the number of workers to train on", message)

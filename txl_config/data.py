@@ -101,7 +101,7 @@ class PairFilesConfig(Config):
 
     @property
     def columns(self) -> dict[str, int | None]:
-        """The columns by name; `None` for a column that is not given."""
+        """`{option: column}`, counted from 1; `None` for a column that is not given."""
         return {"source_column": self.source_column, "target_column": self.target_column}
 
 

@@ -29,7 +29,10 @@ def is_installed(package: str) -> bool:
 
 
 def is_pipe(path: str | os.PathLike[str]) -> bool:
-    """Whether a local path outside of /dev and /proc is a named pipe or a socket, or a link to one."""
+    """Whether a local path is a named pipe or a socket, or a link to one.
+
+    False in /dev and /proc: there, a user names a pipe on purpose, such as /dev/stdin.
+    """
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):  # it does not exist, or is remote
@@ -47,7 +50,7 @@ def check_backend() -> None:
 
 
 def _keras_backend() -> tuple[str, str]:
-    """Returns the backend that Keras has, or will have after its import; and how to get the TensorFlow backend."""
+    """Returns `(backend, remedy)`: the backend that Keras has, or will have after its import, and how to change it."""
     if "keras" in sys.modules:
         backend = sys.modules["keras"].config.backend()
         return backend, "set KERAS_BACKEND=tensorflow before keras is imported"
@@ -65,14 +68,14 @@ def _keras_backend() -> tuple[str, str]:
 
 
 def check_versions() -> None:
-    """Raises ImportError, which names the version, where TensorFlow or Keras is older than the library supports."""
+    """Raises ImportError if TensorFlow or Keras is older than the library supports. The message names the version."""
     for name, oldest in _OLDEST.items():
         if problem := too_old(name, oldest, "txl_tf needs"):
             raise ImportError(problem)
 
 
 def too_old(name: str, oldest: tuple[int, int], needs: str) -> str | None:
-    """The message about a package whose version is older than `oldest`; `None` if it is not.
+    """Returns a message about a package if its version is older than `oldest`; otherwise `None`.
 
     The version is that of the imported module, because the module `tensorflow` may come from another package, such as
     `tf-nightly`.
@@ -91,7 +94,7 @@ def too_old(name: str, oldest: tuple[int, int], needs: str) -> str | None:
 
     try:
         metadata.version(name)
-    except metadata.PackageNotFoundError:  # pip would install a second package over the same module
+    except metadata.PackageNotFoundError:  # the module is from another package, and pip would install over it
         return message
     return f"{message}: pip install '{name}>={at_least}'"
 
@@ -103,9 +106,9 @@ def is_address(address: str) -> bool:
 
 
 def check_listens(address: str, what: str) -> None:
-    """Raises ConnectionError, which names `what`, if no server listens at `address`, `host:port`.
+    """Raises ConnectionError, which names `what`, unless a server accepts a connection at `address`, `host:port`.
 
-    Without this check, libraries would wait for the server.
+    It waits for at most 20 seconds. Without this check, libraries would wait for the server without end.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -141,7 +144,7 @@ def wait_for_all(own: str, others: Iterable[str]) -> None:
     with listening:
         listening.setblocking(False)
         while missing:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError):  # raised when no other process is waiting for a connection
                 while True:
                     listening.accept()[0].close()
             missing -= {address for address in missing if _listens(address)}

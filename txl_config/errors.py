@@ -8,7 +8,8 @@ import reprlib
 from typing import Any, cast
 
 MOST_CHARACTERS = 500  # of a message
-# Control characters except newline and tab, characters that change the direction of text, and bytes that are not text.
+# Control characters except newline and tab; separators of lines; characters that change the direction of text; and
+# surrogates, by which `surrogateescape` represents bytes that are not UTF-8.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _brief = reprlib.Repr()
@@ -16,7 +17,10 @@ _brief.maxstring = _brief.maxother = _brief.maxlong = 200
 
 
 def brief(value: Any) -> str:
-    """`repr` of a value from an unknown source, in at most 200 characters, without control characters."""
+    """Returns `repr(value)` for a message. Long lists and strings are cut, so it has at most 200 characters.
+
+    `repr` escapes control characters in strings, so a value from an unknown source can be shown on a terminal.
+    """
     try:
         return shortened(_brief.repr(value), 200)
     except ValueError:  # Python does not write an int of more than 4,300 digits
@@ -24,7 +28,10 @@ def brief(value: Any) -> str:
 
 
 def shortened(message: str, max_characters: int = MOST_CHARACTERS) -> str:
-    """Cuts the middle out of a message with more than `max_characters`. The end stays: it often says what to do."""
+    """Returns a message in at most `max_characters`: a longer message loses its middle.
+
+    The end stays, because it often says what to do.
+    """
     if len(message) <= max_characters:
         return message
     gap = f" ... ({len(message) - max_characters:,} characters and more are left out) ... "
@@ -34,7 +41,10 @@ def shortened(message: str, max_characters: int = MOST_CHARACTERS) -> str:
 
 
 def named(value: Any) -> str:
-    """Returns a path, an address or another value of the user as text for a message. A long text loses its middle."""
+    """Returns a path, an address or another value of the user as text for a message.
+
+    A text of more than 180 characters loses its middle.
+    """
     path = cast("os.PathLike[str]", value)
     return shortened(os.fspath(path) if isinstance(value, os.PathLike) else str(value), 180)
 
@@ -59,10 +69,10 @@ class ParameterError(ValueError):
             with a line, that has the value.
         value: the value.
         allowed: the values that can be used: a list of choices, or text that can follow "must be".
-        message: the whole message. By default "name must be allowed, got value".
+        message: the whole message. By default "<name> must be <allowed>, got <value>".
 
     Attributes:
-        name, value, allowed: as above, unshortened. The message has at most 500 characters.
+        name, value, allowed: as above, not shortened. `str(error)` shortens the message to 500 characters.
     """
 
     # Keras and AutoGraph replace an exception from a layer or a graph by a new exception that has only the message.
@@ -94,7 +104,7 @@ def located(error: ValueError, where: str) -> ParameterError:
 
 
 class FixedAttributeError(ParameterError, AttributeError):
-    """An attribute of a model or layer can no longer be changed; the message says what to do instead."""
+    """The attribute of a model or layer cannot be changed any more. The message says what to do instead."""
 
 
 class UnknownNameError(ParameterError, AttributeError):
@@ -115,7 +125,7 @@ class UnknownArgumentError(ParameterError, TypeError):
     """A function was called with an argument that it does not have.
 
     Attributes:
-        name, value: of the argument.
+        name, value: name and value of the unknown argument.
         allowed: list of the arguments that the function takes.
     """
 
@@ -124,17 +134,17 @@ class CallError(ParameterError, TypeError):
     """A function was called without an argument that it needs, or with too many by position.
 
     Attributes:
-        name: of the class or function.
+        name: name of the class or function.
         value: list of the arguments that were given by position.
         allowed: list of the arguments that the function takes.
     """
 
 
 class UnsupportedError(ParameterError, NotImplementedError):
-    """A method of Keras that the models of this library do not support.
+    """A method of Keras was called that the models of this library do not support.
 
     Attributes:
-        name: of the method.
-        value: of the argument that decides, or the model.
+        name: name of the method.
+        value: value of the argument that makes the call unsupported, or else the model.
         allowed: what to use instead.
     """

@@ -69,11 +69,12 @@ def count_weights(model: Any) -> int:
         model: `ModelConfig` or `TransformerLMConfig`, with `n_token`.
 
     Raises:
-        ParameterError: `n_token` is `None`.
+        ParameterError: `n_token` is `None`, or the model has LoRA.
     """
     if model.n_token is None:
         raise ParameterError("n_token", None, "the size of the vocabulary")
     width = model.n_head * model.d_head
+    # `getattr` with a default reads a hyper-parameter that not every class of hyper-parameters has.
     positions = getattr(model, "positions", None)
     if getattr(model, "lora_rank", 0):
         raise ParameterError("lora_rank", model.lora_rank, "0: LoRA is not estimated")
@@ -107,7 +108,8 @@ def _embedding(model: Any) -> int:
         softmax += sum(words * width for words, width, _ in tables)
     if model.cutoffs:
         softmax += len(model.cutoffs) * (model.d_embed + 1)  # weights and biases of the entries of later clusters
-        own = clusters[:1] if model.proj_share_all_but_first else clusters  # whose projections are not the embedding's
+        # Clusters whose projections the softmax does not share with the embedding.
+        own = clusters[:1] if model.proj_share_all_but_first else clusters
         softmax += sum(width * model.d_model * is_projected for _, width, is_projected in own)
     return embedding + softmax
 
@@ -132,7 +134,10 @@ def training_memory(
         optimizer: a key of `MOMENTS`.
         ema: whether there is a moving average of the weights.
         recompute: whether activations of layers are computed again in the backward pass.
-        mixed_precision: whether activations have 2 bytes.
+        mixed_precision: whether a number in the activations has 2 bytes instead of 4.
+
+    Raises:
+        ParameterError: see `count_weights`.
     """
     n_weights = count_weights(model)
     weights = FLOAT * n_weights
@@ -165,10 +170,11 @@ def _layer_activations(model: Any, rows: int, tgt_len: int) -> float:
 
 
 def _logits_per_token(model: Any) -> float:
-    """Returns the mean number of logits of a token: one for each word.
+    """Returns how many logits the softmax computes for a token, on average.
 
-    With clusters: one for each word of the first cluster, one for each later cluster, and about a tenth of the later
-    words, because only tokens of a later cluster need its words.
+    Without clusters, it computes a logit for each word of the vocabulary. With clusters, it computes one for each word
+    of the first cluster, and one for each later cluster. Only tokens of a later cluster need the logits of its words:
+    on average, a tenth of them is assumed.
     """
     first, *others = _bins(model)
     return first.words + len(others) + 0.1 * sum(cluster.words for cluster in others)

@@ -75,7 +75,7 @@ class DecoderConfig(Config):
     )
     norm: str = option("Layer norm, or division by the root mean square alone.", one_of(NORMS), default="layer")
     lora_rank: int = option(
-        "Rank of LoRA, which trains low-rank updates of the kernels of the layers alone; 0 for none.",
+        "Rank of LoRA, which trains only low-rank updates of the kernels of the layers; 0 for none.",
         at_least(0, 1 << 18),
         default=0,
     )
@@ -83,7 +83,7 @@ class DecoderConfig(Config):
         "Alpha of LoRA: updates are multiplied by alpha / rank. Default: the rank.", POSITIVE, default=None
     )
     div_val: int = option("Factor by which embeddings become narrower from cluster to cluster.", at_least(1), default=1)
-    proj_same_dim: bool = option("Project a cluster as wide as d_model too.", default=True)
+    proj_same_dim: bool = option("With div_val above 1, also project a cluster as wide as d_model.", default=True)
     # It can also be a Keras initializer: an object, its name or its configuration.
     init: Any = option(
         "Distribution of the initial weights.",
@@ -105,7 +105,7 @@ class DecoderConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.init, str | dict):  # an object becomes what `config.json` stores
+        if not isinstance(self.init, str | dict):  # a Keras object becomes its configuration, as in `config.json`
             # Imported here, because it takes seconds. It has no stubs.
             import keras  # pyright: ignore[reportMissingTypeStubs]
 
@@ -175,9 +175,10 @@ def bins(
 ) -> list[Bin]:
     """Returns the clusters of the vocabulary. Cluster i has the width `d_embed // div_val**i`.
 
-    It is projected if this is not `d_model`; or always, if `div_val` is above 1 with `proj_same_dim`.
+    A cluster of another width than `d_model` is projected to it. With `proj_same_dim` and a `div_val` above 1, all
+    clusters are projected. Without `cutoffs`, there is one cluster, and `div_val` has no effect.
     """
-    div_val = div_val if cutoffs else 1  # it has no effect on a single cluster
+    div_val = div_val if cutoffs else 1
     ends = [0, *cutoffs, n_token]
     sizes = [right - left for left, right in itertools.pairwise(ends)]
     widths = [d_embed // div_val**i for i in range(len(sizes))]
@@ -300,7 +301,7 @@ class BiLSTMConfig(SentenceConfig):
 
 @group
 class LabelConfig(Config):
-    """Arguments of `Tagger` besides its network. The labels are `None` until the text is read."""
+    """Arguments of `Tagger`, except its network. The labels are `None` until the text is read."""
 
     labels: Sequence[str] | None = option("Tags, in the order of their ids.", default=None)
     scheme: str | None = option(

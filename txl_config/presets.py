@@ -29,7 +29,7 @@ SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner")
 PAIR_PRESETS = ("tiny", "small", "base")
 PAIR_SIZES = ("num_layers", "d_model", "num_heads", "dff")
 
-SAMPLE_TOKENS = {"word": 50, "char": 200, "byte": 200, "subword": 60}  # level -> tokens of a sample of own text
+SAMPLE_TOKENS = {"word": 50, "char": 200, "byte": 200, "subword": 60}  # level -> tokens of a sample of the user's text
 BYTES = {"word": 6, "char": 1, "byte": 1, "subword": 4}  # level -> approximate bytes of a token
 # Settings that tiny and small share, and those of paper. They differ from the defaults of the flags.
 _SHARED = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
@@ -37,12 +37,12 @@ _PAPER = {"dropatt": 0.0, "untie_r": True, "train_steps": 400_000, "iterations":
 
 
 def _sized(*sizes: int, segment: int, rows: int, **other_settings: Any) -> dict[str, Any]:
-    """Returns the values `sizes` of the hyper-parameters `SIZES`, and the other settings of a preset.
+    """Returns `{hyper-parameter: value}` of a preset: the sizes of its model, segments and batches, and more settings.
 
     Args:
-        *sizes: as many values as `SIZES` has names.
+        *sizes: values of the hyper-parameters in `SIZES`, in this order.
         segment: tokens of a segment, and positions of memory.
-        rows: rows of a batch.
+        rows: rows of a batch, in training and in evaluation.
         **other_settings: more values by name.
     """
     lengths = {"tgt_len": segment, "mem_len": segment, "train_batch_size": rows, "eval_batch_size": rows}
@@ -50,7 +50,10 @@ def _sized(*sizes: int, segment: int, rows: int, **other_settings: Any) -> dict[
 
 
 def _recipe(preset: str, level: str) -> dict[str, Any]:
-    """Returns the settings of a preset for a long text on one device, without the schedule; empty for `base`."""
+    """Returns the settings of a preset for a long text on one device; empty for `base`.
+
+    `tiny` and `small` get no numbers of steps here: these depend on the text, see `preset_settings`.
+    """
     long_tokens = level in ("word", "subword")
     rate = 2e-3 if level in ("char", "subword") else 1e-3  # with 2e-3, bytes do not learn, and words learn less
     if preset == "tiny":
@@ -66,7 +69,10 @@ def _recipe(preset: str, level: str) -> dict[str, Any]:
 
 
 def choose_preset(n_bytes: float, n_gpus: int, n_cores: int) -> str:
-    """Returns the preset for a text of `n_bytes`. On a CPU, it trains in minutes."""
+    """Returns the name of the preset for a text of `n_bytes` on a machine with these GPUs and processor cores.
+
+    A training run with the preset takes minutes on a CPU.
+    """
     if n_gpus:
         return "tiny" if n_bytes < 1e6 else "small" if n_bytes < 30e6 else "base"
     return "small" if n_bytes >= 30e6 and n_cores >= 16 else "tiny"
@@ -77,7 +83,7 @@ def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1)
 
     Args:
         preset: one of `PRESETS`.
-        level: of the tokens.
+        level: one of `LEVELS`, what a token is.
         n_tokens: approximate number of tokens of the text.
         replicas: number of devices that divide a batch. The batches of `base` and `paper` are fixed.
     """
@@ -87,11 +93,15 @@ def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1)
     segment = recipe["tgt_len"]
 
     def rows_of(max_rows: int, tokens: float) -> int:
-        """Returns a multiple of `replicas`, at most `max_rows`, such that `tokens` have a segment for each row."""
+        """Returns the number of rows of a batch, a multiple of `replicas`: at most `max_rows`, at least `replicas`.
+
+        Within these bounds, there are so few rows that a text of `tokens` has a segment for each.
+        """
         return int(max(1, min(max_rows, tokens // segment) // replicas)) * replicas
 
-    recipe["train_batch_size"] = rows = rows_of(recipe["train_batch_size"], n_tokens / 8)
-    recipe["eval_batch_size"] = rows_of(16, n_tokens / 40)  # a twentieth of the text is for validation
+    recipe["train_batch_size"] = rows = rows_of(recipe["train_batch_size"], n_tokens / 8)  # 8 segments a row, or more
+    # 2 segments a row, or more: a twentieth of the text is for validation.
+    recipe["eval_batch_size"] = rows_of(16, n_tokens / 40)
     epoch = n_tokens / (rows * segment)
     least = max(100, min(500, 16 * epoch))  # more than 16 times a small text makes it worse
     bounds = (6, least, 4000) if preset == "tiny" else (8, least, 10_000)
@@ -103,15 +113,15 @@ def steps_for(epoch_steps: float, epochs: int = 3, least: float = 100, most: int
     """Returns the number of steps that read a text `epochs` times, within bounds, rounded down to hundreds.
 
     Args:
-        epoch_steps: steps that read it once.
-        epochs: how often to read it.
-        least, most: bounds of the number before it is rounded. `least` must be 100 or more.
+        epoch_steps: number of steps that read the text once.
+        epochs: how many times to read it.
+        least, most: bounds of the number before it is rounded. With `least` below 100, the result could be 0.
     """
     return int(min(most, max(least, epochs * epoch_steps))) // 100 * 100
 
 
 def schedule_for(train_steps: int) -> dict[str, int]:
-    """Returns the steps of a training run, between lines of progress, and between checkpoints."""
+    """Returns the settings `train_steps`, `iterations` (steps between lines of progress) and `save_steps`, by name."""
     iterations = 50 if train_steps <= 2000 else 100
     return {"train_steps": train_steps, "iterations": iterations, "save_steps": max(1, train_steps // 4)}
 
@@ -140,8 +150,9 @@ def pair_settings(preset: str, n_pairs: float, n_tokens: float) -> dict[str, Any
 def pair_weights(num_layers: int, d_model: int, num_heads: int, dff: int) -> int:
     """Returns the number of weights in the layers of an encoder-decoder, without biases and layer norms.
 
-    It takes all hyper-parameters `PAIR_SIZES`. `num_heads` does not change the number.
+    The arguments are those in `PAIR_SIZES`, so that callers can pass all of them. `num_heads` has no effect.
     """
+    # Encoder and decoder have three attentions of four kernels each, and two feed-forward nets of two kernels each.
     return num_layers * (12 * d_model**2 + 4 * d_model * dff)
 
 
@@ -152,9 +163,9 @@ def layer_weights(values: dict[str, Any]) -> int:
         values: hyper-parameters by name. Sizes that are missing have the defaults of the flags.
     """
     sizes = {field: values.get(field, _DEFAULTS[field]) for field in SIZES}
-    heads = sizes["n_head"] * sizes["d_head"]
-    model = sizes["d_model"]
-    return sizes["n_layer"] * model * (5 * heads + 2 * sizes["d_inner"])
+    width = sizes["n_head"] * sizes["d_head"]  # of all heads together
+    # Five kernels of attention: queries, keys, values, positions and output. Two of the feed-forward net.
+    return sizes["n_layer"] * sizes["d_model"] * (5 * width + 2 * sizes["d_inner"])
 
 
 _DEFAULTS = {field.name: field.metadata["flag"] for field in dataclasses.fields(ModelConfig)}

@@ -94,11 +94,11 @@ def added_later(check: Check) -> Check:
 
 
 def check_left_out(values: dict[str, Any], why: str) -> None:
-    """Raises ParameterError for the first of `values`, `{name: value}`, that is given: not `None`, empty, False or 0.
+    """Raises ParameterError for the first value that is given. `None`, False, 0 and empty values count as left out.
 
     Args:
-        values: the values, by name.
-        why: why they must be left out: the end of the message.
+        values: `{name: value}`.
+        why: why the values must be left out: the end of the message.
     """
     for name, value in values.items():
         if value:
@@ -109,17 +109,18 @@ def check_left_out(values: dict[str, Any], why: str) -> None:
 def check_values(values: Any, *groups: type[Any], partial: bool = False, prefix: str = "") -> None:
     """Checks the keys and values of a JSON object.
 
-    Unknown keys and missing keys are errors.
+    Unknown keys are errors, and so are missing keys without a default. An empty string or list is accepted if its check
+    was added later, see `added_later`.
 
     Args:
         values: the object, a dictionary.
         *groups: dataclasses. Their fields are the keys of the object. A field may have its own check in its metadata,
             see `txl_config`. A field whose type is a dataclass is an object inside the object.
-        partial: whether keys without a default may be missing.
-        prefix: text that messages put before the name of a key.
+        partial: whether keys without a default may be missing, too.
+        prefix: text that messages put before the name of a key, such as "model.".
 
     Raises:
-        ParameterError: names the key, what was found and what is allowed.
+        ParameterError: a key or a value is wrong. The message names the key, what was found and what is allowed.
     """
     if not isinstance(values, dict):
         raise ParameterError(prefix.removesuffix(".") or "it", values, "a JSON object")
@@ -141,11 +142,21 @@ def check_values(values: Any, *groups: type[Any], partial: bool = False, prefix:
 
 
 def check_field(field: dataclasses.Field[Any], group: type[Any], value: Any, name: str) -> None:
-    """Checks one value by the type and the check of a field. A field with the default `None` may be `None`."""
+    """Checks one value by the type and the check of a field. A field with the default `None` may be `None`.
+
+    Args:
+        field: the field.
+        group: the dataclass of the field.
+        value: the value.
+        name: name of the value, for the message.
+
+    Raises:
+        ParameterError: the value is wrong.
+    """
     if value is None and field.default is None:
         return
     check: Check | None = field.metadata.get("check")
-    if not hasattr(check, "choices"):  # an error that lists the choices says more than one about the type
+    if not hasattr(check, "choices"):  # otherwise `check` lists the choices, which says more than the type
         check_type(name, value, _types(group)[field.name])
     if check:
         check(name, value)

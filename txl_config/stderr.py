@@ -11,11 +11,18 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def without_notes(note: re.Pattern[bytes]) -> Generator[None]:
-    """Collects what the block writes to the standard error. At its end, writes the lines that `note` does not match."""
-    try:
+    """Leaves the lines that match `note` out of the standard error of the block.
+
+    All lines are collected, and the other lines are written when the block ends. If they cannot be collected, all lines
+    are written at once.
+
+    Args:
+        note: pattern of the beginning of a line to leave out.
+    """
+    try:  # C++ writes to the file descriptor 2, so it does not help to replace `sys.stderr`
         stderr = os.dup(2)
         written = tempfile.TemporaryFile()
-    except OSError:  # the standard error is closed, or the disk is full: then the lines are not left out
+    except OSError:  # the standard error is closed, or the disk is full
         yield
         return
     with written:

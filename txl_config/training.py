@@ -183,7 +183,7 @@ class SearchConfig(Config):
 class EvaluationConfig(Config):
     """How a language model is evaluated.
 
-    A `tgt_len`, `eval_batch_size` or `reset_memory_at_documents` of `None` stands for the value of the run.
+    If `tgt_len`, `eval_batch_size` or `reset_memory_at_documents` is `None`, the value of the run is used.
     """
 
     tgt_len: int | None = option("Tokens of a segment.", LENGTH, default=None)
@@ -283,7 +283,7 @@ class MachineConfig(Config):
 
     @property
     def type_name(self) -> str:
-        """The type of matrix products, for messages."""
+        """The types of numbers and of matrix products, for messages, such as "float32, products of bfloat16"."""
         if self.matmul_precision == "float32":
             return self.mixed_precision
         return f"{self.mixed_precision}, products of {self.matmul_precision}"

@@ -29,9 +29,9 @@ from txl_tf.training.trained_model import is_scaled
 
 logger = logging.getLogger("txl_tf")
 
-_SECONDS_BETWEEN_LINES = 30  # at most, so that nobody takes a slow training for one that hangs
+_SECONDS_BETWEEN_LINES = 30  # at most, so that a slow training run does not seem to hang
 
-if TYPE_CHECKING:  # Keras declares that `model` and `params` may be `None`, which they are not in a training
+if TYPE_CHECKING:  # Keras declares that `model` and `params` may be `None`, but during `fit` they are not
 
     class Callback(keras.callbacks.Callback):
         model: Any  # pyright: ignore[reportIncompatibleMethodOverride, reportIncompatibleVariableOverride]
@@ -46,7 +46,7 @@ def step_of(model: Any) -> int:
 
 
 class Stopped(Exception):
-    """Ends `fit` on all workers at the same step, after a signal to one of them."""
+    """Raised by callbacks on all workers at the same step, after a signal to one of them. It ends `fit`."""
 
 
 def _is_ending() -> bool:
@@ -55,11 +55,13 @@ def _is_ending() -> bool:
 
 
 class StopOnSignal(Callback):
-    """Stops a training after the current step of training or validation on Ctrl-C, SIGTERM or SIGHUP.
+    """Stops a training run after the current step of training or validation on Ctrl-C, SIGTERM or SIGHUP.
 
-    Use the callback as a context manager around `fit`, which handles the signals. A signal sets `stop_requested` of the
-    model. After the step, all workers raise `Stopped`: in a validation this callback does, in training `RunState`. A
-    second Ctrl-C raises KeyboardInterrupt at once, unless it comes within a second of the first.
+    The callback is also a context manager, which must be open around `fit`: it sets the handlers of these signals. (It
+    sets none in a thread other than the main thread.) A signal sets `stop_requested` of the model. The model then sets
+    `stop_agreed` at the same step on all workers. After this step, a callback raises `Stopped`: this one in a
+    validation, `RunState` in training. A second Ctrl-C raises KeyboardInterrupt at once, unless it comes within a
+    second of the first.
 
     Args:
         model: the model that is trained.
@@ -96,7 +98,7 @@ class StopOnSignal(Callback):
         after SIGTERM or SIGHUP.
         """
         if number == signal.SIGINT and self.received == number:
-            # Within a second, it counts as the same Ctrl-C. When the program ends already, it is ignored.
+            # Within a second, it counts as the same Ctrl-C. If the program is ending already, it is ignored.
             if time.monotonic() - self.received_at > 1 and not _is_ending():
                 raise KeyboardInterrupt
             return
@@ -147,10 +149,11 @@ class CheckFinite(Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         finite = math.isfinite(logs["loss"])
         if finite:
-            self.checkpoints.confirm()  # the weights before this step, which are saved, have a finite loss
+            self.checkpoints.confirm()  # if a checkpoint has the weights before this step, their loss is now known
         if finite and (is_scaled(self.model.optimizer) or math.isfinite(logs["grad_norm"])):
             return
         numbers = f"loss {logs['loss']}, gradient norm {logs['grad_norm']}"
+        # `logs` are means over the interval so far. So the steps of the last call are the cause.
         raise self.checkpoints.diverged(numbers, self.model.steps_per_execution, bad_loss=not finite)
 
 
@@ -165,7 +168,8 @@ class Validate(Callback):
         batches: the batches to evaluate.
         stop: stops the validation after a signal.
         training: settings of the training.
-        checkpoints: gets the loss, and raises ValueError if it is not finite, before the step is saved.
+        checkpoints: the checkpoints of the run. If the loss is not finite, their `check_validation` raises ValueError
+            before the step is saved.
     """
 
     def __init__(
@@ -192,9 +196,9 @@ class Validate(Callback):
 
 
 class ValidationProgress(Callback):
-    """Logs a line every 30 seconds of a validation."""
+    """Logs a line after every 30 seconds of a validation."""
 
-    last_line: float  # time of the last line, or of the beginning
+    last_line: float  # time of the last line, or of the beginning of the validation
 
     def on_test_begin(self, logs: Any = None) -> None:
         self.last_line = time.perf_counter()
@@ -230,7 +234,7 @@ class RunState(Callback):
 
     Args:
         checkpoints: the checkpoints of the run.
-        state: `(carried, sums)` of `RunCheckpoints.restore`, or `(None, None)`.
+        state: `(carried, sums)` of `RunCheckpoints.restore`; `(None, None)` for a run that does not resume.
         training: settings of the training.
         other_callbacks: the callbacks that are called before this one.
 
@@ -250,12 +254,12 @@ class RunState(Callback):
         self.stopped_by_others = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the carried state. If an earlier session did all steps of an interval, but not its end, ends it."""
+        """Restores the memory. Ends the interval if an earlier session did all its steps, but not its end."""
         step = step_of(self.model)
         self.saved_step = step
         if self.carried is not None:
             self.model.set_carried_arrays(self.carried)
-        if self.sums is not None and step % self.training.iterations == 0:
+        if self.sums is not None and step % self.training.iterations == 0:  # with sums: the interval was not ended
             self.finish_interval(step)
 
     def finish_interval(self, step: int) -> None:
@@ -276,7 +280,7 @@ class RunState(Callback):
             self.checkpoints.save(loss_is_finite="val_loss" in logs)
 
     def on_epoch_begin(self, epoch: Any, logs: Any = None) -> None:
-        if self.sums is not None:
+        if self.sums is not None:  # only in the first epoch of a session, which continues an interval
             self.model.set_metric_totals(self.sums)
             self.sums = None
 
@@ -325,8 +329,9 @@ class RunState(Callback):
 class Progress(Callback):
     """Logs a line at the end of every Keras epoch, which is an interval of `iterations` steps.
 
-    It also logs a line after the third call of the training function in a session, and whenever 30 seconds have passed
-    without a line. The estimate of the time left includes validations as soon as one was measured.
+    It also logs a line after the third call of the training function in a session, when the speed of two calls is
+    known, and whenever 30 seconds have passed without a line. The estimate of the time left includes validations as
+    soon as one was measured.
 
     It adds values to the logs of the epoch, for the callbacks after it: `step`, `learning_rate` of the last step, and
     `tokens_per_second` of the training without validation (NaN if no step was measured).
@@ -376,11 +381,7 @@ class Progress(Callback):
         self.begin = self.end = (step_of(self.model), now)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Measures the time of the steps, and logs a line at times.
-
-        It logs one at the third call of a session, and whenever 30 seconds have passed since the last one. At the end
-        of an interval, `on_epoch_end` does.
-        """
+        """Measures the time of the steps. Logs a line if one is due within an interval, see `Progress`."""
         self.end = (step_of(self.model), time.perf_counter())
         self.calls += 1
         if self.calls == 1:  # most of its time is spent on tracing, so it is not measured
@@ -428,9 +429,9 @@ class Progress(Callback):
             self.pause = time.perf_counter() - self.end[1]
         seconds = self.step_seconds()
         optimizer = self.model.optimizer
-        schedule: Any = getattr(optimizer, "inner_optimizer", optimizer).schedule
+        schedule: Any = getattr(optimizer, "inner_optimizer", optimizer).schedule  # inner: with loss scaling
         logs["step"] = step
-        rate: Any = schedule(step - 1) if schedule else optimizer.learning_rate
+        rate: Any = schedule(step - 1) if schedule else optimizer.learning_rate  # schedules count steps from 0
         logs["learning_rate"] = float(rate)
         logs["tokens_per_second"] = self.tokens_per_step / seconds
         line = [self.step_text(step), self.show(logs, "")]
@@ -506,8 +507,8 @@ class StepTensorBoard(Callback):
 class StepCSVLogger(Callback):
     """Appends a line to `log.csv` for each interval, in the form of `keras.callbacks.CSVLogger`.
 
-    The columns are those of the header of an existing file, or else the names in the first logs. A column without a
-    value has "NA".
+    The columns are those of the header of an existing file. In a new file, they are "epoch", the names in the first
+    logs, and `val_loss` and the other metrics of validations. A column without a value has "NA".
 
     Args:
         filename: path of the file.
@@ -559,7 +560,8 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
         metrics, validated: see `StepCSVLogger`.
 
     Raises:
-        ParameterError: the file is not a log with these columns, or a line has no step. The message names the line.
+        ParameterError: the file is not a log with these columns, or a line has another number of values or no step.
+            The message names the line.
     """
     if not tf.io.gfile.exists(filename):
         return
@@ -568,6 +570,7 @@ def cut_log(filename: str, last_step: int, metrics: Sequence[str], validated: Se
     lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     header, *rows = [line.rstrip().decode("latin1").split(",") for line in lines] or [[]]
     known = {*_COLUMNS, *metrics, *(f"val_{metric}" for metric in [*metrics, *validated])}
+    # Not all models log `overflow`, the number of tokens that were left out.
     is_known = header[:1] == ["epoch"] and len({*header}) == len(header) and {*header} - {"overflow"} == known
     if lines and not is_known:
         other_columns = ", ".join(sorted(known - {"epoch"}))

@@ -1,4 +1,4 @@
-"""The checkpoints of a training, from which it resumes exactly; and the average of several checkpoints."""
+"""The checkpoints of a training run, from which it resumes exactly; and the average of several checkpoints."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ SUMS = "window"  # key in a checkpoint: the sums of the current interval of step
 
 
 class RunCheckpoints:
-    """The checkpoints of a training, numbered by step.
+    """The checkpoints of a training run, numbered by step.
 
     A checkpoint contains the weights, the variables of the optimizer and the memory, if the model has one. The memory
-    is one array with the rows of all replicas, so that a training can resume on another number of replicas. A
+    is one array with the rows of all replicas, so that a run can resume on another number of replicas. A
     checkpoint in the middle of an interval of steps also contains the sums from which the line of the interval in
     `log.csv` is computed.
 
     Args:
         model: `MemoryModel` or `Resumable`, compiled, with its optimizer built.
         folder: folder of the run.
-        max_to_keep: how many of the latest checkpoints are kept; older ones are deleted.
+        max_to_keep: how many of the latest checkpoints are kept; older ones are deleted. One more is kept until it is
+            known that the weights of the latest have a finite loss.
         write: whether this process writes files. Of several workers that train together, only the chief does, but all
             must call `save` and `save_best`.
         text: fingerprint of the text of the validation. The best loss on another text does not count.
@@ -67,8 +68,9 @@ class RunCheckpoints:
         self._max_to_keep = max_to_keep
         self.write = write
         self._latest: str | None = None  # path of the checkpoint that was saved or restored last
-        self._step_without_loss: int | None = None  # its step, until it is known that its weights have a finite loss
-        self._restored = False  # whether it was restored, and none was saved since
+        # Step of `_latest`, until it is known that its weights have a finite loss.
+        self._step_without_loss: int | None = None
+        self._restored = False  # whether `_latest` was restored, and no checkpoint was saved since
 
     @property
     def latest(self) -> str | None:
@@ -121,13 +123,14 @@ class RunCheckpoints:
     def diverged(self, what: str, steps: int = 1, bad_loss: bool = True) -> ValueError:
         """Returns the error of a training that has diverged. Its message names the last good checkpoint.
 
-        If the loss is not finite, the weights before the step are bad. If they are those of the latest checkpoint, the
-        checkpoint is deleted. If the training has resumed from it, it stays, and the message says how to remove it.
+        If the loss is not finite, the weights from which it was computed are bad. If they are those of the latest
+        checkpoint, this checkpoint is deleted, also in the folder `ema`. But if the training has resumed from it, it
+        stays, and the message says how to remove it.
 
         Args:
             what: what was found, such as `"loss nan"`.
-            steps: number of the last steps in which it was found.
-            bad_loss: whether the loss is not finite. `False` if only gradients or weights are not.
+            steps: the value was found in one of this many steps, the last of which is the current step.
+            bad_loss: whether the loss is not finite. `False` if only gradients or weights are not finite.
         """
         step = int(self._model.optimizer.iterations.numpy())
         where = f"step {step}" if steps == 1 else f"steps {step - steps + 1} to {step}"
@@ -232,8 +235,8 @@ class RunCheckpoints:
         """Deletes the folder `best`."""
         remove(self.folder.best.path)
 
-    # Another worker might read a file before the chief has written it. So the chief reads for all workers, and all of
-    # them must call these methods.
+    # Another worker might read a file before the chief has written it. So in the next two methods, the chief reads for
+    # all workers, and all of them must call these methods.
 
     def load_best(self) -> int:
         """Sets the weights to those in the folder `best`, which must exist, and returns their step."""
@@ -247,10 +250,11 @@ class RunCheckpoints:
         return bool(self._from_chief(int(self.write and self.folder.stops_early(training, step, self._text))))
 
     def _from_chief(self, number: int) -> int:
+        """The `number` that the chief gives, on all workers."""
         return broadcast_from_chief(self._model.distribute_strategy, number)
 
     def restore(self, path: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Sets weights and optimizer from a checkpoint. If the checkpoint does not fit, nothing is changed.
+        """Sets weights and optimizer from a checkpoint. After an error, nothing is changed.
 
         Args:
             path: prefix of the checkpoint.
@@ -260,7 +264,7 @@ class RunCheckpoints:
             interval in whose middle the checkpoint was saved, or `None`.
 
         Raises:
-            ParameterError: the checkpoint has no optimizer, or does not fit.
+            ParameterError: the checkpoint has no optimizer, does not fit, or cannot be read.
         """
         reader = CheckpointReader(path)
         read = weights_reader(self._model, reader)
@@ -272,6 +276,7 @@ class RunCheckpoints:
             raise ParameterError("checkpoint", path, allowed, message)
         check_fits(path, optimizer_shapes, self._optimizer_variables())
         arrays = {name: read(name) for name in weights_by_name(self._model)}
+        # All arrays are read before the first variable is set.
         other_keys = [*optimizer_shapes, *self._model.carried_names, *({SUMS} & reader.shapes.keys())]
         arrays |= {key: reader.get(key) for key in other_keys}
         for key, variable in {**weights_by_name(self._model), **self._optimizer_variables()}.items():
@@ -286,10 +291,10 @@ class RunCheckpoints:
         return {f"optimizer/{i}": variable for i, variable in enumerate(self._model.optimizer.variables)}
 
     def _delete_old(self, latest: int, max_to_keep: int) -> None:
-        """Deletes the oldest checkpoints, and keeps `max_to_keep` of those up to the step `latest`.
+        """Deletes old checkpoints: of those up to the step `latest`, the newest `max_to_keep` are kept.
 
-        Checkpoints of later steps are damaged: the training has resumed from an earlier one. They stay until the
-        training writes them again.
+        Checkpoints of later steps are damaged, because the training would have resumed from them otherwise. They stay
+        until the training writes checkpoints of these steps again.
         """
         steps = [step for step in self.folder.steps(files="index|data.*") if step <= latest]
         for step in steps[:-max_to_keep]:
@@ -394,7 +399,12 @@ def _check_same_model(source: RunFolder, path: str) -> None:
 
 
 def average_weights(model: keras.Model, checkpoints: Sequence[str | CheckpointReader]) -> None:
-    """Sets the weights to the mean of those in the checkpoints, summed in float64, one variable at a time."""
+    """Sets the weights of a model to the mean of the weights in the checkpoints, which is computed in float64.
+
+    One variable is read at a time, so the checkpoints need not fit into memory.
+
+    Raises: as `load_tf1_checkpoint`, but after an error, some weights may be set.
+    """
     readers = [weights_reader(model, checkpoint) for checkpoint in checkpoints]
     for name, variable in weights_by_name(model).items():
         total = np.zeros(variable.shape)
@@ -404,7 +414,7 @@ def average_weights(model: keras.Model, checkpoints: Sequence[str | CheckpointRe
 
 
 def _latest_paths(folder: RunFolder, number: int) -> list[str]:
-    """The paths of the latest `number` checkpoints of a run; without any, those of the original program.
+    """The paths of the latest `number` checkpoints of a run, see `RunFolder.checkpoints`.
 
     Raises ParameterError if there are fewer, or if the number is below 1.
     """

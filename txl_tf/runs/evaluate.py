@@ -58,7 +58,8 @@ def evaluate_run(
     """Evaluates a checkpoint on a split of a corpus, or on a text file.
 
     Args:
-        folder: `RunFolder`, or its path. Without a `config.json`, `model` must hold all hyper-parameters.
+        folder: `RunFolder`, or its path. Without a `config.json`, `model` must have all hyper-parameters that have no
+            defaults, except `n_token` and `cutoffs`, which come from the corpus.
         data: the corpus, as in `train_run`; if empty, the text that the run was trained on.
         model: arguments of the model that replace those of the run, such as `mem_len`.
         evaluation: how to evaluate. Sizes that it does not give are those of the training, or else defaults.
@@ -141,10 +142,11 @@ def _completed(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationC
 
 
 def _resets(evaluation: EvaluationConfig, vocab: Vocab, group: type[Config]) -> dict[str, int | None]:
-    """The `reset_token` of the model as `{"reset_token": id or None}`; `{}` to evaluate with that of the run.
+    """The `reset_token` of the model as `{"reset_token": id or None}`; `{}` to evaluate with the one of the run.
 
     Args:
-        evaluation: its `reset_memory_at_documents` decides. If that is `None`, the result is `{}`.
+        evaluation: `reset_memory_at_documents` says whether there is a `reset_token`. If it is `None`, the result is
+            `{}`.
         vocab: vocabulary of the text.
         group: class of the hyper-parameters of the model.
     """
@@ -167,10 +169,10 @@ def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str, reading: di
 
 
 def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
-    """The corpus of `data`, or else that of the run.
+    """The corpus of `data`; if `data` is empty, the corpus that the run was trained on.
 
     Raises:
-        ParameterError: there is none, or its vocabulary is not that of the run.
+        ParameterError: neither names a text, or the vocabulary of the corpus is not that of the run.
     """
     data = data or config["data"]
     if not (data.get("data_dir") or data.get("data_path") or data.get("dataset") == "pydoc"):
@@ -211,7 +213,7 @@ class Evaluator:
         self.metric = metric_of(corpus.by_character)
 
     def check(self, split: str) -> None:
-        """Raises ParameterError if the corpus has no such split, and ValueError if the split is too short."""
+        """Raises ParameterError if the corpus has no such split, or if the split is too short for a batch."""
         if split not in self.corpus.splits:
             raise ParameterError("eval_split", split, list(self.corpus.splits))
         name = split if split == self.eval_path else f"the {split} split"
@@ -234,7 +236,8 @@ class Evaluator:
             lm: the model, compiled.
             split: name of the split.
             token_nll: path of a file to write, with the nll of every predicted token. Its lines have the token and its
-                nll in nats, separated by a tab, in the order of the text.
+                nll in nats, separated by a tab. The tokens are in the order of the text, one row of the batches after
+                the other.
         """
         started = time.perf_counter()
         verbose = 1 if sys.stdout.isatty() and logger.isEnabledFor(logging.INFO) else 0
@@ -258,7 +261,7 @@ class Evaluator:
 
     def _num_labels(self, split: str) -> int:
         """The number of tokens that the batches predict."""
-        labels = len(self.corpus.splits[split]) // self.batch_size - 1
+        labels = len(self.corpus.splits[split]) // self.batch_size - 1  # of a row
         return self.batch_size * (min(labels, self.max_batches * self.tgt_len) if self.max_batches else labels)
 
     def _score(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
@@ -271,7 +274,7 @@ class Evaluator:
             nll, mems = lm.score(tokens, labels, mems)
             columns.append((labels.numpy(), nll.numpy()))
             progress.add(1)
-        labels, values = zip(*columns, strict=True)
+        labels, values = zip(*columns, strict=True)  # arrays [rows, tokens of a segment]
         return np.concatenate(labels, 1).ravel(), np.concatenate(values, 1).ravel()
 
     def _slide(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
@@ -296,10 +299,10 @@ class Evaluator:
                 file.write(f"{symbols[label]}\t{value:.6f}\n")
 
     def _by_text(self, nll: float, split: str) -> str:
-        """Bits per byte and per character of a split, as text. They can be compared between different vocabularies.
+        """Bits per byte and per character of a split, as text; if tokens are not characters, also perplexity per word.
 
-        If tokens are not characters, also the perplexity per word. All tokens of the split are assumed to have the mean
-        `nll`, also if only some were evaluated.
+        These numbers can be compared between different vocabularies. All tokens of the split are assumed to have the
+        mean `nll`, even if only some of them were evaluated.
         """
         total_nll = nll * len(self.corpus.splits[split])
         per_byte, per_character, per_word = (total_nll / max(n, 1) for n in self.corpus.sizes[split])

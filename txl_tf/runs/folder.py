@@ -3,7 +3,7 @@
 config.json              family, data, model, vocabulary and training, see `txl_tf.config`
 vocab.txt                the vocabulary, one symbol per line in the order of the ids. A vocabulary of subwords is in
                          vocab.model, those of pairs are in source_vocab.txt and target_vocab.txt
-ckpt-<step>.*            checkpoints, and `checkpoint`, which names them to other programs
+ckpt-<step>.*            checkpoints; the file `checkpoint` names them to other programs
 best/ckpt-<step>.*       weights with the best validation; best.json has its loss or F1
 ema/ckpt-<step>.*        moving average of the weights at the end of the training
 log.csv, train/          curves
@@ -60,7 +60,7 @@ from txl_tf.schema import did_you_mean, differing
 CREATING = "creating.tmp"  # exists in the folder of a run while `RunFolder.create` writes it
 # `{beginning of an address: function that returns the local folder of the run}`; `txl_tf.convert.hub` adds its own.
 SOURCES: dict[str, Callable[[str], str]] = {}
-_ATTEMPTS = 10  # to open a checkpoint, which a training in another process may delete
+_ATTEMPTS = 10  # to open a checkpoint, which a training run in another process may delete
 _EVENTS = ("train", "validation")  # folders of TensorBoard's files
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
 
@@ -74,8 +74,9 @@ def load_run(
     Args:
         model_dir: folder of the run; `hf://OWNER/NAME` for one on the Hugging Face Hub, which needs huggingface_hub; or
             `original://wt103` (enwik8, text8, lm1b) for a checkpoint that the original authors published.
-        ckpt_path: path or name of a checkpoint, `"best"` or `"latest"`. The default is the checkpoint that the training
-            evaluated last: of a tagger the best, if there was a validation; of others the latest.
+        ckpt_path: path or name of a checkpoint, `"best"` or `"latest"`. The default is the best checkpoint for a tagger
+            with a validation, otherwise the latest. The moving average of the weights has the name
+            `"ema/ckpt-<step>"`.
         **changes: arguments of the model that replace those of the run, such as `mem_len`.
 
     Returns:
@@ -100,11 +101,11 @@ class RunFolder(CheckpointFolder):
     Args:
         model_dir: path of the folder, or an address such as `hf://OWNER/NAME`, see `txl_tf.convert.hub`.
         task: task that the model of the run must have, see `Family`; `None` for any.
-        family: family of a run that is about to be made. That of an existing run is in `config.json`.
+        family: family of the run to make or to train. By default, it is read from `config.json`.
 
     Attributes:
         path: path of the folder.
-        address: the address from which the folder was downloaded, or `None`.
+        address: the address from which the folder was downloaded; `None` for another folder.
         best, ema: the folders of the best checkpoint and of the averaged weights.
         config_file, log_file, best_file: paths of files.
     """
@@ -124,7 +125,10 @@ class RunFolder(CheckpointFolder):
 
     @classmethod
     def around(cls, checkpoint: str, task: str | None = None) -> RunFolder:
-        """The folder of the run to which a checkpoint belongs. The checkpoint may be in `best` or `ema`, or missing."""
+        """The folder of the run to which the path of a checkpoint belongs.
+
+        The checkpoint may be in `best` or `ema`, and need not exist.
+        """
         folder = os.path.dirname(checkpoint)
         return cls(os.path.dirname(folder) if os.path.basename(folder) in ("best", "ema") else folder, task)
 
@@ -185,6 +189,7 @@ class RunFolder(CheckpointFolder):
         return vocab
 
     def _vocab_file(self, name: str, level: str | None) -> str:
+        """The path of the file of the vocabulary `name`, whose tokens have the level `level`."""
         return os.path.join(self.path, vocab_file(name, level))
 
     def write_config(self, config: dict, vocabs: list[Vocab]) -> None:
@@ -204,7 +209,10 @@ class RunFolder(CheckpointFolder):
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
     def checkpoints(self) -> list[str]:
-        """The paths of the checkpoints, from oldest to newest. If there are none, those of the original program."""
+        """The paths of the checkpoints, from oldest to newest. If there are none, those that another program wrote.
+
+        The latter are named by the file `checkpoint` and may be missing.
+        """
         steps = self.steps()
         if steps:
             return [self.checkpoint(step) for step in steps]
@@ -245,8 +253,8 @@ class RunFolder(CheckpointFolder):
     def with_checkpoint(self, ckpt_path: str | None, use: Callable[[str], Any], argument: str = "ckpt_path") -> Any:
         """Calls `use` with the path of a checkpoint, and returns its result.
 
-        A training in another process may delete the checkpoint before it is opened. If `use` raises CheckpointGone, the
-        checkpoint is looked up again, and `use` is called again, up to `_ATTEMPTS` times.
+        A training run in another process may delete the checkpoint before it is opened. If `use` raises CheckpointGone,
+        the checkpoint is looked up again, and `use` is called again, up to `_ATTEMPTS` times in all.
 
         Args:
             ckpt_path: see `find_checkpoint`.
@@ -296,9 +304,10 @@ class RunFolder(CheckpointFolder):
         return f"{kind}, step {step}" + (f" (ckpt-{newest} is incomplete)" if is_incomplete else "")
 
     def find_best(self) -> dict | None:
-        """`"path"`, `"step"` and the monitored value, such as `"val_loss"`, of the best checkpoint.
+        """The best checkpoint: `{"path": ..., "step": ..., "val_loss": ...}`; `None` if there was no validation.
 
-        `None` if there was no validation.
+        Instead of "val_loss", there may be another metric, see `Family.monitor`. "text" is the fingerprint of the text
+        of the validation, if it is recorded.
         """
         if not tf.io.gfile.exists(self.best_file):
             return None
@@ -306,7 +315,7 @@ class RunFolder(CheckpointFolder):
         return {"path": self.best.checkpoint(best["step"]), **best}
 
     def stops_early(self, training: RunConfig, step: int, text: str | None = None) -> bool:
-        """Whether the best validation of a run is `patience` or more steps before `step`.
+        """Whether training should stop: the best validation of the run was `patience` or more steps before `step`.
 
         It is false without `patience`, and if there was no validation.
 
@@ -415,7 +424,7 @@ class RunFolder(CheckpointFolder):
             yield
 
     def _check_files(self) -> None:
-        """Raises OSError if a file has the name of a folder of the run, or if there is a pipe or a socket."""
+        """Raises OSError if a file in the folder has the name of a subfolder, or is a pipe or a socket."""
         for name in tf.io.gfile.listdir(self.path):
             path = os.path.join(self.path, name.rstrip("/"))
             if name.rstrip("/") in ("best", "ema", *_EVENTS) and not tf.io.gfile.isdir(path):
@@ -424,7 +433,7 @@ class RunFolder(CheckpointFolder):
                 raise OSError(f"{path} cannot be read or written: it is a named pipe or a socket. Move it away")
 
     def _check_path(self) -> None:
-        """Raises ParameterError if the path is empty, or remote and not readable for TensorFlow."""
+        """Raises ParameterError if the path is empty, or if it is remote and TensorFlow would take it for a pattern."""
         if not self.path:
             raise ParameterError("model_dir", "", "the folder of the run", "model_dir must name the folder of the run")
         if is_remote(self.path):  # local checkpoints with such names are read through links
@@ -438,8 +447,8 @@ class RunFolder(CheckpointFolder):
             family: its family.
 
         Raises:
-            ParameterError: the folder has no name, the path is remote and TensorFlow cannot read it, the folder
-                already contains a run (the remains of a `create` that was killed do not count), or a vocabulary would
+            ParameterError: the path is empty, or is remote and TensorFlow would take it for a pattern; the folder
+                already contains a run (the remains of a `create` that was killed do not count); or a vocabulary would
                 overwrite a file with other content.
         """
         self._check_path()
@@ -480,15 +489,16 @@ class RunFolder(CheckpointFolder):
         fingerprints: dict | None = None, family: Family | None = None, init_from: dict | None = None,
         training: dict | None = None, finish: Callable[[], None] = lambda: None,
     ) -> str:  # fmt: skip
-        """Writes a run that was not trained here to a new folder.
+        """Writes a run that was not trained here, such as a converted one, to a new folder.
 
-        A new run can start from the weights, but a training cannot resume from the run. After an error, the folder is
-        as it was before. If the process is killed, the file `CREATING` remains, and the next call removes the files.
+        A new run can start from the weights, but training cannot resume from them, because they have no optimizer.
+        After an error, the folder is as it was before. If the process is killed in a local folder, the file `CREATING`
+        remains, and the next call removes the files.
 
         Args:
             data, model: `"data"` and `"model"` of `config.json`.
             vocabs: the vocabularies.
-            trained: the model, or `{name: weight}` with a `family`.
+            trained: the model; or its weights as `{name: weight}`, then `family` is required.
             step: step of the checkpoint.
             fingerprints: fingerprints of the splits of the text.
             family: the family. By default, that of the model.

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.calls import known_names
+from txl_tf.calls import checked_call
 from txl_tf.data.batching import padded
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError
@@ -39,7 +39,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _OTHER_OPTIONS = ("do_sample", "until", "max_gen_toks", "max_new_tokens", "max_length")
 
 
-@known_names
+@checked_call
 def harness_model(
     model_dir: str | os.PathLike,
     ckpt_path: str | None = None,
@@ -84,7 +84,10 @@ def harness_model(
 
 
 class HarnessMethods:
-    """The methods that lm-evaluation-harness calls, see its class `LM`. A request has its arguments in `args`."""
+    """The methods that lm-evaluation-harness calls, see its class `LM`. `harness_model` makes a subclass of both.
+
+    A request of the harness has its arguments in `args`.
+    """
 
     def open(self, lm: LanguageModel, vocab: Any, batch_size: int, max_gen_toks: int, segment: int | None) -> None:
         """Sets the model and the options, see `harness_model`."""
@@ -109,7 +112,7 @@ class HarnessMethods:
         scores = self._scores([before + after for before, after in pairs])
         results = []
         for (before, _), (nll, greedy) in zip(pairs, scores, strict=True):
-            first = len(before) - 1  # index of the first score of the continuation: token i has the score i - 1
+            first = len(before) - 1  # first score of the continuation: token i has the score i - 1, token 0 has none
             results.append((-float(nll[first:].sum(dtype=np.float64)), bool(greedy[first:].all())))
         return results
 
@@ -149,7 +152,7 @@ class HarnessMethods:
         """`(ids of a context, with the start token before them, ids of its continuation)`.
 
         Spaces at the end of the context belong to the continuation, as in the other models of the harness. Both texts
-        are encoded as one text. The context gets as many of the ids as it has by itself.
+        are encoded as one text. Of its ids, as many belong to the context as the context has if it is encoded alone.
         """
         spaces = len(context) - len(context.rstrip(" "))
         if spaces:
@@ -167,7 +170,7 @@ class HarnessMethods:
             the first, and whether this token was the most likely one.
         """
         scores: list[Any] = [None] * len(texts)
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))  # batches of similar lengths need less padding
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
             ids = padded([np.array(texts[i], np.int32) for i in rows])
@@ -197,7 +200,14 @@ class HarnessMethods:
         return nll, tf.argmax(log_probs, -1, output_type=tf.int32) == labels, tuple(new_mems)
 
     def _generate(self, contexts: list[str], options: dict[str, Any]) -> list[str]:
-        """The texts that follow contexts, with the same options. Raises ParameterError for an unknown option."""
+        """Generates the text that follows each context. All have the same options, those of a task of the harness.
+
+        The most likely token is always taken, unless `do_sample` is true, or `do_sample` is not given and the
+        `temperature` is above 0. The option `max_length` is accepted, but has no effect.
+
+        Raises:
+            ParameterError: an option is unknown.
+        """
         unknown = options.keys() - {*_SAMPLING, *_OTHER_OPTIONS}
         if unknown:
             name = sorted(unknown)[0]
@@ -207,7 +217,7 @@ class HarnessMethods:
         sampling: dict[str, Any] = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
         if not options.get("do_sample", bool(sampling.get("temperature"))):
             sampling = {"temperature": 0.0}
-        sampling["top_k"] = sampling.get("top_k") or None
+        sampling["top_k"] = sampling.get("top_k") or None  # tasks write 0 for no limit
         max_new_tokens = options.get("max_gen_toks") or options.get("max_new_tokens") or self.max_gen_toks
         generator = TextGenerator(
             self.lm,
@@ -222,7 +232,7 @@ class HarnessMethods:
         return [_cut(answer.texts[0], until) for answer in generator.generate_lines(prompts)]
 
     def _spelled(self, until: Iterable[str]) -> list[str]:
-        """The stop strings that the vocabulary can spell. Others occur in no text."""
+        """The stop strings that the vocabulary can spell. Other strings occur in no generated text."""
         spelled = []
         for text in filter(None, until):
             try:

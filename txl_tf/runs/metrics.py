@@ -21,7 +21,7 @@ from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError
 
 ALL = "all"
-NONE = "(none)"  # the type of an entity where there is none
+NONE = "(none)"  # in the result of `confusion`: the type at a position without an entity
 
 
 def metric_of(by_character: bool) -> str:
@@ -30,11 +30,11 @@ def metric_of(by_character: bool) -> str:
 
 
 def to_metric(nll: float, metric: str) -> float:
-    """Converts a mean nll in nats.
+    """Converts a mean nll in nats to bits or to a perplexity.
 
     Args:
         nll: mean over tokens, characters, bytes or words.
-        metric: `"bpc"` for bits, or `"ppl"` for perplexity, the exponential.
+        metric: `"bpc"` for bits, or `"ppl"` for perplexity, the exponential. The exponent is at most 700.
     """
     if metric == "bpc":
         return nll / math.log(2)
@@ -45,7 +45,7 @@ def to_metric(nll: float, metric: str) -> float:
 
 
 def in_case_of_vocabs(sides: list[list[str]], vocabs: list[Vocab]) -> list[list[str]]:
-    """The lines of each side, in lower case if the vocabulary of the side has no upper case."""
+    """The lines of each side, in lower case if the vocabulary of the side converts text to lower case."""
     return [
         [line.lower() for line in lines] if vocab.lower_case else lines
         for lines, vocab in zip(sides, vocabs, strict=True)
@@ -99,7 +99,7 @@ def _symbols(text: str, level: str) -> list[str]:
 
 
 def _edit_distances(texts: list[list[str]], right: list[list[str]]) -> np.ndarray:
-    """The edit distance from `texts[i]` to `right[i]` for every i."""
+    """The edit distance from the symbols `texts[i]` to the symbols `right[i]` for every i: `[number of texts]`."""
     ragged: Any = tf.RaggedTensor  # the type stubs of TensorFlow lack its methods
 
     def sparse(side: list[list[str]]) -> Any:
@@ -114,8 +114,9 @@ def corpus_scores(
 ) -> dict[str, str]:
     """BLEU and chrF as sacrebleu computes and prints them, with its signatures.
 
-    If no nearest reference has four tokens, translations that are all right have no 4-grams, and BLEU would be 0. So
-    only the orders that occur in the translations count: sacrebleu's `effective_order`, `eff:yes` in the signature.
+    The nearest reference of a translation is the one of the most similar length. If no nearest reference has four
+    tokens, even perfect translations have no 4-grams, and BLEU would be 0. Then only n-grams of the lengths that occur
+    in the translations count: sacrebleu's `effective_order`, `eff:yes` in the signature.
 
     Args:
         translations: a text for every source.
@@ -152,7 +153,7 @@ def _lengths(tokenizer: Callable[[str], str], lines: list[str]) -> list[int]:
 
 
 def choose_tokenizer(lines: list[str], level: str = "word") -> str:
-    """The tokenizer of sacrebleu that fits the script of some lines.
+    """The name of the tokenizer of sacrebleu that fits the script of some lines.
 
     It is `zh` for Chinese, `ja-mecab` for Japanese and `ko-mecab` for Korean, or `char` if the packages of the latter
     two are not installed. It is `char` for Thai, Lao, Tibetan, Burmese and Khmer, which have no spaces between words;
@@ -300,7 +301,7 @@ def format_wrong(
     scheme: str | None = None,
     space: str = "",
 ) -> str:
-    """A text of the sentences that were tagged wrongly, with the entities that were missed or made up.
+    """Formats the sentences that were tagged wrongly as text, with the entities that were missed or made up.
 
     Args:
         places: the position of each sentence in its file.

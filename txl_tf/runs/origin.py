@@ -26,12 +26,12 @@ from txl_tf.schema import differing
 
 logger = logging.getLogger("txl_tf")
 
-_LORA = ("lora_rank", "lora_alpha")  # a run without LoRA can start one that has it
-_MUCH_UNKNOWN = 0.05  # share of a text that is worth a warning
+_LORA = ("lora_rank", "lora_alpha")  # a run with LoRA can start from a run without it
+_MUCH_UNKNOWN = 0.05  # a larger share of unknown symbols in a text causes a warning
 
 
 class Origin:
-    """The other run from which a training takes its model, vocabularies and weights.
+    """The other run from which a run takes its model, vocabularies and weights.
 
     Args:
         folder: folder of the run that is trained.
@@ -79,16 +79,17 @@ class Origin:
 
     @property
     def settings(self) -> dict[str, dict]:
-        """The defaults of the run: `{"data": settings, "model": settings, "training": settings}`.
+        """The defaults of the run that is trained: `{"data": settings, "model": settings, "training": settings}`.
 
-        They are the settings for reading text, all hyper-parameters, and the settings of the training. For a new run,
-        the last are only those that decide the batches.
+        "data" has those settings of `source` that a new run inherits, see `Family.inherited`. "model" has all
+        hyper-parameters. "training" has all recorded settings if the training resumes. For a new run, it has those
+        that decide the batches.
         """
         known = {**self.config["data"], **self.config.get("vocab", {})}
         training = self.config.get("training", {})
         if not self.resumes:
             batching = (*self.family.batching, "eval_batch_size")
-            names = [name for name in batching if name != "static_shapes"]  # which depends on the machine
+            names = [name for name in batching if name != "static_shapes"]  # this setting depends on the machine
             training = {name: training[name] for name in names if name in training}
         return {
             "data": {name: known[name] for name in self.family.inherited if name in known},
@@ -106,7 +107,7 @@ class Origin:
 
         Raises:
             ParameterError: the family differs, a hyper-parameter differs that is not `free`, or a vocabulary cannot be
-                extended.
+                extended. If the other run has no LoRA, the hyper-parameters of LoRA may differ.
         """
         if family is not self.family:
             message = (
@@ -126,11 +127,11 @@ class Origin:
                 raise ParameterError(name, value, [other_value], message)
 
     def _changes(self, model: dict) -> dict[str, tuple]:
-        """`{hyper-parameter: (value in the other run, value in this run)}` where the values differ.
+        """`{hyper-parameter: (value in the other run, value in this run)}` of the hyper-parameters that differ.
 
-        Values of this run that the data will decide are left out: `n_bigram`, and values that are `None` or `()`.
-        Hyper-parameters in `free`, whose every value fits the same weights, are never left out: their `None` is a
-        value.
+        Hyper-parameters that the data will decide are left out: `n_bigram`, and those with the value `None` or `()` in
+        this run. Those in `free`, whose every value fits the same weights, are not left out: for them, `None` is a
+        value of its own.
         """
         differences = differing(self.model.to_dict(), model)
         undecided = ("n_bigram",) + tuple(name for name in model if model[name] is None or model[name] == ())
@@ -147,19 +148,21 @@ class Origin:
         return {"model_dir": self.path, "checkpoint": self._path_in_source(self.checkpoint(training))}
 
     def _path_in_source(self, path: str) -> str:
+        """The path of a checkpoint relative to the folder of `source`. A path elsewhere is returned as it is."""
         return path.removeprefix(f"{self.source.path.rstrip('/')}/")
 
     def log_unknown(self, counts: dict[str, tuple[int, int]], unk: str, warn_for: Iterable[str] | None = None) -> None:
-        """Logs which share of the new text is unknown. If a share is above 5%, it is a warning.
+        """Logs which share of the new text is unknown. If a share is above 5%, the log line is a warning.
 
         Args:
-            counts: `{what is counted, such as "characters": (number of unknown ones, number of all)}`.
+            counts: `{what is counted, such as "characters": (number of unknown ones, number of all)}`; if it is empty,
+                nothing is logged.
             unk: the unknown symbol.
             warn_for: the keys of `counts` whose share can cause a warning; by default all.
         """
         shares = {kind: unknown / max(total, 1) for kind, (unknown, total) in counts.items()}
         sentence = " and ".join(f"{share:.2%} of the {kind}" for kind, share in shares.items())
-        sentence += f" {'is' if [*shares] == ['text'] else 'are'} {unk}" if shares else ""
+        sentence += f" {'is' if [*shares] == ['text'] else 'are'} {unk}" if shares else ""  # "of the text is <unk>"
         if any(shares[kind] > _MUCH_UNKNOWN for kind in (shares if warn_for is None else warn_for)):
             logger.warning(
                 f"{sentence}: the vocabulary of init_from={self.path} lacks many symbols of the new text. extend_vocab "
@@ -177,6 +180,7 @@ class Origin:
         """
         added = (
             f"{len(extended) - len(known):,} symbols to the {len(known):,} of {name}"
+            # Not strict, because FLAT has a lexicon after the vocabularies, which is not extended.
             for name, known, extended in zip(self.family.vocabs, self.vocabs, vocabs, strict=False)
         )
         logger.info(f"extend_vocab adds {' and '.join(added)}{where}")
@@ -196,8 +200,12 @@ class Origin:
 
         Args:
             model: the model to train.
-            config, training, final: the settings of this run: model, training, final evaluation.
-            new_weights: beginnings of the names of weights that keep their initial values.
+            config: its hyper-parameters.
+            training: settings of the training of this run. With `extend_vocab`, the rows of new symbols keep their
+                initial values.
+            final: settings of the final evaluation, or `None`.
+            new_weights: beginnings of the names of weights that keep their initial values. The weights of LoRA keep
+                them, too, if the other run has no LoRA.
         """
 
         new_lora: list[str] = []  # names of low-rank updates that the other run does not have
@@ -223,6 +231,7 @@ class Origin:
         logger.info("init_from %s: %s", self.path, "; ".join(facts))
         own_settings = {**(final.to_dict() if final else {}), **training.to_dict()}
         recorded = self.config.get("training", {})
+        # `type` instead of `isinstance`, because True and False, as of `shuffle_documents`, are no sizes.
         sizes = [name for name in (*self.family.batching, "eval_batch_size") if type(own_settings.get(name)) is int]
         unrecorded = [name for name in sizes if name not in recorded]
         if unrecorded:
@@ -231,11 +240,14 @@ class Origin:
 
 
 def check_origin(folder: RunFolder, init_from: str | None) -> None:
-    """Raises ParameterError if a folder has checkpoints of a run that did not start from `init_from`.
+    """Raises ParameterError if a folder has checkpoints, and their run did not start as `init_from` says.
+
+    A folder without checkpoints is accepted.
 
     Args:
         folder: the folder of the run that is trained.
-        init_from: path of the folder of the run to start from; `None` if it must not have started from another run.
+        init_from: path of the folder from which the run must have started; `None` if it must not have started from
+            another run.
     """
     if not folder.steps():
         return
@@ -250,5 +262,5 @@ def check_origin(folder: RunFolder, init_from: str | None) -> None:
 
 
 def _shown(value: Any) -> Any:
-    """A value as the log shows it: of a list, the length."""
+    """A value as the log shows it. A list, such as the labels of a tagger, is shown as its length."""
     return f"{len(value)}" if isinstance(value, list) else value

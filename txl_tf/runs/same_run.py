@@ -1,4 +1,4 @@
-"""Checks that a training resumes the run in its folder: with the same vocabularies, configuration and text."""
+"""Checks that a training run resumes the run in its folder with the same vocabularies, configuration and text."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.origin import check_origin
 from txl_tf.runs.weights import MisfitError
 
-# Hyper-parameters of which every value fits the same weights. If a warm start changes one, there is a warning.
+# Hyper-parameters that change what a model computes, but not the shapes of its weights (except `activation` "swiglu").
+# So the weights can be loaded although a value differs. A warm start then logs a warning.
 NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "pre_lnorm", "activation", "reset_token")
 
 # Hyper-parameters that the text decides. They may change when a run resumes with another text. Earlier versions do not
 # record them.
 _OF_TEXT = ("target_lengths",)
 
-# Settings that a checkpoint depends on, besides the `batching` of its family. Others may change when a run resumes.
+# Settings of the training that a checkpoint depends on, besides the `batching` of its family. The other settings of the
+# training may change when a run resumes.
 FIXED = ("mixed_precision", "matmul_precision", "optimizer", "ema", "seed", "freeze")
 
 logger = logging.getLogger("txl_tf")
 
 
 def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], training: RunConfig, remedy: str) -> None:
-    """Checks that a training can resume from the checkpoints in its folder, if there are any.
+    """Checks that a training run can resume from the checkpoints in its folder, if there are any.
 
-    Without checkpoints, checks that the folder is new, and that a run from which `warm_start_path` takes the weights
-    has the same vocabularies.
+    Without checkpoints, checks that a new run would not overwrite another one, and that a run from which
+    `warm_start_path` takes the weights has the same vocabularies. (With `init_from`, the text was read with the
+    vocabularies of that run.)
 
     Args:
         folder: folder of the run.
-        config: content of `config.json` that this training would write.
-        vocabs: vocabularies of this training.
-        training: settings of this training.
+        config: content of `config.json` that the training run would write.
+        vocabs: its vocabularies.
+        training: its settings.
         remedy: end of the message about another vocabulary.
 
     Raises:
@@ -50,7 +53,7 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
     """
     check_origin(folder, training.init_from)
     if folder.steps():
-        if family_in(folder.read_config()) is family_in(config):
+        if family_in(folder.read_config()) is family_in(config):  # otherwise `check_same_config` names the family
             check_vocab(folder, vocabs, remedy)
         check_same_config(folder, config)
         if not training.allow_other_text:
@@ -69,8 +72,12 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
 def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
     """Raises ParameterError if a folder without checkpoints has the best weights of a run that had checkpoints.
 
-    A new run would remove these weights. Best weights of a run that was killed before its first checkpoint are no
-    error, because its steps are done again.
+    A new run would remove these weights. If the run was killed before its first checkpoint, this is no error, because
+    a new run does its steps again. But it is always an error if the new run would start from these weights.
+
+    Args:
+        folder: folder of the run.
+        warm_start_path: checkpoint from which the new run takes its weights, or `None`.
     """
     best = folder.find_best()
     if best is None:
@@ -86,9 +93,10 @@ def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
 
 
 def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str) -> None:
-    """Checks the run of the checkpoint at `path`, with whose weights a new run starts.
+    """Checks the run of the checkpoint at `path`, from whose weights a new run starts.
 
-    Raises ParameterError if its vocabularies differ. Warns if a hyper-parameter in `NOT_IN_WEIGHTS` differs.
+    Raises ParameterError if its vocabularies differ. Warns if a hyper-parameter in `NOT_IN_WEIGHTS` differs. A folder
+    without `config.json` is not checked.
     """
     source = RunFolder.around(path, family_in(config).task)
     if not source.has_config():
@@ -145,8 +153,9 @@ def check_same_config(folder: RunFolder, config: dict) -> None:
 
     Raises ParameterError if its `best.json` is damaged.
     """
-    folder.find_best()
-    changes = _changes(folder.read_config(), json.loads(json.dumps(config)))
+    folder.find_best()  # raises the error about `best.json`
+    as_in_file = json.loads(json.dumps(config))  # with lists instead of tuples
+    changes = _changes(folder.read_config(), as_in_file)
     if changes:
         message = f"model_dir {folder} holds a run of another configuration; choose another folder, or:"
         raise MisfitError("model_dir", folder.path, "another folder", message, changes)

@@ -15,8 +15,8 @@ The score of a line is that of `lm.score`. With the start s, the line a b and it
 A line of more than `segment` tokens is read segment by segment, each with the memory of the segment before. With
 `carry_memory`, all lines are read like this, as one text: s a b n c d n ...
 
-With `continuations`, a line is a context, a tab and a continuation, and only the tokens of the continuation count. Both
-are cut into tokens together.
+With `continuations`, a line is a context, a tab and a continuation, and only the tokens of the continuation count.
+Context and continuation are cut into tokens as one text.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ SEGMENT = 512  # tokens, the default of `segment`
 class LineScore(NamedTuple):
     """The score of a line.
 
-    All tokens count except the first one if nothing predicts it, and the newline without `score_end`.
+    All tokens count except the first one if nothing predicts it, the newline without `score_end`, and the context with
+    `continuations`.
 
     Attributes:
         text: the line without its newline. Bytes that are not UTF-8 are decoded by `surrogateescape`.
-        bytes: number of bytes in UTF-8, with the newline if it counts. Of a continuation, without its context.
-        ids: int32 `[n]`, the tokens.
+        bytes: number of bytes in UTF-8, with the newline if it counts, and without the context of a continuation.
+        ids: int32 `[n]`, the tokens of the line, also those that do not count.
         token_nll: float32 (float64 if the model's dtype is) `[n]`, nats; NaN for a token that does not count.
         nll: nats, the sum over the tokens that count.
         tokens: number of tokens that count.
@@ -76,7 +77,7 @@ class LineScore(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line and its tokens, see `LineScore`. The first `context` tokens do not count."""
+    """A line and its tokens, see `LineScore`. The first `context` tokens are the context, and do not count."""
 
     text: str
     bytes: int
@@ -102,8 +103,8 @@ def score_lines(
 
     Raises:
         ParameterError: an option is out of its range, or the model does not fit, see `Scorer`.
-        LineError: with `strict`, a line is not UTF-8, or has a symbol that the vocabulary does not have, and the
-            vocabulary has no unknown symbol.
+        LineError: with `strict`, a line is not UTF-8; it has a symbol that the vocabulary does not have, and the
+            vocabulary has no unknown symbol; or it has no tab with `continuations`. The iterator raises this error.
     """
     check_names("score_lines", options, [*keywords_of(score_lines), *ScoringConfig.names()])
     scorer = Scorer(lm, vocab, ScoringConfig(**options))
@@ -114,8 +115,9 @@ def at_tab(text: str, level: str) -> tuple[str, str]:
     """Splits a line at its first tab.
 
     Returns:
-        `(context, whole)`: the text before the continuation, and both without the tab. Words are joined by a space.
-        Spaces at the end of a context of subwords belong to the continuation, because tokens begin with them.
+        `(context, whole)`: the context, and context and continuation as one text without the tab. At level "word", a
+        space takes the place of the tab. At level "subword", spaces at the end of the context belong to the
+        continuation, because tokens begin with them.
 
     Raises:
         ParameterError: there is no tab.
@@ -130,7 +132,7 @@ def at_tab(text: str, level: str) -> tuple[str, str]:
 
 
 def _as_bytes(text: str) -> bytes:
-    """A text as bytes, with the bytes that were not UTF-8 as they came."""
+    """A text in UTF-8. Bytes that were not UTF-8, which `surrogateescape` has decoded, are the original bytes again."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -143,8 +145,8 @@ class Scorer:
         config: options.
 
     Attributes:
-        start: int32 array, the tokens before every line. It is empty if the first token of a line is not scored, and
-            for a vocabulary with `bos`, which encodes every line with a start.
+        start: int32 `[n]`, the tokens before every line. It is empty if the first token of a line is not scored, such
+            as with a vocabulary with `bos`, which begins every line with this token.
         score_end: whether the end of a line counts. The vocabulary must have a symbol for it.
         continuations: whether only the part of a line after its first tab counts.
         segment: most tokens that are read at a time.
@@ -223,7 +225,7 @@ class Scorer:
         """The text and the tokens of a line. Raises ParameterError if the line cannot be encoded."""
         by_byte = self.vocab.level == "byte"
         text = text_of(line, "surrogateescape" if by_byte else "strict")
-        text = text.removesuffix("\r") if self.vocab.has_plain_text else text
+        text = text.removesuffix("\r") if self.vocab.has_plain_text else text  # as the training text was read
         context, whole = at_tab(text, self.vocab.level) if self.continuations else ("", text)
         has_end = self.score_end or bool(self.carry_memory and self.newline)
         ids = self._ids(whole + "\n" if has_end else whole)
@@ -254,7 +256,7 @@ class Scorer:
     # ---------------------------------------------------------------------------------------------- tokens to scores
 
     def _each_by_itself(self, lines: list[_Line]) -> list[LineScore]:
-        """The scores of lines, each read with the memory of a new text."""
+        """The scores of lines, each read as a text of its own: the memory before it is empty."""
         texts = [np.concatenate([self.start, line.ids]) for line in lines]
         dtype = self.lm.loss_dtype
         scores = [np.full([len(text)], np.nan, dtype) for text in texts]  # nothing predicts a first token
@@ -268,21 +270,23 @@ class Scorer:
     def batches(self, lengths: np.ndarray) -> Iterator[np.ndarray]:
         """The batches in which texts of these lengths are read: arrays of indices of the texts, the longest first.
 
-        A batch has one text, or at most `batch_tokens` tokens of a segment, with padding. Empty texts are in no batch.
+        A batch has one text; or several, whose first segments have at most `batch_tokens` tokens together, with
+        padding. Empty texts are in no batch.
         """
         not_empty = np.flatnonzero(lengths > 0)
 
         def most_rows(left: np.ndarray) -> Any:
-            return self.batch_tokens // min(lengths[not_empty[left[0]]], self.segment)
+            longest = lengths[not_empty[left[0]]]  # of the remaining texts
+            return self.batch_tokens // min(longest, self.segment)
 
         return (not_empty[rows] for rows in by_length(-lengths[not_empty], most_rows))
 
     def _nll(self, texts: list[np.ndarray]) -> list[np.ndarray]:
-        """The nll of every token of the texts but the first token of each."""
+        """For each text, the nll of every token except the first: `[n - 1]` for a text of n tokens."""
         ids = padded(texts)
         tokens = ids[:, :-1]
         labels = ids[:, 1:]
-        if tokens.shape[1] <= self.segment:
+        if tokens.shape[1] <= self.segment:  # no memory is needed
             nll = self._first_nll(tokens, labels).numpy()
         else:
             reader = self._reader(len(texts))
@@ -294,7 +298,7 @@ class Scorer:
     def _reader(self, batch_size: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """A function of tokens and labels, `[batch_size, n]` each, that returns the nll of the labels.
 
-        It carries the memory from call to call, from zeros on.
+        The first call reads with the memory of a new text, each later call with the memory of the call before.
         """
         carried = self.lm.start_evaluation(batch_size, self.segment)
 
@@ -312,16 +316,18 @@ class Scorer:
         start = _Line("", 0, self.start)
         waiting: collections.deque[_Line | LineError] = collections.deque([start])  # lines without a score
         unread = self.start  # tokens to read: the last label of the segment before, and tokens after it
-        nll = np.full([1], np.nan, self.lm.loss_dtype)  # of tokens of these lines; the first token of the text has none
+        # The nll of the tokens of the lines in `waiting`, as far as they are read. Nothing predicts the first token of
+        # the text, so its nll is NaN.
+        nll = np.full([1], np.nan, self.lm.loss_dtype)
         for block in itertools.chain(blocks, [None]):  # `None`: the end of the text
             waiting.extend(block or [])
             new = [line.ids for line in block or [] if not isinstance(line, LineError)]
             unread = np.concatenate([unread, *new])
             of_segments = [nll]
             while len(unread) > (self.segment if block is not None else 1):
-                segment = unread[None, : self.segment + 1]
+                segment = unread[None, : self.segment + 1]  # [1, T + 1]: T tokens, and T labels one position later
                 of_segments.append(read(segment[:, :-1], segment[:, 1:])[0])
-                unread = unread[segment.size - 1 :]
+                unread = unread[segment.size - 1 :]  # the last label is the first token of the next segment
             nll = np.concatenate(of_segments)
             scores: list[LineScore | LineError] = []
             while waiting and (isinstance(waiting[0], LineError) or len(waiting[0].ids) <= len(nll)):

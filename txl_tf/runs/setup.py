@@ -1,4 +1,4 @@
-"""The set-up of training and evaluation: corpus, devices, checks of batches, workers."""
+"""The set-up of training and evaluation: opens devices and corpus, checks batches, and reports lost workers."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def open_corpus(data: dict, vocab: Vocab | None = None, extend_vocab: bool = Fal
         raise ParameterError("data", data, "data_path, data_dir or dataset", message)
     if data.get("data_dir"):
         return load_corpus(data["data_dir"])
+    # `by_character` is a property of the corpus that `config.json` records, not an option.
     options = {name: value for name, value in data.items() if name not in ("by_character", "data_dir")}
     return build_corpus(**options, vocab=vocab, extend_vocab=extend_vocab)
 
@@ -102,10 +103,11 @@ def encode_text(
     Args:
         path: the files, as `find_files` takes them.
         vocab: vocabulary of the run.
-        data: `"data"` of the `config.json` of the run. If a file has rows (JSON or Parquet), its `text_field` and
-            `skip_bad_lines` are used for all files. As in training, a `text_field` makes all files except Parquet JSON.
+        data: `"data"` of the `config.json` of the run. If one of the files has rows (JSON or Parquet), the `text_field`
+            and `skip_bad_lines` in `data` are used for all files. As in training, a `text_field` means that all files
+            except Parquet are read as JSON.
         options_of_rows: `text_field` and `skip_bad_lines` for this text, which replace those of the run. With
-            `text_field`, all files have rows.
+            `text_field`, all files count as files with rows.
 
     Raises:
         ParameterError: `skip_bad_lines` is given for a text without rows, and no `text_field`.
@@ -123,7 +125,7 @@ def encode_text(
 
 
 def name_of(data: dict) -> str:
-    """The name of a corpus in messages: its folder, or the data set."""
+    """The name of a corpus in messages: the value of `data_dir` or, without it, of `dataset`."""
     return data.get("data_dir") or data["dataset"]
 
 
@@ -197,7 +199,7 @@ def log_model(name: str, corpus: Corpus, lm: LanguageModel, strategy: tf.distrib
         name: name of the corpus.
         corpus, lm: the corpus and the model.
         strategy: strategy that has the replicas.
-        type_name: type of the computation, such as "bfloat16".
+        type_name: name of the types of the computation, such as "bfloat16", see `MachineConfig.type_name`.
     """
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
     logger.info("%s: %s symbols; tokens: %s", name, f"{len(corpus.vocab):,}", sizes)
@@ -207,7 +209,7 @@ def log_model(name: str, corpus: Corpus, lm: LanguageModel, strategy: tf.distrib
 
 
 class WorkerGone(OSError):
-    """A worker has failed or lost the connection to the others. Programs end with `status`.
+    """A worker has failed or lost the connection to the other workers. A program then ends with the exit status 75.
 
     75 is EX_TEMPFAIL of sysexits.h: the same command may succeed when it is run again.
     """
@@ -217,9 +219,10 @@ class WorkerGone(OSError):
 
 @contextlib.contextmanager
 def worker_of(strategy: tf.distribute.Strategy, folder: RunFolder) -> Iterator[None]:
-    """In this block, only the chief of several workers logs, and a failed operation of all workers is a `WorkerGone`.
+    """In this block, only the chief of several workers logs, and a failed collective operation raises `WorkerGone`.
 
-    Such an operation fails if another worker is gone, or on this worker itself.
+    Such an operation, in which all workers take part, fails if another worker is gone, or if it fails on this worker.
+    With a single worker, the error is raised unchanged.
 
     Args:
         strategy: strategy that has the workers.

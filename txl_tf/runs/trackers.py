@@ -46,13 +46,13 @@ class _TrackerFile:
 
 @dataclasses.dataclass(frozen=True)
 class Tracked:
-    """A tracked run that is open. The defaults stand for a training without a tracker.
+    """A tracked run that is open. The defaults are for a training run without a tracker.
 
     Attributes:
         id: id of the tracked run.
         callbacks: callbacks for `fit` that log the training.
         log_results: function that logs `{name: value}`, the results of the evaluations at the end.
-        error: the exception that the package raises if it cannot log; `()` for none.
+        error: class of the exceptions that the package raises if it cannot log; `()` for none.
     """
 
     id: str = ""
@@ -63,12 +63,15 @@ class Tracked:
 
 @contextlib.contextmanager
 def tracked(training: RunConfig, checkpoints: RunCheckpoints, step: int) -> Iterator[Tracked]:
-    """Opens the tracked run of a training, and closes it after the block. Of several workers, only the chief tracks.
+    """Opens the tracked run of a training run, and closes it after the block.
+
+    Without a tracker, and on workers other than the chief, nothing is tracked.
 
     Args:
         training: settings of the training: `tracker` and `tracker_project`.
         checkpoints: the checkpoints of the run.
-        step: the step from which the training resumes. At step 0, a new tracked run begins.
+        step: the step from which the training resumes. A new tracked run begins at step 0, and if `tracker.json` names
+            another tracker or does not exist.
 
     Yields:
         The tracked run.
@@ -166,13 +169,15 @@ def _errors_named(name: str, package_error: type[Exception]) -> Iterator[None]:
 
 
 def _name_of(folder: RunFolder) -> str:
+    """The name of a tracked run: that of the run's folder."""
     return os.path.basename(os.path.normpath(folder.path))
 
 
 def final(results: dict) -> dict[str, float]:
-    """Names the results of final evaluations for a tracker, such as `{"final_valid_loss": ...}`.
+    """Names the results of the evaluations at the end for a tracker: `{"final_valid_loss": ..., ...}`.
 
-    `results` are `{split: loss}` or `{split: {name: value}}`.
+    Args:
+        results: `{split: loss}` or `{split: {name: value}}`, see `Run.finish`.
     """
     named = {split: result if isinstance(result, dict) else {"loss": result} for split, result in results.items()}
     return {f"final_{split}_{name}": value for split, result in named.items() for name, value in result.items()}

@@ -1,4 +1,4 @@
-"""Training of a run of any family, from the data to a folder with checkpoints and logs."""
+"""Trains a run of any family, from the data to a folder with checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -91,8 +91,9 @@ def train_run(
 
     Returns:
         `{split: result}`. The result of a language model is the mean nll of a token in nats. That of other models is
-        `{"loss": mean nll, ...}`: with the shares of wrong `"lines"` and `"symbols"` if sources were translated, or
-        with `"precision"`, `"recall"` and `"f1"` of the checkpoint with the best F1 in validation.
+        `{"loss": mean nll, ...}`: of an encoder-decoder with the shares of wrong `"lines"` and `"symbols"`, if sources
+        were translated; of a tagger with `"precision"`, `"recall"` and `"f1"`, or with `"accuracy"` and `"f1"` for tags
+        that mark no entities. The results of a tagger are those of the checkpoint with the best F1 in validation.
 
     Raises:
         ParameterError, OSError: bad input, before any long work.
@@ -112,6 +113,7 @@ def train_run(
         message = f"matmul_precision={machine.matmul_precision} has no effect on {whose}"
         raise ParameterError("matmul_precision", machine.matmul_precision, ["float32"], message)
     folder = RunFolder(folder, family=family)
+    # A resumed run does not read `warm_start_path`. With `init_from`, it may be a name, which `Origin` looks up.
     if training.warm_start_path and not training.init_from and not folder.steps():
         check_exists(training.warm_start_path)
     trackers.check_tracker(training.tracker)
@@ -170,9 +172,10 @@ def check_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
 
 @dataclasses.dataclass
 class Run:
-    """One training. The subclass of a task defines how data are read and batched, and how the model is evaluated.
+    """One training run. `train_run` makes it, and calls its methods in the order of the third section.
 
-    A subclass must define the methods of the first section, and may override those of the second.
+    The subclass of a task defines how data are read and batched, and how the model is evaluated. It must define the
+    methods of the first section, and may override those of the second.
 
     Args: see `train_run`, and
         strategy: strategy of the devices.
@@ -182,7 +185,7 @@ class Run:
 
     Attributes:
         corpus: the data, from `read` on.
-        fingerprints: `{split: fingerprint}` of the data, from `read` on.
+        fingerprints: `{split: fingerprint}` of the data, from `read` on. Equal data have equal fingerprints.
         model: the model, from `make_model` on.
         checkpoints: the checkpoints of the run, from `make_model` on.
         board: writer of curves and texts for TensorBoard, from `make_model` on.
@@ -217,7 +220,7 @@ class Run:
     # --------------------------------------------------------------------------------------- what subclasses define
 
     def open_corpus(self) -> Any:
-        """The data, with `splits`, `vocabs` and `fingerprint(split)`."""
+        """Reads the data. Returns an object with `splits`, `vocabs` and `fingerprint(split)`."""
         raise NotImplementedError
 
     def from_data(self) -> dict[str, Any]:
@@ -228,7 +231,7 @@ class Run:
         raise NotImplementedError
 
     def batches(self, start: int) -> Any:
-        """The batches to train on, without end, as `fit` takes them. The first one is for the step after `start`."""
+        """The batches to train on, as `fit` takes them, without end. The first batch is for the step after `start`."""
         raise NotImplementedError
 
     def validation(self) -> Any:
@@ -252,7 +255,7 @@ class Run:
         """
 
     def options(self) -> tuple[dict, dict]:
-        """Two dictionaries of additional arguments: for the model, and for its `compile`."""
+        """`(model_arguments, compile_arguments)`: additional arguments of the model, and of its `compile`, by name."""
         return {}, {}
 
     @property
@@ -261,7 +264,7 @@ class Run:
         return ()
 
     def start(self) -> None:
-        """Sets the initial weights that come from the data."""
+        """Sets initial weights that come from the data. `restore` may replace them."""
 
     def log_model(self) -> None:
         """Logs the sizes of the model and of the data."""
@@ -282,7 +285,12 @@ class Run:
         return [self.metric, *(metric.name for metric in self.model.metrics if metric.name == "accuracy")]
 
     def show(self, logs: dict, prefix: str) -> str:
-        """The loss and the metrics in `logs` as text, see `Progress`. Adds the loss in the unit `metric` to `logs`."""
+        """The loss and the metrics in `logs` as text, see `Progress`. Adds the loss in the unit `metric` to `logs`.
+
+        Args:
+            logs: `{name: value}`, changed.
+            prefix: beginning of the names to show: "" for training, "val_" for validation.
+        """
         logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
         line = f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
         return line + (f" | {logs[prefix + 'accuracy']:.2%} right" if prefix + "accuracy" in logs else "")
@@ -293,7 +301,12 @@ class Run:
     # ---------------------------------------------------------------------------------- in the order of their calls
 
     def read(self) -> None:
-        """Reads the data, and completes the hyper-parameters with those that the data decides."""
+        """Reads the data, and completes the hyper-parameters with those that the data decides.
+
+        Raises:
+            ParameterError: the data is wrong; or, with `init_from`, it has a symbol that the other run's vocabulary
+                does not have, and there is no unknown symbol.
+        """
         try:
             self.corpus = self.open_corpus()
         except UnknownSymbol as error:
@@ -307,6 +320,7 @@ class Run:
             raise ParameterError("init_from", self.origin.path, allowed, message) from error
         self.fingerprints = {split: self.corpus.fingerprint(split) for split in self.corpus.splits}
         settings = self.from_data()
+        # `replace` makes a new group, which checks all its values. Only the new ones need it.
         with already_checked(type(self.model_config), self.model_config):
             self.model_config = dataclasses.replace(self.model_config, **settings)
 
@@ -314,7 +328,7 @@ class Run:
         """The content of `config.json`."""
         family = self.folder.family
         settings = {}
-        for group in (self.machine, self.final, self.training):
+        for group in (self.machine, self.final, self.training):  # if two have a setting, that of the training counts
             settings |= group.to_dict() if group else {}
         recorded = *family.batching, *RECORDED, *family.recorded
         return {
@@ -329,7 +343,7 @@ class Run:
         return self.data.to_dict()
 
     def measured(self) -> dict:
-        """Properties of the data that `"training"` of `config.json` records besides settings."""
+        """`{name: value}` of the properties of the data that `"training"` of `config.json` records besides settings."""
         return {}
 
     def make_model(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -362,12 +376,13 @@ class Run:
             `(carried, sums)` of `RunCheckpoints.restore`; `(None, None)` if the training does not resume.
         """
         step = self.checkpoints.newest_whole()
+        # All workers take the chief's checkpoint. Only integers can be sent, so -1 stands for `None`.
         step = broadcast_from_chief(self.strategy, -1 if step is None else step)
         if step >= 0:
             path = self.folder.checkpoint(step)
             logger.info("continuing from %s", path)
             return self.checkpoints.restore(path)
-        if self.checkpoints.write:  # an earlier run, whose checkpoints are gone, may have left some
+        if self.checkpoints.write:  # an earlier run, which has no checkpoints any more, may have left its best weights
             self.checkpoints.remove_best()
         if self.origin:
             self.origin.load(self.model, self.model_config, self.training, self.final, self.new_weights)
@@ -395,7 +410,7 @@ class Run:
         return results
 
     def log_best(self) -> None:
-        """Logs which step had the best validation, unless programs open its weights by default."""
+        """Logs which step had the best validation, unless it is the last, or programs open its weights by default."""
         best = self.folder.find_best() if self.checkpoints.write else None
         if best and self.folder.family.default_checkpoint != "best" and best["step"] != step_of(self.model):
             monitor = self.folder.family.monitor
@@ -428,7 +443,7 @@ class Run:
         training = self.training
         checkpoints = self.checkpoints
         start = step_of(model)
-        # With sums, the checkpoint is in an interval whose validation was not done: it decides whether to stop.
+        # With sums, the validation of the current interval is still to come. After it, `RunState` may stop.
         stops_early = state[1] is None and checkpoints.stops_early(training, start)
         if stops_early or start >= training.train_steps:
             why = f"no better validation for patience={training.patience} steps" if stops_early else f"{start} steps"
@@ -452,12 +467,14 @@ class Run:
             log_file = self.folder.log_file
             metrics = self.metrics
             validated = self.validated
+            # With sums, the interval has not ended, even if `start` is its last step: its line will be written again.
             callbacks.cut_log(log_file, start if state[1] is None else start - 1, metrics, validated)
             if self.samples:
                 others.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
             csv_logger = callbacks.StepCSVLogger(log_file, metrics, checkpoints, validated)
             others += [self.board, csv_logger]
-        others += self.own_callbacks  # after those that complete the logs of an epoch
+        others += self.own_callbacks  # after the callbacks that add values to the logs of an epoch
+        # `before_epoch_end` must be called before all callbacks, and `RunState` after all, see there.
         run_state = callbacks.RunState(checkpoints, state, training, others)
         first = keras.callbacks.LambdaCallback(on_epoch_end=run_state.before_epoch_end)
         stopped = False
@@ -481,7 +498,7 @@ class Run:
                 raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0)
 
     def record_validation(self, results: dict[str, float]) -> None:
-        """Adds the validation after the last step to the curves, and saves the weights as the best if they are.
+        """Adds the validation after the last step to `log.csv` and the curves. Saves the weights if they are the best.
 
         Args:
             results: `{metric: value}` of the validation.
@@ -495,7 +512,7 @@ class Run:
         if self.checkpoints.write:
             with self.checkpoints.naming_last_good():
                 is_new = callbacks.complete_log(self.folder.log_file, step_of(self.model), logs)
-            if is_new:
+            if is_new:  # the validation was not recorded by an earlier session
                 self.board.on_epoch_end(None, logs)
         self.checkpoints.save_best(logs[self.folder.family.monitor])
 
@@ -517,9 +534,9 @@ class Run:
 
 
 class EpochRun(Run):
-    """One training of a model without memory, on `EpochBatches`.
+    """One training run of a model without memory, on `EpochBatches`.
 
-    Each of several workers makes whole batches, and the model takes the rows of the worker from them.
+    Each of several workers makes whole batches, and the model takes the rows of its worker from them.
     """
 
     strategies = ("auto", "one", "mirrored", "multi_worker")

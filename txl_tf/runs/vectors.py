@@ -2,7 +2,7 @@
 
     vectors = text_vectors("runs/quickstart", open("lines.txt"))     # float32 [lines, d_model]
 
-Before each line, the model reads a start symbol, as in `scoring.py`. The mean does not include this symbol and padding.
+Before each line, the model reads the start tokens of `scoring.py`. The mean includes neither these tokens nor padding.
 A line of more than `segment` tokens is read segment by segment, each with the memory of the segment before.
 
 Shapes:
@@ -117,24 +117,24 @@ class TextVectors:
             yield in_places(self._mean_states, ids)
 
     def _encode(self, line: str | bytes) -> np.ndarray:
-        """The tokens of a line. Raises ParameterError if there are none."""
+        """The tokens of a line, int32 `[n]`. Raises ParameterError if there are none, or if it cannot be encoded."""
         ids = self._scorer.encode(line).ids
         if not len(ids):
             raise ParameterError("line", line, "a line with tokens", "the line has no tokens, so it has no vector")
         return ids
 
     def _mean_states(self, lines: list[np.ndarray]) -> list[np.ndarray]:
-        """The vectors of lines.
+        """The vectors of lines, `[E]` each, in the order of the lines.
 
         Args:
-            lines: the tokens of each line, without the start.
+            lines: the tokens of each line, without the start tokens.
         """
         start = self._scorer.start
         vectors: list[Any] = [None] * len(lines)
         for rows in self._scorer.batches(np.array([len(start) + len(ids) for ids in lines])):
             tokens = padded([np.concatenate([start, lines[i]]) for i in rows])  # [B, N]
             lengths = np.array([len(lines[i]) for i in rows])  # [B]
-            # 1 at the tokens of the line, 0 at the symbol before it and at padding: [B, N]
+            # 1 at the tokens of the line, 0 at the start tokens and at padding: [B, N]
             position = np.arange(tokens.shape[1]) - len(start)
             weights = ((position >= 0) & (position < lengths[:, None])).astype(self.dtype)
             total = 0.0  # [B, E]
@@ -148,7 +148,7 @@ class TextVectors:
         return vectors
 
     def _sums(self, tokens: tf.Tensor, weights: tf.Tensor, mems: Any) -> tuple[Any, Any]:
-        """Reads a segment. Padding on the right has no effect on the tokens before it.
+        """Reads a segment, and sums its hidden states. Padding on the right has no effect on the tokens before it.
 
         Args:
             tokens: int32 `[B, T]`.

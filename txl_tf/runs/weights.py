@@ -45,8 +45,9 @@ UNFINISHED = "unfinished.tmp"  # folder of a checkpoint that is being written
 def weights_by_name(model: keras.Model) -> dict[str, Any]:
     """The weights of a model: `{name in a checkpoint: Keras variable}`.
 
-    Weights that another program has, too, have that program's names, see `Family.weight_names`. The names of all others
-    are Keras's paths without the name of the model itself and without `EMBEDDING_LIKE`, which only optimizers need.
+    Weights that another program has, too, have that program's names, see `Family.weight_names`. The name of any other
+    weight is its path in Keras, without the name of the model itself and without `EMBEDDING_LIKE`, which only
+    optimizers need.
     """
     paths = {variable.path.replace(f"/{EMBEDDING_LIKE}/", "/"): variable for variable in model.weights}
     by_path = {path.partition("/")[2]: variable for path, variable in paths.items()}
@@ -67,7 +68,7 @@ def tf1_variables(lm: TransformerXLLM) -> dict[str, np.ndarray]:
         `{name: NumPy array}`.
 
     Raises:
-        ParameterError: the original cannot compute a part of the model.
+        ParameterError: the original program cannot compute a part of the model.
     """
     check_original(lm)
     return {name: variable.numpy() for name, variable in weights_by_name(lm).items()}
@@ -83,7 +84,8 @@ def check_original(lm: TransformerXLLM) -> None:
         )
         raise ParameterError("positions", positions, ["relative"], message)
     for name in ("pre_lnorm", "activation", "norm", "tie_weight", "lora_rank"):
-        value, only = getattr(lm, name, None), getattr(ModelConfig, name)
+        value = getattr(lm, name, None)
+        only = getattr(ModelConfig, name)  # the default is what the original program computes
         if value not in (None, only):
             message = f"the original program has no {name}={value}, only {only}: save the model by lm.save(path)"
             raise ParameterError(name, value, [only], message)
@@ -126,6 +128,8 @@ def load_weights(
         extend: whether a weight of the model may be longer in one dimension than in the checkpoint, as with an extended
             vocabulary. The additional rows keep their values.
 
+    After an error, the weights of the model are as before.
+
     Raises: as `load_tf1_checkpoint`.
     """
     read = weights_reader(model, checkpoint, leave_out, extend)
@@ -157,7 +161,7 @@ def weights_reader(
     check_fits(reader.path, _without(reader.weight_shapes, leave_out), variables, extend)
 
     def read(name: str) -> np.ndarray:
-        """The array of a weight. If the weight of the model is longer, its additional rows complete the array."""
+        """The array of a weight in the shape that it has in the model, whose additional rows, if any, complete it."""
         array = reader.get(reader.weights[name])
         if array.shape == tuple(variables[name].shape):
             return array
@@ -169,7 +173,7 @@ def weights_reader(
 
 
 class CheckpointGone(ParameterError):
-    """There is no checkpoint at a path. A training may have deleted it.
+    """There is no checkpoint at a path. A training run may have deleted it.
 
     Attributes:
         value: the path.
@@ -185,11 +189,12 @@ class UnreadableCheckpoint(ParameterError):
 
 
 class MisfitError(ParameterError):
-    """A checkpoint or a run does not fit, or no checkpoint of a run can be read.
+    """A checkpoint does not fit a model, a run has another configuration, or no checkpoint of a run can be read.
 
     Attributes:
         value: path of the checkpoint or of the run.
-        differences: what does not fit, or cannot be read. Each is a line of the message.
+        differences: descriptions of what does not fit, or cannot be read. Each is a line of the message, which may be
+            longer than that of other errors.
     """
 
     def __init__(self, name: str, path: str, allowed: str, message: str, differences: Sequence[str] = ()):
@@ -210,7 +215,7 @@ class CheckpointReader:
 
     Attributes:
         shapes: `{key: shape}` of all arrays.
-        weights: `{name: key}` of the weights.
+        weights: `{name in weights_by_name: key in the file}` of the weights.
 
     Raises:
         CheckpointGone: there is no checkpoint at `path`.
@@ -228,15 +233,17 @@ class CheckpointReader:
         self.weights = {}
         for key in self.shapes:
             if key.startswith(RUN_WEIGHTS):
+                # Earlier versions wrote a `tf.train.Checkpoint`, which has ".S" for "/", and a suffix.
                 name = key.removeprefix(RUN_WEIGHTS).removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")
                 self.weights[name.replace(".S", "/")] = key
             elif key.startswith("transformer/") and not key.endswith(("/Adam", "/Adam_1")):
-                self.weights[key] = key
+                self.weights[key] = key  # of the original program, without the moments of its optimizer
 
     def _plain_path(self) -> str:
-        """A path to the checkpoint that TensorFlow, which reads it as a pattern, can open.
+        """A path to the checkpoint that TensorFlow can open, although it takes paths for patterns.
 
-        If the local path contains [, ] or a backslash, it is the path of links to the files in a temporary folder.
+        If a local path contains [, ] or a backslash, links to the files are made in a temporary folder, and their path
+        is returned. Other paths are returned as they are.
         """
         if not has_pattern(self.path) or is_remote(self.path):
             return self.path
@@ -265,7 +272,7 @@ def weight_shapes(path: str | os.PathLike) -> dict[str, list]:
 
 @contextlib.contextmanager
 def naming_checkpoint_errors(path: str) -> Iterator[None]:
-    """In this block, which reads a checkpoint, an error becomes an UnreadableCheckpoint.
+    """In this block, which reads a checkpoint, an error of reading becomes an UnreadableCheckpoint.
 
     It becomes a CheckpointGone if the checkpoint does not exist any more.
     """
@@ -307,7 +314,7 @@ def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
         path: prefix of the checkpoint, such as `"model.ckpt-0"`, without `[`, `]` and backslash.
 
     Raises:
-        ParameterError: `path` has one of these characters, or the original cannot compute a part of the model.
+        ParameterError: `path` has one of these characters, or the original program cannot compute a part of the model.
         OSError: the checkpoint cannot be written.
     """
     path = os.fspath(path)
@@ -343,7 +350,7 @@ def write_checkpoint(path: str, variables: dict[str, Any]) -> None:
                 shape_and_slices=[""] * len(variables),
                 tensors=[tf.convert_to_tensor(getattr(value, "value", value)) for value in variables.values()],
             )
-            delete_checkpoint(path)  # a damaged one may be there
+            delete_checkpoint(path)  # an older one, perhaps damaged, might have other files
             for file in sorted(tf.io.gfile.listdir(unfinished)):  # *.data-... before *.index
                 tf.io.gfile.rename(os.path.join(unfinished, file), os.path.join(folder, file))
         remove(unfinished)
@@ -388,13 +395,13 @@ def check_exists(path: str | os.PathLike) -> None:
 
 
 def check_fits(path: str, shapes: dict[str, list], variables: dict[str, Any], extend: bool = False) -> None:
-    """Raises MisfitError, which names every difference, unless a checkpoint fits a model.
+    """Raises MisfitError, which names every difference, unless a checkpoint has exactly the variables of a model.
 
     Args:
-        path: prefix of the checkpoint.
-        shapes: `{name: shape}` of its weights.
+        path: prefix of the checkpoint, for the message.
+        shapes: `{name: shape}` of its arrays.
         variables: `{name: variable}` of the model.
-        extend: whether a variable may be longer in one dimension.
+        extend: whether a variable may be longer in one dimension than its array.
     """
     problems = []
     for name, variable in variables.items():
@@ -435,7 +442,8 @@ class CheckpointFolder:
         """Steps of the checkpoints, ascending.
 
         Args:
-            files: regular expression. A step counts if there is a file `ckpt-<step>.` whose other end matches it.
+            files: regular expression. A step counts if the folder has a file `ckpt-<step>.<end>` whose `<end>` matches
+                it. By default, that is the index file, which is written last.
         """
         pattern = re.compile(rf"ckpt-(\d+)\.({files})")
         names = tf.io.gfile.listdir(self.path) if tf.io.gfile.isdir(self.path) else []
@@ -444,8 +452,8 @@ class CheckpointFolder:
     def save_weights(self, model: keras.Model | dict[str, Any], step: int) -> str:
         """Writes only the weights as the checkpoint of a step, and returns its path.
 
-        Every program can open it. A training cannot resume from it, but a new run can start from it by
-        `warm_start_path`.
+        Every program can open the checkpoint. A run cannot resume from it, because it has no optimizer. But a new run
+        can start from it by `warm_start_path`.
 
         Args:
             model: the model, or `{name: weight}`.

@@ -30,9 +30,9 @@ logger = logging.getLogger("txl_tf")
 
 
 class PairsRun(EpochRun):
-    """One training of an encoder-decoder, on pairs of lines.
+    """One training run of an encoder-decoder, on pairs of lines.
 
-    At the end, the sources of all splits except "train" are translated with the settings `final`.
+    At the end, up to `eval_sources` sources of each split except "train" are translated with the settings `final`.
     """
 
     data: PairsConfig
@@ -46,7 +46,7 @@ class PairsRun(EpochRun):
     remedy = "Choose another folder to train on these pairs"
 
     def prepare(self) -> None:
-        """Checks the settings. Shared embeddings need a shared vocabulary."""
+        """Raises ParameterError for settings that do not go together. Shared embeddings need a shared vocabulary."""
         super().prepare()
         if self.model_config.share_embeddings and not self.data.share_vocab:
             message = "share_embeddings needs share_vocab, got share_vocab=False"
@@ -60,7 +60,8 @@ class PairsRun(EpochRun):
         if origin is None:
             return read_pairs(data, None, max_len, self._has_unknown())
         extends = self.training.extend_vocab and not origin.resumes
-        if self.training.extend_vocab and not extends:  # a resumed run has all its symbols: no option chooses more
+        if self.training.extend_vocab and not extends:
+            # The new symbols were chosen when the run began. `read_pairs` refuses options that choose symbols again.
             data = dataclasses.replace(data, min_freq=0, max_size=None, source_symbols=None, target_symbols=None)
         corpus = read_pairs(data, origin.vocabs, max_len, self._has_unknown(), extends)
         if extends:
@@ -83,12 +84,15 @@ class PairsRun(EpochRun):
             existing = RunFolder.around(warm_start)
         else:
             return True
-        if not existing.has_config():
+        if not existing.has_config():  # a checkpoint alone, which does not show its vocabularies
             return True
         return any(vocab.unk in vocab.ids for vocab in existing.load_vocabs())
 
     def from_data(self) -> dict:
-        """The hyper-parameters that the corpus decides. Raises ParameterError for pairs that are too long."""
+        """The hyper-parameters that the corpus decides: sizes of the vocabularies, and `target_lengths`.
+
+        Raises ParameterError for pairs that are too long, and for search settings that do not fit the model.
+        """
         check_lengths(self.corpus, self.model_config.max_len)
         target_vocab = self.corpus.vocabs[1]
         max_len = self.model_config.max_len
@@ -124,7 +128,7 @@ class PairsRun(EpochRun):
         logger.info("model: %s parameters, %s; %d batches an epoch", parameters, self.machine.type_name, n_batches)
 
     def _log_unknown(self, split: str) -> None:
-        """Logs which share of the symbols of a split the vocabularies do not have."""
+        """Logs how many symbols of a split are unknown to the vocabularies, for each side that has some."""
         for number, side, lines in zip(self.corpus.unknown(split), SIDES, self.corpus.splits[split], strict=True):
             if number:
                 name = self.corpus.names[split]
@@ -132,7 +136,10 @@ class PairsRun(EpochRun):
                 logger.info("%s: %s symbols of the %ss, %s, are <unk>", name, f"{number:,}", side, share)
 
     def finish(self) -> dict[str, dict[str, float]]:
-        """Evaluates all splits except "train", and logs samples of translations."""
+        """Evaluates all splits except "train": `{split: {"loss": ..., "lines": ..., "symbols": ...}}`.
+
+        "lines" and "symbols" are the error rates of translations, see `error_rates`, if sources are translated.
+        """
         results: dict[str, dict[str, float]] = {}
         for split in self.held_out:
             measured = self.evaluate(split)
@@ -148,7 +155,8 @@ class PairsRun(EpochRun):
     def _translate(self, split: str, search: SearchConfig) -> dict[str, float]:
         """Translates the first `eval_sources` different sources of a split; all of them if the number is negative.
 
-        Logs the error rates and three samples, and returns the error rates.
+        Logs the error rates and up to three samples, which TensorBoard shows, too. Returns the error rates, see
+        `error_rates`.
         """
         vocabs = self.corpus.vocabs
         source_vocab, target_vocab = vocabs
@@ -178,6 +186,7 @@ class PairsRun(EpochRun):
 
 def least_weights(model: dict) -> int:
     """A rough lower bound of the number of weights; see `Family`."""
+    # Kernels of three attentions and two feed-forward nets, and one table of embeddings. Biases and norms are left out.
     layers = model["num_layers"] * (3 * 4 * model["d_model"] + 2 * 2 * model["dff"])
     return model["d_model"] * (layers + model["target_vocab_size"])
 

@@ -61,8 +61,9 @@ _SEARCHED = 4096  # the prompt is taken from this many tokens at the beginning o
 def sample_prompt(tokens: np.ndarray, newline: int | None, least: int = _PROMPT) -> np.ndarray:
     """Returns tokens of a text after which a sample reads well: whole lines at the beginning of a paragraph.
 
-    Paragraphs follow an empty line. Without them, the prompt begins at the second line, or else at the first token. It
-    ends at the end of a line, if it then has from `least` to `8 * least` tokens, or else after `least` tokens.
+    A paragraph follows an empty line. Without an empty line, the prompt begins at the second line; without a second
+    line, at the first token. It ends at the first end of a line that makes it `least` to `8 * least` tokens long; if
+    there is none, after `least` tokens.
 
     Args:
         tokens: `[n]`, ids of the text.
@@ -78,12 +79,20 @@ def sample_prompt(tokens: np.ndarray, newline: int | None, least: int = _PROMPT)
 
 
 def steps_per_call(limit: int, *ends: int) -> int:
-    """The largest number of steps per call, at most `limit`, that divides all of `ends`."""
+    """The largest number of steps per call, at most `limit`, that divides all of `ends`.
+
+    Args:
+        limit: the largest number that is allowed.
+        *ends: steps at which a call must end, such as the last step and the steps between checkpoints.
+    """
     return max(k for k in range(1, limit + 1) if math.gcd(*ends) % k == 0)
 
 
 class LanguageModelRun(Run):
-    """One training of a language model, on a text. `data` is `{"data_dir": ...}` or arguments of `build_corpus`."""
+    """One training run of a language model, on a text.
+
+    `data` is `{"data_dir": ...}` or arguments of `build_corpus`. `splits` are the splits to evaluate at the end.
+    """
 
     data: dict[str, Any]
     model_config: Any  # a `ModelConfig` or `TransformerLMConfig`, or that of another family
@@ -115,6 +124,7 @@ class LanguageModelRun(Run):
         evaluated = ["valid", final.eval_split] if final.do_eval else ["valid"]
         self.splits = list(dict.fromkeys(evaluated))
         if self.data.get("cutoffs"):
+            # The size of the vocabulary is not known yet: `sys.maxsize` lets all cutoffs lie below it.
             check_bins(sys.maxsize, model.d_embed, self.data["cutoffs"], model.div_val)
         check_divides(self.strategy, training.gradient_accumulation_steps, train_batch_size=training.train_batch_size)
         check_divides(self.strategy, eval_batch_size=rows)
@@ -125,7 +135,8 @@ class LanguageModelRun(Run):
     def open_corpus(self) -> Corpus:
         """Reads the text. A run that starts from another one uses, or extends, the vocabulary of that run."""
         if self.data.get("dataset") in ("text", "pydoc") and self.data.get("raw_text") is None:
-            existing = self.origin.source if self.origin else self.folder  # runs of earlier versions have raw text
+            # Runs of earlier versions, and runs that start from them, read raw text. Other runs do not.
+            existing = self.origin.source if self.origin else self.folder
             raw_text = bool(existing.steps()) and existing.load_vocabs()[0].raw_text
             self.data = {**self.data, "raw_text": raw_text}
         origin = self.origin
@@ -143,7 +154,7 @@ class LanguageModelRun(Run):
                 documents = vocab.document is not None
             self.data = {**self.data, "cutoffs": cutoffs, "documents": documents}
         extends = self.training.extend_vocab and not origin.resumes
-        # The new symbols were chosen when the training began.
+        # When an extended run resumes, its new symbols have been chosen already.
         data = without_symbol_choice(self.data) if self.training.extend_vocab and not extends else self.data
         corpus = open_corpus(data, vocab, extends)
         corpus.cutoffs = cutoffs
@@ -157,7 +168,7 @@ class LanguageModelRun(Run):
                 f"it with vocab_path={origin.path}/{vocab_file('vocab', vocab.level)}"
             )
             raise ParameterError("vocab", corpus.vocab, f"the vocabulary of {origin.path}", message)
-        tokens = np.asarray(corpus.splits["train"][:1_000_000])
+        tokens = np.asarray(corpus.splits["train"][:1_000_000])  # enough to estimate the share of unknown symbols
         unk = corpus.vocab.unk
         if unk is not None and unk in corpus.vocab.ids:
             n_unknown = int(np.sum(tokens == corpus.vocab.ids[unk]))
@@ -184,12 +195,12 @@ class LanguageModelRun(Run):
         return {**data, "by_character": self.corpus.by_character}
 
     def options(self) -> tuple[dict, dict]:
-        """Additional arguments for the model and for `compile`. Raises ValueError if a split is too short."""
+        """Additional arguments for the model and for `compile`. Raises ParameterError if a split is too short."""
         for split in self.splits:
             self.evaluator.check(split)
         training = self.training
         static_shapes = bool(training.static_shapes)
-        num_batches(
+        num_batches(  # raises the error about the training split
             len(self.corpus.splits["train"]),
             training.train_batch_size,
             training.tgt_len,
@@ -220,7 +231,7 @@ class LanguageModelRun(Run):
         log_model(name_of(self.data), self.corpus, self.model, self.strategy, self.machine.type_name)
 
     def fit(self, state: tuple) -> None:
-        """Trains, see `Run.fit`. On TPUs, chooses the steps per call, unless they are given."""
+        """Trains, see `Run.fit`. On TPUs, chooses `steps_per_execution`, unless it is given."""
         training = self.training
         if training.steps_per_execution is None and isinstance(self.strategy, tf.distribute.TPUStrategy):
             ends = training.train_steps, training.iterations, training.save_steps, step_of(self.model)
@@ -251,15 +262,17 @@ class LanguageModelRun(Run):
         return self.training.train_batch_size * self.training.tgt_len
 
     def finish(self) -> dict[str, float]:
-        """Evaluates the trained model, and logs a sample."""
+        """Evaluates the trained model, and logs a sample if `sample_tokens` is set. Returns `{split: mean nll}`."""
         lm = self.model
         chief = self.checkpoints.write
+        # All workers must evaluate in the same way, but only the chief writes the file.
         token_nll = self.final.token_nll if chief else self.final.token_nll and os.devnull
         # The file `token_nll` is for the last split, the one of `eval_split`.
         paths = {split: token_nll if split == self.splits[-1] else None for split in self.splits}
         results = {split: self.evaluator.run(lm, split, path) for split, path in paths.items()}
         by_segments: Any = results["valid"]
-        if self.final.sliding_window:  # the validations during the training had no sliding window
+        # A sliding window gives another loss, which cannot be compared with the validations during the training.
+        if self.final.sliding_window:
             by_segments = lm.evaluate(self.validation(), verbose=0)
         self.record_validation({"loss": by_segments})
         if self.training.sample_tokens and chief:
@@ -272,7 +285,7 @@ class LanguageModelRun(Run):
         return bool(self.training.sample_tokens) and not self.training.static_shapes
 
     def sample(self) -> None:
-        """Logs and records a text that the model generates after `sample_prompt` of the validation split."""
+        """Logs a text that the model generates after `sample_prompt` of the validation split; also for TensorBoard."""
         vocab = self.corpus.vocab
         training = self.training
         newline = newline_ids(vocab)
@@ -287,14 +300,19 @@ class LanguageModelRun(Run):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Data(TextConfig):
-    """`"data"` of `config.json`."""
+    """The values in `"data"` of `config.json`: `TextConfig`, and what else `open_corpus` and evaluation need."""
 
     data_dir: str | None = None
     by_character: bool = False
 
 
 def least_weights(group: type[Config], model: dict) -> int:
-    """The number of weights of a model of these hyper-parameters, without low-rank updates; see `Family`."""
+    """The number of weights of a model of these hyper-parameters, without low-rank updates; see `Family`.
+
+    Args:
+        group: class of the hyper-parameters.
+        model: hyper-parameters by name. Other names are ignored.
+    """
     values = {name: model[name] for name in group.names() if name in model}
     return count_weights(group(**{**values, "lora_rank": 0}))
 
@@ -315,7 +333,7 @@ def check_positions(model: Any, resets: bool = False) -> None:
     if "positions" not in model.names():
         return
     scheme = checked_scheme(model.positions, model)
-    if resets:  # the token is not known before the text is read
+    if resets:  # `reset_token` comes from the text, so `checked_scheme` has not seen it
         scheme.check_refused("reset_token", "reset_memory_at_documents")
 
 

@@ -38,8 +38,8 @@ from txl_tf.vanilla.translator import Translation, Translator, assumed_length
 
 logger = logging.getLogger("txl_tf")
 
-POOL = 50  # as many batches of sentences are read at a time, and sorted by length
-Lines = Iterable[str | bytes | None]  # see `txl_tf.data.lines`
+POOL = 50  # number of batches of lines that are read at a time, and sorted by length
+Lines = Iterable[str | bytes | None]  # `None` requests the results of the lines before it, see `in_blocks`
 
 
 @checked_call
@@ -108,7 +108,7 @@ class Pipeline:
 class LanguagePipeline(Pipeline):
     """The pipeline of a language model: texts that follow prompts, and scores of lines."""
 
-    # Options of `generate_lines`: all arguments of `TextGenerator` except `lm` and `vocab`, and those of sampling.
+    # Options of `generate_lines`: its own, all arguments of `TextGenerator` except `lm` and `vocab`, and of sampling.
     _GENERATION_OPTIONS = ["name", "strict", *keywords_of(TextGenerator)[2:], *SAMPLING]
 
     def generate_lines(
@@ -153,7 +153,7 @@ class LanguagePipeline(Pipeline):
 
     @functools.cached_property
     def _scorer(self) -> Callable[[ScoringConfig], Scorer]:
-        """A function that returns the `Scorer` of a config. It keeps the last eight, because each compiles graphs."""
+        """A function that returns the `Scorer` of a config. It caches eight scorers, because each compiles graphs."""
         return functools.lru_cache(maxsize=8)(lambda config: Scorer(self.model, self.vocabs[0], config))
 
 
@@ -262,7 +262,7 @@ class TaggingPipeline(Pipeline):
         Args:
             folder, path, **changes: see `Pipeline.open`.
             lexicon: for FLAT, words that replace those of the run: a file of words, "jieba", or the words. Words
-                that are not in the vocabulary become its unknown symbol; the number of the others is logged.
+                that are not in the vocabulary become its unknown symbol. The number of known words is logged.
             skip_short_words: whether to leave out words of one character in `lexicon`; by default as in the run.
             max_seq_len: most tokens that are read at a time. A longer line is read in windows. If it is given, lines
                 are cut at the ends of sentences only with `split_sentences` of `tag_lines`. The default is the length
@@ -312,6 +312,7 @@ class TaggingPipeline(Pipeline):
         at_least(1)("batch_size", batch_size)
         tagger = self.tagger
         tagger.batch_size = batch_size
+        # `answers` and `encode` count the lines each for themselves.
         numbers, line_numbers = itertools.tee(itertools.count(1) if numbers is None else numbers)
 
         def encode(line: Any) -> tuple[str, list[str]]:
@@ -333,7 +334,10 @@ class TaggingPipeline(Pipeline):
     lines: Any = tag_lines
 
     def warn_of_length(self, tokens: Sequence[str], where: str, split_sentences: bool | None = None) -> None:
-        """Warns once of a line that is cut by default, and once of a sentence longer than the longest in training.
+        """Warns of the first line that is cut by default, and of the first piece longer than all training lines.
+
+        A piece is a line, or a part of a line that is cut, see `TextTagger.pieces`. If the lengths of the training
+        lines are unknown, there is no warning.
 
         Args:
             tokens: tokens of the line.
@@ -375,8 +379,8 @@ class TaggingPipeline(Pipeline):
 def line_sizes(folder: RunFolder) -> LineSizes | None:
     """The lengths of the training lines of a tagger's run; `None`, after a warning, if they are unknown.
 
-    Runs of earlier versions do not record them. For these runs, the training file is read. If it cannot be read, a
-    recorded length of the longest line is returned alone.
+    Runs of earlier versions do not record all lengths. For these runs, the training file is read. If it cannot be read,
+    the result has only the length of the longest line, if this is recorded.
     """
     config = folder.read_config()
     training = config.get("training", {})
@@ -408,9 +412,9 @@ def with_lexicon(
     given: str | os.PathLike | Lexicon | Iterable[str] | None = None,
     skip_short_words: bool | None = None,
 ) -> list[Vocab]:
-    """The vocabularies of a run, where the words `given`, if any, replace the words of its lexicon.
+    """The vocabularies of a run, in which the words `given`, if any, replace the words of its lexicon.
 
-    Logs how many of the given words are in the vocabulary.
+    If words are given, logs how many of them are in the vocabulary.
 
     Args:
         folder: folder of the run.

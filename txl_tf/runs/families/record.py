@@ -59,9 +59,9 @@ class Family:
         network: class of the network in the models, if several families share the class of the model, as taggers do.
         config: class of the hyper-parameters.
         make: function of the hyper-parameters, and of options of Keras such as `dtype`, that returns a new model.
-        check: function of a `config`. It raises ParameterError if hyper-parameters do not fit each other.
-        least_weights: function of the hyper-parameters, a dictionary, that returns a lower bound, roughly, of the
-            number of weights of the model.
+        check: function of an instance of `config`. It raises ParameterError if hyper-parameters do not fit each other.
+        least_weights: function of the hyper-parameters, a dictionary, that returns a rough lower bound of the number
+            of weights of the model, see `RunFolder.check_size`.
         weight_names: function of a model that returns `{name: variable}` of the weights whose names in checkpoints are
             those of another program. All other weights are named by their paths in Keras.
         signatures: name of the signatures of its served models, which `serving/` registers, see
@@ -73,15 +73,15 @@ class Family:
         paths: settings that are paths. The same data may be at other paths when a run resumes.
         inherited: settings of the data, or of the vocabulary, that a new run takes from the run that it starts from
             (`init_from`), together with the vocabularies.
-        final: class of the settings of the evaluation at the end of a training, or `None`.
+        final: class of the settings of the evaluation at the end of a training run, or `None`.
         training: class of the settings of the training.
         batching: settings of the training that decide the batches. They are fixed once there is a checkpoint.
         recorded: settings that `config.json` records in addition to those of every family.
         monitor: the metric that decides which checkpoint is the best.
-        best_of: `min` or `max`, which of two values of this metric is better.
+        best_of: `min` or `max`, the function that returns the better one of two values of this metric.
         default_checkpoint: the checkpoint that is opened by default: "latest", or "best" (the latest if there was no
-            validation). The last evaluation of a training is of the weights in this checkpoint.
-        rounds: whether `matmul_precision` has an effect on the models. It has none on layers of Keras.
+            validation). A training run ends with the evaluation of these weights; with `ema`, of their moving average.
+        rounds: whether `matmul_precision` has an effect on the models. It has no effect on Keras's own layers.
         pipeline: subclass of `Pipeline` that turns text into results.
         run: subclass of `Run` that says how data are read and batched, and how a model is trained and evaluated.
     """
@@ -127,10 +127,10 @@ class Family:
         if values.get("init_from") is not None:
             check_values(values["init_from"], _InitFrom, prefix="init_from.")
         for name in self.vocabs:
-            empty_vocab(**values[name])  # checks the values
+            empty_vocab(**values[name])  # raises ParameterError for wrong arguments of the vocabulary
 
     def config_content(self, data: dict, model: dict, vocabs: list[Vocab]) -> dict:
-        """The content of `config.json` without the training.
+        """The content of `config.json` without "training" and other keys that not every run has.
 
         Args:
             data, model: settings of the data, and hyper-parameters.
@@ -171,7 +171,7 @@ class Family:
 
 
 def register(family: Family) -> Family:
-    """Registers a family, so that its runs can be trained, opened, averaged and exported. Returns it."""
+    """Adds a family to `FAMILIES`, so that its runs can be trained, opened, averaged and exported. Returns it."""
     FAMILIES[family.name] = family
     return family
 
@@ -233,8 +233,8 @@ def _families_of_nearest_base(kind: type, attribute: str, families: list[Family]
         families: the families among which to choose.
 
     Returns:
-        The families whose `attribute` is `kind`; without one, those whose `attribute` is the nearest possible base of
-        `kind`.
+        The families whose `attribute` is `kind`; if there are none, the families whose `attribute` is a base class of
+        `kind`, the nearest one that a family has.
 
     Raises:
         ParameterError: there is no such family.

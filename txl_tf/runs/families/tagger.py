@@ -1,4 +1,4 @@
-"""The families of taggers: TENER, FLAT with a lexicon, and LSTMs, to which both are compared."""
+"""The families of taggers: TENER, FLAT, which has a lexicon, and LSTMs, to which both are compared."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _OF_SINGLE_TOKENS = ("accuracy", "f1")  # metrics of the scheme "none", where bo
 
 
 class TaggerRun(EpochRun):
-    """One training of a tagger, on tagged sentences."""
+    """One training run of a tagger, on tagged sentences."""
 
     data: TaggedConfig
     model_config: Any  # a `LabelConfig` with the hyper-parameters of the network
@@ -69,7 +69,7 @@ class TaggerRun(EpochRun):
         return "lexicon" in self.folder.family.vocabs
 
     def prepare(self) -> None:
-        """Raises ParameterError if settings of the data do not fit the family or the run's initial weights."""
+        """Raises ParameterError if settings do not fit the machine, the family or the run's initial weights."""
         super().prepare()
         name = self.folder.family.name.upper()
         lexicon = self.data.lexicon
@@ -89,15 +89,16 @@ class TaggerRun(EpochRun):
     def open_corpus(self) -> TaggedCorpus:
         """Reads the sentences.
 
-        A new run with `init_from` uses, or extends, the vocabularies of that run. If it resumes, it uses its own. If
-        the model takes words and no lexicon is given, `self.data` gets the lexicon of the same run.
+        A new run with `init_from` uses, or extends, the vocabularies of the other run. If it resumes, it uses its own
+        vocabularies. If the model takes words and no lexicon is given, the lexicon is that of the run from which the
+        vocabularies come, and `self.data` gets its path.
         """
         if not self.origin:
             return read_corpus(self.data, as_before=self.began_in_earlier_version)
         origin = self.origin
         extends = self.training.extend_vocab and not origin.resumes
         data = self.data
-        if self.training.extend_vocab and not extends:  # the new symbols were chosen when the training began
+        if self.training.extend_vocab and not extends:  # the new symbols were chosen when the run began
             without_vectors: dict[str, Any] = dict.fromkeys(VECTORS)
             data = dataclasses.replace(data, min_freq=None, **without_vectors, lowercase_vectors=False)
         corpus = read_corpus(data, origin.vocabs, origin.model.labels, extends, self.began_in_earlier_version)
@@ -142,12 +143,13 @@ class TaggerRun(EpochRun):
         """Logs which share of the training sentences is unknown to the vocabularies of the other run."""
         sentences = corpus.splits["train"].sentences
         total = sum(sentence.n for sentence in sentences)
+        # `ids` are those of the tokens and, after them, of the words of a lattice.
         tokens = sum(np.sum(sentence.ids[: sentence.n] == UNKNOWN_ID) for sentence in sentences)
         counts = {"words" if corpus.level == "word" else "characters": (int(tokens), total)}
         if self.data.bigrams:
             bigrams = sum(np.sum(sentence.bigrams == UNKNOWN_ID) for sentence in sentences)
             counts["forms of words" if corpus.level == "word" else "bigrams"] = (int(bigrams), total)
-        origin.log_unknown(counts, str(corpus.vocab.unk), warn_for=[*counts][:1])
+        origin.log_unknown(counts, str(corpus.vocab.unk), warn_for=[*counts][:1])  # bigrams cause no warning
 
     def from_data(self) -> dict:
         """The hyper-parameters that the corpus decides.
@@ -172,13 +174,14 @@ class TaggerRun(EpochRun):
         return {**token_settings, **tag_settings, **widths}
 
     def measured(self) -> dict:
+        """The lengths of the training lines, by which a pipeline recognises unusually long lines, see `LineSizes`."""
         sizes: Any = self.corpus.sizes
         longest, usual, largest = sizes
         return {"longest_sentence": longest, "usual_sentences": usual, "most_sentences": largest}
 
     @property
     def new_weights(self) -> tuple[str, ...]:
-        """The weights of the scores of tags, unless the labels are those of the other run."""
+        """The weights that score tags: they depend on the labels. Empty if the other run has the same labels."""
         if self.origin and self.model.labels == self.origin.model.labels:
             return ()
         return ("out_fc/", "crf/")
@@ -198,9 +201,9 @@ class TaggerRun(EpochRun):
         return {name: table for name, table in tables.items() if table is not None}
 
     def start(self) -> None:
-        """Sets the embeddings to the vectors from files, if there are any. Scales all to length 1 with `unit_vectors`.
+        """Sets the embeddings to the vectors from files, if there are any. The row of padding becomes 0.
 
-        The row of padding becomes 0.
+        With `unit_vectors`, all embeddings are scaled to length 1, also those without a vector from a file.
         """
         for name, table in self.tables.items():
             rows = np.array(self.corpus.embeddings.get(name, table.numpy()))
@@ -258,10 +261,10 @@ class _Training(TaggerTrainingConfig):
 
 
 def make_tagger(network: type, seed: int | None = None, dtype: Any = None, **values: Any) -> Tagger:
-    """Makes a tagger.
+    """Makes a tagger and its network.
 
     Args:
-        network: class of its network.
+        network: class of the network.
         seed, dtype: seed and dtype of the tagger and the network.
         **values: hyper-parameters: the fields of `LabelConfig`, and arguments of the network.
     """
