@@ -25,12 +25,12 @@ from txl_tf.files import naming_read_errors, write_atomic
 
 logger = logging.getLogger("txl_tf")
 _TRIES = 3  # how often a block is tried if its workers die
-_PATIENCE = 180  # seconds without a first answer, after which a log line gives possible reasons
+_PATIENCE = 180  # if no block is answered in this time, in seconds, a log line gives possible reasons
 _LATE = "nothing is answered after %d s: workers wait for room or for memory, or a block takes long (`ray status`)"
 
 
 def answer_on_cluster(blocks: list[Block], make: Callable[[], Answering], cluster: ClusterConfig) -> Generator[str]:
-    """Answers blocks on the workers of a cluster, and yields the path of each block's answers when it is done.
+    """Answers blocks on the workers of a cluster. Yields `Block.part` of each block when its answers are written.
 
     Args:
         blocks: blocks whose paths are valid on every machine.
@@ -39,7 +39,7 @@ def answer_on_cluster(blocks: list[Block], make: Callable[[], Answering], cluste
 
     Raises:
         ValueError, OSError: there is no cluster, it has no room for a worker, workers do not start, or `_TRIES` workers
-            died of one block. Or it is the error that a worker raised.
+            died of one block, or a worker raised the error.
     """
     with connected(cluster.ray_address) as ray:
         number = min(count_workers(ray, cluster), len(blocks))
@@ -47,6 +47,7 @@ def answer_on_cluster(blocks: list[Block], make: Callable[[], Answering], cluste
         pool = ray.data.ActorPoolStrategy(
             min_size=1, max_size=number, initial_size=number, max_tasks_in_flight_per_actor=1
         )
+        # One row is one of our blocks, and also a block of Ray Data: workers get them one by one.
         rows = ray.data.from_items([block._asdict() for block in blocks], override_num_blocks=len(blocks))
         answered = rows.map(
             _Worker,
@@ -74,7 +75,8 @@ def answer_on_cluster(blocks: list[Block], make: Callable[[], Answering], cluste
 def count_workers(ray: ModuleType, cluster: ClusterConfig) -> int:
     """How many workers to start: the requested number, at most as many as the cluster has room for.
 
-    Logs a line if all room is in use at the moment.
+    Room is what all machines have, whether it is in use or not. If workers need no resources, each machine has room for
+    one. Logs a line if all machines together have too little free for a worker.
 
     Raises:
         ParameterError: no machine has the resources for a worker.
@@ -104,7 +106,7 @@ def _be_quiet(ray: ModuleType) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Environment variables by which workers can import this package if it is not installed."""
+    """Environment variables by which workers can import this package; none if it is installed in site-packages."""
     folder = str(Path(__file__).parents[2])
     if "site-packages" in folder:
         return {}
@@ -139,7 +141,7 @@ class _Worker:
         """Answers the `Block` with the fields `row`.
 
         Returns:
-            `{"part": `Block.part`, "error": pickled error that ends the job, or b""}`.
+            A dictionary: "part" is `Block.part`, "error" the pickled error that ends the job, or b"".
         """
         block = Block(**row)
         try:
@@ -149,7 +151,7 @@ class _Worker:
         return {"part": block.part, "error": b""}
 
     def answer(self, block: Block) -> None:
-        """Answers a block. Raises FileNotFoundError if this machine cannot open its files."""
+        """Answers a block. Raises FileNotFoundError if this machine does not have its files."""
         for path in (block.path, os.path.dirname(block.part)):
             if not tf.io.gfile.exists(path):
                 raise FileNotFoundError(

@@ -41,7 +41,9 @@ def ray_package() -> ModuleType:
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[ModuleType]:
-    """In this block, this process is connected to a Ray cluster. An existing connection is used, and stays open.
+    """In this block, this process is connected to a Ray cluster.
+
+    An existing connection is used, whatever the address is, and stays open after the block.
 
     Args:
         address: `"auto"`, `"host:port"`, or `"local"` for a cluster of this machine alone, which ends with the block.
@@ -67,7 +69,8 @@ def connected(address: str | None) -> Iterator[ModuleType]:
         try:
             with without_notes(_NOTE):
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (Exception, SystemExit) as error:  # a slow start raises Exception itself, Ray's C++ part SystemExit
+        # A slow start raises the class Exception itself, and Ray's C++ part raises SystemExit.
+        except (Exception, SystemExit) as error:
             what = (str(error) or type(error).__name__).splitlines()[0]
             raise ConnectionError(f"the Ray cluster ray_address={address} cannot be reached: {what}") from error
         ray._private.worker._worker_logs_enabled = False  # hides messages of machines that run out of memory or die
@@ -81,9 +84,9 @@ def connected(address: str | None) -> Iterator[ModuleType]:
 def last_words(message: str) -> Iterator[None]:
     """Prints `message` to the standard error if this process ends within the block without an exception of Python.
 
-    When its raylet dies, Ray's C++ part ends the whole process without a message. So a small second process, the
-    watcher, reads from a pipe. If the pipe is closed before this process has written to it, the watcher prints the
-    message.
+    When the raylet, Ray's process on this machine, dies, Ray's C++ part ends this process without a message. So a small
+    second process, the watcher, reads from a pipe. If the pipe is closed before this process has written to it, the
+    watcher prints the message.
     """
     code = f"import os, sys\nif not os.read(0, 1): os.write(2, {(message + chr(10)).encode()!r})"
     command = [sys.executable, "-I", "-S", "-c", code]

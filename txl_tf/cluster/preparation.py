@@ -72,7 +72,7 @@ def prepare(
         raise ParameterError("texts", texts, allowed, message)
     inner = corpus.prepare if has_path else corpus.prepare_texts
     check_names("prepare", options, dict.fromkeys([*keywords_of(prepare), *keywords_of(inner), *TextConfig.names()]))
-    is_dataset = type(texts).__module__ == "ray.data.dataset"
+    is_dataset = type(texts).__module__ == "ray.data.dataset"  # not `isinstance`: Ray may not be installed
     if is_dataset and not ray:
         raise ParameterError("ray", ray, "True", "texts are a ray.data.Dataset, which needs ray=True")
     with contextlib.ExitStack() as stack:
@@ -128,7 +128,7 @@ class ClusterWorkers(contextlib.ExitStack):
 
     @functools.cached_property
     def _rows(self) -> list[Rows]:
-        """The blocks of the data set, with the number of the first row of each.
+        """The blocks of the data set that have rows, in order, with the number of the first row of each, from 1.
 
         The data set is read once, and the cluster stores the blocks. Raises ParameterError if there are no rows.
         """
@@ -147,6 +147,8 @@ class ClusterWorkers(contextlib.ExitStack):
     def each(self, function: Callable, calls: Iterable[tuple], progress: Callable | None = None) -> Iterator[Any]:
         """Yields the results of a generator function for each of `calls`, in order, as `ThisProcess.each` does.
 
+        A call is a task on a worker. If the caller stops taking results, the unfinished tasks are cancelled.
+
         Args:
             function: generator function.
             calls: tuples of its arguments.
@@ -156,7 +158,7 @@ class ClusterWorkers(contextlib.ExitStack):
         work = self._ray.remote(scheduling_strategy="SPREAD", **options)(_work)
         begin = functools.partial(work.remote, os.getcwd(), self._ray.put(function))
         calls = iter(calls)
-        tasks = collections.deque()  # tasks that still have results
+        tasks = collections.deque()  # the started tasks whose results were not all taken, in order
         try:
             while True:
                 n_workers = self._n_workers()
@@ -177,7 +179,7 @@ class ClusterWorkers(contextlib.ExitStack):
                 self._ray.cancel(task)
 
     def _n_workers(self) -> int:
-        """The requested number of workers, or else as many as the cores of the cluster are enough for, at least 1."""
+        """The requested number of workers; without one, as many as the cores of the cluster allow, at least 1."""
         cpus = (node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"])
         return self._config.ray_workers or max(1, sum(int(n // max(self._config.ray_cpus, 1)) for n in cpus))
 
@@ -212,6 +214,7 @@ class ClusterWorkers(contextlib.ExitStack):
 
 
 def _n_rows(table: Any) -> int:
+    """The number of rows of an Arrow table. Workers call it, so that the driver does not fetch the table."""
     return table.num_rows
 
 
@@ -219,7 +222,8 @@ def _work(folder: str, function: Callable, *given: Any) -> Iterator[tuple[Any, i
     """Calls a generator function in a worker.
 
     Args:
-        folder: working directory of the driver. It becomes that of the worker if it exists there, for relative paths.
+        folder: working directory of the driver. If the worker's machine has it, the worker changes to it, so that
+            relative paths mean the same files.
         function: generator function of `(*arguments, progress=, numbered=)`.
         *given: its arguments. In `Rows`, the table is a reference to Ray's store.
 
@@ -243,9 +247,9 @@ def _work(folder: str, function: Callable, *given: Any) -> Iterator[tuple[Any, i
             yield result, n_bytes
             n_bytes = 0
     except ValueError:
-        # The error should name the line in the whole file. With `numbered`, which is slow, the function counts the
-        # lines before the portion, too.
+        # The error should name the line in the whole file. So call the function again with `numbered`, which is slow,
+        # because it also counts the lines before the portion.
         for _ in function(*arguments, numbered=True):
-            pass  # raises the same error, with that number
+            pass  # raises the same error, with the number of the line
         raise
     yield None, n_bytes

@@ -31,7 +31,7 @@ from txl_tf.runs.setup import WorkerGone
 logger = logging.getLogger("txl_tf")
 
 _SECONDS_TO_START = 60  # after this time, a line says that the workers wait for room
-_PAUSE = 0.5  # seconds after which the driver asks the desk again; workers ask after twice the time
+_PAUSE = 0.5  # seconds between two calls of the desk by the driver; workers wait twice as long
 
 
 def run_workers(
@@ -48,12 +48,12 @@ def run_workers(
     Args:
         command: the program and its arguments, for Python. Workers run it in the working directory of this process.
         cluster: the cluster, and the number of workers.
-        write: called with the standard output of the first worker.
-        batch_sizes: batch sizes of the program. The number of workers that train divides all of them. The other workers
-            do nothing.
+        write: called with the standard output of worker 0.
+        batch_sizes: batch sizes of the program. As many workers train as can divide all of them, see
+            `worker_environment`. The other workers do nothing.
 
     Returns:
-        `(status, errors)`: the exit status and the standard error of the first worker that failed, or `(0, "")`.
+        `(status, errors)`: the exit status and the standard error of the program that failed first, or `(0, "")`.
 
     Raises:
         ValueError: Ray is not installed, or the address is malformed.
@@ -96,7 +96,7 @@ def run_workers(
             last = lost or _why(fit.error)
             raise OSError(
                 f"workers were gone more than ray_restarts={cluster.ray_restarts} times, at last {last}: the same "
-                "command goes on from the newest checkpoint"
+                "command resumes from the newest checkpoint"
             ) from fit.error
         return status, errors
 
@@ -108,10 +108,10 @@ class Desk:
     """Messages between the driver and the workers: an actor on the driver's machine.
 
     Attributes:
-        unread_output: standard output of the first worker that the driver has not read yet.
+        unread_output: standard output of worker 0, in pieces, that the driver has not read yet.
         signal: signal to send to all programs, or `None`.
         running: ranks of the workers whose program runs.
-        n_starts: how often all workers were started.
+        n_starts: how often the workers were started, counted by worker 0.
         last_lost: description of the worker that was lost last, or "".
         first_failure: exit status and standard error of the first program that failed, or `(0, "")`.
     """
@@ -131,7 +131,7 @@ class Desk:
         self.running.add(rank)
 
     def write(self, data: bytes) -> None:
-        """Stores output of the first worker for the driver."""
+        """Stores output of worker 0 for the driver."""
         self.unread_output.append(data)
 
     def ended(self, rank: int, status: int, errors: str, lost: str) -> None:
@@ -151,12 +151,12 @@ class Desk:
             self.first_failure = status, errors
 
     def stop(self, number: int) -> bool:
-        """Requests that the workers end by a signal. Returns whether any are running."""
+        """Requests that the workers send a signal to their programs. Returns whether any program is running."""
         self.signal = number
         return bool(self.running)
 
     def wanted(self) -> int | None:
-        """The signal that a worker should send to its program, or `None`. After a failure, all others are killed."""
+        """The signal that a worker should send to its program, or `None`. After a failure, it is SIGKILL for all."""
         return signal.SIGKILL if self.first_failure[0] else self.signal
 
     def read(self) -> tuple[bytes, int, str]:
@@ -180,7 +180,9 @@ def _why(error: Exception) -> str:
 
 
 class _Thread(threading.Thread):
-    """Calls a function in a daemon thread. `done` is set at its end, and `error` is the exception that it raised.
+    """A daemon thread that calls a function, and starts at once.
+
+    `done` is set when the function has ended. `error` is the exception that it raised, or `None`.
 
     `join` cannot be used: after a signal in the middle of it, Python 3.11 believes that the thread has ended.
     """
@@ -203,9 +205,10 @@ class _Thread(threading.Thread):
 
 
 def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: TrainingClusterConfig) -> None:
-    """Writes the output of the first worker until `fit` ends.
+    """Passes the output of worker 0 to `write` until `fit` ends. Logs restarts, and that workers wait for room.
 
-    A signal to this process, or an error of `write`, first ends the workers, and is raised when `fit` has ended.
+    A signal to this process, or an error of `write`, first ends the workers, and is raised when `fit` has ended. If no
+    program runs, or on a second one, it is raised at once.
 
     Args:
         desk: the actor of the class `Desk`.
@@ -215,6 +218,7 @@ def _follow(desk: Any, fit: _Thread, write: Callable[[bytes], Any], cluster: Tra
     import ray
 
     needed_in_words, is_free = _needed(cluster, ray.available_resources())
+    # Where resources are missing, the line about waiting comes at once.
     log_waiting_at = time.monotonic() + (_SECONDS_TO_START if is_free else 0)
     known_starts = 0
     has_logged_waiting = False
@@ -283,7 +287,10 @@ def _signals_raised() -> Iterator[None]:
 
 
 def _work(config: dict) -> None:
-    """Runs the program to its end. Ray Train calls this function on every worker.
+    """Runs the program of a worker to its end. Ray Train calls this function on every worker.
+
+    It tells the desk when the program starts and ends, and passes signals from the desk to the program. A worker that
+    does not train returns at once.
 
     Args:
         config: `train_loop_config` of `run_workers`.
@@ -333,14 +340,18 @@ def _work(config: dict) -> None:
 
 
 def variables_to_pass(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the driver's environment that all workers' programs need. Ray's environment may lack them."""
+    """The variables of Weights & Biases and MLflow in the driver's environment, for the programs of all workers.
+
+    The environment of Ray's processes may lack them.
+    """
     return {name: value for name, value in environment.items() if name.startswith(("WANDB_", "MLFLOW_"))}
 
 
 def worker_environment(environment: dict[str, str], batch_sizes: Sequence[int]) -> dict[str, str] | None:
     """The environment of a worker's program; `None` if the worker does not train.
 
-    The first n workers in TF_CONFIG train, where n is the largest number that divides all of `batch_sizes`.
+    The first n workers in TF_CONFIG train, where n is the largest number, up to the number of workers, that divides all
+    of `batch_sizes`.
 
     Args:
         environment: the environment of Ray's process, with TF_CONFIG of all workers.
@@ -352,7 +363,7 @@ def worker_environment(environment: dict[str, str], batch_sizes: Sequence[int]) 
     if config["task"]["index"] >= n_training:
         return None
     config["cluster"]["worker"] = workers[:n_training]
-    others = {name: value for name, value in environment.items() if name != "TF_USE_LEGACY_KERAS"}  # Ray sets it
+    others = {name: value for name, value in environment.items() if name != "TF_USE_LEGACY_KERAS"}  # Ray sets this one
     return {**others, "TF_CONFIG": json.dumps(config)}
 
 
@@ -369,10 +380,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _prepare_process() -> None:
-    """Prepares the new process of a program, in which it is called.
+    """Prepares the new process of a program. It is called in this process, before the program starts.
 
-    Unblocks Ctrl-C, which Ray's processes block. On Linux, the kernel will kill the program when Ray's process ends:
-    Ray may then start another program in its place.
+    It unblocks Ctrl-C, which Ray's processes block. On Linux, it also makes the kernel kill the program when Ray's
+    process ends, because Ray may then start another program in its place.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if sys.platform == "linux":

@@ -1,1 +1,1 @@
-"""Shared by all layers: their base, arguments, dropout, gradients, products."""
+"""The base classes of layers, and parts that models share: embedding, softmax, feed-forward net, norms, positions."""

@@ -24,7 +24,7 @@ from txl_tf.schema import check_type
 
 
 def clusters_of(tables: Sequence[Tensor], projs: Sequence[Tensor | None], biases: Sequence[Tensor]) -> list[Cluster]:
-    """The clusters with these weights. One table for several clusters is split, so its gradient is one concatenation.
+    """The clusters with these weights. A table that several clusters share is split, so its gradient is concatenated.
 
     Args: lists with one item for every cluster; `tables` may also be a list with a single table.
     """
@@ -201,10 +201,12 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
         return self.tie_weight or any(shared)
 
     def tie(self, hidden: Any, embedding: Any = None) -> None:
+        """See `Tied`. Does nothing if the call computes only with weights of this layer."""
         if self.needs_embedding:
             super().tie(hidden, embedding)
 
     def embedding_of_call(self, given: Any) -> Any:
+        """See `Tied`. `None` if the call computes only with weights of this layer."""
         return super().embedding_of_call(given) if self.needs_embedding else None
 
     def build(self, hidden_shape: Any = None) -> None:
@@ -231,7 +233,7 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
         projs = list(self.projs)
         for i in range(len(projs)):
             if self.shares_projection(i) and self.is_projected(i):
-                projs[i] = embedding.projs[i if self.div_val > 1 else 0]
+                projs[i] = embedding.projs[i if self.div_val > 1 else 0]  # without `div_val`, there is one for all
         return embedding.tables if self.tie_weight else self.tables, projs, self.biases, self.clusters
 
     def call(self, hidden: Tensor, embedding: Any = None) -> Tensor:

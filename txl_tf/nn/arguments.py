@@ -6,7 +6,7 @@ class Scaled(Layer):
         super().__init__(**kwargs)
 
 class Network(Layer):
-    @takes(NetworkConfig)                               # sets attributes, and checks them as the fields of the group
+    @takes(NetworkConfig)                               # sets attributes, and checks them as fields of the group
     def __init__(self, *, n_token: int, n_layer: int, ..., seed: int | None = None, **kwargs):
         super().__init__(**kwargs)
 """
@@ -87,11 +87,15 @@ def _storing(
     """
     _, *parameters = signature.parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
-    takes_others = len(names) < len(parameters)
+    takes_others = len(names) < len(parameters)  # whether there is `**kwargs`
 
     @functools.wraps(init)
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
-        """The new constructor: checks and stores the arguments, then calls the constructor as it is written."""
+        """The new constructor: checks and stores the arguments, then calls the constructor as it is written.
+
+        At the end of the outermost constructor, it calls `settle`, see `Settings`. It raises ParameterError for a dtype
+        with quantization, and freezes the parts of a frozen layer.
+        """
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
             check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         try:
@@ -138,11 +142,11 @@ def check_known(cls: type, arguments: Mapping[str, Any], known: Iterable[str]) -
 def _taken_by_bases(cls: type) -> list[str]:
     """Names that `**kwargs` of a constructor may contain: the arguments of the base classes, and of Keras's layers."""
     inits = [(base.__module__, vars(base).get("__init__")) for base in cls.__mro__[1:]]
-    stored = [name for _, init in inits for name in getattr(init, "stored", ())]
+    stored_arguments = [name for _, init in inits for name in getattr(init, "stored", ())]
     foreign_inits = [
         init for module, init in inits if init is not None and not module.startswith(("txl_tf.", "keras."))
     ]
-    return [*stored, *(name for init in foreign_inits for name in keywords_of(init)), *_OF_KERAS]
+    return [*stored_arguments, *(name for init in foreign_inits for name in keywords_of(init)), *_OF_KERAS]
 
 
 def values_of(x: Any, names: Iterable[str]) -> dict[str, Any]:

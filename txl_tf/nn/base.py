@@ -106,11 +106,12 @@ class Dropping(Settings):
             self.seed_generator.state.assign(keras.random.SeedGenerator(self.seed).state)
 
     def draw_key(self, x: Tensor) -> Tensor:
-        """A new key, int `[3]`, for the rows of `x`. Each replica gets the key of its own rows.
+        """A new key for the rows of `x`, int32 `[3]`: two numbers from the generator, and the index of the first row.
 
-        In a block of `drawing`, it is the key of the block.
+        The index counts the rows of all replicas. If this layer has no generator, the layer that contains it draws the
+        key. In a block of `drawing`, the result is the key of the block.
         """
-        if self._draw != self.draw_key:  # `drawing`, or the layer that contains this one, gives the key
+        if self._draw != self.draw_key:
             return self._draw(x)
         context = tf.distribute.get_replica_context()
         replica = 0 if context is None else context.replica_id_in_sync_group
@@ -161,7 +162,8 @@ class Dropping(Settings):
 def unlocked(layer: Any) -> Generator[None, None, None]:
     """In this block, a layer that is built accepts new weights and parts.
 
-    They are made in the scope of the `tf.distribute` strategy in which its other weights were made.
+    They are made in the scope of the `tf.distribute` strategy in which the layer's other weights were made. For a layer
+    that is not built, the block changes nothing.
     """
     if not layer._tracker.locked:
         yield
@@ -345,7 +347,7 @@ class Attending(MixedIntoLayer):
     """Mixin of layers that attend by `txl_tf.kernels.attend`, once in a call."""
 
     def attention_probs(self, *args: Any, **kwargs: Any) -> Any:
-        """The probabilities of a call, without dropout: `[n_head, batch, queries, keys]`.
+        """The attention probabilities of a call, without dropout: `[n_head, batch, queries, keys]`.
 
         Args: those of the call.
         """
@@ -379,7 +381,8 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
     """Mixin of layers and models: `get_config` with the stored arguments, shapes of outputs, and masks of outputs.
 
     Attributes:
-        restores_parts: whether the configuration contains the classes of parts that are a user's own.
+        restores_parts: whether the configuration also contains the classes of parts that a user has written. Then a
+            replaced part is no error in `get_config`.
     """
 
     restores_parts: bool = False
@@ -446,7 +449,7 @@ class Layer(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.layers.Layer
         return object.__getattribute__(self, name)  # raises the usual error
 
     def in_compute_dtype(self, *tensors: Tensor) -> list[Any]:
-        """Tensors and weights, cast to the dtype in which the layer computes."""
+        """A list of the tensors and weights, cast to the dtype in which the layer computes."""
         return [tf.cast(x, self.compute_dtype) for x in tensors]
 
     def build_parts(self, shape: Any, *parts: keras.Layer) -> None:
@@ -479,7 +482,7 @@ def check_sizes(**sizes: Any) -> None:
 
 
 def check_length(name: str, length: Any, least: int = 0) -> None:
-    """Raises ParameterError unless a length is an integer from `least` on, or an integer scalar tensor."""
+    """Raises ParameterError unless a length is an integer from `least` on, or an integer scalar tensor of any value."""
     if isinstance(length, numbers.Number | np.bool_):
         at_least(least)(name, length)
         return
@@ -496,7 +499,10 @@ def check_heads(width_name: str, width: Any, heads_name: str, heads: Any) -> Non
 
 
 def check_layer(layer: int, n_layer: int) -> int:
-    """The index of a layer, from 0 on. A negative one counts from the last. Raises ParameterError if there is none."""
+    """The index of a layer, from 0 on. A negative `layer` counts from the last: -1 is the last layer.
+
+    Raises ParameterError if there is no such layer.
+    """
     at_least(-n_layer, n_layer - 1)("layer", layer)
     return layer % n_layer
 

@@ -18,7 +18,8 @@ def bound(weights: Iterable[tuple[Any, Any]]) -> Generator[None, None, None]:
     """In this block, layers that call `bound_weights` compute with these weights.
 
     Args:
-        weights: `(layer, weights)` for some layers, with the weights that the layer's `computed_weights` returned.
+        weights: `(layer, weights)` for some layers, with the result of the layer's `computed_weights`. They come before
+            the weights that an outer block binds to the same layer.
     """
     token = _bound.set((*weights, *_bound.get()))
     try:

@@ -39,7 +39,7 @@ def id_error(name: str, n_token: int) -> str:
 
 
 def check_ids(name: str, ids: Any, n_token: int) -> None:
-    """Raises ParameterError if an id in the array `ids` is not in the vocabulary. The error has the first such id."""
+    """Raises ParameterError if an id in the array `ids` is not in the vocabulary. The error names the first such id."""
     outside = ids[(ids < 0) | (ids >= n_token)]
     if outside.size:
         allowed = f"ids between 0 and n_token - 1 = {n_token - 1}"
@@ -133,7 +133,7 @@ class AdaptiveBins(Layer):
         return self.bins[i].is_projected
 
     def make_tables(self) -> list[Any]:
-        """Makes the tables of the clusters. Clusters of the same width share one table."""
+        """Makes the tables: one for each cluster or, if `div_val` is 1, one for all clusters."""
         sizes = self.bin_sizes if self.div_val > 1 else [self.n_token]  # numbers of words, one table for each
         return [
             self.add_table(

@@ -61,7 +61,7 @@ class PositionwiseFF(LowRank, Layer):
         d_inner: width between the two products.
         dropout: dropout rate after the activation and after the second product.
         kernel_initializer: initializer of both kernels. With a seed, each draws other numbers.
-        layer_norm_epsilon: added to the variance in layer norm.
+        layer_norm_epsilon: added to the variance in layer norm, or to the mean square in `RMSNorm`.
         seed: int from which dropout keys derive, for calls without a key. `None` draws one.
         pre_lnorm: whether to normalise the input, instead of the sum after the residual connection.
         activation: "relu"; "gelu", the exact one; or "swiglu", `silu(gates) * values`, where gates and values are two

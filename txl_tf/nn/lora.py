@@ -61,7 +61,10 @@ class LowRank(MixedIntoLayer):
         self._add_updates(rank, lora_alpha, a_initializer, b_initializer)
 
     def restore_lora(self) -> None:
-        """Called at the end of `build`: adds the updates that the configuration of the layer describes."""
+        """Called at the end of `build`: adds the updates that the configuration of the layer describes, if any.
+
+        They are zeros until the values come from a file or from `set_weights`.
+        """
         described = self.__dict__.pop("_described_lora", None)
         if described is not None:
             rank, lora_alpha = described
@@ -79,7 +82,7 @@ class LowRank(MixedIntoLayer):
         return layer
 
     def _add_updates(self, rank: int, lora_alpha: float | None, a_initializer: Any, b_initializer: Any) -> None:
-        """Makes the weights of the updates, freezes the kernels, and sets the attributes."""
+        """Makes A and B of every kernel, freezes the kernels, and sets the attributes."""
         with unlocked(self):
             for name in self.lora_kernels:
                 kernel = getattr(self, name)

@@ -10,7 +10,8 @@
     forbidden                                       a key is forbidden          a key is forbidden
 
 The first three rows are Keras's convention. The others are the convention of the articles (docs/articles.md). Numbers
-are 0 or 1. Eager calls raise an error for other numbers; graphs do not check them.
+are 0 or 1. Eager calls raise an error for other numbers; graphs do not check them. The numbers of `mask` [batch, keys]
+must be integers.
 
 The functions take the `name` of an argument, for errors, its mask, and `sizes`, the `{name: size}` of the dimensions
 that are known. They raise a ParameterError if the mask has another shape, or if it is neither bool nor numbers.
@@ -75,7 +76,10 @@ def with_mask(x: Any, mask: Any) -> Any:
 
 
 def mask_of_call(x: Any, mask: Any) -> Any:
-    """The mask of a call as bool: its argument or, without one, the mask that Keras passed on with `x`; or `None`."""
+    """The mask of a call as bool: the argument `mask` or, if it is `None`, the mask that Keras passed on with `x`.
+
+    `None` if there is neither.
+    """
     mask = mask_of(x) if mask is None else mask
     return None if mask is None else as_bool("mask", mask)
 
@@ -191,6 +195,10 @@ def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str) -> Any:
 
 def seen_of_mask(name: str, mask: Any, sizes: dict[str, Any]) -> Any:
     """Converts the argument `mask` of a layer of the vanilla Transformer, a name that Keras and the articles share.
+
+    Args:
+        mask: bool or integers `[batch, keys]`; bool `[batch, queries, keys]`; or bool or numbers of four dimensions, as
+            in `seen_by_heads`.
 
     Returns:
         bool that broadcasts to `[num_heads, batch, queries, keys]`, true where a query sees a key.

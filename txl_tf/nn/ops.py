@@ -1,4 +1,4 @@
-"""Layers that are parts of other layers: layer norm, RMS norm and a linear layer. And initializers."""
+"""Layers that are parts of other layers: layer norm, RMS norm and a linear layer. Copies of initializers."""
 
 import functools
 import itertools
@@ -42,9 +42,10 @@ def make_norm(norm: str, epsilon: float, **options: Any) -> Any:
 
 
 def norm_of_zeros(layer_norm: Any, width: int, dtype: Any) -> Any:
-    """The result of a norm for a vector of zeros, `[width]` in `dtype`: beta for `LayerNorm`, `None` for `RMSNorm`.
+    """The result of a norm for a vector of zeros: `[width]` in `dtype`, or `None`, which stands for zeros.
 
-    `None` stands for zeros. With `pre_lnorm`, a zero memory has the keys and values of this vector.
+    It is beta for a `LayerNorm`, `None` for an `RMSNorm`, and computed for a user's layer. With `pre_lnorm`, a zero
+    memory has the keys and values of this vector.
     """
     if is_library(layer_norm, RMSNorm):
         return None
@@ -70,7 +71,7 @@ class _Norm(Layer):
         self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones", autocast=False)
 
     def _checked(self, inputs: Tensor) -> Tensor:
-        """The argument of a call as a tensor, because custom gradients do not reach variables."""
+        """The checked argument of a call, as a tensor, because custom gradients do not reach variables."""
         check_tensors({"width": self.gamma.shape[0]}, inputs=(inputs, "float ... width"))
         return tf.convert_to_tensor(inputs)
 
@@ -90,7 +91,7 @@ class LayerNorm(_Norm):
         inputs: `[..., width]`.
 
     Returns:
-        A tensor like `inputs`, whose last axis has mean `beta` and standard deviation `gamma`.
+        A tensor like `inputs`: its last axis is scaled to mean 0 and variance 1, times `gamma`, plus `beta`.
     """
 
     beta: Any
@@ -122,7 +123,7 @@ class RMSNorm(_Norm):
         inputs: `[..., width]`.
 
     Returns:
-        A tensor like `inputs`, whose last axis has the root mean square `gamma`.
+        A tensor like `inputs`: its last axis is scaled to the root mean square 1, times `gamma`.
 
     Reference:
         Zhang and Sennrich 2019.

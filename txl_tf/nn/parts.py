@@ -25,10 +25,10 @@ def is_library(part: Any, cls: Any) -> bool:
 
 
 def own_parts(model: Any, count_keras: bool = True) -> list[str]:
-    """The parts of a model that a user has written: `["Mine 'layer_0'", ...]`.
+    """The parts of a model that are not entirely the library's: `["Mine 'layer_0'", ...]`.
 
-    It lists the model and those layers in it that are not entirely the library's: the class, a method or property of
-    the class, or the `call` of the instance is another's. A user's scheme of positions is listed, too.
+    A part is the model itself or a layer in it. It is listed if its class is not from this library, or if a user has
+    replaced a method or property of its class, or its own `call`. A user's scheme of positions is listed, too.
 
     Args:
         count_keras: whether layers of Keras count, too. The library's language models do not contain any.
@@ -69,7 +69,7 @@ def _function_of(member: Any) -> Any:
 _WITH_EFFECT = {
     "call", "_dtype_policy", "autocast", "_convert_input_args", "_supports_masking", "activity_regularizer"
 }  # fmt: skip
-# The other attributes that Keras sets, links to the owner, and graphs do not change it.
+# The other attributes that Keras sets, links to the owner, sources of dropout keys, and graphs do not change the call.
 _WITHOUT_EFFECT = {"_owner", "_key_source", "_draw", "_graphs", "_seen_in", *vars(keras.layers.Layer())} - _WITH_EFFECT
 
 
@@ -110,11 +110,11 @@ def _matters(name: str) -> bool:
 
 
 def why_not_cached(model: Any, read: Callable[[], Any]) -> Exception | None:
-    """The error of the first part that cannot be computed from cached keys and values, or `None` if all can.
+    """The error that shows that a model cannot be computed from cached keys and values; `None` if it can.
 
-    A model that contains only parts of the library can be cached. For other models, `read` is traced. The result is
-    stored until a part changes. An error of `read` is logged, and the caller computes the model without a cache. If a
-    part has a mistake that does not concern the cache, this computation raises its error.
+    A model that contains only parts of the library can. For other models, `read` is traced, and its error is logged and
+    returned. The result is stored until a part changes. After an error, the caller computes the model without a cache.
+    If the error was a mistake in a part that does not concern the cache, this computation raises it again.
 
     Args:
         read: function that computes something with the model from a cache.
@@ -177,9 +177,9 @@ def choosing(config: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
 
 
 def registered_classes(**parts: Any) -> dict[str, str]:
-    """`{name: registered name of the class}` for a configuration, of the parts that are not of a class of the library.
+    """`{name: registered name of its class}` of the parts whose class is not the library's, for a configuration.
 
-    A part may be `None`.
+    A part that is `None` is left out.
     """
     own = {name: type(part) for name, part in parts.items() if part is not None}
     return {
@@ -192,7 +192,7 @@ def registered_classes(**parts: Any) -> dict[str, str]:
 def checked_config(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Returns the `config` of a model. Raises ParameterError unless a model that is made from it has the same parts.
 
-    Nothing is checked for a model with only parts of the library, and if the configuration cannot be loaded.
+    Nothing is checked for a model with only parts of the library, or if the configuration cannot be loaded.
     """
     if not own_parts(model):
         return config

@@ -81,14 +81,14 @@ class Positions:
     # These methods are called by a network.
 
     def enter(self, network: Any, embeddings: Tensor, mem_len: Size, dropout_keys: Any, zero: Size = 0) -> Any:
-        """The inputs of the layers.
+        """The inputs of the layers. By default, the embeddings with dropout, and no information that layers share.
 
         Args:
             network: `TransformerXL`.
             embeddings: `[B, T, E]`.
             mem_len: M.
             dropout_keys: two keys, for the embeddings and for `shared`; each may be `None` for no dropout.
-            zero: 0, see `unknown_zero` of `transformer_xl/network.py`.
+            zero: 0, see `unknown_zero` of `transformer_xl/network.py`. A scheme adds it to a table that it computes.
 
         Returns:
             `(hidden, shared)`: `[B, T, E]`, the input of the first layer; and the information about positions that all
@@ -97,7 +97,10 @@ class Positions:
         return dropout(embeddings, network.dropout, dropout_keys[0]), None
 
     def of_layer(self, network: Any, i: int, shared: Any) -> tuple[Any, ...]:
-        """The arguments about positions in the call of layer i."""
+        """The arguments about positions in the call of layer i, after its input. By default, there are none.
+
+        `shared` is the second result of `enter`.
+        """
         return ()
 
     # These methods are called by attention.
@@ -129,7 +132,7 @@ class Positions:
         return self.overrides("scores")
 
     def turn(self, x: Tensor, numbers: Tensor) -> Tensor:
-        """Rotates queries or keys.
+        """Rotates queries or keys. By default, they do not change.
 
         Args:
             x: `[..., n, D]`, queries or keys.
@@ -141,7 +144,7 @@ class Positions:
         return x
 
     def queries(self, q: Tensor, w: Any) -> tuple[Tensor, Tensor]:
-        """The queries for the content of the keys, and the queries for their positions.
+        """The queries for the content of the keys, and the queries for their positions. By default, they are the same.
 
         Args:
             q: `[H, ..., T, D]`.
@@ -196,9 +199,10 @@ def register_positions(name: str) -> Callable[[Scheme], Scheme]:
 
 
 def scheme_of(positions: Any) -> Any:
-    """The scheme for the argument `positions` of a layer or network: a name, or `None` for no positions.
+    """A scheme for the argument `positions` of a layer or network: a name, or `None` for no positions.
 
-    A scheme is returned unchanged. Raises ParameterError if there is no such scheme, or its class is not registered.
+    An argument that is a scheme already is returned unchanged. Raises ParameterError if there is no such scheme, or its
+    class is not registered.
     """
     if isinstance(positions, Positions):
         if type(positions) not in (Positions, SCHEMES.get(positions.known_as)):  # a configuration could not name it

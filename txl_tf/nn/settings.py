@@ -57,7 +57,7 @@ FREE_EPSILON = of_type(float, NOT_NEGATIVE)
 FREE_SWITCH = of_type(bool)
 FREE_SEED = _check_seed
 
-# For `fixed_settings`.
+# Advice for `fixed_settings`, see `Settings`.
 OF_CLASS = "set it on the class, before a layer of the class is made"
 
 
@@ -119,7 +119,7 @@ class Settings(MixedIntoLayer):
         """Called after the settings `names` have changed, in this layer or in one that contains it."""
 
     def drop_graphs(self) -> None:
-        """Drops compiled graphs, so that the next calls compile again. `fit` and `evaluate` may be running."""
+        """Drops compiled graphs, so that the next calls compile again, even while `fit` or `evaluate` runs."""
         self.__dict__.pop("_graphs", None)
         for kind in ("train", "test", "predict"):
             if getattr(self, f"{kind}_function", None) is not None:
@@ -195,7 +195,9 @@ def remember_graph(layer: Any) -> None:
 
 
 def change(x: Any, name: str, value: Any) -> None:
-    """Sets a setting of a layer or model after its constructor.
+    """Sets a setting of a layer or model, and its copies in parts, after its constructor.
+
+    Drops the graphs with the old value. In a running constructor, an attribute that is no free setting is just stored.
 
     Raises:
         FixedAttributeError: the setting is fixed; or a graph with the old value exists that the library cannot drop.
@@ -203,11 +205,13 @@ def change(x: Any, name: str, value: Any) -> None:
     """
     current = getattr(x, name, None)
     owner, setting = _governing(x, name)
-    if setting is not None:
+    if setting is not None:  # set it where it comes from, which passes it on to `x`
         setattr(owner, setting, value)
         return
     is_free = owner is None and name in free_settings_of(x)
-    if _in_constructor(x):  # the constructor of a subclass, which may use the name for something else
+    # The constructor of a user's subclass, after the library's. It may use the name for something else: a value that is
+    # not valid for the setting is stored as an ordinary attribute.
+    if _in_constructor(x):
         try:
             value = x.check_setting(name, value) if is_free else value
         except ParameterError:
@@ -310,7 +314,7 @@ def change_part(x: Any, name: str, value: Any, store: Callable[[str, Any], None]
 def _release(x: Any, part: Any) -> None:
     """Makes a layer independent of `x`, after an attribute of `x` has lost it. Its settings can then change again.
 
-    If another attribute of `x` holds the layer, it stays a part.
+    If another attribute of `x` contains the layer, it stays a part.
     """
     others = (value for name, value in vars(x).items() if name != "_layers")  # Keras's list of all parts
     if any(layer is part for value in others for layer in _as_list(value)):
@@ -412,7 +416,7 @@ def _in_constructor(x: Any) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values are equal. Different arrays of several elements count as different."""
+    """Whether two values are equal, and of one type. Arrays of several elements must be the same object."""
     try:
         return value is other or (type(value) is type(other) and bool(value == other))
     except (TypeError, ValueError):  # arrays of several elements

@@ -207,9 +207,10 @@ class Tied(MixedIntoLayer):
     def _config_of_embedding(self) -> dict[str, Any] | None:
         """The configuration of the embedding; `None` if a copy that is made from it would untie two layers."""
         embedding = self.embedding
+        # In the block of `model.save`, Keras marks an object that is serialized for the second time.
         config: Any = keras.saving.serialize_keras_object(embedding)
         serialized: Any = keras.saving.serialize_keras_object(embedding)
-        if "shared_object_id" in serialized:  # Keras is writing a file, from which all owners get the same object
+        if "shared_object_id" in serialized:  # all owners will get the same object from the file
             return config
         elsewhere = embedding._inbound_nodes or "/" in embedding.path or len(embedding.owners) > 1
         return None if self.place is not None or elsewhere else config

@@ -1,1 +1,1 @@
-"""Fitting with carried memory, optimizers, devices."""
+"""Training: `fit` and `evaluate` of models with and without memory, optimizers, strategies of `tf.distribute`."""

@@ -5,7 +5,8 @@
         fitting.fit     the loop over epochs and calls, with callbacks; training/fitting.py
         train_step      one step on each of this worker's replicas
 
-Every worker calls the same methods with the same dataset of whole batches. A single worker uses Keras's own methods.
+Every worker calls the same methods with the same dataset of whole batches. These functions are for models without
+memory (`Resumable`). If a single worker trains them, it uses Keras's own methods.
 """
 
 from __future__ import annotations
@@ -48,14 +49,15 @@ class AmongWorkers(TrainedModel):
 
     @property
     def stop_agreed(self) -> bool:
-        """Whether the current step should be the last, the same on every worker."""
+        """Whether the current step should be the last. All workers have the same answer."""
         return self._stop_agreed if self.several_workers else self.stop_requested
 
     def own_batches(self, arguments: dict[str, Any], name: str, steps: str) -> None:
         """Replaces the dataset in the argument `name` by this worker's rows of it, which repeat forever.
 
         If the dataset ended, all workers would have to agree at every step on whether it has. The argument `steps` gets
-        the number of batches, unless it has a value. A distributed dataset is left as it is, and needs a value.
+        the number of batches, unless it has a value. A dataset that is distributed already is not replaced. Then
+        `steps` must have a value.
 
         Args:
             arguments: `{name: value}` of a call of `fit` or `evaluate`, which is changed.
@@ -120,7 +122,7 @@ class AmongWorkers(TrainedModel):
         return fitting.evaluate(self, self._call_of("test_step", next_steps), epochs, arguments)
 
     def _epochs(self, dataset: Any, steps: int) -> fitting.Epochs:
-        """The calls of epochs of `steps` steps on an infinite dataset."""
+        """Divides epochs of `steps` steps into calls. The dataset is infinite."""
         return fitting.Epochs(dataset, tf.data.INFINITE_CARDINALITY, steps, self.steps_per_execution)
 
     def _call_of(self, name: str, next_steps: Callable[[], int]) -> fitting.Step:
@@ -135,14 +137,18 @@ class AmongWorkers(TrainedModel):
         def call(iterator):
             self._stop_agreed = any_worker(strategy, self.stop_requested)
             logs = {}
-            for _ in range(next_steps()):  # not in one graph, because sums over workers may differ in shape
+            # Each step is a call of its own: within one graph, a sum over workers has one shape in all steps.
+            for _ in range(next_steps()):
                 logs = self._step_of_workers(name)(iterator)
             return logs
 
         return call
 
     def _step_of_workers(self, name: str) -> Callable[[Any], dict[str, Any]]:
-        """The function of one step on this worker's replicas, which takes an iterator. It is compiled once."""
+        """The function of one step on this worker's replicas. It takes an iterator, and returns the logs.
+
+        It is compiled once, unless `run_eagerly` is set.
+        """
         steps = self.__dict__.setdefault("_graphs", {})  # `Settings.drop_graphs` empties it
         if name not in steps:
             strategy = self.distribute_strategy
@@ -157,7 +163,7 @@ class AmongWorkers(TrainedModel):
         return steps[name]
 
     def drop_steps_of_workers(self, *names: str) -> None:
-        """Drops compiled steps, so that they are compiled again."""
+        """Drops compiled steps, so that the next call compiles them again."""
         for name in names:
             self.__dict__.get("_graphs", {}).pop(name, None)
 

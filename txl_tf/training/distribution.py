@@ -100,8 +100,8 @@ def interruptible(wait: Callable[[], Any]) -> Any:
     """Calls `wait`, a function that waits for other workers in C++, so that Ctrl-C and SIGTERM can end the program.
 
     `wait` runs in another thread, because Python handles signals only in its main thread, between two operations of
-    Python. It must let other threads run. If the program has its own handler for SIGTERM, such as one that saves a
-    checkpoint, `wait` is called directly.
+    Python. `wait` must release Python's lock (the GIL), so that other threads run. In another thread than the main one,
+    or if the program has its own handler for SIGTERM, such as one that saves a checkpoint, `wait` is called directly.
 
     Returns:
         The result of `wait`. If `wait` raises an error, it is raised.
@@ -226,7 +226,7 @@ def _tpu_strategy(
         check_listens(address, f"the TPU {named(tpu)}")
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu, tpu_zone, gcp_project)
-    except Exception as error:  # of the name service, of the network or of TensorFlow: hardly two alike
+    except Exception as error:  # the name service, the network and TensorFlow raise errors of many classes
         where = "".join(f", {key} {value}" for key, value in (("zone", tpu_zone), ("project", gcp_project)) if value)
         what = (str(error) or type(error).__name__).splitlines()[0].partition(" with these attrs")[0]
         raise ConnectionError(f"the TPU {named(tpu)}{named(where)} cannot be reached: {named(what)}") from error
@@ -292,7 +292,7 @@ def to_replicas(strategy: tf.distribute.Strategy, shares: Sequence[Any], dtype: 
 
     Args:
         strategy: strategy that has the replicas.
-        shares: an array or tensor for each replica, all of one shape.
+        shares: an array or tensor for each replica of all workers, all of one shape.
         dtype: dtype of the value.
     """
     if strategy.num_replicas_in_sync == 1:
@@ -301,7 +301,7 @@ def to_replicas(strategy: tf.distribute.Strategy, shares: Sequence[Any], dtype: 
 
 
 def sum_over_replicas(tensors: Any) -> Any:
-    """The sums over all replicas of the tensors in a nested structure. A step must call it on every replica."""
+    """The sums over all replicas of the tensors in a nested structure. Every replica must call it, within its step."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return tensors
@@ -315,7 +315,7 @@ def sum_over_replicas(tensors: Any) -> Any:
 
 
 def _once_per_strategy(make: Any) -> Callable:
-    """Decorator: computes `make(strategy)` once for each strategy, and keeps the result as long as the strategy."""
+    """Decorator: computes `make(strategy)` once for each strategy, and stores the result on the strategy."""
 
     @functools.wraps(make)
     def get(strategy):
@@ -352,7 +352,7 @@ def _sum_over_workers(strategy: Any, number: int) -> int:
 
 @_once_per_strategy
 def _sum_function(strategy: Any) -> Callable:
-    """The function that adds a number of each worker."""
+    """The function that sums one number of each worker."""
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
     def share(number):  # the number on one replica of each worker, 0 on the others
@@ -375,16 +375,21 @@ def only_chief_logs(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def rows_of_this_worker(strategy: tf.distribute.Strategy, rows: int) -> range:
-    """The rows of a batch that the replicas of this worker have. They are consecutive."""
+    """The indices of the rows of a batch that belong to the replicas of this worker. They are consecutive.
+
+    Args:
+        strategy: strategy that has the workers.
+        rows: number of rows of the batch, a multiple of the number of workers.
+    """
     share = rows // num_workers(strategy)
     index = _worker_index(strategy)
     return range(index * share, (index + 1) * share)
 
 
 def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.data.Dataset:
-    """Returns a dataset of the rows that the replicas of this worker have, of each batch (a tuple) of a dataset.
+    """Returns a dataset with this worker's rows of each batch of a dataset. Batches are tuples.
 
-    A batch whose rows are not a multiple of the number of replicas is an InvalidArgumentError.
+    Reading a batch whose rows are not a multiple of the number of replicas raises InvalidArgumentError.
     """
     replicas = strategy.num_replicas_in_sync
     workers = num_workers(strategy)

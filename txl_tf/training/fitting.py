@@ -1,11 +1,11 @@
-"""`fit` and `evaluate` on public parts of Keras, for models that take their batches from a `tf.data.Dataset`.
+"""The loops of `fit` and `evaluate`, for models that take their batches from a `tf.data.Dataset`.
 
     fit                 epochs: reset the metrics, the steps, the validation; callbacks before and after each of them
         Epochs          the calls of an epoch, each with the iterator that it takes its batches from
         step            one call: the next `steps_per_execution` steps, see `training/loop.py`
     evaluate            one pass over the dataset, without training
 
-Callbacks see what they see in `keras.Model.fit` and `evaluate`: the same calls, in the same order, with the same logs.
+Callbacks get the same calls as from `keras.Model.fit` and `evaluate`, in the same order, with the same logs.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _OUT_OF_DATA = (
 
 
 class Epochs:
-    """The calls of every epoch.
+    """Divides every epoch into calls.
 
-    With `steps`, an epoch continues the dataset where the last epoch stopped. After its end, the dataset starts again.
-    Without `steps`, an epoch is the whole dataset.
+    With `steps`, an epoch continues the dataset where the last epoch stopped. If the dataset ends within an epoch, a
+    warning says so, the epoch ends early, and the next epoch starts the dataset again. Without `steps`, an epoch is the
+    whole dataset.
 
     Args:
         dataset: `tf.data.Dataset`, or a distributed one.
@@ -52,7 +53,10 @@ class Epochs:
         return self.steps or self.count
 
     def calls(self) -> Iterator[tuple[int, int, Any]]:
-        """Yields `(first step, last step, iterator)` of each call of the next epoch. Steps are counted from 0."""
+        """Yields `(first step, last step, iterator)` of each call of the next epoch. Steps are counted from 0.
+
+        As in Keras, the last call of an epoch counts as `steps_per_call` steps, even if fewer batches are left.
+        """
         if not self.steps:
             self.iterator = None  # every epoch starts the dataset
         first = 0
@@ -70,9 +74,9 @@ class Epochs:
             self.iterator = None
 
     def end(self) -> None:
-        """Makes the next epoch start the dataset. With `steps`, warns that the dataset was too short.
+        """Makes the next epoch start the dataset again. With `steps`, warns that the dataset was too short.
 
-        It must be called when the dataset has ended before the epoch.
+        Call it when the dataset has ended before the epoch.
         """
         if self.steps:
             warnings.warn(_OUT_OF_DATA, stacklevel=2)
@@ -91,7 +95,7 @@ def fit(
     Args:
         model: a compiled model with an optimizer.
         step: trains for the steps of one call. It raises StopIteration or OutOfRangeError at the end of the dataset.
-        epochs: the calls of an epoch.
+        epochs: divides the epochs into calls.
         arguments: arguments of `keras.Model.fit`. `epochs`, `initial_epoch`, `callbacks`, `verbose` and
             `validation_freq` are used.
         validate: function of the callbacks that evaluates the model on the validation data and returns the logs.
@@ -125,7 +129,7 @@ def fit(
         callbacks.on_epoch_end(epoch, logs)
         if model.stop_training:
             break
-    model.optimizer.finalize_variable_values(model.trainable_weights)
+    model.optimizer.finalize_variable_values(model.trainable_weights)  # sets them to their moving averages, if any
     callbacks.on_train_end(logs)
     return model.history
 
@@ -136,11 +140,11 @@ def evaluate(model: Any, step: Step, epochs: Epochs, arguments: dict[str, Any]) 
     Args:
         model: a compiled model.
         step: evaluates the batches of one call. It raises StopIteration or OutOfRangeError at the end of the dataset.
-        epochs: the calls.
+        epochs: divides the evaluation, one epoch, into calls.
         arguments: arguments of `keras.Model.evaluate`. `callbacks` and `verbose` are used.
 
     Returns:
-        The logs, with numbers of Python.
+        The logs, with Python floats for scalars.
     """
     callbacks = _callbacks(model, arguments, epochs=1, steps=epochs.length)
     model.stop_evaluating = False
@@ -182,7 +186,7 @@ def _logs_of_epoch(model: Any, of_step: dict[str, Any] | None) -> dict[str, Any]
 
 
 def as_floats(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs with a number of Python for each scalar."""
+    """Logs with a Python float for each scalar. Other values do not change."""
     return {name: float(x) if getattr(x, "shape", None) == () else x for name, x in logs.items()}
 
 

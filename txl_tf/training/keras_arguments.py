@@ -61,6 +61,7 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
     Raises:
         UnknownArgumentError: `method` has no argument of this name. Names that begin with `_`, Keras's own, are not
             checked.
+        TypeError: an argument is missing, or there are too many.
     """
     check_names(method.__name__, {name: kwargs[name] for name in kwargs if name[0] != "_"}, keywords_of(method))
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments
@@ -108,7 +109,7 @@ def takes_by_position(method: Callable, n: int) -> bool:
 
 
 def takes_name(method: Callable, name: str) -> bool:
-    """Whether a method has an argument of this name."""
+    """Whether a method has an argument of this name. `**kwargs` does not count."""
     return name in inspect.signature(getattr(method, "python_function", method)).parameters
 
 
@@ -145,7 +146,7 @@ def checked_metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
     for metric in metrics or []:
         if not isinstance(metric, str) or metric not in METRICS:
             message = (
-                f"metrics may hold 'perplexity' and 'bits', got {metric!r}: others need the probabilities of all "
+                f"metrics may contain 'perplexity' and 'bits', got {metric!r}: others need the probabilities of all "
                 "words, which the adaptive softmax does not compute in training"
             )
             raise ParameterError("metrics", metrics, list(METRICS), message)
@@ -154,8 +155,8 @@ def checked_metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
 
 # ----------------------------------------------------------------------------------------------- compiled metrics
 
-# By default, these metrics of Keras expect probabilities, but the outputs of the models are logits: by name, and as
-# classes and functions.
+# Keras's cross-entropy under its names, and as classes and functions. By default, it expects probabilities, but the
+# outputs of the models are logits.
 _NAMES_OF_CROSS_ENTROPY = ("crossentropy", "ce", "sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
 _CROSS_ENTROPIES = (
     keras.metrics.SparseCategoricalCrossentropy,
@@ -183,7 +184,8 @@ class MeanOfFunction(keras.metrics.Mean):
         if values.shape.rank == 0:
             sample_weight = None
         elif values.shape.rank == 1:
-            count = tf.math.count_nonzero(sample_weight, 1, dtype=tf.float32)
+            sample_weight = tf.convert_to_tensor(sample_weight)
+            count = tf.math.count_nonzero(sample_weight, 1, dtype=sample_weight.dtype)
             sample_weight = tf.math.divide_no_nan(tf.reduce_sum(sample_weight, 1), count)
         super().update_state(values, sample_weight=sample_weight)
 
@@ -229,7 +231,7 @@ class CompiledMetrics:
             _make_variables(metric, n_classes)
 
     def update(self, labels: Tensor, outputs: Tensor, counted: Tensor, weights: Any) -> dict[str, tf.Tensor]:
-        """Updates the metrics and returns their results. Arguments: see `Resumable.measure`."""
+        """Updates the metrics, and returns their results over all replicas. Arguments: see `Resumable.measure`."""
         for metrics, label_weights in ((self._plain, counted), (self._weighted, weights)):
             for metric in metrics:
                 metric.update_state(labels, outputs, sample_weight=label_weights)
@@ -300,7 +302,10 @@ def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
 
 
 def _make_variables(metric: keras.metrics.Metric, n_classes: int) -> None:
-    """Creates the variables of a metric that creates them in its first update. Checks that every replica has them."""
+    """Creates the variables of a metric that creates them in its first update.
+
+    Raises ParameterError if the metric was made outside of the strategy's scope: then replicas would lack variables.
+    """
     strategy = tf.distribute.get_strategy()
     if not metric.variables:
         labels = tf.zeros([1, 1], tf.int32)
@@ -314,7 +319,7 @@ def _make_variables(metric: keras.metrics.Metric, n_classes: int) -> None:
 
 
 def _result(metric: keras.metrics.Metric) -> Any:
-    """The result of a metric that every replica has updated with its own rows."""
+    """The result over all replicas of a metric that every replica has updated with its own rows."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return metric.result()
@@ -322,7 +327,10 @@ def _result(metric: keras.metrics.Metric) -> Any:
 
 
 def _over_replicas(variable: keras.Variable) -> Any:
-    """The sum of a metric's variable over all replicas. Before Keras 3.10, an update itself sums over them."""
+    """The sum of a metric's variable over all replicas.
+
+    Before Keras 3.10, an update itself sums over the replicas. Then the variable is this sum already.
+    """
     value = tf.convert_to_tensor(variable)
     differs = variable.value.synchronization == tf.VariableSynchronization.ON_READ  # each replica has its own value
     return sum_over_replicas(value) if differs else value

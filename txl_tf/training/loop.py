@@ -1,4 +1,7 @@
-"""The loop over steps and replicas. Memory and sums pass from step to step as tensors that stay on their devices."""
+"""The steps of `fit`, `evaluate` and single batches, on all replicas.
+
+Memory and sums pass from step to step as tensors that stay on their devices.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from txl_tf.kernels.fusion import fusing
 from txl_tf.training.distribution import any_worker, of_replicas
 from txl_tf.training.keras_arguments import METRICS, is_overridden
 
-NO_TOTALS = np.zeros(5)  # sums over an epoch: nll, weights of tokens, tokens left out, gradient norm, steps
+# The sums over an epoch at its start: weight * nll, weights, tokens left out, gradient norms, number of steps.
+NO_TOTALS = np.zeros(5)
 
 
 @dataclasses.dataclass
@@ -24,13 +28,14 @@ class LoopState:
     """The state between two calls of the loop. Every `fit`, `evaluate` and single batch has its own.
 
     Attributes:
-        log_names: names of the logs, except those of a user's own step.
-        batches: `Batches`; `None` before the first `fit`.
-        mems: the memory, of which every replica has its share of the rows; `None` before the first step.
-        start: function of a number of rows that makes the first memory.
-        totals: the sums over the steps so far, see `NO_TOTALS`.
+        log_names: names of the logs that every step has. A user's own step may have additional ones.
+        batches: `Batches`; `None` before the first `fit` or single batch.
+        mems: the memory, of which every replica has its share of the rows; `None` until it is made. `fit` makes it at
+            its start, an evaluation in its first step.
+        start: function of a number of rows that makes the first memory; `None` for a single batch.
+        totals: the sums over the steps since `begin`, see `NO_TOTALS`.
         begun: whether `begin` was called.
-        own_sums: `{name: (sum, number of steps)}` of the logs of a user's own step.
+        own_sums: `{name: (sum, number of steps)}` of the additional logs of a user's own step.
         other_mems: `{number of rows: memory}` for batches with other numbers of rows than the first. Only models
             without memory have them, so their memory is empty.
     """
@@ -53,7 +58,8 @@ class LoopState:
     def mems_of(self, rows: int) -> Any:
         """The memory for a batch of this number of rows.
 
-        If there is none yet, it is made now: callbacks, which may set the weights, were called before.
+        If there is none yet, it is made now and not earlier, because it may depend on the weights, and callbacks at the
+        start of `evaluate` may set them.
         """
         if rows != self.batches.rows:
             if rows not in self.other_mems:
@@ -64,7 +70,7 @@ class LoopState:
         return self.mems
 
     def after_step(self, logs: dict[str, tf.Tensor], rows: int, mems: Any, totals: tf.Tensor) -> None:
-        """Stores the results of a call of the graph for a batch of this number of rows."""
+        """Stores the results of a call of the graph for a batch, or for several batches, of this number of rows."""
         self.totals = totals
         if rows == self.batches.rows:
             self.mems = mems
@@ -75,10 +81,10 @@ class LoopState:
             self.own_sums[name] = total + logs[name], steps + 1
 
     def logs(self) -> dict[str, float]:
-        """The logs of an epoch: `log_names`, and those of a user's own step.
+        """The logs since `begin`: those in `log_names`, and the additional ones of a user's own step.
 
-        The loss is the mean over all tokens, and the metrics are computed from it. `overflow` is the number of tokens
-        left out. The gradient norm and the logs of a user's own step are means over the steps.
+        The loss is the weighted mean over all tokens, 0 without tokens, and the metrics are computed from it.
+        `overflow` is the number of tokens left out. The gradient norm and the additional logs are means over the steps.
         """
         nll, tokens, overflow, grad_norm, steps = self.totals.numpy()
         logs = {"loss": nll / tokens if tokens else 0.0, "grad_norm": grad_norm / max(steps, 1), "overflow": overflow}
@@ -101,7 +107,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
 
     `strategy.run` takes and returns values of all replicas. `mems` is such a value, which never leaves its replica. The
     logs of a step are the same on every replica, so those of the first replica are used. For additional logs of a
-    user's own step, the mean over the replicas is used.
+    user's own step, the mean over the replicas of this worker is used.
 
     Args:
         model: a `MemoryModel`.
@@ -109,8 +115,8 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         log_names: names of the logs.
 
     Returns:
-        A function that takes an iterator of batches, runs the steps, and returns the logs of the last one. It reads and
-        changes `model.loop`.
+        A function that takes an iterator of batches, runs the steps, and returns the logs of the last one with the
+        results of the user's metrics. It reads and changes `model.loop`, and sets `model.stop_agreed`.
     """
     strategy = model.distribute_strategy
     step = model.step_with_memory(step_name)
@@ -122,7 +128,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
             """The step of one replica."""
             for x in data:
                 x.set_shape(shape)  # because tf.distribute loses it
-            # XLA compiles no parts of the step if the shape may vary.
+            # If the shape may vary, XLA compiles no parts of the step: it would compile them for every shape.
             with fusing(False) if None in shape else contextlib.nullcontext():
                 return step(data, mems)
 
@@ -142,27 +148,30 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
 
     def several_steps(n, shape, iterator, mems, totals):
         def body(i, _, mems, totals):
-            return [i + 1, *only(log_names, *one_step(shape, iterator.get_next(), mems, totals))]
+            return [i + 1, *without_other_logs(*one_step(shape, iterator.get_next(), mems, totals))]
 
         # An evaluation overwrites its memory: no step may begin before the previous one has read it.
         values = [tf.constant(0), dict.fromkeys(log_names, zero), mems, totals]
         return tf.while_loop(lambda i, *_: i < n, body, values, parallel_iterations=1)[1:]
 
-    def only(names, logs, mems, totals):
-        """Raises ParameterError if a step has logs besides `names`, which a loop of several steps cannot return."""
-        extra_names = sorted(logs.keys() - {*names})
+    def without_other_logs(logs, mems, totals):
+        """Returns the results of a step. Raises ParameterError if it has logs that are not in `log_names`.
+
+        The loop of several steps cannot return them: the values before its first step must have the same names.
+        """
+        extra_names = sorted(logs.keys() - {*log_names})
         if extra_names:
             what = f"{step_name} logs {', '.join(extra_names)} besides"
             raise ParameterError("steps_per_execution", model.steps_per_execution, f"1 where {what}")
         return logs, mems, totals
 
     if not model.run_eagerly:
-        # The step of a replica is traced as it stands, so without AutoGraph.
+        # Steps are traced as they are written. AutoGraph is not needed, and would also rewrite a user's own step.
         one_step = tf.function(one_step, reduce_retracing=True, autograph=False)
         several_steps = tf.function(several_steps, reduce_retracing=True, autograph=False)
 
     def function(iterator):
-        """Runs the steps of one call, and returns the logs of the last one. Raises StopIteration without a batch."""
+        """Runs the steps of one call. Returns the logs of the last one. Raises StopIteration if no batch is left."""
         stop = any_worker(strategy, model.stop_requested)
         logs = None
         state = model.loop
@@ -170,24 +179,24 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
             allowed = "a method that calls super().reset_metrics(), which begins an epoch or an evaluation"
             raise ParameterError("reset_metrics", model.reset_metrics, allowed)
         replicas = strategy.num_replicas_in_sync
-        rows = state.batches.rows // replicas
+        usual_rows = state.batches.rows // replicas  # rows of a replica in most batches
         # Whether the length is static must not depend on the first segment or on the number of remaining steps.
         # Otherwise a resumed run would round differently from one that was not interrupted.
         tgt_len = state.batches.tgt_len if model.static_shapes or model.steps_per_execution == 1 else None
         for n in state.batches.calls(iterator, model.steps_per_execution):
             if n > 1:
-                rows_of_batch = rows
+                rows = usual_rows
                 run = functools.partial(several_steps, tf.constant(n), (rows, tgt_len), iterator)
             else:
                 data = next(iterator, None)
                 if data is None:
                     break
-                rows_of_batch, length, data = shape_and_data(data)
-                known_rows = rows_of_batch if model.static_shapes or rows_of_batch == rows else None
+                rows, length, data = shape_and_data(data)
+                known_rows = rows if model.static_shapes or rows == usual_rows else None
                 run = functools.partial(one_step, (known_rows, tgt_len if length == tgt_len else None), data)
             with model.stepping:
-                logs, mems, totals = run(state.mems_of(rows_of_batch * replicas), state.totals)
-            state.after_step(logs, rows_of_batch * replicas, mems, totals)
+                logs, mems, totals = run(state.mems_of(rows * replicas), state.totals)
+            state.after_step(logs, rows * replicas, mems, totals)
         if logs is None:
             raise StopIteration
         model.stop_agreed = stop
@@ -197,7 +206,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
 
 
 def shape_and_data(data: tuple) -> tuple[int, int, tuple]:
-    """`(rows, length, data)` of a batch: the shape of a replica's share, and the batch.
+    """`(rows, length, data)` of a distributed batch: the shape of a replica's share, and the batch.
 
     The batch is `(tokens, labels)`, `(tokens, labels, weights)` or `(tokens, labels, weights, done)`, see
     `data/text/checked_batches.py`. Weights of the shape `[rows, 0]` are left out. They mean that all labels count.

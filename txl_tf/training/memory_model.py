@@ -82,7 +82,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
     carried_names = ("mems",)
     stop_agreed = False
-    gradient_accumulation_steps: int = 1  # of `compile`, as the next two
+    gradient_accumulation_steps: int = 1  # this and the next two are arguments of `compile`
     static_shapes: bool = False
     bin_capacities: list[int] | None = None
     _metric_names: tuple[str, ...] = ()
@@ -170,7 +170,10 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         return {**super().compile_arguments(), **own, "metrics": list(self._metric_names)}
 
     def _check_hooks(self) -> None:
-        """Raises ParameterError if the model overrides a hook of Keras that it does not use."""
+        """Raises ParameterError if the model overrides a hook of Keras that it does not use.
+
+        Hooks of `predict` are allowed if `predict` and `predict_on_batch` are both overridden, too.
+        """
         unused = dict(HOOKS_OF_MEMORY_MODEL)
         if is_overridden(self, "predict") and is_overridden(self, "predict_on_batch"):
             del unused["predict_step"], unused["make_predict_function"]
@@ -242,7 +245,8 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     def evaluate(self, x: Tensor | None = None, *args: Any, allow_shuffled: bool = False, **kwargs: Any) -> Any:
         """The mean nll of a text in nats per token. The memory starts from zeros and is carried from batch to batch.
 
-        Several threads may call it at the same time, also during `fit`. Each step uses the current weights.
+        Several threads may call it at the same time, also during `fit`. Each step uses the current weights. If the user
+        has added metrics, evaluations run one after the other.
 
         Args:
             x, allow_shuffled: see `fit`.
@@ -254,18 +258,18 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             dictionary of them.
 
         Raises:
-            ParameterError: as `fit`. While another thread runs `fit`, only if the user has added metrics, which both
-                methods update.
+            ParameterError: as `fit`. That another thread runs `fit` is an error only if the user has added metrics,
+                which both methods update.
             tf.errors.InvalidArgumentError: as `fit`.
         """
         self.check_compiled("evaluate")
         kwargs = by_name(super().evaluate, x, *args, **kwargs)
-        check_names("evaluate", kwargs, keywords_of(super().evaluate))  # private ones of Keras, too
+        check_names("evaluate", kwargs, keywords_of(super().evaluate))  # also names with `_`
         x = kwargs.pop("x", None)
         return_dict = kwargs.pop("return_dict", False)
         self._check_hooks()
         given, prepared = self._validation
-        if x is given and prepared is not None:
+        if x is given and prepared is not None:  # `fit` calls this method, and has prepared the dataset
             batches: Any = dataclasses.replace(prepared)  # a copy, which counts its own batches
         else:
             batches = self._prepare(x, evaluation=True, allow_shuffled=allow_shuffled)
@@ -280,7 +284,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         return self._result(logs, return_dict)
 
     def _epochs(self, batches: Batches, steps: int | None) -> fitting.Epochs:
-        """The calls of an epoch of `steps` steps; with `None`, of all batches."""
+        """Divides epochs of `steps` steps into calls; with `None`, epochs of all batches."""
         count = batches.count
         if batches.repeated:  # the dataset itself has no end
             steps = steps or count
@@ -288,13 +292,13 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         return fitting.Epochs(batches.dataset, count, steps, self.steps_per_execution)
 
     def _current(self, function: str) -> Callable[[Any], dict[str, Any]]:
-        """A function that calls the attribute `function` as it is then: a callback may cause it to be made again."""
+        """A function that calls the current value of the attribute `function`, which a callback may have replaced."""
         return lambda iterator: getattr(self, function)(iterator)
 
     def _start_evaluation(self, batches: Any) -> Callable[[int], Any]:
         """A function of a number of rows that returns the first memory of an evaluation.
 
-        If a user has overridden a method of training but not `evaluation_nll`, it is the memory of training.
+        It is the memory of training if a user has overridden `segment_nll` or `initial_mems`, but not `evaluation_nll`.
         """
         own = is_overridden(self, "segment_nll") or is_overridden(self, "initial_mems")
         if own and not is_overridden(self, "evaluation_nll"):
@@ -329,6 +333,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     # ------------------------------------------------------------------------------------- what the loops call
 
     def make_train_function(self, force: bool = False) -> None:
+        """Keras's method. Makes the function again if a user has replaced a method that it calls, or with `force`."""
         force = self.hooks_changed("train_function", "train_step", "segment_nll", "call") or force
         if self.train_function is None or force:
             jitted = tf.function(self._loss_and_gradients, jit_compile=True) if self.jit_compile else None
@@ -336,12 +341,13 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             self.train_function = make_loop(self, "train_step", self._log_names())
 
     def make_test_function(self, force: bool = False) -> None:
+        """See `make_train_function`."""
         force = self.hooks_changed("test_function", "test_step", "segment_nll", "evaluation_nll", "call") or force
         if self.test_function is None or force:
             self.test_function = make_loop(self, "test_step", tuple(self.metrics_names))
 
     def _log_names(self) -> tuple[str, ...]:
-        """Names of the logs of a training step, except those of a user's own step."""
+        """Names of the logs of every training step. A user's own step may have additional ones."""
         names = (*self.metrics_names, "grad_norm")
         return (*names, "overflow") if self.static_shapes else names
 
@@ -372,7 +378,11 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     # ---------------------------------------------------------------------------------------- before the first step
 
     def _ready_to_train(self, method: str) -> None:
-        """Builds the optimizer. Raises ParameterError if `method` cannot train with the arguments of `compile`."""
+        """Builds the optimizer. Raises ParameterError if `method` cannot train the model.
+
+        It cannot without an optimizer, with weights of a dtype that loses small updates, or if a user has overridden a
+        hook that it would not use.
+        """
         if self.optimizer is None:
             message = f"{method} needs an optimizer, got None: compile with txl_tf.make_optimizer(...)"
             raise ParameterError("optimizer", None, "given to compile", message)
@@ -403,6 +413,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
             raise ParameterError("allow_shuffled", allow_shuffled, [True, False])
         strategy = self.distribute_strategy
         parts = 1 if evaluation else self.gradient_accumulation_steps
+        # Several steps in one graph need batches of one form.
         options: dict[str, Any] = {"weighs": "always" if self.steps_per_execution > 1 else "where needed"}
         dataset = x
         rows = None
@@ -430,16 +441,21 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         if batches.count == tf.data.UNKNOWN_CARDINALITY:
             allowed = "of a known number of batches where several workers train together"
             raise ParameterError(name, x, allowed, f"{name} must be {allowed}")
+        # The dataset that was made of `Segments` has only the rows of this worker.
         mine = own_rows(batches.dataset, strategy) if dataset is x else batches.dataset
         mine = divided(mine.repeat(), strategy)
         return Batches(mine, rows, batches.tgt_len, batches.count, batches.count > 0, batches.any_rows)
 
     def _on_replicas(self, function: Any, rows: int, *args: Any) -> Any:
-        """Calls `function(share, *args)` on every replica, where `share` is the number of rows of the replica."""
+        """Calls `function(share, *args)` on every replica, where `share` is the number of rows of the replica.
+
+        Returns the results as a value of all replicas.
+        """
         strategy = self.distribute_strategy
         share = rows // strategy.num_replicas_in_sync
         with self.stepping:
-            if strategy.num_replicas_in_sync == 1 and not self.static_shapes:  # a TPU computes only inside `run`
+            # Models on TPUs have static shapes, and a TPU computes only inside `run`.
+            if strategy.num_replicas_in_sync == 1 and not self.static_shapes:
                 return function(share, *args)
             return tf.function(strategy.run, autograph=False)(function, args=(share, *args))
 
@@ -463,6 +479,11 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         return {"mems": np.stack([at_least_float32(mem) for mem in mems])}
 
     def set_carried_arrays(self, arrays: Any) -> None:
+        """Restores the memory from `carried_arrays`. A callback calls it after `fit` has begun.
+
+        Raises:
+            ParameterError: the memory has another shape.
+        """
         mems = arrays["mems"]
         shape = self.carried_arrays()["mems"].shape
         if mems.shape != shape:

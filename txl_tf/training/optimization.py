@@ -1,4 +1,7 @@
-"""The optimizer of the original: Adam with clipping after averaging over replicas, warm-up and cosine decay."""
+"""Optimizers that clip the gradient of the whole batch, and schedules of the learning rate.
+
+The defaults of `make_optimizer` are the original's recipe: Adam, clipping by global norm, warm-up and cosine decay.
+"""
 
 import functools
 import re
@@ -31,7 +34,7 @@ else:
 
 
 class Slots:
-    """Finds the variables that an optimizer has for a weight.
+    """The variables that an optimizer has for each weight, such as the first moment of Adam.
 
     Args:
         weights: the Keras variables that the optimizer updates.
@@ -50,16 +53,17 @@ class Slots:
         self._variables[id(weight), name] = variable
 
     def of(self, weight: Any, name: str) -> Any:
-        """The variable for a weight: "momentum", "velocity", "average" or "total", the sum of gradients.
+        """The variable for a weight.
 
         Args:
             weight: a Keras variable or its TensorFlow variable; in `update_step`, the latter on one replica.
-            name: see `add`.
+            name: see `add`: such as "momentum" and "velocity", the two moments of Adam; "average", the moving average;
+                or "total", the sum of gradients.
         """
         key = id(weight)
         if key not in self._weights:  # on one of several replicas, `weight` is another object with the same handle
             key = id(weight.handle)
-            if key not in self._weights:
+            if key not in self._weights:  # the first time on this replica, where `value.handle` is its own handle
                 self._weights.update({id(other.value.handle): other for other in self.weights})
         return self._variables[id(self._weights[key]), name]
 
@@ -118,7 +122,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The rate of the next update."""
+        """The learning rate of the next update."""
         return super().learning_rate
 
     @learning_rate.setter
@@ -128,7 +132,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
         self._note_schedule(rate)
 
     def _note_schedule(self, rate: Any) -> None:
-        """Sets `schedule` from a learning rate."""
+        """Sets the attribute `schedule` from a learning rate: a number, a schedule, or the configuration of one."""
         if isinstance(rate, dict):  # from the configuration of a saved optimizer
             rate = keras.optimizers.schedules.deserialize(rate)
         self.schedule = rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
@@ -136,6 +140,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
     # ---------------------------------------------------------------------------------------------------- variables
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Keras's method: makes the variables. Without an effect if they exist."""
         if self.built:
             return
         dtype = "float64" if wide_dtype(*variables) == tf.float64 else None  # else Keras's default
@@ -168,13 +173,13 @@ class ClipAfterAverage(MixedIntoOptimizer):
     # ------------------------------------------------------------------------------------------------------- updates
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Keras's method: updates the weights with gradients, or adds the gradients to the stored sums.
+        """Keras's method: updates the weights with gradients or, between updates, adds the gradients to stored sums.
 
-        Keras itself would clip before the sum over the replicas. `update_step`, which updates one weight, is that of
-        Keras or of a subclass.
+        Keras itself would clip before the sum over the replicas. An update calls Keras's `update_step`, or that of a
+        subclass, for each weight. With an empty list of gradients, nothing happens.
 
         Args:
-            grads: gradients of this replica; in the cross-replica context, of all replicas.
+            grads: gradients of this replica; in the cross-replica context, their sums over all replicas.
             trainable_variables: the weights; by default those of `build`.
         """
         if not len(grads):
@@ -213,7 +218,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
         self.batches.assign_add(1)
 
     def _dense(self, grads: Any, weights: Any) -> tuple[list[Any], list[Any]]:
-        """`(gradients, weights)`: the gradients as dense tensors, without the loss scale, and their weights.
+        """`(gradients, weights)`: the gradients as dense tensors, divided by the loss scale, and their weights.
 
         Weights without a gradient are left out, after a warning.
 
@@ -234,12 +239,15 @@ class ClipAfterAverage(MixedIntoOptimizer):
         return dense, [weight for _, weight in pairs]
 
     def _update_with_sums(self, weights, totals, sums) -> None:
-        """Updates the weights once with the mean gradient. `sums` are sums over replicas and batches."""
+        """Updates the weights once with the mean gradient of the batches, and sets `totals` to zeros.
+
+        `sums` are sums over replicas and batches.
+        """
         self._update(weights, [total / self.batches_per_update for total in sums])
         _assign_all(totals, [tf.zeros_like(total) for total in sums])
 
     def _update(self, weights: Sequence[Any], grads: Sequence[Any]) -> None:
-        """Updates weights once, then the moving averages, and applies the constraints of weights.
+        """Clips gradients and updates weights once. Then, in Keras's order, moves the averages and applies constraints.
 
         `grads` must be the same on every replica.
         """
@@ -260,7 +268,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
         iterations.assign_add(1)
 
     def _update_weight(self, decays: bool, weight: tf.Variable, grad: Any, rate: Any) -> None:
-        """Updates a weight on one replica."""
+        """Updates a weight on one replica. If `decays`, weight decay first makes the weight smaller."""
         if decays:
             weight.assign_sub(weight * tf.cast(self.weight_decay, weight.dtype) * tf.cast(rate, weight.dtype))
         self.update_step(grad, weight, rate)
@@ -279,7 +287,10 @@ class ClipAfterAverage(MixedIntoOptimizer):
         return grads
 
     def _move_averages(self) -> None:
-        """Moves the averages towards the weights. The first update sets them to the weights."""
+        """Moves the averages towards the weights. The first update sets them to the weights.
+
+        In every `ema_overwrite_frequency`-th update, it then sets the weights to the averages.
+        """
         iterations: Any = self.iterations
         for weight in self.slots.weights:
             average = self.slots.of(weight, "average")
@@ -290,7 +301,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
             keras.ops.cond(is_due, lambda: self.finalize_variable_values(self.slots.weights), lambda: None)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """See Keras."""
+        """Keras's method. Also stores the exclusions for `_decays`."""
         super().exclude_from_weight_decay(var_list, var_names)
         self.not_decayed = frozenset(map(id, var_list or ())), tuple(var_names or ())
 
@@ -312,7 +323,8 @@ class ClipAfterAverage(MixedIntoOptimizer):
 def count_of_batches(optimizer: keras.optimizers.Optimizer) -> Any:
     """The variable in which an optimizer counts batches.
 
-    With gradient accumulation, it is not `iterations`, which counts updates of several batches.
+    With gradient accumulation, it is not `iterations`, which counts updates of several batches: our optimizers count
+    batches in `batches`, and Keras's optimizers in the variable from which they compute `iterations`.
     """
     own = getattr(optimizer, "batches", None)
     if own is not None:
@@ -341,7 +353,10 @@ def _assign_all(variables, values) -> None:
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Adam(ClipAfterAverage, keras.optimizers.Adam):
-    """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`. One operation updates a weight, unless `amsgrad`."""
+    """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`.
+
+    One operation updates a weight. With `amsgrad`, Keras's own operations do.
+    """
 
     def update_step(self, gradient, variable, learning_rate) -> None:
         """Keras's update as one operation. Keras itself uses 15 operations and takes three times as long."""
@@ -384,11 +399,12 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
 
     def __init__(self, *args, nesterov=False, **kwargs) -> None:
         if nesterov:
-            raise ParameterError("nesterov", nesterov, "False, because PyTorch's form of momentum is without it here")
+            allowed = "False: this optimizer has only PyTorch's form of momentum, without Nesterov's"
+            raise ParameterError("nesterov", nesterov, allowed)
         super().__init__(*args, nesterov=nesterov, **kwargs)
 
     def update_step(self, gradient, variable, learning_rate) -> None:
-        """Keras's method: updates a variable, with momentum in PyTorch's form, which one operation computes."""
+        """Keras's method: updates a variable. One operation computes momentum in PyTorch's form."""
         if not self.momentum:
             super().update_step(gradient, variable, learning_rate)
             return
@@ -431,7 +447,9 @@ def make_schedule(
 
 @keras.saving.register_keras_serializable("txl_tf")
 class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """`scale * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)`: up, then slowly down; 0 at step 0.
+    """`scale * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)`.
+
+    The rate rises linearly from 0 at step 0 until step `warmup_steps`, and then falls as `step**-0.5`.
 
     Reference:
         Vaswani et al. 2017, section 5.3.
@@ -503,7 +521,7 @@ def make_optimizer(
         learning_rate: the highest learning rate.
         warmup_steps: steps of the linear warm-up, if it is not 0. Its first step has the rate 0 or, with the schedules
             "linear" and "constant", `learning_rate / warmup_steps`.
-        train_steps: the number of all steps, including the warm-up.
+        train_steps: the number of all steps, including the warm-up. The schedules "cosine" and "linear" end there.
         min_lr_ratio: the last rate of the schedule "cosine", divided by the highest.
         clip: the largest global norm of the gradients; `None` for no limit.
         optimizer: "adam", as in the original, "adamw", "lamb" or "sgd".
@@ -534,9 +552,10 @@ def make_optimizer(
         options["weight_decay"] = weight_decay
     if schedule == "noam":
         at_least(1)("warmup_steps", warmup_steps)
+        # With this scale, the highest rate, at the end of the warm-up, is `learning_rate`.
         rate = NoamSchedule(1, warmup_steps, scale=learning_rate * warmup_steps**0.5)
     else:
-        rate = make_schedule(learning_rate, warmup_steps, train_steps, min_lr_ratio)
+        rate = make_schedule(learning_rate, warmup_steps, train_steps, min_lr_ratio)  # also checks the steps
         if schedule != "cosine":
             rate = LinearSchedule(learning_rate, warmup_steps, train_steps, constant=schedule == "constant")
     if optimizer == "sgd":

@@ -49,7 +49,10 @@ else:
 
 
 class OnEveryReplica(MixedIntoMetric):
-    """Mixin for Keras metrics that every replica updates with sums over all replicas: each has the whole result."""
+    """Mixin for Keras metrics that every replica updates with sums over all replicas.
+
+    So each replica has the result for the whole batch. Keras must not add up or average the replicas' variables.
+    """
 
     def add_variable(self, *args: Any, **kwargs: Any) -> Any:
         return super().add_variable(*args, **{**kwargs, "aggregation": "only_first_replica"})
@@ -69,8 +72,8 @@ class Resumable(AmongWorkers):
     Threads: steps update the metrics of the model, so only one method runs at a time, see `Turns`.
 
     Attributes:
-        measures: names of the values that the model measures, for a message.
-        takes: description of the arguments of `fit`, for a message.
+        measures: the names of the values that the model measures, for a message.
+        takes: what `x` and `y` of `fit` are, for a message.
         own_names: names of metrics that the model always measures. If `compile` gets one of them, it is ignored.
         loss_mean, grad_norm: metrics, the mean loss and the norm of the gradients. The subclass sets them.
     """
@@ -107,7 +110,7 @@ class Resumable(AmongWorkers):
         """Configures `fit` and `evaluate`, as `keras.Model.compile` does. The loss is the model's own.
 
         Args:
-            optimizer: from `make_optimizer`, or any Keras optimizer. `None` is Adam.
+            optimizer: from `make_optimizer`, or any Keras optimizer. `None` is Keras's "adam".
             loss, loss_weights: not supported.
             metrics, weighted_metrics: lists of Keras metrics: names, metrics, or functions of labels and outputs. They
                 are reported in addition to the model's own metrics. They are updated with int labels `[batch, labels]`,
@@ -119,8 +122,8 @@ class Resumable(AmongWorkers):
 
         Raises:
             ParameterError: `loss` or `loss_weights` is given, `steps_per_execution` is less than 1, a metric is not
-                known to Keras or has a name that exists already, or the model overrides `stateless_compute_loss`, which
-                Keras does not call.
+                known to Keras, has a name that exists already or was made outside of the strategy's scope, or the model
+                overrides `stateless_compute_loss`, which Keras does not call.
         """
         refuse_hooks(self, _HOOKS_REFUSED)
         if loss is not None:
@@ -144,10 +147,10 @@ class Resumable(AmongWorkers):
         """Updates the metrics that `compile` was given. Returns their results over all replicas, as logs.
 
         Args:
-            labels: int `[batch, labels]`.
+            labels: int `[batch, labels]`, the rows of this replica.
             outputs: `[batch, labels, classes]`.
-            counted: float32 `[batch, labels]`, the weights of `metrics`.
-            weights: float32 `[batch, labels]`, the weights of `weighted_metrics`.
+            counted: float `[batch, labels]`, the weights of `metrics`: 1 at labels, 0 at padding.
+            weights: float `[batch, labels]`, the weights of `weighted_metrics`.
         """
         return self._extra_metrics.update(labels, outputs, counted, weights)
 
@@ -199,7 +202,10 @@ class Resumable(AmongWorkers):
         class_weight: Any = None,
         return_dict: bool = False,
     ) -> Any:
-        """One step of training. See `fit` for arguments and errors, and Keras for the result."""
+        """One step of training. See `fit` for arguments and errors, and Keras for the result.
+
+        Raises ParameterError if several workers train together.
+        """
         self.refuse_batch_of_workers("train_on_batch")
         self.build_optimizer()
         with self._turn("train_on_batch"), self._weighing_classes(class_weight):
@@ -212,7 +218,10 @@ class Resumable(AmongWorkers):
     def test_on_batch(
         self, x: Tensor, y: Tensor | None = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
-        """Loss and metrics of one batch, as `keras.Model.test_on_batch` returns them."""
+        """Loss and metrics of one batch, as `keras.Model.test_on_batch` returns them.
+
+        Raises ParameterError if several workers train together, or another thread runs `fit`.
+        """
         self.refuse_batch_of_workers("test_on_batch")
         with self._turn("test_on_batch"):
             self._trace_again("test")
@@ -222,8 +231,8 @@ class Resumable(AmongWorkers):
     def _reset_before_batch(self) -> None:
         """Resets the metrics, so that the logs of one batch are of that batch alone. Keras does so from 3.15 on.
 
-        A model that is not compiled is left to Keras's own error. Raises ParameterError if an overridden
-        `reset_metrics` does not call the one of this class.
+        If the model is not compiled, it does nothing, and Keras raises its own error later. Raises ParameterError if an
+        overridden `reset_metrics` does not call the one of this class.
         """
         if self.compiled:
             self.reset_metrics()
@@ -256,6 +265,8 @@ class Resumable(AmongWorkers):
     def _trace_again(self, kind: str, class_weights: tuple[float, ...] | None = None) -> None:
         """Drops a compiled step if a user has replaced a method that it calls, or if it has other class weights.
 
+        For "train", it also raises ParameterError if weights have a dtype that loses small updates.
+
         Args:
             kind: "train" or "test".
             class_weights: weights of the classes in the next training steps, which are constants of the graph.
@@ -264,7 +275,7 @@ class Resumable(AmongWorkers):
         if kind == "train":
             self.check_weights()
             changed |= class_weights != self._class_weights_traced
-            self._class_weights_used &= not changed
+            self._class_weights_used &= not changed  # a new step sets it when it is traced
             self._class_weights_traced = class_weights
         compiled, make = {
             "train": (self.train_function, self.make_train_function),
@@ -282,7 +293,10 @@ class Resumable(AmongWorkers):
             arguments["callbacks"] = [_Watch(self), *keras.tree.flatten(callbacks or [])]
 
     def _check_was_reset(self) -> None:
-        """Raises ParameterError if an overridden `reset_metrics` has not called the one of this class."""
+        """Raises ParameterError if an overridden `reset_metrics` has not called the one of this class.
+
+        A model with `metrics` of its own need not call it.
+        """
         if not self._was_reset and is_overridden(self, "reset_metrics") and not is_overridden(self, "metrics"):
             allowed = "a method that calls super().reset_metrics(), which resets the metrics of the library"
             raise ParameterError("reset_metrics", self.reset_metrics, allowed)
@@ -304,6 +318,7 @@ class Resumable(AmongWorkers):
         replica = context.replica_id_in_sync_group
         if number == 1:
             return tf.constant(0)
+        # [number]: the rows of every replica
         shares = self.over_replicas(tf.one_hot(replica, number) * tf.cast(rows, tf.float32))
         return tf.cast(tf.reduce_sum(tf.where(tf.range(number) < replica, shares, 0.0)), tf.int32)
 
@@ -316,9 +331,9 @@ class Resumable(AmongWorkers):
         return x, y, sample_weight
 
     def weights_in_training(self, labels: Tensor, sample_weight: Any) -> Any:
-        """The weights in a training step: `sample_weight`, or those of the classes of the labels, or `None`.
+        """The weights in a training step: `sample_weight`, or the weights of the labels' classes, or `None`.
 
-        Raises ParameterError if both kinds of weights are given.
+        Raises ParameterError if both `sample_weight` and class weights are given.
         """
         self._class_weights_used = True
         if self._class_weights is None:
@@ -339,7 +354,7 @@ class Resumable(AmongWorkers):
 
     @property
     def n_classes(self) -> int:
-        """Number of labels."""
+        """Number of classes, the width of the outputs."""
         raise NotImplementedError
 
     @property
@@ -353,9 +368,11 @@ class Resumable(AmongWorkers):
         return []
 
     def get_metrics_result(self) -> dict[str, Any]:
+        """Keras's method: the results of the metrics, except those that the current step does not update."""
         return results_of(metric for metric in self.metrics if metric.name not in self._uncounted)
 
     def reset_metrics(self) -> None:
+        """Keras's method: resets all metrics, also the library's metrics if a user's `metrics` leaves them out."""
         self._was_reset = True
         for metric in (*self.own_metrics, self.grad_norm, *super().metrics, *self.metrics):
             metric.reset_state()
@@ -388,13 +405,14 @@ class Resumable(AmongWorkers):
             training: whether this is a training step.
 
         Returns:
-            scalar in `loss_dtype`: the weighted mean of the loss, with regularizers and the losses of `add_loss`.
+            scalar in `loss_dtype`: the weighted mean of the loss, with regularizers and the losses of `add_loss`. With
+            R replicas, it is R times this replica's share of the mean.
         """
         loss = self.with_penalties(self.loss_share(x, y, y_pred, sample_weight))
         return loss * self.distribute_strategy.num_replicas_in_sync
 
     def own_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool) -> Any:
-        """This replica's share of the loss from an overridden `compute_loss`; `None` if it is not overridden."""
+        """This replica's share of the loss from a user's `compute_loss`; `None` if the user has not overridden it."""
         if not is_overridden(self, "compute_loss"):
             return None
         options = {"training": training} if takes_name(self.compute_loss, "training") else {}
@@ -425,10 +443,10 @@ class Resumable(AmongWorkers):
         """Updates metrics with the means of a batch over all replicas, and returns their results as logs.
 
         Args:
-            nll: this replica's sum of weight times nll, of labels or rows. Its mean updates `loss_mean`.
-            weight: the sum of these weights.
-            own_loss: the result of `own_loss`, which is shown instead of the nll.
-            *others: `(metric, sum)` of other metrics.
+            nll: this replica's sum of weight times nll, of labels or rows. The mean nll updates `loss_mean`.
+            weight: this replica's sum of the weights.
+            own_loss: the result of `own_loss`. Unless it is `None`, the logs report it instead of the nll.
+            *others: `(metric, this replica's sum)` of other metrics.
         """
         if own_loss is not None:
             # The shares add up to the loss of the whole batch. The division below is by the weights of all replicas.

@@ -71,7 +71,7 @@ class SegmentStep(TrainedModel):
         """
         if mems is None:
             return self._with_carried(SegmentStep.train_step, data)
-        tokens, labels, weights, *done = self._labels_that_count(*data)
+        tokens, labels, weights, *done = self._with_valid_labels(*data)
         total = None if weights is None else self._num_tokens(tokens, labels, weights)
         loss_and_gradients = self._compiled_gradients or self._loss_and_gradients
         key = self.step_key(shape_of(tokens)[0])
@@ -95,7 +95,7 @@ class SegmentStep(TrainedModel):
         if carried is None:
             return self._with_carried(SegmentStep.test_step, data)
         clear_losses(self)
-        tokens, labels, weights, *done = self._labels_that_count(*data)
+        tokens, labels, weights, *done = self._with_valid_labels(*data)
         nll, kept, carried = self.evaluation_nll(tokens, labels, carried, *done)
         sums = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
         nll, counted = tf.unstack(sum_over_replicas(tf.stack(sums)))
@@ -104,7 +104,10 @@ class SegmentStep(TrainedModel):
     # ---------------------------------------------------------------------------------- steps with Keras's signature
 
     def step_with_memory(self, name: str) -> Callable[..., Any]:
-        """A step as a function `(data, mems) -> (logs, new_mems)`, whichever of the two signatures it has."""
+        """A step as a function `(data, mems) -> (logs, new_mems)`, whichever of the two signatures it has.
+
+        If it is a user's own, the function checks the results, and adds `tokens` to the logs if they have none.
+        """
         step = getattr(self, name)
         if not is_overridden(self, name):
             return step
@@ -132,7 +135,10 @@ class SegmentStep(TrainedModel):
         return own_step
 
     def _with_carried(self, step: Any, data: Any) -> dict[str, Any]:
-        """Calls a step of this class with the memory of the loop in this thread, and returns its logs."""
+        """Calls a step of this class with the memory that `step_with_memory` holds for this thread. Returns its logs.
+
+        Stores the new memory for `step_with_memory`.
+        """
         mems = getattr(self._carried, "before", None)
         if mems is None:
             allowed = "the memory before the segment, unless fit or evaluate calls the step"
@@ -142,10 +148,11 @@ class SegmentStep(TrainedModel):
 
     # ------------------------------------------------------------------------------------------------ loss and update
 
-    def _labels_that_count(self, tokens: Tensor, labels: Tensor, weights: Any = None, *done: Tensor) -> tuple[Any, ...]:
-        """`(tokens, labels, weights, *done)`. A label with the weight 0, which may be any number, becomes a valid one.
+    def _with_valid_labels(self, tokens: Tensor, labels: Tensor, weights: Any = None, *done: Tensor) -> tuple[Any, ...]:
+        """`(tokens, labels, weights, *done)` of a batch, in which a label with the weight 0 is replaced.
 
-        It becomes 0 or, with static shapes, -1, which `segment_nll` leaves out.
+        Such a label may be any number. It becomes the valid label 0 or, with static shapes, -1, which `segment_nll`
+        leaves out. Without weights, all labels stay, and `weights` is `None`.
         """
         if weights is not None:
             labels = tf.where(weights > 0, labels, -1 if self.static_shapes else 0)
@@ -153,7 +160,7 @@ class SegmentStep(TrainedModel):
 
     @property
     def _may_leave_out(self) -> bool:
-        """Whether `segment_nll` may leave out labels, so that their number is known only after it."""
+        """Whether `segment_nll` may leave out labels, so that the number of the others is known only after it."""
         return self.static_shapes or is_overridden(self, "segment_nll")
 
     def _loss_and_gradients(
@@ -163,8 +170,10 @@ class SegmentStep(TrainedModel):
         """Computes this replica's share of a training step, part by part with gradient accumulation.
 
         Args:
+            tokens, labels: int `[batch, tgt_len]`, the rows of this replica.
             weights: float32 `[batch, tgt_len]`, or `None`.
             total: the sum of the weights of the whole batch; `None` without weights.
+            mems, dropout_key: see `segment_nll`.
             done: bool `[batch, tgt_len]`, or `None`.
 
         Returns:
@@ -187,7 +196,8 @@ class SegmentStep(TrainedModel):
                 )  # fmt: skip
                 nll, counted = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
                 loss = nll / total if weights is None else tf.math.divide_no_nan(nll, total)
-                # If labels may be left out, `train_step` scales the gradients by total / counted.
+                # If labels may be left out, `train_step` multiplies the gradients by total / counted of the batch. The
+                # fractions of all parts and replicas sum up so that this does not change the penalties.
                 fraction = tf.math.divide_no_nan(counted * parts * shares, total) if self._may_leave_out else None
                 loss = self.optimizer.scale_loss(self.with_penalties(loss, parts, fraction))
                 # In eager execution, TensorFlow cannot make zeros like a Keras variable, but like a tensor.
@@ -205,14 +215,14 @@ class SegmentStep(TrainedModel):
         return part_by_part(part, parts, variables, no_sums, tokens, labels, weights, mems, dropout_key, done)
 
     def _num_tokens(self, tokens: Tensor, labels: Tensor, weights: Any = None, *done: Tensor) -> Any:
-        """The sum of the weights of a batch or, without weights, the number of labels that count."""
+        """The sum of the weights of a batch or, without weights, the number of labels that count; over all replicas."""
         if weights is None and not self.static_shapes:
             return self._num_labels(labels)
         weights = labels >= 0 if weights is None else weights
         return sum_over_replicas(tf.reduce_sum(tf.cast(weights, self.loss_dtype)))
 
     def _num_labels(self, labels: Tensor) -> Any:
-        """The number of labels of a batch on all replicas."""
+        """The number of labels of a batch on all replicas, whether they count or not."""
         return tf.cast(tf.size(labels) * self.distribute_strategy.num_replicas_in_sync, self.loss_dtype)
 
     def _update(self, gradients: Any) -> Any:
@@ -237,7 +247,7 @@ def weighted_sum(nll: Tensor, kept: Tensor, weights: Any = None) -> tuple[Any, A
 
     Args:
         nll: `[batch, tgt_len]`, 0 where a label does not count.
-        kept: bool `[batch, tgt_len]`, true where a label counts; `None` if all do.
+        kept: bool `[batch, tgt_len]`, true where a label counts; `None` if all labels count.
         weights: float32 `[batch, tgt_len]`; `None` for 1 everywhere.
     """
     if weights is not None:
@@ -260,7 +270,7 @@ def part_by_part(
     dropout_key: Tensor,
     done: Tensor | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Calls `step` for parts of the rows, one after the other, which needs only the memory of one part.
+    """Calls `step` for parts of the rows, one after the other. So the device needs room for only one part at a time.
 
     Args:
         step: function of `(tokens, labels, weights, mems, dropout_key, done)` that returns `(sums, gradients,
@@ -268,7 +278,7 @@ def part_by_part(
         parts: number of parts, a divisor of the rows.
         variables: the variables to which the gradients belong.
         no_sums: zeros with the shape of `sums`.
-        tokens, labels, mems: those of all rows.
+        tokens, labels, mems: for all rows of this replica.
         weights, done: in the shape of the labels, or `None`.
         dropout_key: int `[3]`, see `dropout`. In the key of a part, the last number is the index of its first row.
 
@@ -276,7 +286,7 @@ def part_by_part(
         `(sums, gradients, new_mems)`: the totals of sums and gradients, and the memory of all rows.
     """
 
-    def split(x):
+    def split(x):  # [rows, ...] -> [parts, rows / parts, ...]
         rows, *shape = shape_of(x)
         return tf.reshape(x, [parts, rows // parts, *shape])
 
@@ -285,7 +295,7 @@ def part_by_part(
     mems = [split(mem) for mem in mems]
     weights = None if weights is None else split(weights)
     done = None if done is None else split(done)
-    rows = shape_of(tokens)[1]
+    rows = shape_of(tokens)[1]  # of a part
 
     def body(i, sums, gradients, new_mems):
         part_weights = None if weights is None else weights[i]

@@ -46,7 +46,8 @@ class SingleBatches:
             return_dict: whether to return all logs of the step as a dictionary.
 
         Returns:
-            float: the mean nll in nats. With metrics, a list of the nll and the metrics.
+            float: the mean nll in nats. With metrics, a list of the nll and the metrics. With `return_dict`, a
+            dictionary.
 
         Raises:
             ParameterError: an id is outside the vocabulary, a weight is negative or not finite, the batch has another
@@ -63,7 +64,7 @@ class SingleBatches:
     def test_on_batch(self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """The mean nll of the next segments of a text, without training.
 
-        For arguments, results and errors, see `train_on_batch`, except `class_weight`. Unlike `train_on_batch`, it
+        For arguments, results and errors, see `train_on_batch`. It has no `class_weight`. Unlike `train_on_batch`, it
         may run while `fit` runs in another thread, unless the user has added metrics, which `fit` updates, too.
         """
         self.check_compiled("test_on_batch")
@@ -82,11 +83,18 @@ class SingleBatches:
     def _run_batch(
         self: Any, method: str, function: Callable, log_names: tuple[str, ...], x: Any, y: Any, sample_weight: Any
     ) -> dict[str, float]:
-        """Calls a function from `make_loop` for one batch. Returns its logs as floats."""
+        """Checks a batch, calls a function from `make_loop` for it, and stores the new memory. Returns logs as floats.
+
+        Args:
+            method: "train_on_batch" or "test_on_batch", whose memory is used.
+            function: the function from `make_loop`.
+            log_names: see `LoopState`.
+            x, y, sample_weight: see `train_on_batch`.
+        """
         batch = check_batch(x, y, self.network.n_token, sample_weight, self.static_shapes)
         rows, tgt_len = batch[0].shape
         tgt_len = tgt_len if self.static_shapes else None  # the next batch may have another length
-        batches = Batches(None, rows, tgt_len, tf.data.UNKNOWN_CARDINALITY)  # no dataset: the loop runs one step
+        batches = Batches(None, rows, tgt_len, tf.data.UNKNOWN_CARDINALITY)  # no dataset: `function` gets the one batch
         before = self._loop_states[method]
         self._check_rows(rows, self.gradient_accumulation_steps if method == "train_on_batch" else 1)
         if before.batches is None or not self.network.mem_len:

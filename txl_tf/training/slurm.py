@@ -29,7 +29,7 @@ def several_tasks() -> bool:
 
 
 def tf_config() -> str:
-    """The `TF_CONFIG` of this task: every task of the step is a worker, at `node:port`.
+    """The value of `TF_CONFIG` for this task: every task of the step is a worker, at `node:port`.
 
     TensorFlow's resolver orders the nodes by name, but Slurm's ranks do not follow that order. So a task finds its
     index from the name of its node and its local id. Each task uses the GPUs that Slurm makes visible to it.

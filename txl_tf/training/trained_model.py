@@ -31,12 +31,12 @@ class Turns:
         ...
     ```
 
-    Because `fit` takes long, other threads do not wait for it, but get a ParameterError.
+    Because `fit` takes long, other threads do not wait for it. While it runs, they get a ParameterError.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        # Of the outermost method that runs:
+        # The thread and the name of the outermost method that runs; `None` if none runs.
         self._thread: int | None = None
         self._method: str | None = None
 
@@ -71,7 +71,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
         stop_requested: set it to `True`, for example in a signal handler, to request that `fit` stops after the current
             step. The subclass then sets `stop_agreed` on all workers at the same step.
         carried_names: keys of `carried_arrays`.
-        smaller: advice for a message about quantization.
+        smaller: how to get a smaller model, for a message about quantization.
     """
 
     seed: Any
@@ -93,7 +93,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
 
     @property
     def has_all_weights(self) -> bool:
-        """Whether all weights exist, so that the optimizer can create its variables."""
+        """Whether all weights exist, so that the optimizer can create its variables. Some models need a call first."""
         return True
 
     def build_at_once(self, inputs_shape: Any) -> None:
@@ -108,7 +108,10 @@ class TrainedModel(Unquantized, MixedIntoModel):
         return {name: getattr(self, name) for name in _KERAS_ARGUMENTS}
 
     def get_compile_config(self) -> dict[str, Any] | None:
-        """Keras's method: the arguments of `compile`, and which layers are frozen, for a file."""
+        """Keras's method: the arguments of `compile`, and the indices of frozen layers, for a file.
+
+        `None` if the model is not compiled.
+        """
         if not self.compiled:
             return None
         frozen = [i for i, layer in enumerate(self._flatten_layers()) if not layer.trainable]
@@ -116,7 +119,11 @@ class TrainedModel(Unquantized, MixedIntoModel):
         return {**arguments, "frozen": frozen}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Keras's method: compiles a model from a file as it was, and builds its optimizer."""
+        """Keras's method: freezes and compiles a model from a file as it was, and builds its optimizer.
+
+        Args:
+            config: from `get_compile_config`.
+        """
         layers: list[Any] = list(self._flatten_layers())
         for i in config.pop("frozen", ()):  # files of older versions do not have it
             layers[i].trainable = False
@@ -125,7 +132,10 @@ class TrainedModel(Unquantized, MixedIntoModel):
         self.build_optimizer()
 
     def build_optimizer(self) -> None:
-        """Creates the optimizer's variables if the model has its weights: a failing step could create only some."""
+        """Creates the optimizer's variables, unless the model has no optimizer or not all of its weights.
+
+        A step would create them, too. But if it fails, it may have created only some.
+        """
         optimizer = getattr(self, "optimizer", None)
         if optimizer is not None and not optimizer.built and self.has_all_weights:
             with self.distribute_strategy.scope():  # some strategies cannot create variables within a step
@@ -156,17 +166,16 @@ class TrainedModel(Unquantized, MixedIntoModel):
             raise ParameterError("compile", None, f"called before {method}", f"call compile() before {method}()")
 
     def check_steps(self, steps_per_epoch: int | None) -> None:
-        """Raises ParameterError if calls of `steps_per_execution` steps would exceed the end of an epoch."""
+        """Raises ParameterError if the last call of an epoch, of `steps_per_execution` steps, would exceed its end."""
         if (steps_per_epoch or 0) % self.steps_per_execution:
             allowed = f"a multiple of steps_per_execution={self.steps_per_execution}"
             raise ParameterError("steps_per_epoch", steps_per_epoch, allowed)
 
     def hooks_changed(self, function: str, *names: str) -> bool:
-        """Whether a method that a compiled function calls was replaced since the last question about that function.
+        """Whether a method that a compiled function calls was replaced since the last check of that function.
 
         Args:
-            function: name of the compiled function, such as "train_function". The first question about it returns
-                `False`.
+            function: name of the compiled function, such as "train_function". Its first check returns `False`.
             *names: names of the methods, which a user may override.
         """
         methods = [getattr(self, name) for name in names]
@@ -186,7 +195,13 @@ class TrainedModel(Unquantized, MixedIntoModel):
         return getattr(optimizer, "inner_optimizer", optimizer)
 
     def step_key(self, rows: Any) -> tf.Tensor:
-        """The dropout key of the current step, for the `rows` of this replica; see `dropout`."""
+        """The dropout key of the current step on this replica: int32 `[3]`, see `dropout`.
+
+        It has the seed, the number of batches so far, and the index of the first row of this replica.
+
+        Args:
+            rows: number of rows of this replica.
+        """
         step = tf.convert_to_tensor(count_of_batches(self.inner_optimizer))
         return tf.stack([self.seed % 2**31, tf.cast(step, tf.int32), self.first_row(rows)])
 
@@ -199,9 +214,9 @@ class TrainedModel(Unquantized, MixedIntoModel):
 
         Args:
             loss: the loss of one part of this replica's rows. It gets its share of the other losses: they are divided
-                by the number of parts and of replicas.
+                by the number of parts and by the number of replicas.
             parts: number of parts.
-            fraction: factor of the other losses; `None` for 1.
+            fraction: also multiplies the other losses; `None` for 1.
         """
         if not self.losses:
             return loss
@@ -216,7 +231,10 @@ class TrainedModel(Unquantized, MixedIntoModel):
         return {name: float(value) for name, value in self.get_metrics_result().items()}
 
     def carried_arrays(self) -> dict[str, np.ndarray]:
-        """The state that is carried from batch to batch, without weights and optimizer. All workers must call it."""
+        """`{name: array}` of the state that is carried from batch to batch, without weights and optimizer.
+
+        All workers must call it.
+        """
         return {}
 
     def set_carried_arrays(self, arrays: dict[str, np.ndarray]) -> None:
@@ -224,7 +242,7 @@ class TrainedModel(Unquantized, MixedIntoModel):
 
 
 def results_of(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
-    """`{name: result}` of metrics. A metric with several results has a name for each."""
+    """`{name: result}` of metrics. A metric whose result is a dictionary adds its items instead."""
     results = {}
     for metric in metrics:
         result = metric.result()
@@ -233,7 +251,7 @@ def results_of(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
 
 
 def as_numbers(results: Any) -> Any:
-    """The results of a method of Keras, with scalar tensors as Python numbers. Before Keras 3.14, some are tensors."""
+    """The results of a method of Keras, with scalar tensors as floats. Before Keras 3.14, some are tensors."""
     return keras.tree.map_structure(lambda x: float(x) if getattr(x, "shape", None) == () else x, results)
 
 
@@ -252,7 +270,7 @@ class _Whole(keras.Layer):
 def clear_losses(model: keras.Model) -> None:
     """Clears the losses that layers of a model have added by `add_loss`.
 
-    A step that calls only parts of the model must call it. Otherwise losses of the step before would count again.
+    A step that calls only parts of the model must call it. Otherwise losses of the previous step would count again.
     """
     _Whole(model)(None)  # Keras clears the losses of a layer and of its parts when an outermost call begins
 
@@ -261,10 +279,10 @@ def clear_losses(model: keras.Model) -> None:
 
 
 def agree_on_overflow(gradients: list[tf.Tensor], optimizer: Any) -> list[tf.Tensor]:
-    """With loss scaling, replaces the gradients by NaN on all replicas if those of one are not finite.
+    """With loss scaling, replaces the gradients by NaN on all replicas if the gradients of one are not finite.
 
-    So all replicas skip the step. Keras's `LossScaleOptimizer` would check only the gradients of each replica, or of
-    the first, before they are summed.
+    So all replicas skip the update. Keras's `LossScaleOptimizer` would check only the gradients of each replica, or of
+    the first, before they are summed. Without loss scaling, or with one replica, the gradients do not change.
     """
     context = tf.distribute.get_replica_context()
     if not is_scaled(optimizer) or context.num_replicas_in_sync == 1:

@@ -9,7 +9,7 @@ from txl_tf.errors import ParameterError
 
 
 def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[float, ...] | None:
-    """The weight of every class: its value in `class_weight`, or 1. `None` without a `class_weight`.
+    """The weights of the classes 0 ... `n_classes - 1`: the value in `class_weight`, or 1. `None` without it.
 
     Raises:
         ParameterError: `class_weight` is not a dictionary of weights, or has an id that is not a class.
@@ -31,8 +31,10 @@ def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[
 def checked_weights(sample_weight: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     """`sample_weight` in the shape `[batch]` or in that of `counted`, and in the dtype of `counted`.
 
+    In a graph in which sizes are unknown, it may also stay `[batch, 1]`, which broadcasts.
+
     Raises:
-        ParameterError: it has another shape. In a graph in which sizes are unknown, a step raises TensorFlow's error.
+        ParameterError: it has another shape. If sizes are unknown, the step raises TensorFlow's error instead.
     """
     weights = tf.cast(sample_weight, counted.dtype)
     if weights.shape.rank == 2 and weights.shape[1] == 1:  # Keras's form of `[batch]`
