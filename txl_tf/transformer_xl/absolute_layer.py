@@ -48,7 +48,8 @@ class MultiHeadAttn(SegmentAttention):
     w, mems = tf.random.normal([2, 5, 32]), tf.random.normal([2, 3, 32])  # a segment of 5, a memory of 3
     attention = txl_tf.layers.MultiHeadAttn(d_model=32, n_head=4, d_head=8)
     output = attention(w, mems=mems)  # [2, 5, 32]
-    output = attention(w, tf.zeros([5, 5]))  # [2, 5, 32]; the mask hides no key, so tokens also see later tokens
+    # A mask of zeros hides no key, so tokens also see later tokens.
+    output = attention(w, tf.zeros([5, 5]))  # [2, 5, 32]
     turned = txl_tf.layers.MultiHeadAttn(d_model=32, n_head=4, d_head=8, positions="rotary")
     output = turned(w, mems=mems)  # [2, 5, 32]
     ```
