@@ -386,7 +386,7 @@ def embed(ids: Tensor, clusters: Sequence[Cluster], width: int, dtype: Any, rout
             return rows_of(cluster.table, cluster.projection, ids - cluster.first, dtype)  # [any, E]
 
         parts.append(route(cluster_of == i, embed_words, cluster.first, ids))  # [n, E]
-    return sum(parts[1:], parts[0]) * width**0.5  # every token is zeros in all parts but one
+    return sum(parts[1:], parts[0]) * width**0.5  # a token has zeros in all parts but one
 
 
 def head_of(first: Cluster, entries: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
@@ -412,8 +412,8 @@ def nll(
         h: `[n, E]`.
         labels: int32 `[n]`.
         clusters: list of `Cluster`.
-        entries: weight `[n, width of the first cluster]` and bias `[n]` of the entries that stand for the n later
-            clusters in the first softmax; `None` if there is one cluster.
+        entries: weight `[n_cluster, width of the first cluster]` and bias `[n_cluster]` of the entries that stand for
+            the `n_cluster` later clusters in the first softmax; `None` if there is one cluster.
         route: see `embed`.
         label_smoothing, z_loss: s and z of another objective, whose gradient the result has: `(1 - s)` times the nll, s
             times the mean nll of all words, and z times the sum of `log(Z)^2`, where Z is the normalizer of each
