@@ -25,7 +25,15 @@ from txl_tf.kernels.watching import watched
 
 
 def sinusoids(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """R of the paper: the sines of all angles `position * frequency`, then their cosines (section 3.3)."""
+    """R of the paper (section 3.3): the sines of all angles `position * frequency`, then their cosines.
+
+    Args:
+        positions: `[n]`.
+        frequencies: `[E / 2]`.
+
+    Returns:
+        `[n, E]`.
+    """
     angles = tf.einsum("i,j->ij", positions, frequencies)  # [n, E / 2]
     return tf.concat([tf.sin(angles), tf.cos(angles)], -1)  # [n, E]
 
@@ -56,8 +64,8 @@ def rel_shift(x: Tensor, first: Size) -> Tensor:
         0 a b c    without the first 2,    b c 0
         0 d e f    as rows of 3: ----->    d e f
 
-    A column whose index lies outside its row of `x` contains a score of another row. In Transformer-XL these columns
-    are the keys in the future, which are masked.
+    Where the column `first + j - i` does not exist in `x`, the result contains a score of another row. In
+    Transformer-XL, this happens only for keys in the future, which are masked.
 
     Args:
         x: `[..., T, R]`.
@@ -97,15 +105,18 @@ def shifted_scores(q: Tensor, r: Tensor, first: Size) -> Tensor:
 class Zeros(NamedTuple):
     """Keys and values of a zero memory with `pre_lnorm`, where layer norm turns zeros into beta.
 
-    They are subtracted from all keys and values. So caches, erased keys and keys that count as zeros contain zeros, as
-    without `pre_lnorm`. The softmax does not change, because all scores of a query fall by the same number; or, if the
-    scheme turns keys, by a number that depends on the distance, which is added as a score by position. The value is
-    added to the result, because the probabilities sum to 1.
+    Attention subtracts `k` and `v` from all keys and values. Then the key and the value of a zero memory are zeros, as
+    without `pre_lnorm`: so caches can begin with zeros, and documents that have ended can be replaced by zeros.
+
+    The probabilities do not change, because all scores of a query fall by the same number. If the scheme turns keys,
+    the scores fall by a number that depends on the distance. Attention adds this number again, as a score by position.
+
+    The result of attention falls by `v`, because the probabilities sum to 1. So `v` is added to the result.
     """
 
     k: Tensor  # broadcasts to the keys
     v: Tensor  # broadcasts to the values
-    output: Tensor | None = None  # [E], the value, projected: inference adds it to the output
+    output: Tensor | None = None  # [E], `v` after the output projection: inference adds it to the output
 
 
 class Attention(NamedTuple):
@@ -119,20 +130,22 @@ class Attention(NamedTuple):
     # Only the relative scheme has u and v, r_w_bias and r_r_bias of the original. They broadcast to the queries.
     u: Tensor | None = None
     v: Tensor | None = None
-    zeros: Zeros | None = None  # only if keys and values of a zero memory are not zeros
+    zeros: Zeros | None = None  # `None`: the key and the value of a zero memory are zeros, or nothing counts as zeros
 
 
 class Places(NamedTuple):
-    """Positions of the keys of some queries, and which of the keys the queries see.
+    """The positions of keys as some queries see them, and which of the keys the queries see.
 
-    Another kind of memory may have its own class of places, with the same attributes and functions.
+    Another kind of memory may have its own class of places. It needs `visible`, `special` and the two methods.
     """
 
     klen: Size  # K
     visible: Tensor | None = None  # bool, broadcasts to [H, ..., T, K]; `None` for all
-    r: Tensor | None = None  # [H, R, D], the projected table of distances; only the relative scheme has one
+    # [H, R, D], a key for every distance: projected sinusoids in the relative scheme. In a scheme that turns keys, the
+    # key of a zero memory, if there are `Zeros`. In others, `None`.
+    r: Tensor | None = None
     first: Size = 0  # see `shifted_scores`
-    special: dict[str, Any] = {}  # more arguments of `attend`, for keys and values that count as zeros
+    special: dict[str, Any] = {}  # other arguments of `attend`, for keys and values that count as zeros
     query_places: Tensor | None = None  # int32 [T], the queries' indices among the keys; `None`: the last T keys
 
     def distances(self, q: Tensor) -> Tensor:
@@ -168,8 +181,8 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
         memory: an object with four functions. `project(h, w)` returns the queries of the segment, and keys and values:
             those of memory and segment if the memory is hidden states, those of the segment if keys and values are
             cached. `numbers(k)` returns how many tokens precede each of these keys. `attend(block, ...)` adds the
-            cached keys and values, and calls `block` once for all queries, or for one part of them after the other.
-            `output(heads, w)` is the last projection.
+            cached keys and values, and calls `block` once for all queries, or for one part of them after the other. It
+            returns the results for all queries. `output(heads, w)` joins and projects the results of the heads.
         w: the weights.
         drop: dropout of the probabilities.
 
@@ -182,6 +195,7 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
         k = k - w.zeros.k
         v = v - w.zeros.v
         if w.positions.turns:
+            # The keys of a zero memory in `places.r` are turned by minus their distance, so the query stands at 0.
             zero_q = w.positions.queries(w.positions.turn(q, tf.zeros([shape_of(h)[1]], tf.int32)), w)[0]
     if w.positions.turns:
         numbers = memory.numbers(k)  # [K]; if cached, of the segment's tokens, [T] or [B, 1, T]
@@ -197,7 +211,7 @@ def attention(h: Tensor, memory: Any, w: Attention, drop: Drop = NO_DROP) -> Ten
         if zero_q is None:
             position = w.positions.scores(position_q, places)  # (b) + (d): [H, ..., T, K]
         else:
-            position = places.scores_by_distance(position_q)  # of `Zeros.k`
+            position = places.scores_by_distance(position_q)  # the scores of `Zeros.k`, which k does not contain
         # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]
         return attend(content_q, k, v, position, places.visible, 1.0, *drop, **places.special)
 
@@ -224,6 +238,7 @@ def score_terms(
 
     Returns:
         `(a, b, c, d)`, `[H, B, T, K]` each. At keys in the future, (b) and (d) contain the score of another distance.
+        (a) and (c) are 0 where a key counts as zeros.
     """
     q, u, v = (tf.broadcast_to(x, tf.shape(q)) * scale for x in (q, u[:, None, None], v[:, None, None]))
     a = tf.matmul(q, k, transpose_b=True)
@@ -291,15 +306,15 @@ def attention_block(
 ) -> Tensor:  # fmt: skip
     """Attention with its residual connection and layer norm: `[B, T, E]`.
 
-        norm(h + drop(attention(h)))        after the residual connection, as in the paper
-        h + drop(attention(norm(h)))        before, with `pre_lnorm`; the memory must be normalised already
+        norm(h + drop(attention(h)))        without `pre_lnorm`, as in the paper
+        h + drop(attention(norm(h)))        with `pre_lnorm`; the caller has normalised the memory
 
     Args:
         h, memory, w: see `attention`.
         norm: see `normalized`.
         drop_probs: dropout of the probabilities.
         drop_output: dropout of the attention's output, before the residual connection.
-        pre_lnorm: whether to normalise before attention.
+        pre_lnorm: whether to normalise before attention, not after the residual connection.
     """
     if pre_lnorm:
         return h + drop_output(attention(normalized(h, norm), memory, w, drop_probs))
@@ -371,11 +386,14 @@ def embed(ids: Tensor, clusters: Sequence[Cluster], width: int, dtype: Any, rout
             return rows_of(cluster.table, cluster.projection, ids - cluster.first, dtype)  # [any, E]
 
         parts.append(route(cluster_of == i, embed_words, cluster.first, ids))  # [n, E]
-    return sum(parts[1:], parts[0]) * width**0.5
+    return sum(parts[1:], parts[0]) * width**0.5  # a token has zeros in all parts but one
 
 
 def head_of(first: Cluster, entries: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Table and bias of the first softmax: the words of the first cluster, then one entry for each later cluster."""
+    """Table and bias of the first softmax: the words of the first cluster, then one entry for each later cluster.
+
+    `entries` are the weight and the bias of these entries, see `nll`; `None` if there is one cluster.
+    """
     if entries is None:
         return first.table, first.bias
     return tf.concat([first.table, entries[0]], 0), tf.concat([first.bias, entries[1]], 0)
@@ -394,7 +412,8 @@ def nll(
         h: `[n, E]`.
         labels: int32 `[n]`.
         clusters: list of `Cluster`.
-        entries: weight `[n_cluster, E]` and bias `[n_cluster]` of the entries; `None` if there is one cluster.
+        entries: weight `[n_cluster, width of the first cluster]` and bias `[n_cluster]` of the entries that stand for
+            the `n_cluster` later clusters in the first softmax; `None` if there is one cluster.
         route: see `embed`.
         label_smoothing, z_loss: s and z of another objective, whose gradient the result has: `(1 - s)` times the nll, s
             times the mean nll of all words, and z times the sum of `log(Z)^2`, where Z is the normalizer of each
@@ -405,10 +424,10 @@ def nll(
     """
 
     def penalized(nll: Tensor, logits: Tensor) -> Tensor:
-        """`nll` with the gradient of `z_loss`; the `logits` are those of its softmax."""
+        """The value of `nll`, with the gradient of `z_loss` added. `logits` are the logits of its softmax."""
         if not z_loss:
             return nll
-        # It is divided by 1 - s, by which the smoothing below multiplies the gradient of the total.
+        # Divide by 1 - s, because the smoothing below multiplies the gradient of the total by 1 - s.
         log_z: Any = tf.reduce_logsumexp(logits, -1)
         return nll + only_gradient(z_loss / (1 - label_smoothing) * log_z**2)
 
@@ -442,15 +461,14 @@ def log_probs(h: Tensor, clusters: Sequence[Cluster], entries: tuple[Tensor, Ten
     Args:
         h: hidden states, `[..., E]`.
         clusters: the clusters of the vocabulary, the most frequent words first.
-        entries: weights and biases of the entries in the first softmax that stand for the later clusters, see
-            `head_of`. `None` for a single cluster.
+        entries: see `nll`.
     """
     first = clusters[0]
     return _log_probs(h, ops.logits(h, *head_of(first, entries), first.projection), clusters)
 
 
 def _log_probs(h: Tensor, head_logits: Tensor, clusters: Sequence[Cluster]) -> Tensor:
-    """`log_probs` with the logits of the first softmax."""
+    """As `log_probs`, with the logits of the first softmax, `[..., words of the first cluster + later clusters]`."""
     first, *later = clusters
     head = tf.nn.log_softmax(head_logits)
     n_first = first.bias.shape[0]

@@ -77,6 +77,7 @@ if not _TYPE_CHECKING:  # type checkers report other names themselves
         raise _unknown_name(__name__, name, __all__, _OTHER_NAMES)
 
 
+# Under these names, functions check their arguments. Inside the library, layers call the same functions without checks.
 globals().update(
     {name: _checked(name, value) for name, value in list(globals().items()) if name in __all__ and _isroutine(value)}
 )

@@ -6,8 +6,8 @@
     routing.py      how rows reach their clusters in the adaptive embedding and softmax
     dropout.py      dropout as a function of an explicit key and of the row
 
-This file has one version of each operation for the process. With `TXL_KERNELS=plain` in the environment, a process uses
-only the plain versions. The numbers are the same up to rounding.
+This file chooses one version of each operation for the process. With `TXL_KERNELS=plain` in the environment, it chooses
+the plain version of every operation that has one. The numbers are the same up to rounding.
 """
 
 import os
@@ -40,7 +40,7 @@ residual_norm = _chosen.residual_norm
 rms_norm = plain.rms_norm
 takes_one_query = _chosen.takes_one_query
 
-# The plain version has the docstring. That of the fast version is added to it.
+# The docstring of the plain version describes the operation. The one of the fast version follows it.
 for _name, _operation in list(globals().items()):
     if callable(_operation) and hasattr(plain, _name) and _operation is not getattr(plain, _name):
         _operation.__doc__ = "\n\n".join(filter(None, [getattr(plain, _name).__doc__, _operation.__doc__]))

@@ -32,7 +32,7 @@ def attention_probs(
     Args: as in `attend`, but `position_scores` cannot be a list.
 
     Returns:
-        `[H, ..., T, K]`.
+        `[H, ..., T, K]`. With `zero_keys`, the probabilities of these keys come first: `[H, ..., T, zero_keys + K]`.
     """
     q, position_scores = _scaled(q, position_scores, scale)
     scores: Any = ops.head_matmul(q, k, transpose_b=True)  # [H, ..., T, K]
@@ -41,7 +41,7 @@ def attention_probs(
         scores = tf.pad(scores, [[0, 0]] * (len(scores.shape) - 1) + [[zero_keys, 0]])
     if position_scores is not None:
         n_missing = len(scores.shape) - len(position_scores.shape)
-        if zero_keys or n_missing:
+        if zero_keys or n_missing:  # `masked_softmax` expects both in the same shape
             scores = scores + position_scores[:, *[None] * n_missing]  # [H, 1, T, K] for all rows
             position_scores = None
     return ops.masked_softmax(scores, visible, position_scores)
@@ -67,9 +67,10 @@ def attend(
         dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
         content: 0 where key and value count as zeros for a query, else 1; broadcasts to `[H, ..., T, K]`.
         zero_keys: int, the number of keys and values that are zeros and come before `k` and `v`. They get their share
-            of the softmax, but nothing is multiplied by them.
-        zero_value: broadcasts to `[H, ..., 1, D]`, what was subtracted from all values, see `Zeros` of the equations.
-            The result gets it back, times the sum of the probabilities.
+            of the softmax, but nothing is multiplied by them. `position_scores` and `visible` have columns for them,
+            too: the first of `zero_keys + K`.
+        zero_value: broadcasts to `[H, ..., 1, D]`, the vector that was subtracted from all values, see `Zeros` of the
+            equations. It is added to the result, times the sum of the probabilities.
 
     Returns:
         `[H, ..., T, D]`, in the dtype of `q`.
@@ -94,4 +95,5 @@ def _scaled(q: Tensor, position_scores: Tensor | None, scale: float) -> tuple[Te
     """`(q * scale, position_scores * scale)`. Scaling `q` is cheaper than scaling `q.k`."""
     if scale == 1.0:
         return q, position_scores
+    # `tf.multiply` also accepts a list with the scores of each head.
     return q * scale, None if position_scores is None else tf.multiply(position_scores, scale)

@@ -1,8 +1,8 @@
 """Faster versions of the operations in `kernels/plain.py`, for training and inference on CPUs.
 
 Some gradients are written out, because TensorFlow's gradients take more passes over the activations or run on one
-thread. XLA compiles chains of small operations if the tensors are large enough, see `kernels/fusion.py`. Arguments and
-results are those of the plain versions, which have the docstrings.
+thread. In training steps, XLA compiles chains of small operations on large tensors: those for which `pays` of
+`kernels/fusion.py` is true. Arguments and results are those of the plain versions, which have the docstrings.
 
 Shapes:
     B: batch      T: tgt_len, the queries      K: keys      H: heads      D: d_head      E: d_model
@@ -22,7 +22,7 @@ from txl_tf.kernels.plain import join_heads, mask_penalty, project, seen_scores
 from txl_tf.kernels.precision import matmul
 from txl_tf.kernels.shapes import Tensor, shape_of
 
-# XLA computes the maxima of this many columns at once. The number of keys must be a multiple of it.
+# `_half_softmax` computes the maxima of this many columns at once, so the number of keys must be a multiple of it.
 _LANES = 32
 
 # ------------------------------------------------------------------------------------------------------- projections
@@ -45,7 +45,7 @@ def _add_bias(x: Tensor, bias: Tensor) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def sum_of_rows(x: Tensor) -> Any:
-    """`[n, E]` to `[E]`, as a matrix product. `tf.reduce_sum` takes several times as long."""
+    """Adds the rows of `x`, `[n, E]` to `[E]`, as a matrix product. `tf.reduce_sum` takes several times as long."""
     return tf.linalg.matvec(x, tf.ones([shape_of(x)[0]], x.dtype), transpose_a=True)
 
 
@@ -61,7 +61,7 @@ def project_heads(x: Tensor, kernel: Tensor, n: int, n_head: int) -> Any:
         """The product, `[n * H, rows, D]`, and a function that returns its gradients."""
 
         def grad(upstream: Tensor) -> Any:
-            upstream = tf.reshape(tf.transpose(upstream, [1, 0, 2]), [-1, kernel.shape[1]])
+            upstream = tf.reshape(tf.transpose(upstream, [1, 0, 2]), [-1, kernel.shape[1]])  # [rows, n * H * D]
             return matmul(upstream, kernel, transpose_b=True), matmul(rows, upstream, transpose_a=True)
 
         return tf.matmul(rows[None], _by_head(kernel, n * n_head)), grad
@@ -117,9 +117,9 @@ def _heads_of(x: Tensor | list[Tensor]) -> list[Any]:
 
 
 def takes_one_query(q: Tensor, visible: Tensor | None) -> bool:
-    """Whether `attend_with_one_query` can be used: for a single query without a batch.
+    """Whether `attend_with_one_query` can be used: for a single query `[H, 1, D]`, with one mask for all heads.
 
-    It adds values before it divides them. In float16, the sums could overflow, so it is not used.
+    It adds values before it divides them. In float16, the sums could overflow, so it is not used there.
     """
     is_one_query = q.shape[-2] == 1 and len(q.shape) == 3
     return is_one_query and q.dtype != tf.float16 and (visible is None or len(visible.shape) == 2)
@@ -130,9 +130,9 @@ def attend_with_one_query(
 ) -> Any:
     """Attention of a single query `[H, 1, D]`, head by head.
 
-    For one head, the largest score and the sum are scalars, which are fast to apply. The weighted values are added
-    first and then divided by the sum, because they are fewer numbers than the probabilities. `position_scores` may be a
-    list with one tensor for each head.
+    The largest score and the sum of one head are scalars: to subtract one and to divide by the other is fast. The
+    weighted values are added first and divided afterwards, because they are fewer numbers than the probabilities.
+    `position_scores` may be a list with one tensor for each head.
     """
     penalty = None if visible is None else mask_penalty(visible, wide_dtype(q))
 
@@ -169,7 +169,8 @@ def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_score
             probs = _softmax(terms[0], visible, *terms[1:])
 
         def grad(upstream: Tensor) -> Any:
-            return [_softmax_grad(shape, probs, upstream)] * len(terms)  # one term or two
+            # The one or two terms of the scores are added, so they have the same gradient.
+            return [_softmax_grad(shape, probs, upstream)] * len(terms)
 
         return probs, grad
 
@@ -188,8 +189,9 @@ def _softmax(scores: Tensor, visible: Tensor | None = None, position_scores: Ten
 
 @fused
 def _half_softmax(shape: Sequence[int], visible: Tensor | None, *scores: Tensor) -> Any:
-    """`_softmax` in the form that XLA compiles best: with the maxima of `_LANES` columns at once, and the sum as a
-    matrix product.
+    """`_softmax` in the form that XLA compiles best.
+
+    It computes the maxima of `_LANES` columns at once, and the sum as a matrix product.
     """
     masked_scores = seen_scores(visible, *scores)
     lane_maxima = tf.reduce_max(tf.reshape(masked_scores, [*shape[:-1], -1, _LANES]), -2)
@@ -199,7 +201,7 @@ def _half_softmax(shape: Sequence[int], visible: Tensor | None, *scores: Tensor)
 
 @fused
 def _softmax_grad(shape: Sequence[int], probs: Tensor, upstream: Tensor) -> Any:
-    """The gradient of the scores.
+    """The gradient of the scores, from the probabilities and their gradient `upstream`.
 
     For a constant upstream gradient it is 0 up to rounding in float32, even if the rounded `probs` do not sum to 1.
     """
@@ -225,16 +227,16 @@ def _indexed_scores(q: Tensor, r: Tensor, index: Tensor) -> tuple[Any, Callable[
 
     The vectors of the pairs are gathered in the forward pass and again in the backward pass, but not kept between them.
 
-    The heads of a vector stay side by side, `[T * K, H * D]`. The query becomes a block-diagonal matrix `[H * D, H]`
-    with one head in each block. So the scores of all heads are one product.
+    The heads of a vector stay side by side: the vectors for the keys of a query are `[K, H * D]`. The query becomes a
+    block-diagonal matrix `[H * D, H]` with one head in each block. So the scores of all heads are one product.
     """
     n_head, batch, qlen, d_head = shape_of(q)
-    rows: Any = tf.reshape(r, [-1, n_head * d_head])
-    pairs = tf.reshape(index, [batch * qlen, -1])
+    rows: Any = tf.reshape(r, [-1, n_head * d_head])  # [U, H * D]
+    pairs = tf.reshape(index, [batch * qlen, -1])  # [B * T, K]
     queries: Any = tf.reshape(tf.transpose(q, [1, 2, 0, 3]), [batch * qlen, n_head, d_head])
     eye: Any = tf.eye(n_head, dtype=q.dtype)
     by_head = eye[:, None]
-    blocks = tf.reshape(queries[..., None] * by_head, [batch * qlen, n_head * d_head, n_head])
+    blocks = tf.reshape(queries[..., None] * by_head, [batch * qlen, n_head * d_head, n_head])  # block-diagonal
     scores = tf.matmul(tf.gather(rows, pairs), blocks)  # [B * T, K, H]
 
     def grad(upstream: Tensor) -> Any:
@@ -343,7 +345,10 @@ def _residual_norm_grad(
     shape: Sequence[int], upstream: Tensor, normal: Tensor, scale: Tensor, gamma: Tensor, rate: float,
     dropout_key: Tensor | None,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    """The gradients of `x` and `y`, and a tensor whose sum over all rows is the gradient of gamma."""
+    """The gradients of `x` and `y`, and a tensor whose sum over all rows is the gradient of gamma.
+
+    The key draws the same dropout mask as in the forward pass, so the mask is not kept.
+    """
     dtype = upstream.dtype
     upstream = tf.cast(upstream, tf.float32)
     normal = tf.cast(normal, tf.float32)
@@ -389,7 +394,7 @@ def _dropped(shape: Sequence[int], x: Tensor, rate: float, dropout_key: Tensor |
 
 @fused
 def _dropped_relu_grad(shape: Sequence[int], upstream: Tensor, inner: Tensor, scale: float) -> Any:
-    """The gradient of the input of the relu, `[n, F]`."""
+    """The gradient of the input of the relu, `[n, F]`: `upstream * scale` where the result `inner` is positive."""
     product_grad = tf.where(inner > 0, upstream * scalar(scale, upstream.dtype), tf.zeros([], upstream.dtype))
     return tf.reshape(product_grad, [-1, shape[-1]])
 

@@ -10,7 +10,7 @@ from txl_tf.kernels.dtypes import scalar
 from txl_tf.kernels.fusion import fused
 from txl_tf.kernels.shapes import Tensor, shape_of
 
-# `split` makes fewer keys than this at a time.
+# `split` makes fewer keys than this at a time. So a place takes 10 bits of an int32 for each of up to three splits.
 _MAX_KEYS = 1024
 
 # Factors of the hash: odd numbers with irregular bits. _STEP is 2**32 divided by the golden ratio; the others are Chris
@@ -23,11 +23,11 @@ _SECOND = 0x735A2D97
 def dropout(x: Tensor, rate: float, dropout_key: Tensor | None, row_axis: int | None = 0) -> Tensor:
     """Sets a share `rate` of the elements of `x` to zero and scales the others by `1 / (1 - rate)`.
 
-    The mask of a row is a function of the key and of the row's number in the global batch. So replicas, or parts of a
-    batch, that have contiguous rows each draw the same masks as one device for the whole batch. The same key gives the
-    same mask on every device and with XLA.
+    The mask of a row is a function of the key and of the row's number in the global batch. So several replicas, each
+    with contiguous rows, draw the masks that one device would draw for the whole batch. The same is true for the parts
+    of a batch. The same key gives the same mask on every device and with XLA.
 
-    An element is dropped if a random number of 16 bits is below the rate, so rates are exact to 1 / 65536. Four
+    An element is dropped if a random number of 16 bits is below `65536 * rate`, so rates are exact to 1 / 65536. Four
     elements share a random word. The high bytes of their numbers are independent. The low byte decides only for one
     element in 256. The same byte is also the high byte of another element of the row, or is added to it; the
     correlation of these two elements is at most 1 / 256.
@@ -79,12 +79,12 @@ def _mask(shape: Any, dropout_key: Tensor, rate: float, row_axis: int | None, dt
     words = _random_words(shape, dropout_key, row_axis)
     # Each word gives four numbers of 16 bits, in the top two bytes. The bytes below them are smaller than the unit of
     # the threshold, so they need not be cleared. The high byte of the last number is the sum of the word's lowest byte
-    # and its highest; its low byte is the word's second.
+    # and its highest; its low byte is the word's second highest.
     shift: Any = tf.bitwise.left_shift
     numbers = [words, shift(words, _u32(8)), shift(words, _u32(16)), words * _u32(2**24 + 1)]
     limit = _u32(_threshold(rate) << 16)
     keep: Any = tf.concat([number >= limit for number in numbers], -1)
-    if len(shape) == (row_axis or 0) + 1:
+    if len(shape) == (row_axis or 0) + 1:  # the rows are the last axis: one number for each
         keep = keep[..., 0]
     elif not isinstance(shape[-1], int) or shape[-1] % 4:
         keep = keep[..., : shape[-1]]
@@ -134,6 +134,9 @@ def split(dropout_key: Tensor | None, num: int) -> list[Any]:
     Returns:
         A list of int `[4]`: the three numbers of `dropout_key`, and the number of the place, which chooses one of the
         random streams of the key. If `dropout_key` is `None`, a list of `None`.
+
+    Raises:
+        ParameterError: `num` is 1024 or more.
     """
     if dropout_key is None:
         return [None] * num

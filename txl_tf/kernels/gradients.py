@@ -65,7 +65,7 @@ def recompute(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         f: function that returns a tensor. Its arguments are tensors of numbers, not bools, and contain its weights.
 
     Returns:
-        The same function. Every argument has a gradient: 0 if the result does not depend on it.
+        A function with the result of `f`. Every argument has a gradient: 0 if the result does not depend on it.
     """
 
     @custom_gradient

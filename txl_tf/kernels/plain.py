@@ -1,7 +1,7 @@
 """Every operation of the equations in ordinary TensorFlow, with TensorFlow's own gradients.
 
 `kernels/cpu.py` has faster versions of most of them. `tests/kernels_test.py` compares the two. With
-`TXL_KERNELS=plain` in the environment, a process uses only the plain versions.
+`TXL_KERNELS=plain` in the environment, a process uses the versions of this file.
 
 Shapes:
     B: batch      T: tgt_len, the queries      K: keys      H: heads      D: d_head      E: d_model
@@ -60,7 +60,7 @@ def head_matmul(a: Tensor, b: Tensor, transpose_b: bool = False) -> Any:
 
 
 def takes_one_query(q: Tensor, visible: Tensor | None) -> bool:
-    """Whether `attend_with_one_query` of `kernels/cpu.py` can be used. It has no plain version, so here it cannot."""
+    """Whether `attend_with_one_query` may be used. Only `kernels/cpu.py` has it, so the result is always false here."""
     return False
 
 
@@ -73,13 +73,13 @@ def masked_softmax(scores: Tensor, visible: Tensor | None = None, position_score
         position_scores: `[..., T, K]`, added to the scores; or `None`.
 
     Returns:
-        `[..., T, K]` in the dtype of `scores`.
+        `[..., T, K]` in the dtype of `scores`. A query that sees no key gets the same probability for every key.
     """
     return tf.cast(tf.nn.softmax(seen_scores(visible, scores, position_scores)), scores.dtype)
 
 
 def seen_scores(visible: Tensor | None, scores: Tensor, position_scores: Tensor | None = None) -> Any:
-    """The sum of the scores in float32 or float64, minus 1e30 for keys that a query does not see."""
+    """The sum of the two kinds of scores in float32 or float64, minus 1e30 for keys that a query does not see."""
     # Half precision holds neither -1e30 nor the sum of many small probabilities.
     scores = at_least_float32(scores if position_scores is None else scores + position_scores)
     return scores if visible is None else scores - mask_penalty(visible, scores.dtype)

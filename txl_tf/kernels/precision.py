@@ -1,8 +1,8 @@
 """Products of float32 matrices whose factors are rounded to bfloat16, on CPUs.
 
 TensorFlow uses oneDNN for products on CPUs. oneDNN can round the factors to bfloat16 and add in float32, which is
-several times as fast on processors with AMX. TensorFlow switches this on by an environment variable, which it reads
-before its first product, and only for products of rank 3.
+several times as fast on processors with AMX. An environment variable switches this on. TensorFlow reads it before its
+first product, and rounds only the factors of products of rank 3.
 """
 
 import os
@@ -48,6 +48,7 @@ def set_matmul_precision(precision: str) -> None:
         raise ParameterError("matmul_precision", precision, "float32 where there is a GPU or TPU", message)
     before = os.environ.get(VARIABLE, "STRICT")
     os.environ[VARIABLE] = "BF16"
+    # 1 + 2**-12 becomes 1 in bfloat16. So the products below sum to 64 if factors are rounded, and to more if not.
     just_above_1 = tf.fill([1, 64, 64], 1 + 2.0**-12)
     largest: Any = tf.reduce_max(tf.matmul(just_above_1, tf.ones([1, 64, 64])))
     if largest > 64:
@@ -60,7 +61,7 @@ def set_matmul_precision(precision: str) -> None:
 
 
 def rounds() -> bool:
-    """Whether `set_matmul_precision` or the environment has chosen bfloat16."""
+    """Whether `VARIABLE` chooses bfloat16. Either `set_matmul_precision` or the user's environment has set it."""
     return os.environ.get(VARIABLE) == "BF16"
 
 

@@ -1,10 +1,11 @@
-"""Three ways to compute each cluster of the adaptive embedding and softmax for its rows, with the same results.
+"""Three ways to compute each cluster of the adaptive embedding and softmax for the rows that belong to it.
 
     route = by_number
     y = route(mask, f, 0, x)        # f of the rows of x where the mask is true, zeros elsewhere
 
-By default, a cluster computes exactly its own rows. TPUs and XLA need shapes that do not depend on the data. For them,
-the embedding computes every row in every cluster, and the softmax gives every cluster a fixed number of slots.
+By default, a cluster computes exactly its own rows (`by_number`). TPUs and XLA need shapes that do not depend on the
+data. For them, the embedding computes every row in every cluster (`every_row`), and the softmax gives every cluster a
+fixed number of slots (`BySlots`). The results are the same, except for rows for which `BySlots` has no slot.
 
 Shapes:
     n: rows
@@ -38,7 +39,8 @@ def by_number(mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tens
     Returns:
         `[n, ...]`.
     """
-    places: Any = tf.cast(tf.where(mask), tf.int32)  # a GPU has to wait here, and tell the host how many there are
+    # The number of rows decides the shapes of what follows, so a GPU has to send it to the host here.
+    places: Any = tf.cast(tf.where(mask), tf.int32)  # [any, 1]
     results = function(*(tf.gather(x, places[:, 0]) for x in rows))
     shape = tf.shape(mask) if len(results.shape) == 1 else [tf.size(mask), *results.shape[1:]]
     return tf.scatter_nd(places, results, shape)
@@ -54,10 +56,12 @@ def every_row(mask: Tensor, function: Callable[..., Any], fill: int, *rows: Tens
 
 
 class BySlots:
-    """Every cluster has a fixed number of slots. Each computes its first rows, in order, and leaves out its other rows.
+    """A route with a fixed number of slots for every cluster.
+
+    A cluster computes its first rows, one in each slot. It leaves out the rows for which no slot is free.
 
     Args:
-        capacities: the number of slots of every cluster that will be called, in order.
+        capacities: the number of slots of every cluster, in the order in which the clusters are computed.
 
     Attributes:
         left_out: bool `[n]`, the rows that were left out so far; `None` before the first call.

@@ -30,7 +30,7 @@ _watcher: contextvars.ContextVar[Seen | None] = contextvars.ContextVar("watcher"
 
 @contextlib.contextmanager
 def watching() -> Generator[Seen, None, None]:
-    """Yields a `Seen` that every attention in this block writes to."""
+    """Yields a `Seen` that every attention in this block writes to, except in a block of `watching` inside it."""
     seen = Seen()
     token = _watcher.set(seen)
     try:

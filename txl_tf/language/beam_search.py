@@ -2,7 +2,7 @@
 
 `search` is the beam search itself, which language models use, too.
 
-`model` has two methods, see `Transformer`:
+`Transformer`, the `model` of most functions here, has two methods for them:
 
     start_decoding(source, rows_each, most) -> caches, sources, seen
     decode_step(ids, place, caches, sources, seen) -> log_probs, caches
@@ -90,7 +90,7 @@ def generate(
             where = "for a beam search" if searches else "with a temperature of 0, which draws nothing"
             raise ParameterError(name, value, f"None {where}")
     sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
-    # Tensors as arguments: a Python number would have its own graph.
+    # The arguments become tensors, because every value of a Python number would get its own graph.
     source = tf.constant(source, tf.int32)
     limit = tf.constant(n_tokens)
     allowed = writable(model, suppressed)
@@ -103,7 +103,11 @@ def generate(
 
 
 def _check_source(model: Any, source: Any) -> np.ndarray:
-    """Returns sources of ids as an array. Raises ParameterError if one is no row of ids, too long, or only padding."""
+    """`source` of `generate` as an array.
+
+    Raises ParameterError if it has another type or shape, an id outside the vocabulary, a row that is too long, or a
+    row of only padding.
+    """
     allowed = "integers [batch, any]"
     source = as_array("source", source, allowed)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
@@ -153,9 +157,10 @@ def sample_sequences(
         sampling: options of sampling, or `None`.
 
     Returns:
-        `(ids, scores)`: int32 `[B, N]`, 0 after the end, and float `[B]`.
+        `(ids, scores)`: int32 `[B, N]`, 0 after the end, and float `[B]`, the log-probabilities of the targets.
     """
     batch = shape_of(source)[0]
+    zeros = tf.zeros([batch], model.loss_dtype)
     decode, caches = _decoder(model, source, 1, max_new_tokens, allowed)
     uniform: Any = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
 
@@ -172,7 +177,6 @@ def sample_sequences(
         scores += tf.where(stopped, zeros, tf.gather(log_probs, token, batch_dims=1))
         return token, (token, scores, caches)
 
-    zeros = tf.zeros([batch], model.loss_dtype)
     state = tf.fill([batch], start), zeros, caches
     limits = tf.fill([batch], max_new_tokens) if limits is None else limits
     written = write_tokens(step, state, max_new_tokens, limits, no_stops(1, end), filler=PADDING)
@@ -182,7 +186,12 @@ def sample_sequences(
 def _decoder(
     model: Any, source: Tensor, rows_each: int, max_new_tokens: int, allowed: Any = None
 ) -> tuple[Callable, Any]:
-    """`(decode, caches)`: `model.decode_step` for a source, limited to `allowed` symbols, and the first caches."""
+    """`(decode, caches)`: a function that calls `model.decode_step` for a source, and the first caches.
+
+    Args:
+        model, source, max_new_tokens, allowed: see `beam_search`.
+        rows_each: number of targets for each source.
+    """
     caches, *rest = model.start_decoding(source, rows_each, max_new_tokens)
     allowed = writable(model, ()) if allowed is None else allowed
 
@@ -279,10 +288,11 @@ def search(
         n_token = tf.shape(sums)[2]
         if end is not None:
             ended = tf.where(is_new, end, alive)
+            # The score of an impossible target stays `none`: a division would bring it closer to 0.
             ended_scores = tf.where(sums[..., end] > NO_CHANCE / 2, sums[..., end] / penalty(i + 1), none)
             scores, best = tf.math.top_k(tf.concat([scores, ended_scores], 1), beam_size)
             finished = tf.gather(tf.concat([finished, ended], 1), best, batch_dims=1)
-            sums = tf.where(tf.range(n_token) == end, none, sums)
+            sums = tf.where(tf.range(n_token) == end, none, sums)  # a hypothesis that is followed further has not ended
         totals, best = tf.math.top_k(tf.reshape(sums, [batch, -1]), beam_size)
         parents = best // n_token
         last = best % n_token
@@ -302,7 +312,7 @@ def search(
     totals = tf.tile(tf.where(tf.range(beam_size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
     state = (0, tf.fill([batch, beam_size], start), empty, totals, empty, tf.fill([batch, beam_size], none), caches)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
-    # If the search stopped before the limit, all finished targets have higher scores than the others.
+    # If the search of a row stopped before its limit, all its finished targets are at least as good as the others.
     unended = totals / penalty(tf.minimum(i, limits))[:, None]
     scores, best = tf.math.top_k(tf.concat([scores, unended], 1), beam_size)
     return tf.gather(tf.concat([finished, alive], 1), best, batch_dims=1), scores

@@ -45,11 +45,11 @@ class Constraint:
         table: int32 `[S, N]`, the state after each token; -1 where a token may not follow.
 
     Raises:
-        ParameterError: outlines-core is not installed, the vocabulary is of words, no text of the vocabulary matches,
-            or the automaton is too large.
+        ParameterError: outlines-core is not installed, the vocabulary is of words, the expression or the schema is not
+            valid, no text of the vocabulary matches, the automaton is too large, or an argument is out of its range.
     """
 
-    sees_prompt_end = True
+    sees_prompt_end = True  # so `generate` also gives it `first`, and compares its `stop_token` with that of the call
 
     def __init__(
         self, vocab: Any, *, regex: str | None = None, json_schema: dict[str, Any] | str | None = None, stop_token: int
@@ -95,7 +95,7 @@ class Constraint:
         batch, length = shape_of(tokens)
 
         def follow(i: Any, state: Tensor) -> tuple[Any, Any]:
-            # -1, the state after a token that may not follow, counts as `_ENDED`.
+            """The state after column i. -1, the state after a token that may not follow, counts as `_ENDED`."""
             return i + 1, tf.gather_nd(table, tf.stack([tf.maximum(state, 0), tokens[:, i]], 1))
 
         start = tf.fill([batch], _START)
@@ -105,7 +105,7 @@ class Constraint:
 
 
 def _pieces(vocab: Any, stop_token: int) -> dict[Any, list[int]]:
-    """`{text of a token, as a string or as bytes: ids}`, without special symbols and ends of texts and documents.
+    """`{text of a token, as a string or as bytes: ids}`, without special symbols, stop token and end of a document.
 
     Raises ParameterError for a vocabulary of words.
     """

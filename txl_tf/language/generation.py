@@ -3,7 +3,7 @@
     generate(lm, prompt, max_new_tokens=100, temperature=0.8, top_p=0.9, seed=1)    # int [batch, n] -> [batch, n + 100]
     generate(lm, prompt, max_new_tokens=100, stop_strings=["\\n\\n"], vocab=vocab)    # may end sooner, see stopping.py
 
-The prompt is read as one segment, as in `lm.log_probs(prompt)`. After it, every segment is one token.
+By default, the prompt is read as one segment, as in `lm.log_probs(prompt)`. After it, every segment is one token.
 
 The random numbers of a row depend only on its seed and on the number of tokens it has drawn. So rows with the same seed
 and the same prompt get the same text. For different texts, give every row its own seed.
@@ -83,7 +83,7 @@ def next_token(
         text: the state before the token. Do not use its `state` afterwards: it may be overwritten.
         uniform: float64 `[B, 2]`, from `uniform_draws`.
         sampling: `Sampling`.
-        process: function of the log-probabilities of all words, `[B, N]`, that returns scores; or `None`.
+        process: function of the log-probabilities of all words, `[B, N]`, that returns scores like them; or `None`.
 
     Returns:
         `(token, text)`: int32 `[B]`, and the `TextState` after it.
@@ -113,7 +113,7 @@ def continue_text(
         stops: `Stops`, which can end a row sooner.
         with_nll: whether to compute the nll of the new tokens.
         processor: `logits_processor` of `generate`, or `None`.
-        prompt: the first tokens for the processor, int32 `[B, n]`, with -1 at padding on the left.
+        prompt: for the processor, the prompts, int32 `[B, n]`, with -1 at padding on the left; else `None`.
 
     Returns:
         `(written, nll)`: a `Written` whose state is a `TextState`; and `[B, room]` in nats, as of `lm.score`, or
@@ -123,6 +123,7 @@ def continue_text(
     rows = tf.range(batch)
 
     def step(i, stopped, state):
+        """See `write_tokens`. The state is the `TextState`, the nll, and the new tokens for the processor."""
         text, nll, so_far = state
         process = None if processor is None else functools.partial(processed, processor, prompt, so_far[:, :i])
         token, new_text = next_token(lm, cache, precomputed, text, uniform[i], sampling, process)
@@ -179,7 +180,7 @@ def search_tokens(
     first = repeated((hidden, state, marked_left(prompt, lengths), no_tokens), beam_size)
 
     def decode(last: Tensor, i: Tensor, carried: Any) -> tuple[Any, Any]:
-        """One step: see `decode` of `search`. The first step reads no token, because the prompts have been read."""
+        """See the argument `decode` of `search`. The first step reads no token, because the prompts have been read."""
         hidden, state, left_prompts, so_far = carried
 
         def read() -> Any:
@@ -237,12 +238,12 @@ def generate_tokens(
     number: Size = 1, static_shapes: bool = False, segment: int | None = None, logits_processor: Any = None,
     beam_size: int = 1, length_penalty: Any = None, has_stop_token: bool = False,
 ) -> Texts:  # fmt: skip
-    """`generate` for a graph. Arguments are not checked.
+    """The computation of `generate`, for a graph. Arguments are not checked.
 
     Args:
         lm: the language model.
         prompt, lengths: int32 `[prompts, n]` and `[prompts]`.
-        uniform: float64 `[room, B, 2]`, from `uniform_draws`. It is an argument because XLA would draw other numbers.
+        uniform: float64 `[room, B, 2]`, from `uniform_draws`.
         limits, sampling, stops: see `continue_text`. `stops` may have one row for all sequences.
         number: sequences for each prompt: an int or, without static shapes, a scalar tensor.
         static_shapes: whether the graph is for XLA.
@@ -252,6 +253,7 @@ def generate_tokens(
     room = shape_of(uniform)[0]
     if beam_size > 1:
         penalty: Any = tf.cast(length_penalty, lm.loss_dtype)
+        # `limits` has `number` equal rows for each prompt. The search needs one.
         return search_tokens(
             lm, prompt, lengths, limits[::number], stops, room, beam_size, penalty, number, has_stop_token,
             segment, logits_processor,
@@ -270,7 +272,7 @@ def generate_tokens(
 
 
 def _room(n: int) -> int:
-    """The next power of two, at least 16. So prompts and texts have few different lengths, each compiled once."""
+    """The next power of two, at least 16. So prompts and texts have few lengths, and XLA compiles few graphs."""
     return max(16, 1 << (n - 1).bit_length())
 
 
@@ -302,10 +304,11 @@ def generate(
 ) -> Any:  # fmt: skip
     """Continues every row of `prompt` with cached keys and values.
 
-    A `TransformerLM` sees at most `context_len` tokens, at the positions 0, 1, ... When this window is full, the model
-    reads the last half of it again, as the beginning of a new window. The probabilities of the next token are those
-    that `log_probs` returns after the tokens of the window, see `window.py`. Windows have no memory in common, whatever
-    `mem_len` is. If the prompt is longer, the model sees only its last window.
+    A model with absolute positions, such as `TransformerLM`, sees at most `context_len` tokens, at the positions 0, 1,
+    ... When this window is full, the model reads the last half of it again, as the beginning of a new window. The
+    probabilities of the next token are those that `log_probs` returns after the tokens of the window, see `window.py`.
+    Windows have no memory in common, whatever `mem_len` is. If the prompt is longer, the model sees only its last
+    window.
 
     Args:
         lm: `TransformerXLLM` or `TransformerLM`. The function is their method.
@@ -321,7 +324,7 @@ def generate(
         vocab: `Vocab` of the model, which stop strings need.
         with_lengths: whether to return the lengths, too.
         repetition_penalty: factor for the log-probabilities of the last tokens of prompt and text. Above 1, it makes
-            them less likely. This option and those below apply in this order.
+            them less likely. The options apply in this order: this one, `temperature`, `top_k`, `top_p`, `min_p`.
         repetition_window: number of these last tokens, by default 64.
         temperature: divides the log-probabilities. Below 1, likely tokens become more likely; 0 takes the most likely.
         top_k: sample only from the `top_k` most likely tokens.
@@ -330,15 +333,17 @@ def generate(
         min_p: sample only from tokens that are at least `min_p` times as likely as the most likely one, in [0, 1).
         seed: int, or int `[batch]`, one for every row. The text of a row depends only on its prompt and its seed, so
             rows with the same prompt and seed are equal. `None` draws a seed for every row.
-        segment: most tokens of a prompt that are read at a time, with the memory of those before, as in training. So
-            prompts of any length take the same memory. `None`: the whole prompt is one segment, in which every token
-            sees all before it. Not for absolute positions, which only see the last window.
+        segment: the largest number of tokens of a prompt that are read at a time, with the memory of the tokens before
+            them, as in training. So a long prompt needs little more space than a short one. `None`: the whole prompt is
+            one segment, as in `log_probs`. It must be `None` with static shapes and with absolute positions, which see
+            only the last window.
         logits_processor: function of `tokens` and `log_probs` that returns scores of the next token, float `[batch,
-            n_token]`, -inf for what may not follow. It is a part of the graph. `tokens`, int32 `[batch, any]`, are
-            prompt and text so far, the latest last, with -1 on the left of shorter prompts. The options above apply to
-            the softmax of the scores. Give the same function in every call: each one has its own graph.
+            n_token]`, -inf for tokens that may not follow. It is a part of the graph. `tokens`, int32 `[batch, any]`,
+            are prompt and text so far, the latest last, with -1 on the left of shorter prompts. The options above apply
+            to the log-softmax of the scores. Give the same function in every call: each one has its own graph.
         beam_size: number of hypotheses of a beam search, which looks for the most likely text and draws nothing. The
-            `num_return_sequences` best texts are returned, the best first. A hypothesis ends at `stop_token`.
+            `num_return_sequences` best texts are returned, the best first. A hypothesis ends at `stop_token`; stop
+            strings and the options of sampling are not accepted.
         length_penalty: of a beam search: the log-probability of a text is divided by `((5 + new tokens) /
             6)**length_penalty` (Wu et al. 2016).
 
@@ -434,7 +439,7 @@ def _write(
     lm: Any, prompt: np.ndarray, lengths: np.ndarray, max_new_tokens: int, sampling: Sampling, stops: Stops,
     number: int, extra: dict[str, Any],
 ) -> Texts:  # fmt: skip
-    """Calls the graph of `generate` with checked arguments. `extra`: those that are only given if they are used."""
+    """Calls the graph of `generate` with checked arguments. `extra` has the optional arguments that are used."""
     batch, n = prompt.shape
     room = max_new_tokens
     sampling = of_sequences(sampling, number)

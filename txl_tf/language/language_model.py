@@ -116,7 +116,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         self._lora_changed()
 
     def _lora_changed(self) -> None:
-        """Copies the settings of the network, and forgets the optimizer, whose variables are for other weights."""
+        """Copies the network's settings of LoRA. Forgets the optimizer, whose variables belong to other weights."""
         self.store("lora_rank", self.network.lora_rank)
         self.store("lora_alpha", self.network.lora_alpha)
         if getattr(self, "optimizer", None) is not None:
@@ -192,7 +192,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             done: bool `[batch, tgt_len]`, true at the last token of a document or an episode: the tokens after it do
                 not see it, as at the beginning of a text. `None`: no document ends.
             lengths: int `[batch]`, the number of tokens of each row, for rows of unequal length: tokens and labels
-                after them do not count and may have any value. Then `mems` must have `mem_len` positions. `None`: all.
+                after them do not count and may have any value. Then `mems` must have at least `mem_len` positions.
+                `None`: all rows have `tgt_len` tokens.
 
         Returns:
             `(nll, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len]` in nats, and the memory for the next
@@ -252,7 +253,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         if not takes_keyword((self if self.has_own_call else self.network).call, "padding_mask"):
             allowed = "left out for a call without padding_mask"
             raise ParameterError("lengths", lengths, allowed, f"lengths must be {allowed}")
-        if labels.dtype.min >= 0:
+        if labels.dtype.min >= 0:  # an unsigned integer cannot be `IGNORED`
             labels = tf.cast(labels, tf.int64)
         mask = tf.range(most) < tf.cast(rows, tf.int32)[:, None]
         return tf.where(mask, tokens, 0), tf.where(mask, labels, IGNORED), mask
@@ -331,7 +332,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     def _generate_tokens(self, number: int, static_shapes: bool, **arguments: Any) -> Any:
         """`generate_tokens` as a graph.
 
-        With static shapes, every replica generates the same text, because a TPU has the weights only on its replicas.
+        With static shapes, every replica generates the same texts, because a TPU has the weights only on its replicas.
+        The result contains the texts of the first replica.
         """
         write = functools.partial(generation.generate_tokens, self, number=number, static_shapes=static_shapes)
         if not static_shapes:
@@ -374,11 +376,11 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
     ) -> tuple[Tensor, Tensor | None, Any]:  # fmt: skip
         """Computes the nll of a segment.
 
-        `fit` calls it. `evaluate` calls it only if keys and values are not cached, or if you override it but not
-        `evaluation_nll`.
+        `fit` calls it. `evaluate` calls it only if keys and values are not cached, or if you override it or
+        `initial_mems`, but not `evaluation_nll`.
 
         Args:
-            tokens, labels: int `[batch, tgt_len]`, not checked.
+            tokens, labels: int `[batch, tgt_len]`, not checked. With static shapes, a negative label does not count.
             mems: list of `n_layer` tensors `[batch, any, d_model]`.
             static_shapes, bin_capacities: see `compile`.
             **training: `training` and `dropout_key` of the network; and `done`, if the dataset has it.
@@ -414,7 +416,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             tokens: int `[batch, tgt_len]`.
             mems: list of `n_layer` tensors `[batch, any, d_model]`; or a `NetworkMemory`, in inference.
             static_shapes: whether no shape may depend on the data, for TPUs and XLA.
-            **options: other arguments of the network's call, such as `training` and `padding_mask`.
+            **options: other arguments of the network's call, such as `training` and `padding_mask`. An argument that
+                the call does not take is left out, unless it raises an error, see below.
 
         Returns:
             `(outputs, new_mems)`: `[batch, tgt_len, d_model]`, or `[batch, tgt_len, n_token]` if a user has overridden
@@ -439,7 +442,8 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
             raise ParameterError("static_shapes", True, [False], message)
         if "dropout_key" not in unknown:
             return model(tokens, mems=mems, **known)
-        with self.network.drawing(options["dropout_key"]):  # because `call` does not take the key
+        # A user's call that does not take the key: its layers draw their keys from this one.
+        with self.network.drawing(options["dropout_key"]):
             return model(tokens, mems=mems, **{**known, "training": True})
 
     @property
@@ -468,10 +472,11 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         return self.softmax(outputs, embedding=self.network.embedding)
 
     def nll_of(self, outputs: Tensor, labels: Tensor, **objective: float) -> Tensor:
-        """The nll of labels from `outputs`, both `[batch, tgt_len]`.
+        """The nll of labels from `outputs`: `[batch, tgt_len]`, nats.
 
         Args:
-            outputs, labels: see above.
+            outputs: the result of `outputs`, without the memory.
+            labels: int `[batch, tgt_len]`, ids of the vocabulary.
             **objective: the result of `training_objective`, in training.
         """
         if not self.has_own_probabilities:
@@ -523,7 +528,7 @@ class LanguageModel(CheckedCalls, Settings, OutputSpecs, MemoryModel):
         return (RereadWindow if self.has_window else HiddenStateCache)(self, static_shapes)
 
     def cached_decoding(self, static_shapes: bool = False) -> Any:
-        """The cache of keys and values."""
+        """The cache of keys and values, without a check that every part of the model can be cached."""
         return (WindowCache if self.has_window else MemoryCache)(self, static_shapes)
 
     def first_nll(self, tokens: Tensor, labels: Tensor) -> Tensor:

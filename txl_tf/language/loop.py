@@ -20,13 +20,13 @@ from txl_tf.language.stopping import Stops, add_token
 
 
 class Written(NamedTuple):
-    """The new tokens of every row, and the state of decoding after them."""
+    """The new tokens of every row, and the state of decoding after the last step."""
 
     tokens: Tensor  # int32 [B, room], padded with `filler`
     lengths: Tensor  # int32 [B], the number of new tokens
     ended: Tensor  # bool [B], true if a stop string ended the row
-    excess: Tensor  # int32 [B], units of the last token after the stop string
-    state: Any
+    excess: Tensor  # int32 [B], units of the last token after the stop string; 0 without one
+    state: Any  # after the last step of all rows: a row that ended sooner has read other tokens in its later steps
 
 
 def write_tokens(step: Callable, state: Any, room: Size, limits: Tensor, stops: Stops, filler: int | Tensor) -> Written:
@@ -40,6 +40,9 @@ def write_tokens(step: Callable, state: Any, room: Size, limits: Tensor, stops: 
         limits: int32 `[B]`, the largest number of new tokens of each row, at most `room`.
         stops: `Stops`, which can end a row sooner.
         filler: token that pads the rows.
+
+    Returns:
+        `Written`. The last token of a row may be the stop token, or the token that completes a stop string.
     """
     (batch,) = shape_of(limits)
     zeros = tf.zeros_like(limits)
@@ -47,7 +50,7 @@ def write_tokens(step: Callable, state: Any, room: Size, limits: Tensor, stops: 
     has_strings = tf.reduce_any(stops.strings >= 0)
 
     def add_if_stop_strings(token, tail):
-        """The result of `add_token`; without stop strings, no row ends, and `tail` stays."""
+        """The result of `add_token`. Without stop strings, it ends no row and does not change `tail`."""
         no_end = zeros > 0, zeros, tail
         if stops.strings.shape[1] == 0:  # no stop strings, as the static shape says
             return no_end

@@ -3,7 +3,7 @@
     for reading in read_text(lm, ids, tgt_len=64):      # the nll of each token, and the most likely tokens
         reading.nll, reading.ids, reading.log_probs
     look_back(lm, ids, place=100, tgt_len=64)           # the attention before token 100, and the nll with less memory
-    for start, nll in nll_by_memory(lm, ids, 64, kept=[0, 32, 64]): ...         # with none, half and all of the memory
+    for start, nll in nll_by_memory(lm, ids, 64, kept=[0, 32, 64]): ...         # no, 32 and 64 positions of memory
 
 Shapes:
     n: tokens of a text      T: tokens of a segment      K: keys in memory and segment
@@ -25,13 +25,14 @@ from txl_tf.nn.base import as_array, tensor_error
 
 
 class Reading(NamedTuple):
-    """The predictions of a model for the tokens of a segment, without the first token of the text.
+    """The predictions of a model for the T tokens that follow the tokens of a segment.
 
     Attributes:
-        start: position of the first of these tokens in the text.
-        nll: float32 `[T]`, nats.
-        ids, log_probs: int32 and float32 `[T, number]`, the most likely tokens at these positions, the most likely
-            first.
+        start: position of the first predicted token in the text. It is 1 in the first segment, because no token
+            predicts the first token of the text.
+        nll: float32 `[T]`, nats, of the predicted tokens.
+        ids, log_probs: int32 and float32 `[T, number]`, the tokens that the model finds most likely at these positions,
+            the most likely first, and their log-probabilities.
     """
 
     start: int
@@ -44,12 +45,12 @@ class LookBack(NamedTuple):
     """The attention of a model when it predicted a token.
 
     Attributes:
-        probs: float32 `[n_layer, n_head, K]`, the attention with the token before it as the query. The last key is that
-            token, too.
+        probs: float32 `[n_layer, n_head, K]`, the attention probabilities. The token before the predicted one is the
+            query, and also the last key.
         first_key: position of the first key in the text. Keys at negative positions are zeros.
         segment: position of the first key that belongs to the segment. Earlier keys belong to the memory.
-        kept: three lengths of memory: 0, half and all.
-        nll: float32 `[3]`, nats, of the token with each of these lengths.
+        kept: three numbers of positions of the memory: none, half and all of them.
+        nll: float32 `[3]`, nats, of the predicted token with each of these numbers.
     """
 
     probs: np.ndarray
@@ -79,7 +80,7 @@ def read_text(lm: LanguageModel, ids: np.ndarray, tgt_len: int, number: int = 10
 
 
 def look_back(lm: LanguageModel, ids: np.ndarray, place: int, tgt_len: int) -> LookBack:
-    """The attention of a model when it predicts one token of a text, and the nll of that token with less memory.
+    """The attention of a model when it predicts one token of a text, and the token's nll with no, half and all memory.
 
     Args:
         lm: `TransformerXLLM` or `TransformerLM`.
@@ -143,7 +144,7 @@ def memory_after(lm: LanguageModel, ids: np.ndarray, tgt_len: int) -> list[Tenso
 
 
 def last_of(mems: list[Tensor], number: int) -> list[Tensor]:
-    """The last `number` positions of a memory."""
+    """The last `number` positions of the memory of every layer."""
     return [mem[:, mem.shape[1] - number :] for mem in mems]
 
 

@@ -22,7 +22,7 @@ from txl_tf.nn.base import as_array
 from txl_tf.schema import keywords_of
 
 NEVER = -(2**30)  # the time of tokens that have not been seen
-LONGEST_WINDOW = -NEVER - 1
+LONGEST_WINDOW = -NEVER - 1  # the largest `repetition_window`; none reaches back to `NEVER`
 
 
 class Sampling(NamedTuple):
@@ -98,7 +98,7 @@ def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     Args:
         scores: float `[B, N]`, log-probabilities up to a constant.
         top_k: int32 `[B]`; 0 keeps all tokens.
-        top_p: float `[B]`, at most 1; 1 keeps all of the `top_k`. A tiny number may be 0 in float32.
+        top_p: float `[B]`, at most 1; 1 keeps all of the `top_k`. 0, which a tiny number becomes in float32, keeps one.
     """
     batch, n = shape_of(scores)
     ordered, order = tf.math.top_k(scores, n)
@@ -115,17 +115,20 @@ def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def penalise(log_probs: Tensor, history: History, penalty: Tensor, window: Tensor) -> Tensor:
     """Multiplies the log-probabilities, float `[B, N]`, of the last `window` tokens of a row by `penalty`.
 
-    So a probability p becomes p**penalty. CTRL (Keskar et al. 2019) divides positive scores and multiplies negative
-    ones. Log-probabilities are never positive, so they are always multiplied.
+    So a probability p becomes p**penalty, before the softmax. CTRL (Keskar et al. 2019) divides positive scores and
+    multiplies negative ones. Log-probabilities are never positive, so they are always multiplied.
     """
     recent = history.last_seen >= (history.time - window)[:, None]
     return tf.where(recent, log_probs * penalty[:, None], log_probs)
 
 
 def tempered(log_probs: Tensor, temperature: Tensor) -> Tensor:
-    """Divides log-probabilities, float `[B, N]`, by the temperature, float `[B]`. The highest quotient is finite."""
+    """Divides log-probabilities, float `[B, N]`, by the temperature, float `[B]`. The result is finite for the highest.
+
+    The result is correct up to a constant in each row, which the softmax removes.
+    """
     divisor = tf.maximum(temperature, 1e-30)[:, None]  # a tiny number may be 0 in float32
-    # With a low temperature, all quotients could become -inf, so they are those of the differences to the highest.
+    # With a low temperature, all quotients could become -inf. So the highest log-probability is subtracted before.
     highest = tf.reduce_max(log_probs, -1, keepdims=True)
     return (log_probs - tf.where(divisor < 1e-3, highest, 0)) / divisor
 
@@ -145,9 +148,9 @@ def is_neutral(sampling: Sampling) -> Tensor:
 def apply_options(log_probs: Tensor, sampling: Sampling, history: History) -> tuple[Tensor, Tensor]:
     """Applies the options to log-probabilities, float `[B, N]`. An option that changes nothing in any row is skipped.
 
-    The order is that of Hugging Face: repetition penalty, temperature, `top_k`, `top_p`, `min_p`. The most likely token
-    always stays, so `min_p` leaves the same tokens wherever it comes in this order. But `top_p` is a share of the
-    probability of the tokens that `top_k` leaves.
+    The order is that of Hugging Face: repetition penalty, temperature, `top_k`, `top_p`, `min_p`. So `top_p` is a share
+    of the probability of the tokens that `top_k` leaves. The most likely token always stays, so `min_p` compares with
+    the same token before and after `top_k` and `top_p`.
 
     Returns:
         `(log_probs, scores)`: float `[B, N]` each. The first has only the repetition penalty, the second all options;
@@ -268,9 +271,10 @@ def uniform_draws(seeds: Tensor, first: Size, number: Size) -> Tensor:
     position = tf.reshape(tf.broadcast_to(first, [batch]) + tf.range(number)[:, None], [-1])
     keys = tf.stack([tf.tile(seeds, [number]), position], -1)
 
-    no_limit: Any = None
+    no_limit: Any = None  # integers of all 32 bits
 
     def draw(key):
+        """The two numbers of one token."""
         # From the same words, XLA makes other float64 numbers than TensorFlow's kernel. So this makes the kernel's: 52
         # of the bits of two words are the digits after the point.
         words = tf.random.stateless_uniform([2, 2], key, no_limit, no_limit, tf.int32, alg="philox")
@@ -288,8 +292,8 @@ def check_integer(name: str, value: Any, least: int, most: int = 2**31 - 1) -> N
         raise ParameterError(name, value, f"an integer from {least} to {most}")
 
 
-# `{name of an option: (test, text of messages)}`. The tests are for Python's numbers and for tensors. No product or
-# quotient with a number of at most 1e30 overflows in float32.
+# `{name of an option: (test, text of messages)}`. The tests are for Python's numbers and for tensors. With the limit of
+# 1e30, products of log-probabilities with these numbers do not overflow in float32.
 OPTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "temperature": (lambda x: (x >= 0) & (x <= 1e30), "be 0 or more, at most 1e30"),
     "top_p": (lambda x: (x > 0) & (x <= 1), "lie in (0, 1]"),
@@ -302,7 +306,7 @@ def check_sampling(
     batch: int, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: Any = None,
     min_p: float | None = None, repetition_penalty: float | None = None, repetition_window: int = REPETITION_WINDOW,
 ) -> Sampling:  # fmt: skip
-    """Checks the options of sampling, see `generate`, and returns them for each row of the batch.
+    """Checks the options of sampling, see `generate`, and returns them as a `Sampling` for `batch` rows.
 
     Without a `seed`, it draws one for each row. Raises ParameterError if an option is out of its range.
     """

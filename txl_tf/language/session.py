@@ -69,7 +69,7 @@ class Session:
         hidden = tf.zeros([batch_size, nothing.shape[2]], nothing.dtype)
         self._text = TextState(hidden, cache.initial_state(batch_size), no_history(batch_size, lm.network.n_token))
         self._empty = True
-        self._drawn = 0
+        self._drawn = 0  # the number of tokens that were written, each with its own random numbers
         self._checked: tuple[Any, Stops] | None = None  # the arguments of the last `check_stops`, and its result
         self._written: list[int] = []  # tokens since the last `read`, of a session with one row
         self._read = tf.function(self._read_segment, reduce_retracing=True, autograph=False)
@@ -78,7 +78,7 @@ class Session:
         add_user(lm, self)
 
     def drop_graphs(self) -> None:
-        """Marks the session as unusable, because a setting of the model has changed since it read its text."""
+        """Marks the session as unusable. The model calls it when a setting changes, see `add_user`."""
         self._is_stale = True
 
     def _check_fresh(self) -> None:
@@ -99,7 +99,8 @@ class Session:
         """Reads a segment.
 
         Args:
-            tokens: int `[batch_size, n]`, n at least 1. No stop string begins before `tokens` and ends after them.
+            tokens: int `[batch_size, n]`, n at least 1. A stop string of the next `write` cannot begin before or in
+                them.
 
         Returns:
             float32 (float64 if the model's dtype is) array `[batch_size, n]`, the nll of the tokens in nats. The first
@@ -131,11 +132,12 @@ class Session:
 
         `generate` describes the arguments. `repetition_window` counts the tokens that were read and written. With the
         same seed, writing 4 tokens twice gives the same text as writing 8. A stop string may begin in one call and end
-        in the next. Stop strings need a `batch_size` of 1.
+        in the next. Stop strings need a `batch_size` of 1. `with_nll` also returns the nll of the new tokens.
 
         Returns:
-            `(tokens, nll)`: int32 and float `[batch_size, m]`, in nats at temperature 1. m is `max_new_tokens`, or less
-            if a stop string ended the text. `nll` is `None` without `with_nll`.
+            `(tokens, nll)`: int32 `[batch_size, m]`; and float32 (float64 if the model's dtype is) `[batch_size, m]` in
+            nats, at temperature 1, or `None` without `with_nll`. m is `max_new_tokens`, or less if a stop string ended
+            the text.
 
         Raises:
             ParameterError: an argument is out of its range, the session has read nothing, or a setting of the model has
@@ -174,7 +176,10 @@ class Session:
         return tokens, nll.numpy()[:, :length] if with_nll else None
 
     def _stops_of(self, stop_strings: Iterable[str] | None, *options: Any) -> Stops:
-        """`check_stops` without a stop token. Its last result is kept for calls with the same arguments."""
+        """`check_stops` without a stop token. Its last result is kept for calls with the same arguments.
+
+        `options` are `stop_at_newline` and `vocab`.
+        """
         arguments = (stop_strings if isinstance(stop_strings, str) else tuple(stop_strings or ()), *options)
         if self._checked is None or self._checked[0] != arguments:
             self._checked = arguments, check_stops(self.lm.network.n_token, None, *arguments)

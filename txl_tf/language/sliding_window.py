@@ -32,7 +32,8 @@ def sliding_window_nll(
         window: number of tokens before the predicted one. At the beginning of the text, the window is shorter.
         batch_size: number of windows to compute together.
         step: number of labels to score in a window, its last ones, at most `window`. The paper uses 1. With k, the
-            computation is k times shorter, and at least `window - k + 1` tokens come before each token.
+            computation is k times shorter, and at least `window - k + 1` tokens come before each token, except at the
+            beginning of the text.
         progress: function that is called after every batch of windows, with the number of labels that the batch scored.
             The first window is not counted.
 

@@ -97,8 +97,8 @@ def token_units(vocab: Any) -> np.ndarray:
 def spell(vocab: Any, text: str) -> list[int]:
     """The units of a stop string.
 
-    A symbol of the vocabulary such as `<eos>` stands for itself. At level "word", the units are the words of the text.
-    A newline is `eos`, or `eos` and `bos` if text follows.
+    A symbol of the vocabulary such as `<eos>` stands for itself. At level "word", the units are the words of the text,
+    and a newline is `eos`, or `eos` and `bos` if text follows.
 
     Raises:
         ParameterError: the vocabulary cannot spell the text, or it is empty.
@@ -205,7 +205,10 @@ def spec_of(stops: Stops) -> Stops:
 
 
 def with_room(stops: Stops) -> Stops:
-    """Pads the stop strings to a power of two in number and length, so that graphs with static shapes are few."""
+    """Pads the stop strings in number and length to powers of two, at least 4 and 16.
+
+    So there are few shapes, and XLA compiles few graphs. Without stop strings, nothing changes.
+    """
     number, length = stops.strings.shape[1:]
     if number == 0:
         return stops
@@ -216,7 +219,7 @@ def with_room(stops: Stops) -> Stops:
 
 
 def tail_of(stops: Stops, tokens: list[int]) -> Tensor:
-    """The `tail`, int32 `[1, L]`, of a text with one row after these new tokens."""
+    """The `tail` of one text, int32 `[1, L]`, after these new tokens. BEFORE stands for the units before them."""
     length = stops.strings.shape[2]
     units = stops.units.numpy()[tokens[-length:] if length else []]
     units = [BEFORE] * length + units[units != NONE].tolist()

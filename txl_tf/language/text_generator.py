@@ -61,7 +61,7 @@ class TextStream:
 def encode_prompt(vocab: Any, prompt: str | bytes, name: str = LINE) -> np.ndarray:
     """The ids of a prompt: int32 `[n]`.
 
-    An empty prompt starts a document, if the vocabulary has documents.
+    If the vocabulary has documents, an empty prompt becomes their end token, so that a new document follows.
 
     Args:
         vocab: `Vocab` of the model.
@@ -69,7 +69,7 @@ def encode_prompt(vocab: Any, prompt: str | bytes, name: str = LINE) -> np.ndarr
         name: the name of the prompt in messages.
 
     Raises:
-        ValueError: the prompt is empty or not UTF-8, or it has a symbol that is not in the vocabulary.
+        ValueError: the prompt is not UTF-8, has a symbol that is not in the vocabulary, or is empty without documents.
     """
     by_byte = vocab.level == "byte"
     text = decoded(prompt, "surrogateescape" if by_byte else "strict", name)
@@ -97,7 +97,7 @@ class Continuation(NamedTuple):
 
 
 class TextGenerator:
-    """Continues prompts.
+    """Continues prompts as text, in batches.
 
     Args:
         lm: `TransformerXLLM` or `TransformerLM`.
@@ -183,7 +183,7 @@ class TextGenerator:
         ids = [ids for _, ids in rows]
         n = self.number
         lengths = np.array([len(row) for row in ids])
-        # A prompt in pieces is padded to whole ones, which takes longer if one is enough.
+        # A prompt in pieces is padded to whole pieces, which takes longer if no prompt is longer than one.
         segment = self.segment if self.segment is not None and lengths.max() > self.segment else None
         arrays = write_texts(
             self.lm, padded(ids), self.max_new_tokens, lengths=lengths, num_return_sequences=n, vocab=self.vocab,
@@ -205,7 +205,7 @@ class TextGenerator:
             ended = len(new) > 0 and new[-1] == self.end_token
             new = new[: len(new) - ended]
         stream = TextStream(self.vocab)
-        stream.push(prompt)
+        stream.push(prompt)  # whether a space comes before the first new word depends on the prompt
         return stream.push(new, excess) + stream.end(), bool(ended)
 
 
@@ -231,7 +231,7 @@ def check_texts(
     if token is None and beam_size == 1:
         return stops
     strings = [*stops["stop_strings"], *(["\n"] if stop_at_newline else [])]
-    # With a `Constraint`, no text contains the end of a document. A string that is the stop token is not needed.
+    # With a `Constraint`, no text contains the end of a document. Its stop token is not needed as a stop string, too.
     if token is not None:
         strings = [text for text in strings if text != vocab.document and token_of(vocab, text) != token]
     if beam_size == 1:

@@ -44,7 +44,8 @@ class TransformerLM(LanguageModel):
     ```
 
     It has the methods of `TransformerXLLM`. Without memory, `mems` is a list of empty tensors, and a token sees only
-    the tokens before it in its segment. `sliding_window_nll` gives every token a full window.
+    the tokens before it in its segment. With `sliding_window_nll`, every token sees a full window, except at the
+    beginning of the text.
 
     The constructor creates the weights.
 

@@ -34,9 +34,9 @@ from txl_tf.transformer_xl.ring import write
 class WindowState(NamedTuple):
     """The window as keys and values. It contains only tensors, so it can be an argument and a result of any graph."""
 
-    keys: tuple  # n_layer tensors [B, H, K, D], after mem_len zeros for an empty memory
+    keys: tuple  # n_layer tensors [B, H, K, D]: mem_len zeros, which are the empty memory, then the window
     values: tuple  # in the same shapes
-    tokens: Tensor  # int32 [B, W], which may be read again
+    tokens: Tensor  # int32 [B, W], the tokens of the window, of which some are read again in the next window
     length: Tensor  # int32 [B], the number of tokens in the window
 
 
@@ -159,14 +159,14 @@ class WindowMemory(NetworkMemory):
         self.state = state
         self.in_place = in_place
         self.static_shapes = static_shapes
-        self.places = state.length[:, None] + tf.range(shape_of(tokens)[1])  # [B, T]
-        self.slots = network.mem_len + self.places
+        self.places = state.length[:, None] + tf.range(shape_of(tokens)[1])  # [B, T], positions in the window
+        self.slots = network.mem_len + self.places  # [B, T], their indices among the keys
         key = tf.range(shape_of(state.keys[0])[2])
         visible = key <= self.slots[..., None]  # [B, T, K]
         self.visible = visible & (key >= self.places[..., None]) if network.same_length else visible
         self.slots_of_heads = tf.repeat(self.slots, network.n_head, 0)
-        rings = zip(network.decoder_layers, weights.layers, state.keys, state.values, strict=True)
-        self.layers = [WindowOfLayer(layer, layer_weights, self, k, v) for layer, layer_weights, k, v in rings]
+        parts = zip(network.decoder_layers, weights.layers, state.keys, state.values, strict=True)
+        self.layers = [WindowOfLayer(layer, layer_weights, self, k, v) for layer, layer_weights, k, v in parts]
 
     def added(self) -> Tensor | None:
         """The rows to add to the embeddings of the tokens: `[B, T, E]`, or `None`."""
@@ -184,17 +184,18 @@ class WindowOfLayer(CachedKeys):
     """The keys and values of one layer in a `WindowMemory`."""
 
     def numbers(self, k: Tensor) -> Tensor:
-        """How many tokens of the window precede each of the keys `k`."""
+        """How many tokens of the window precede each of the segment's keys `k`: int32 `[B, 1, T]`."""
         return self.network_memory.places[:, None]
 
     def attend(self, block: Any, content_q: Any, position_q: Any, k: Tensor, v: Tensor) -> Any:
         """Writes keys and values of the segment into the window, and attends to the window."""
         memory = self.network_memory
         keys, values = (
-            write(ring, memory.slots_of_heads, new, memory.in_place) for ring, new in ((self.keys, k), (self.values, v))
+            write(old, memory.slots_of_heads, new, memory.in_place) for old, new in ((self.keys, k), (self.values, v))
         )
         self.keys_and_values_after = keys, values
         klen = shape_of(keys)[2]
+        # Scores by position need the indices of the queries, and `query_places` has one row for all rows of a batch.
         if memory.static_shapes and not self.layer.rel_attn.scheme.scores_positions:
             return block(content_q, position_q, keys, values, Places(klen, memory.visible[:, None]))
 
@@ -206,7 +207,10 @@ class WindowOfLayer(CachedKeys):
 
 
 class RereadWindow(DecodingCache):
-    """The decoding cache of a network that cannot be cached: it reads the whole window again for every token."""
+    """Replaces `WindowCache` for a model whose keys and values cannot be cached.
+
+    It reads the whole window again for every token.
+    """
 
     def initial_state(self, batch_size: int) -> WindowState:
         """The state before a text."""
@@ -214,7 +218,7 @@ class RereadWindow(DecodingCache):
         return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
 
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: None = None) -> tuple[Tensor, WindowState]:
-        """Reads the prompts, each from the beginning of a text: see `MemoryCache.read_prompt`."""
+        """Reads the last window of each prompt. Arguments and results: see `MemoryCache.read_prompt`."""
         start = window_start(lengths, self.context_len)
         place = tf.range(self.context_len)
         columns = tf.minimum(start[:, None] + place, shape_of(prompt)[1] - 1)
@@ -249,6 +253,6 @@ class RereadWindow(DecodingCache):
         return self._last(state), state
 
     def _last(self, state: Any) -> Tensor:
-        """The model's output for the last token of every window."""
+        """The model's output for the last token of every window: `[B, any]`."""
         outputs, _ = self.lm.outputs(state.tokens, self.lm.initial_mems(shape_of(state.tokens)[0]))
         return tf.gather(outputs, state.length - 1, batch_dims=1)

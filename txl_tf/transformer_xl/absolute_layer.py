@@ -26,9 +26,9 @@ def multihead_attn(
 ) -> Tensor:  # fmt: skip
     """Attention `softmax(q.k / sqrt(d_head))` with its projections.
 
-    `MultiHeadAttn` adds the residual connection and layer norm.
+    `positions` may add scores, or turn queries and keys. `MultiHeadAttn` adds the residual connection and layer norm.
 
-    Args: as in `rel_multihead_attn`, without the arguments of distances, and
+    Args: as in `rel_multihead_attn`, without `r`, `r_w_bias`, `r_r_bias` and `r_kernel`, and
         n_head: the number of heads.
         positions: see `MultiHeadAttn`.
 
@@ -48,6 +48,7 @@ class MultiHeadAttn(SegmentAttention):
     w, mems = tf.random.normal([2, 5, 32]), tf.random.normal([2, 3, 32])  # a segment of 5, a memory of 3
     attention = txl_tf.layers.MultiHeadAttn(d_model=32, n_head=4, d_head=8)
     output = attention(w, mems=mems)  # [2, 5, 32]
+    # A mask of zeros hides no key, so tokens also see later tokens.
     output = attention(w, tf.zeros([5, 5]))  # [2, 5, 32]
     turned = txl_tf.layers.MultiHeadAttn(d_model=32, n_head=4, d_head=8, positions="rotary")
     output = turned(w, mems=mems)  # [2, 5, 32]

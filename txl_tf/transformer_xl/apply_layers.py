@@ -33,7 +33,7 @@ def apply_layers(
         arguments: a tuple of tensors for every layer. Gradients flow to them.
         dropout_keys: a key for every layer, or `None`. `recompute` without `as_loop` needs keys.
         as_loop: whether to compute the layers in a loop. Layers that differ in more than their weights, such as one of
-            a user's class among others, are called one after the other all the same.
+            a user's class among others, are called one after the other anyway.
         recompute: whether to keep only the input of each layer, and compute the rest again in the backward pass.
 
     Returns:

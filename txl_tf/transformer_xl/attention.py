@@ -66,8 +66,10 @@ def rel_multihead_attn(
     `[K, 1, E]`. Queries are computed only for the segment. The original also computes them for the memory, and then
     ignores them.
 
-    Args: as in the call of `RelMultiHeadAttn`. `attn_mask`, `mems` and `content_mask` may be `None`. All tensors have
-        the same dtype. Only the layer uses a mask that Keras passed on with `w`: give it here in `attn_mask`. And
+    All tensors have the same dtype. A mask that Keras passed on with `w` has no effect, unlike in the layer: give it in
+    `attn_mask`.
+
+    Args: as in the call of `RelMultiHeadAttn` (`attn_mask`, `mems` and `content_mask` may be `None`), and
         qkv_kernel: `[E, 3 * H * D]`, the kernels of queries, keys and values, side by side.
         r_kernel, o_kernel: `[E, H * D]` and `[H * D, E]`.
         dropatt, dropout_key: of the attention probabilities, see `attend`.
@@ -91,7 +93,7 @@ def attention_parts(
 
     Args: as in `multihead_attn`, and
         scheme: a `Positions`.
-        zeros: those of `SegmentAttention.zeros`; `None`: no key counts as zeros, or those of a zero memory are zeros.
+        zeros: the result of `SegmentAttention.zeros`. It may be `None` if no key counts as zeros.
         distances: `(r, r_w_bias, r_r_bias, r_kernel)` of `rel_multihead_attn`; `None`: the scheme is not relative.
     """
     tgt_len = shape_of(w)[1]
@@ -114,7 +116,7 @@ def attention_parts(
     if zeros is not None:
         zeros = Zeros(zeros.k[:, None], zeros.v[:, None])  # for keys and values [H, B, K, D]
         special["zero_value"] = zeros.v
-    places = Places(mem_len + tgt_len, visible, r, tgt_len, special)
+    places = Places(mem_len + tgt_len, visible, r, first=tgt_len, special=special)
     scale = (o_kernel.shape[0] // n_head) ** -0.5
     return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme, u, v, zeros)
 
@@ -138,7 +140,7 @@ class SegmentAttention(LowRank, Attending, Layer):
     A subclass defines the call, which returns the result of `attend_segment`.
 
     Attributes:
-        relative: whether there is an `r_kernel`. A subclass sets it.
+        relative: whether the positions are relative, so that there is an `r_kernel`.
         scheme: the scheme of positions.
     """
 
@@ -208,10 +210,12 @@ class SegmentAttention(LowRank, Attending, Layer):
         self, w: Tensor, attn_mask: Any, mems: Any, content_mask: Tensor | None, training: bool | None,
         dropout_key: Tensor | None, *distances: Tensor,
     ) -> Tensor:  # fmt: skip
-        """The result of a call.
+        """Checks the arguments of a call and computes its result: `[batch, tgt_len, d_model]`.
 
         Args:
-            w, attn_mask, mems, content_mask, training, dropout_key: of the call, see `RelMultiHeadAttn`.
+            w, attn_mask, mems, content_mask, training, dropout_key: of the call, see `RelMultiHeadAttn`. In inference,
+                `mems` may be a `Memory`. It knows masks and positions, so `attn_mask` and `distances` must be the same
+                object.
             *distances: `r`, `r_w_bias` and `r_r_bias` of the call, if it has them.
         """
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
@@ -233,10 +237,11 @@ class SegmentAttention(LowRank, Attending, Layer):
         return attention_block(w, memory, weights, norm_of(self.layer_norm), drop_probs, drop_output, self.pre_lnorm)
 
     def segment_of(self, w: Tensor, attn_mask: Any, mems: Tensor | None, *distances: Tensor) -> tuple[Any, Any]:
-        """Checks the arguments of a call, see `attend_segment`.
+        """Checks the arguments of a call, see `attend_segment`. Makes its mask and, if `mems` is `None`, empty memory.
 
         Returns:
-            `(visible, mems)`: bool, true where a query sees a key; and `[batch, mem_len, d_model]`.
+            `(visible, mems)`: bool, true where a query sees a key, `[tgt_len, keys]`, `[batch, tgt_len, keys]` or
+            `[batch, n_head, tgt_len, keys]`; and `[batch, mem_len, d_model]`.
 
         Raises:
             ParameterError: a tensor or a mask has another shape.

@@ -1,4 +1,4 @@
-"""Inference with cached keys and values: the network's numbers, without projecting its memory again.
+"""Inference with cached keys and values: the results of the network, without projecting its memory again.
 
 The memory of a network is hidden states. In every segment, every layer projects them to keys and values. While the
 weights do not change, the keys and values do not change either, so inference computes them once:
@@ -12,11 +12,12 @@ projections have no bias. With `pre_lnorm`, the rings contain differences to tho
 equations.
 
 With a `reset_token`, a document may begin in a segment. For its tokens, the keys and values before the document count
-as zeros. After the segment, everything older than a row's last document is overwritten with zeros. A segment of one
-token needs no masks, because it overwrites them before it attends.
+as zeros. After the segment, everything older than a row's last document is overwritten with zeros. If a segment is one
+token that begins a document, the keys and values before it are overwritten before it attends, so it needs no mask.
 
 With `static_shapes`, for XLA, all segments have T tokens, and K is a multiple of T (`whole_segments`). So a segment is
-written to the ring as one slice. All rows attend at once; on a CPU, one row at a time is faster.
+written to the ring as one slice. All rows of the batch attend at once. Without `static_shapes`, one row attends after
+the other, which is faster on a CPU.
 
 Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head      E: d_model      M: mem_len      K: M + max_segment
@@ -46,7 +47,10 @@ class CachedState(NamedTuple):
 
 
 def precompute(network: Any, max_segment: Size = 1) -> Any:
-    """The `LayerWeights` of all layers. They depend only on the weights: compute them again when the weights change."""
+    """The `LayerWeights` of all layers, for states with this `max_segment`.
+
+    They depend only on the weights: compute them again when the weights change.
+    """
     return weights_with(network, position_keys(network, max_segment))
 
 
@@ -93,7 +97,7 @@ def memory_of(network: Any, state: CachedState) -> tuple[Any, Any]:
 
 
 def state_from(keys: Sequence[Tensor], values: Sequence[Tensor], max_segment: Size = 1, count: Any = ()) -> CachedState:
-    """The state with this `max_segment` whose `memory_of` is `keys` and `values`; `count` is that of the state."""
+    """The state with this `max_segment` and this `count`, in which `memory_of` finds `keys` and `values`."""
 
     def ring(memory: Tensor) -> Any:
         """A ring with the memory in its first slots, and room for a segment after it."""
@@ -148,11 +152,13 @@ class RingMemory(NetworkMemory):
             n_tokens: Any = tf.cast(lengths, tf.int32)
             padding = self.tgt_len - n_tokens[:, None]  # [B, 1], how many zeros stand to the left of each row
         # Padding keys are zeros, so a document boundary in the padding has no effect.
-        starts: Any = None  # networks whose positions do not accept `done` have no ring
+        starts: Any = None
+        # `done` is not checked: only absolute positions refuse it, and their networks have no ring.
         if network.reset_token is not None or done is not None:
             starts = document_starts(tokens, network.reset_token, done=done)
         self.erase_before, self.erase_after = _erasers(network, starts, done, self.slots, self.klen, in_place)
         self.zero_beyond = None if starts is None or tokens.shape[1] == 1 else query - starts
+        # The slots are M tokens of the memory and the query itself, so the query needs no mask.
         sees_every_slot = tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1
         self.max_distance = None if sees_every_slot else _max_distance(network, query, padding, starts)
         self.is_token = None if padding is None else (query >= padding)[:, None, :, None]  # [B, 1, T, 1]
@@ -209,12 +215,12 @@ def cached_forward(
         tokens: int `[B, T]`, T at most `max_segment`.
         state: the memory.
         lengths: int `[B]`, for rows of unequal length: row b consists of its last `lengths[b]` tokens. The tokens to
-            their left are ignored. Each row gets the result that its own tokens alone would get. The memory must be
-            zeros. `None`: all rows have T tokens.
+            their left are ignored. Each row gets the result that its own tokens alone would get. The memory of a row
+            with fewer than T tokens must be zeros. `None`: all rows have T tokens.
         in_place: whether to write into the tensors of `state`, instead of into a copy. They must not be used again. XLA
             has no such operation: it finds out itself which tensors it may overwrite.
         static_shapes: for XLA. All segments so far must have had T tokens, and `max_segment` must be `whole_segments`.
-        model: is called with the memory; by default, the network.
+        model: the function that is called with the tokens and the memory; by default, the network.
         done: bool `[B, T]`, true at the last token of a document, or `None`.
 
     Returns:
@@ -229,7 +235,10 @@ def cached_forward(
 
 
 def _check_segment(tgt_len: Size, max_segment: Size) -> None:
-    """Raises an error if a segment is longer than its state allows. Both may be tensors."""
+    """Raises ParameterError if a segment is longer than its state allows.
+
+    If one of the two lengths is a tensor, the error comes when the graph runs: InvalidArgumentError.
+    """
     if not isinstance(tgt_len, int) or not isinstance(max_segment, int):
         tf.debugging.assert_less_equal(tgt_len, max_segment, "tokens must not be longer than the state's max_segment")
     elif tgt_len > max_segment:
@@ -240,10 +249,10 @@ def _check_segment(tgt_len: Size, max_segment: Size) -> None:
 def _erasers(
     network: Any, starts: Tensor | None, done: Tensor | None, slots: Tensor, klen: Size, in_place: bool
 ) -> tuple[Any, Any]:
-    """Two functions that take a ring and return it: the first is called before a segment is written, the second after
-    attention has read the ring.
+    """`(before, after)`: two functions that take a ring, and return it without the documents that have ended.
 
-    If documents begin or end in the segment, they erase earlier documents. Otherwise they return the ring as it is.
+    `before` is called before a segment is written, `after` after attention has read the ring. A function that has
+    nothing to erase returns the ring unchanged.
 
     Args:
         network: `TransformerXL`.
@@ -257,7 +266,8 @@ def _erasers(
 
     if starts is None:
         return keep, keep
-    # In a longer segment, the tokens before the start of a document must still see what is erased.
+    # If the segment has one token, the earlier documents can be erased before it attends. In a longer segment, the
+    # tokens before the start of a document must still see them.
     before = after = keep
     if starts.shape[1] == 1 and network.reset_token is not None:
         before = eraser(starts, slots, klen, network.n_head, in_place)

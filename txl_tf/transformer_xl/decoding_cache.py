@@ -1,4 +1,4 @@
-"""The decoding cache of Transformer-XL: it reads a prompt as one segment, and then one token at a time."""
+"""The decoding cache of Transformer-XL: it reads a prompt as one segment or in pieces, then one token at a time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -71,7 +71,8 @@ class MemoryCache(DecodingCache):
                 results of a row do not depend on the other rows. `None`: a prompt is one segment.
 
         Returns:
-            `(hidden, state)`: `[B, E]` after each row's last token, and a state that `read_token` may write into.
+            `(hidden, state)`: `[B, E]`, the model's `outputs` for the last token of each row, and a state that
+            `read_token` may write into.
         """
         network = self.network
         static_shapes = self.static_shapes
@@ -148,20 +149,23 @@ def in_pieces(
     whole = tf.pad(prompt, [[0, 0], [pieces * segment - n, 0]])
 
     def read(i: Any, output: Tensor, state: Any) -> tuple[Any, Any, Any]:
-        """Reads piece i. The output of the piece before it is replaced."""
+        """Reads piece i. Returns its output in place of the given one, which is not used."""
         tokens: Any = tf.slice(whole, [0, i * segment], [batch, segment])
         tokens = tf.ensure_shape(tokens, [prompt.shape[0], segment])
         own = tf.clip_by_value(lengths - (pieces - 1 - i) * segment, 0, segment)
         return i + 1, *read_piece(tokens, own, state)
 
-    # The first piece outside of the loop, which shows the shapes of the output.
+    # The first piece is read outside of the loop, because only its output shows the shapes that the loop needs.
+    # `prompt` takes the place of an output.
     first = read(0, prompt, state)
     _, output, state = tf.while_loop(lambda i, *_: i < pieces, read, first, parallel_iterations=1)
     return output, state
 
 
 class HiddenStateCache(DecodingCache):
-    """Replaces `MemoryCache` for a model that cannot be cached. The memory is hidden states, projected for every token.
+    """Replaces `MemoryCache` for a model whose keys and values cannot be cached. The memory is hidden states.
+
+    Its layers project the whole memory again for every token.
 
     The state is a tuple with the memory of every layer.
     """
@@ -173,14 +177,16 @@ class HiddenStateCache(DecodingCache):
     def read_prompt(self, prompt: Tensor, lengths: Tensor, segment: int | None = None) -> Any:
         """Reads the prompts, each from the beginning of a text. Arguments and results: see `MemoryCache.read_prompt`.
 
-        If the network takes a `padding_mask`, one call reads all prompts. Otherwise, a call reads each prompt.
+        If the network takes a `padding_mask`, and the model has no call of its own, one call reads all prompts.
+        Otherwise, a call reads each prompt.
 
         Raises:
-            ParameterError: `segment` or static shapes are requested, but the network does not take a `padding_mask`.
+            ParameterError: `segment` or static shapes are requested, but one call cannot read all prompts.
         """
         batch, n = shape_of(prompt)
         mems = list(self.initial_state(batch))
         call = self.lm.network.call
+        # With static shapes, the call must name the argument: Keras allows no tensor next to a bool in **kwargs.
         takes_mask = "padding_mask" in keywords_of(call) or (
             takes_keyword(call, "padding_mask") and not self.static_shapes
         )
@@ -212,7 +218,7 @@ class HiddenStateCache(DecodingCache):
         return tf.map_fn(read_row, tf.range(batch), fn_output_signature=specs, parallel_iterations=1)
 
     def _read_piece(self, tokens: Tensor, own: Tensor, state: Any) -> tuple[Any, Any]:
-        """Reads the last `own[b]` tokens of each row. Returns the last output and the memory."""
+        """Reads the last `own[b]` tokens of each row b. Returns `(output, state)`, see `in_pieces`."""
         n = shape_of(tokens)[1]
         index: Any = tf.range(n)
         mask = index >= (n - own)[:, None]
@@ -220,7 +226,7 @@ class HiddenStateCache(DecodingCache):
         return outputs[:, -1], tuple(mems)
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
-        """Reads `tokens`, int32 `[B, n]`. Returns `(hidden, state)`, `[B, n, E]` and the new memory."""
+        """Reads `tokens`, int32 `[B, n]`. Returns `(outputs, state)`: `[B, n, any]`, and the memory after them."""
         outputs, mems = self.lm.outputs(tokens, list(state))
         return outputs, tuple(mems)
 

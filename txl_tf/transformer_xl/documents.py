@@ -64,6 +64,8 @@ def document_mask(
 ) -> Mask:  # fmt: skip
     """The masks for a segment in which documents begin. See the example of `TransformerXLLayer`.
 
+    A document begins at a `reset_token`, and after a token that is `done`. At least one of the two must be given.
+
     Args:
         attn_mask: float `[T, K]`, see `create_mask`.
         tokens: int `[B, T]`; needed for a `reset_token`.
@@ -73,7 +75,8 @@ def document_mask(
         done: bool `[B, T]`, true at the last token of a document, or `None`.
 
     Returns:
-        `Mask`. Layers take its `attn_mask`, and its `content` as `content_mask`. Its method `forget` changes memories.
+        `Mask`. Layers take its `attn_mask`, and its `content` as `content_mask`. Its method `forget` sets the memory of
+        documents that have ended to zeros.
     """
     qlen, klen = shape_of(attn_mask)
     counted = None if lengths is None else tf.range(qlen) < lengths[:, None]
@@ -83,9 +86,10 @@ def document_mask(
 
 
 def last_start(starts: Tensor, done: Tensor | None = None, lengths: Tensor | None = None) -> Any:
-    """The index at which the document begins that the next segment continues, or `BEFORE`: int32 `[B, 1]`.
+    """The index at which each row's last document begins, or `BEFORE`: int32 `[B, 1]`. The next segment continues it.
 
-    If the last token of a row ends a document, it is the number of tokens in the row: the index of the next token.
+    If the last token of a row ends a document, the last document begins with the next segment: the index is the number
+    of tokens in the row.
 
     Args:
         starts: int32 `[B, T]`, see `document_starts`.

@@ -29,12 +29,13 @@ class NothingYet(NetworkMemory):
 
     def __init__(self, network: Any, tgt_len: Size) -> None:
         klen = network.mem_len + tgt_len
-        # Add a row of zeros, which `rel_shift` cuts off.
+        # Add a row, so that there are K + 1 for `shifted_scores`. With the `first` below, no visible key uses it.
         tables = [tf.pad(r_k, [[0, 0], [0, 1], [0, 0]]) for r_k in projected_positions(network, klen)]
         weights = weights_with(network, tables)
         visible = causal(tgt_len, network.mem_len, network.same_length)
         special = {"zero_keys": network.mem_len}
         self.layers = [
+            # The first query and the first key have the distance M, which is row T - 1 of the table.
             ZerosOfLayer(layer, layer_weights, Places(klen, visible, layer_weights.position_keys, tgt_len - 1, special))
             for layer, layer_weights in zip(network.decoder_layers, weights, strict=True)
         ]
@@ -68,7 +69,8 @@ def first_segment(network: Any, tokens: Tensor, model: Any = None) -> Any:
     Args:
         network: `TransformerXL`.
         tokens: int `[B, T]`. Tokens do not depend on the tokens to their right, so shorter rows may be padded there.
-        model: is called with the memory; by default, the network.
+            Only the first token of a row may be `reset_token`: no other token begins a document here.
+        model: the function that is called with the tokens and the memory; by default, the network.
 
     Returns:
         `[B, T, E]`.

@@ -78,8 +78,11 @@ def weights_with(network: Any, position_keys: Sequence[Tensor]) -> tuple[LayerWe
 def projected_positions(network: Any, klen: Size) -> list[Any]:
     """The keys of the distances `klen - 1, ..., 0` in every layer: a list of `[H, klen, D]`.
 
-    The list is empty if the scheme of positions needs no keys of distances. One that turns keys needs them only with
-    `pre_lnorm`, for the key of a zero memory.
+    The list is empty if the scheme of positions needs no keys of distances. A scheme that turns keys needs them only
+    with `pre_lnorm`: then they are the key of a zero memory, turned for every distance.
+
+    Raises:
+        NotCacheable: positions are relative, and the attention of a layer has no `r_kernel`.
     """
     if network.r_w_bias is None:
         return _turned_zeros(network, klen) if network.scheme.turns else []
@@ -116,6 +119,7 @@ def read(model: Any, tokens: Tensor, memory: Any, static_shapes: bool = False) -
     Returns:
         `(output, state)`: the output of the model, and the state after the segment.
     """
+    # The feed-forward nets compute with the weights that are cast already.
     ff_weights = [(of_layer.layer.ff, of_layer.weights.ff) for of_layer in memory.layers if of_layer.weights.ff]
     with bound(ff_weights):
         return model(tokens, memory, static_shapes=static_shapes)

@@ -82,11 +82,15 @@ class TransformerXLLayer(Layer):
         )
 
     def options_of_attention(self) -> dict[str, Any]:
-        """Arguments of the attention's constructor that not every attention has, unless they have their defaults."""
+        """More arguments for the attention's constructor. Those with default values are left out.
+
+        A user's attention need not have them.
+        """
         options: dict[str, Any] = {"pre_lnorm": True} if self.pre_lnorm else {}
         return options if self.norm == "layer" else {**options, "norm": self.norm}
 
     def get_config(self) -> dict[str, Any]:
+        # Only the configuration of a network contains the rank of the updates.
         parts = [part.name for part in low_rank_parts([self]) if part.lora_enabled]
         if parts and owner_of(self) is None:
             message = f"merge_lora of {', '.join(parts)} must come before {self.name} is saved or cloned"

@@ -73,7 +73,7 @@ class Memory(CachedMemory):
 
     Attributes:
         used: how often the attention of the layer has used the memory: 0, or 1 after the layer was called.
-        input: the input of the layer.
+        input: the input of the layer, `[B, T, E]`; `None` before the layer was called.
     """
 
     def __init__(self, layer: Any, weights: Any) -> None:
@@ -101,9 +101,9 @@ class Memory(CachedMemory):
         self.used = 1
 
     def weights_of_attention(self) -> Attention:
-        """The weights of the layer's attention. They contain the scale already."""
+        """The weights of the layer's attention. They contain the scale already, so `scale` is 1."""
         w = self.weights
-        u = None if w.r_w_bias is None else w.r_w_bias[:, None]
+        u = None if w.r_w_bias is None else w.r_w_bias[:, None]  # [H, 1, D]
         v = None if w.r_r_bias is None else w.r_r_bias[:, None]
         attention = self.layer.rel_attn
         return Attention(w.qkv, w.o, attention.n_head, 1.0, attention.scheme, u, v, w.zeros or None)
@@ -153,7 +153,7 @@ class CachedKeys(Memory):
 
 
 class NetworkMemory(CachedMemory):
-    """A memory of cached keys and values, which a network takes for `mems` instead of a list of tensors.
+    """The memory of a network in inference. The network takes it for `mems`, instead of a list of tensors.
 
     Attributes:
         layers: a `Memory` for every layer. A subclass sets it.
@@ -162,7 +162,7 @@ class NetworkMemory(CachedMemory):
     layers: Sequence[Any] = ()
 
     def added(self) -> Any:
-        """The absolute positions that are added to the embeddings, `[B, T, E]`; or `None`."""
+        """The absolute positions that are added to the embeddings, `[B, T, E]`; `None` if nothing is added."""
 
     def finish(self) -> Any:
         """The state after the segment. A subclass defines it."""

@@ -114,8 +114,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         positions: the scheme of positions: "relative", as in the paper; "sinusoids" or "learned", which are absolute
             positions in the segment; "alibi" or "rotary"; or a name that was given to
             `txl_tf.layers.register_positions`. See `txl_tf/nn/position_schemes.py`.
-        context_len: with learned positions, the maximum number of tokens in a segment. With learned positions and
-            sinusoids, `generate` sees as many tokens. Other positions accept only the default.
+        context_len: with learned positions, the maximum number of tokens in a segment. With learned positions or
+            sinusoids, also the number of tokens that `generate` sees. Other positions accept only the default.
         same_length: whether every token attends to `mem_len + 1` positions, instead of to the whole memory and segment.
         clamp_len: with relative positions, greater distances are replaced by `clamp_len`. If it is not positive, there
             is no limit.
@@ -151,9 +151,9 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
             `tokens` in the global batch (0 if left out). Parts of a batch with the same key, each with the number of
             its first row, get the masks of the whole batch. `None` in training: the network draws a key.
         static_shapes: for TPUs and XLA, see `AdaptiveEmbedding`. The layers are then computed in a loop.
-        inputs_embeds: float `[batch, tgt_len, d_model]`, the input of the first layer in place of `tokens`, without
-            dropout and positions: features of any kind, or `network.embedding(tokens)`. A mask that Keras passed on
-            with it is the `padding_mask`.
+        inputs_embeds: float `[batch, tgt_len, d_model]`, given in place of `tokens`: `network.embedding(tokens)`, or
+            features of any kind. The network applies dropout and absolute positions to them, as to its own embeddings.
+            A mask that Keras passed on with it is the `padding_mask`.
         done: bool `[batch, tgt_len]`, true at the last token of a document or an episode. The tokens after it, also
             those of the next segment, get the results that they would get at the beginning of a text, see
             `transformer_xl/documents.py`. Absolute positions do not restart, so they do not accept it.
@@ -289,7 +289,7 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         self, rank: int, lora_alpha: float | None = None, a_initializer: Any = "he_uniform",
         b_initializer: Any = "zeros",
     ) -> None:  # fmt: skip
-        """Adds low-rank updates to the kernels of attention and of the feed-forward nets, which alone are trained.
+        """Adds low-rank updates to the kernels of attention and of the feed-forward nets. Only they are trained then.
 
         Args: see `txl_tf.layers.PositionwiseFF.enable_lora`.
 
@@ -399,10 +399,10 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         return tf.cast(inputs_embeds, self.compute_dtype)
 
     def _done_of(self, done: Any, tokens: Tensor, padding_mask: Tensor | None) -> Any:
-        """`done` of a call as bool, packed like `tokens`; or `None`.
+        """`done` of a call as bool, packed like `tokens`; or `None` if it is not given.
 
         Raises:
-            ParameterError: it has another shape, or the positions are absolute.
+            ParameterError: `done` has another shape than the tokens, or the positions are absolute.
         """
         if done is None:
             return None
@@ -629,7 +629,8 @@ class TransformerXL(CheckedCalls, Unquantized, KerasHabits, Dropping, keras.Mode
         Args: as in the call.
 
         Returns:
-            `(probs, new_mems)`: `[n_layer, n_head, batch, tgt_len, mem_len + tgt_len]`, and as the call.
+            `(probs, new_mems)`: `[n_layer, n_head, batch, tgt_len, mem_len + tgt_len]`, and the memory for the next
+            segment.
         """
         self.build_at_once()
         watched, padding_mask, new_mems = self._watch(tokens, mems, padding_mask)

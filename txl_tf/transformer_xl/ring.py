@@ -38,8 +38,9 @@ def write(ring: Tensor, slots: Tensor, new: Tensor, in_place: bool = False) -> A
     With `in_place`, it is written into the ring itself, which must not be used again.
     """
     batch, n_head, klen, d_head = shape_of(ring)
-    first_rows: Any = tf.range(batch * n_head)
-    rows: Any = tf.reshape(first_rows[:, None] * klen + slots, [-1])
+    # The numbers of the slots in the flat ring: [B * H * T].
+    ring_numbers: Any = tf.range(batch * n_head)
+    rows: Any = tf.reshape(ring_numbers[:, None] * klen + slots, [-1])
     flat: Any = tf.reshape(ring, [-1, d_head])
     new = tf.reshape(new, [-1, d_head])
     if in_place:
@@ -65,7 +66,7 @@ def eraser(last: Tensor, slots: Tensor, klen: Size, n_head: int, in_place: bool 
         in_place: whether to write into the ring itself.
     """
     oldest = shape_of(slots)[0] - 1 - last  # distance from the last token to the first of its document
-    in_last_document = (slots[-1] - tf.range(klen)) % klen <= oldest  # [B, K]
+    in_last_document = (slots[-1] - tf.range(klen)) % klen <= oldest  # [B, K]; the left side is the age of each slot
     if not in_place:
         return lambda ring: tf.where(in_last_document[:, None, :, None], ring, tf.zeros([], ring.dtype))
     indices: Any = tf.cast(tf.where(~in_last_document), tf.int32)  # [n, 2]; usually empty
@@ -88,7 +89,7 @@ class RingPlaces(NamedTuple):
     """`Places` of the keys in a ring, for a block of queries."""
 
     klen: Size  # K
-    r: Any  # [H, K + T, D], see `_rotated`; for a single query a list of H tensors [K, D]
+    r: Any  # [H, K + T, D], see `_rotated`; for a single query a list of H tensors [K, D]; `None` without a table
     first_slot: Tensor  # int32 scalar, the slot of the first query
     visible: Tensor | None = None  # as in `Places`
     special: dict[str, Any] = {}  # as in `Places`
@@ -119,7 +120,8 @@ def attend_ring(
 ) -> Any:  # fmt: skip
     """Attends from the queries of one segment to a ring of cached keys and values.
 
-    It takes one block of queries and one row of the batch at a time, so that scores stay in the CPU's cache.
+    It takes one block of queries and, without `static_shapes`, one row of the batch at a time. So the scores stay in
+    the CPU's cache.
 
     Args:
         block: `block(content_q, position_q, k, v, places)` of `txl_tf.equations.attention`.
@@ -142,6 +144,7 @@ def attend_ring(
             block, content_q, position_q, keys, values, r, first_slot, max_distance, zero_beyond, static_shapes
         )
 
+    # A segment of unknown length may be shorter than a block.
     size: Any = QUERY_BLOCK if static_len is not None else tf.minimum(tgt_len, QUERY_BLOCK)
 
     def attend_from(start: Tensor) -> Any:
@@ -197,7 +200,7 @@ def _attend_block(
 
 
 def ring_positions(r_k: Tensor, max_segment: Size) -> Any:
-    """The table of distances for a ring, `[H, 2 * K + max_segment, D]`, in which every rotated table is a slice.
+    """The table of distances for a ring, `[H, 2 * K + max_segment, D]`. Every result of `_rotated` is a slice of it.
 
     Row x belongs to the distance `(K - 1 - x) mod K`.
 

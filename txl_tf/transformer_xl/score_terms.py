@@ -37,7 +37,7 @@ def score_terms(
 
 
 def terms_of(watched: Seen, r_w_bias: Tensor, r_r_bias: Tensor, number: int = 0) -> tuple[Any, Any, Any, Any]:
-    """`score_terms` of the attention with this number, from 0 on, among those that were watched."""
+    """The `score_terms` of one of the attentions that were watched: `number` counts them from 0 on."""
     q, k, places = watched.parts[number]
     scale = r_w_bias.shape[1] ** -0.5
     return equations.score_terms(q, k, places, r_w_bias, r_r_bias, scale)
