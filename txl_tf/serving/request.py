@@ -115,8 +115,8 @@ class RequestLimits:
     """The largest size of a request: the number of its rows, times the bytes of its longest row.
 
     Args:
-        row_bytes: function of `(tokens, new_tokens=0)`, ints or int64 tensors. It returns about how many bytes the
-            arrays of a row take that reads `tokens` and generates `new_tokens`.
+        row_bytes: function of `(tokens, new_tokens=0)`, ints or int64 tensors. It estimates how many bytes the arrays
+            take for a row that reads `tokens` and generates `new_tokens`.
         max_rows: most rows. `None` stands for as many rows of one token as fit `REQUEST_BYTES`, but from 1 to
             `MAX_ROWS`.
         max_tokens: most tokens of a row, and most new ones.

@@ -167,7 +167,7 @@ def write(
     prompt = tf.where(tf.sequence_mask(lengths, prompt_len), tokens, 0)
     prompt = checked([in_vocabulary("tokens", prompt, lm.network.n_token)], prompt)
 
-    # An empty prompt becomes `start_token`. It needs a column for it, even if all prompts are empty.
+    # An empty prompt becomes `start_token`. If all prompts are empty, they get a column for it.
     empty = lengths == 0
     prompt = tf.pad(prompt, [[0, 0], [0, tf.cast(prompt_len == 0, tf.int32)]])
     first = tf.where(empty, start_token, prompt[:, 0])
