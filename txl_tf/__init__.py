@@ -9,7 +9,7 @@ from typing import Any as _Any
 
 from txl_tf.environment import check_backend, check_versions
 
-check_backend()
+check_backend()  # before the imports below, because they import Keras, which then keeps its backend
 check_versions()
 
 from txl_tf import layers
@@ -86,5 +86,6 @@ __all__ = [
 if not _TYPE_CHECKING:  # type checkers report other names themselves
 
     def __getattr__(name: str) -> _Any:
+        """Raises an error for a name that is not public, with the name to write in its place if one is known."""
         in_layers = {public: f"txl_tf.layers.{public}" for public in layers.__all__}
         raise _unknown_name(__name__, name, __all__, {**_OTHER_NAMES, **in_layers})

@@ -1,6 +1,6 @@
 """Checks of the arguments of a call by the signature of the function: their names, their number and their types.
 
-Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
+Programs need these functions before they import TensorFlow, so `txl_config` defines them.
 """
 
 from txl_config.calls import (

@@ -1,6 +1,6 @@
-"""What the library finds where it runs: optional packages, servers, named pipes.
+"""Checks of the environment: installed packages, Keras's backend, servers that listen, pipes in place of files.
 
-Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
+Programs need these functions before they import TensorFlow, so `txl_config` defines them.
 """
 
 from txl_config.environment import (

@@ -1,6 +1,6 @@
-"""The errors of the library: what is wrong with a value that the caller gave, as fields that code can read.
+"""The errors of the library. Their attributes tell code which value of the caller is wrong, and what is allowed.
 
-Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
+Programs need these classes before they import TensorFlow, so `txl_config` defines them.
 """
 
 from txl_config.errors import (

@@ -25,7 +25,7 @@ except ImportError:  # not on Windows
     fcntl = None
 
 logger = logging.getLogger("txl_tf")
-_SECONDS_FOR_A_READER = 10
+_SECONDS_FOR_A_READER = 10  # how long `new_file` waits until a process reads from a named pipe
 
 
 def is_remote(path: str | os.PathLike) -> bool:
@@ -64,12 +64,14 @@ def same_path(one: str, other: str) -> bool:
 
 @contextlib.contextmanager
 def lock(folder: str, refusal: str) -> Iterator[None]:
-    """In this block, a local folder is locked against other processes. The lock ends with the process at the latest.
+    """In this block, a local folder is locked against other calls of `lock`. The end of the process ends the lock.
 
-    Some network file systems and all remote ones have no locks. Then the block runs without one, after a warning.
+    Windows, some network file systems and all remote ones have no such locks. Then the block runs without a lock, after
+    a warning.
 
     Raises:
-        OSError: another process holds the lock (then `refusal` is the message), or there is no such folder.
+        OSError: another process, or another block of this one, holds the lock (then `refusal` is the message); or a
+            local folder does not exist or cannot be opened.
     """
     unlocked = "%s has no file locks: make sure that no other program writes to it"
     if fcntl is None or is_remote(folder):
@@ -93,8 +95,8 @@ def lock(folder: str, refusal: str) -> Iterator[None]:
 def new_file(path: str) -> Iterator[Any]:
     """Yields an object whose method `write` takes text or bytes for a new file at `path`.
 
-    The file appears under its name at the end of the block. Until then, and after an error, `path` is as it was before.
-    Pipes and devices, such as /dev/stdout, are written directly.
+    The file appears under its name at the end of the block, and replaces an existing one. Until then, and after an
+    error, `path` is as it was before. Pipes and devices, such as /dev/stdout, are written directly.
 
     Raises:
         OSError: the file cannot be written, or no process opens a named pipe to read from it within 10 seconds. Errors
@@ -128,7 +130,7 @@ class _NewFile:
         self._path = path
         self._file = tf.io.gfile.GFile(temporary, "w")
         with _reader_of(temporary):
-            self.write("")  # opens the file
+            self.write("")  # the first write opens the file: here, while `_reader_of` keeps a pipe open
 
     def write(self, data: str | bytes) -> None:
         with naming_write_errors(self._path):
@@ -141,10 +143,10 @@ class _NewFile:
 
 @contextlib.contextmanager
 def _reader_of(path: str) -> Iterator[None]:
-    """Waits until a process reads from the named pipe `path`. Does nothing if `path` is not a named pipe.
+    """Waits until a process reads from `path`, if it is a named pipe or a socket. Otherwise, does nothing.
 
-    Without a reader, opening the pipe to write would block for ever. Within the block, the pipe stays open, so that the
-    reader does not see its end.
+    Without a reader, opening the pipe to write would block for ever. Within the block, this function keeps the pipe
+    open, so that the reader does not see its end before the block has opened it, too.
 
     Raises:
         OSError: no process reads from the pipe within 10 seconds, or it cannot be opened.
@@ -176,7 +178,8 @@ def _temporary_name(path: str) -> str:
 def check_writable(path: str | None) -> None:
     """Raises OSError if `new_file(path)` could not write the file, or if `path` is a folder.
 
-    It finds this out by a temporary file, which it removes. Pipes and devices are not tried. `None` and "" are allowed.
+    It writes a temporary file next to `path`, and removes it. Pipes and devices are not tried. `None` and "" are
+    allowed.
     """
     if not path:
         return
@@ -191,9 +194,9 @@ def check_writable(path: str | None) -> None:
 
 
 def _is_special(path: str) -> bool:
-    """Whether a path exists and is no ordinary file, but a pipe, a device or a folder.
+    """Whether a local path exists and is no ordinary file, but a pipe, a device or a folder.
 
-    Of symbolic links, only those in /dev and /proc count. Other links are replaced by the file that is written.
+    A symbolic link to one of these counts only in /dev and /proc. The file that is written replaces other links.
     """
     if is_remote(path) or not os.path.exists(path) or os.path.isfile(path):
         return False
@@ -201,7 +204,10 @@ def _is_special(path: str) -> bool:
 
 
 def has_hard_links(path: str) -> bool:
-    """Whether a local file has a second name, a hard link. Appending to the file would change it under both names."""
+    """Whether a local file has a second name, a hard link: appending to the file changes it under both names.
+
+    False for a remote path. Raises OSError if a local file does not exist.
+    """
     return not is_remote(path) and os.lstat(path).st_nlink > 1
 
 
@@ -212,7 +218,7 @@ def write_atomic(path: str, text: str | bytes) -> None:
 
 
 def check_not_overwritten(path: str, data: str | bytes) -> None:
-    """Raises ParameterError if writing `data` to `path` would overwrite a file with another content."""
+    """Raises ParameterError if writing `data` to `path` would overwrite a file that has other content."""
     if not tf.io.gfile.exists(path):
         return
     with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
@@ -239,7 +245,8 @@ def write_json(path: str, values: dict) -> None:
 def json_text(values: dict) -> str:
     """Returns the text that `write_json` writes.
 
-    The checksum comes first: if you remove its line, the text is still JSON. After a last line, a comma would be left.
+    The checksum comes first: if you remove its line, the text is still JSON. If it came last, the line before it would
+    be left with a comma.
     """
     return json.dumps({"checksum": _checksum(values), **values}, indent=2) + "\n"
 
@@ -247,14 +254,16 @@ def json_text(values: dict) -> str:
 def read_json(path: str, check: Callable[[dict], None]) -> dict:
     """Reads a JSON object from a file, local or remote, and returns it without its checksum.
 
+    The checksum is compared with the other values. A file without a checksum is accepted.
+
     Args:
         path: path of the file.
         check: function of the object that raises ParameterError if a key or a value is wrong, such as
             `txl_tf.schema.check_values`.
 
     Raises:
-        ParameterError: the file is not a JSON object, `check` has raised an error, or the checksum does not match. The
-            message names the file, the key, what was found and what is allowed.
+        ParameterError: the file is not a JSON object, `check` has raised a ValueError, or the checksum does not match.
+            The message names the file.
         OSError: the file cannot be read.
     """
     with naming_read_errors(path), tf.io.gfile.GFile(path, "rb") as file:
@@ -286,7 +295,10 @@ def _checksum(values: dict) -> str:
 
 @contextlib.contextmanager
 def naming_write_errors(path: str, cannot_be: str = "written") -> Iterator[None]:
-    """In this block, an OSError or an error of TensorFlow becomes an OSError that names the file and the reason."""
+    """In this block, an OSError or an error of TensorFlow becomes an OSError that names the file and the reason.
+
+    Its message is "`path` cannot be `cannot_be`: ...".
+    """
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
@@ -295,7 +307,7 @@ def naming_write_errors(path: str, cannot_be: str = "written") -> Iterator[None]
 
 @contextlib.contextmanager
 def naming_read_errors(path: str) -> Iterator[None]:
-    """In this block, which reads a file, an OSError or an error of TensorFlow becomes an OSError with file and reason.
+    """For a block that reads a file: errors become an OSError that names the file, as in `naming_write_errors`.
 
     Raises:
         OSError: `path` is a named pipe or a socket, from which a program might wait for data for ever; or the block
@@ -310,7 +322,7 @@ def naming_read_errors(path: str) -> Iterator[None]:
 def reason(error: Exception) -> str:
     """Returns the first line of an error's message, without the names of operations that TensorFlow adds.
 
-    An error without a message gives the name of its class.
+    For an error without a message, returns the name of its class.
     """
     return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error) or type(error).__name__).splitlines()[0]
 
@@ -328,11 +340,11 @@ def removed_on_error(path: str) -> Iterator[None]:
 
 
 def remove(path: str) -> None:
-    """Removes a file or a folder, if it exists. Of a symbolic link, it removes the link and not the link's target.
+    """Removes a file, or a folder with its content, if it exists. Removes a symbolic link, but not the link's target.
 
-    All code that deletes must call this function, because `tf.io.gfile.rmtree` follows links out of the folder.
+    All code that deletes folders must call this function, because `tf.io.gfile.rmtree` follows links out of the folder.
     """
-    path = os.fspath(path).rstrip("/") or path
+    path = os.fspath(path).rstrip("/") or path  # a path that ends with "/" would be taken for the link's target
     if is_remote(path):
         if tf.io.gfile.isdir(path):
             tf.io.gfile.rmtree(path)
@@ -349,7 +361,10 @@ def check_no_link(folder: str, *names: str) -> None:
 
     A program that writes to such a folder, or appends to such a file, would change files outside of `folder`.
 
+    A remote folder has no links, and is not checked.
+
     Args:
+        folder: the folder. It may be a link itself.
         names: paths relative to `folder`, such as `"best"`.
     """
     if is_remote(folder):
@@ -361,7 +376,7 @@ def check_no_link(folder: str, *names: str) -> None:
             if os.path.islink(path):
                 raise OSError(
                     f"{path} cannot be written: it is a symbolic link to {brief(os.readlink(path))}, and {folder} must "
-                    "hold its own files. Remove the link, or put what it points to in its place"
+                    "contain its own files. Remove the link, or replace it with a copy of its target"
                 )
 
 
@@ -373,13 +388,13 @@ _TEMPORARY = re.compile(r"(?P<name>.+?)\.(?P<process>\d{1,9})(\.[0-9a-f]{8})?\.t
 
 
 def remove_leftovers(folder: str, name: str | None = None) -> list[str]:
-    """Removes the temporary files and folders that killed processes left in a local folder. Returns their names.
+    """Removes the temporary files and folders that killed processes left in a local folder. Returns the removed names.
 
     The caller must hold the lock of the folder, or be the only one to write `name`.
 
     Args:
         folder: the folder. If it cannot be listed, nothing is removed.
-        name: the file or folder that the processes were writing; `None`: any.
+        name: only temporary files and folders for the file or folder `name` are removed; `None`: for any.
     """
     try:
         names = sorted(os.listdir(folder))
@@ -399,7 +414,7 @@ def remove_leftovers(folder: str, name: str | None = None) -> list[str]:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process with this number exists on this machine. The answer is also true if the system cannot tell."""
+    """Whether a process with this id exists on this machine. True also if the operating system cannot tell."""
     if os.name != "posix":
         return True
     try:

@@ -3,8 +3,9 @@
 The functions themselves check nothing: layers call them with checked arguments. `txl_tf.layers` has the same functions
 with these checks: a wrong call raises an error that names the argument, and shows how to write the call.
 
-Lists and NumPy arrays become tensors. In the place of float tensors, they get the dtype that `_dtype_of` finds in the
-same call. In functions whose tensors may have different dtypes (`mixed`), arrays keep their dtypes.
+Where a function takes a tensor, lists and NumPy arrays become tensors; only masks and dropout keys stay as they are.
+Where it takes a float tensor, they get the dtype that `_dtype_of` finds in the same call. In functions whose tensors
+may have different dtypes (`mixed`), float arrays keep their dtypes.
 """
 
 import functools
@@ -42,7 +43,7 @@ Sizes = dict[str, Any]  # {name of a dimension: its size in the arguments that w
 
 
 class Shapes(NamedTuple):
-    """What the arguments of a function must be.
+    """The kinds and shapes that the arguments of a function must have.
 
     Attributes:
         arguments: `{name: description}`, in the order in which they are checked. A description is a kind of tensor with
@@ -50,10 +51,11 @@ class Shapes(NamedTuple):
             kinds of tensors are possible: "ids", integers, also as whole numbers in floats; "mask", see `_check_mask`;
             and "floats", a list of tensors, see `_checked_list`. Arguments that are missing here are left to `check`
             and to the function.
-        check: function of all arguments and the sizes of their dimensions. It raises ParameterError. It may replace
-            arguments by tensors.
+        check: function of all arguments and the sizes of their dimensions, which raises ParameterError if some do not
+            fit each other. It may replace arguments by tensors. `None` if nothing more is to be checked.
         mixed: whether tensors may have different floating-point dtypes.
-        layer: for error messages, the layer that makes the weights itself and takes the arguments of the original.
+        layer: for error messages, the layer that computes the same and makes the weights itself, as the function of the
+            original program does; "" if there is none.
     """
 
     arguments: dict[str, str]
@@ -74,7 +76,8 @@ def checked(name: str, function: Function) -> Function:
         try:
             _check(given, shapes)
         except ParameterError as error:
-            # A value without a shape, such as a size instead of a kernel: a call in the original's form.
+            # A value without a shape, such as a size in the place of a kernel, suggests that the caller has passed the
+            # arguments of the original program's function. The message then names the layer that takes them.
             if hint and not hasattr(error.value, "shape"):
                 raise type(error)(error.name, error.value, error.allowed, f"{error}{hint}") from None
             raise
@@ -85,7 +88,11 @@ def checked(name: str, function: Function) -> Function:
 
 
 def _check(given: inspect.BoundArguments, shapes: Shapes) -> None:
-    """Checks the arguments of a call. In `given`, sets defaults, and replaces lists and arrays by tensors."""
+    """Checks the arguments of a call. In `given`, sets defaults, and replaces lists and arrays by tensors.
+
+    Raises:
+        ParameterError: an argument has another kind or shape, or arguments do not fit each other.
+    """
     given.apply_defaults()
     arguments = given.arguments
     has_no_memory = "mems" in arguments and arguments["mems"] is None
@@ -168,8 +175,8 @@ def _as_tensor(name: str, value: Any, allowed: str, dtype: Any) -> Any:
         name: the argument, for the error.
         value: list, tuple, array or number.
         allowed: what is allowed, for the error.
-        dtype: dtype of the tensor, for floats, lists and numbers of Python. NumPy's integers and bools keep theirs.
-            `None` keeps the dtype of NumPy.
+        dtype: dtype of the tensor for a list, a number of Python or an array of floats. NumPy's arrays of integers and
+            bools keep their dtypes. `None`: the tensor gets the dtype that NumPy has or finds.
 
     Raises:
         ParameterError: the lists in a list have different lengths.
@@ -183,10 +190,13 @@ def _as_tensor(name: str, value: Any, allowed: str, dtype: Any) -> Any:
 
 
 def _checked_list(name: str, value: Any, dims: Sequence[str], sizes: Sizes, call_dtype: tuple[str, tf.DType]) -> Any:
-    """Returns a list of float tensors, checked as by `_checked_tensor`, from a list that is not empty.
+    """Returns a list of float tensors: the elements of `value`, each checked as by `_checked_tensor`.
 
     The last of `dims` is "?" if elements may be `None`. The sizes of a dimension may differ from element to element, so
     they are not added to `sizes`.
+
+    Raises:
+        ParameterError: `value` is not a list or tuple, is empty, or an element is wrong.
     """
     may_be_none = dims[-1] == "?"
     dims = [dim for dim in dims if dim != "?"]
@@ -213,7 +223,7 @@ def _check_mask(name: str, mask: Any, dims: Sequence[str], sizes: Sizes) -> None
     if shape.rank is None:
         return
     full_shape: list[Any] = [size_of(dim, sizes) for dim in dims]  # `None` for unknown sizes
-    if "..." in dims:
+    if "..." in dims:  # stands for any number of dimensions, which `sizes` has as one shape
         leading = sizes.get("...", tf.TensorShape([]))
         at = dims.index("...")
         full_shape[at : at + 1] = [*leading] if leading.rank is not None else []
@@ -240,7 +250,8 @@ def _check_number(name: str, value: Any) -> None:
 def _check_dtype(name: str, value: Any) -> None:
     """Raises ParameterError unless a value names a floating-point dtype.
 
-    `tf.as_dtype` also takes numbers (of an enumeration) and arrays (which have a dtype): these are refused.
+    Numbers and arrays are refused. `tf.as_dtype` would take them: a number as a member of its enumeration of dtypes, an
+    array for the dtype that it has.
     """
     as_dtype: Any = tf.as_dtype
     try:
@@ -259,6 +270,7 @@ def _check_key(name: str, value: Any) -> None:
         raise tensor_error(name, value, "int [3]: two words of key and the number of the first row")
 
 
+# Kinds of arguments whose descriptions have no dimensions: `{kind: function that checks a name and a value}`.
 _OTHERS: dict[str, Callable[[str, Any], None]] = {
     "size": lambda name, value: check_sizes(**{name: value}),  # a size of a weight: an integer from 1 on
     "length": check_length,  # an integer from 0 on
@@ -279,16 +291,16 @@ def _check_in_range(name: str, ids: Any, n: Any) -> None:
 
 
 def _check_scores(arguments: Arguments, sizes: Sizes) -> None:
-    """Checks `position_scores`, and makes them one tensor. They are a tensor or a list with the scores of each head.
+    """Checks `position_scores`, and replaces a list with the scores of each head by one tensor. `None` stays `None`.
 
-    The tensor has the dimensions `[n_head, ..., tgt_len, keys]`. A tensor of rank 3 has the scores of all rows.
+    The tensor is `[n_head, ..., tgt_len, keys]`; or `[n_head, tgt_len, keys]`, the same scores for all rows.
     """
     scores = arguments["position_scores"]
     if scores is None:
         return
     call_dtype = ("q", tf.as_dtype(arguments["q"].dtype))
     if isinstance(scores, list) and scores and all(map(_is_tensor_or_array, scores)):
-        keys = {"keys": sizes["keys"]} if "keys" in sizes else {}  # the whole tensor shows whether other sizes fit
+        keys = {"keys": sizes["keys"]} if "keys" in sizes else {}  # the other sizes are checked in the whole tensor
         scores = tf.stack(
             [
                 _checked_tensor(f"position_scores[{i}]", x, "float", ["...", "keys"], {**keys}, call_dtype, mixed=False)
@@ -320,7 +332,7 @@ def _check_heads(arguments: Arguments, sizes: Sizes) -> None:
 
 
 def _check_embedding(arguments: Arguments, sizes: Sizes) -> None:
-    """Raises ParameterError unless cutoffs, tables and projections fit each other, and the ids `x` have rows."""
+    """Raises ParameterError unless cutoffs, tables and projections fit each other, and the tables contain all ids."""
     tables, projs, cutoffs, d_proj = (arguments[name] for name in ("tables", "projs", "cutoffs", "d_proj"))
     if not isinstance(cutoffs, (list, tuple)) or not all(map(is_integer, cutoffs)):
         raise ParameterError("cutoffs", cutoffs, "a list of integers")
@@ -329,7 +341,7 @@ def _check_embedding(arguments: Arguments, sizes: Sizes) -> None:
         raise ParameterError("tables", len(tables), allowed)
     _check_projections(tables, projs, len(tables), d_proj)
     ends = [0, *cutoffs]
-    for i in range(len(cutoffs) if len(tables) > 1 else 0):
+    for i in range(len(cutoffs) if len(tables) > 1 else 0):  # the last table has no cutoff at its end
         _check_rows(f"tables[{i}]", tables[i], ends[i + 1] - ends[i])
     n_token = sum(table.shape[0] for table in tables)
     _check_in_range("x", arguments["x"], n_token)
@@ -424,7 +436,7 @@ def _check_pairs(arguments: Arguments, sizes: Sizes) -> None:
 
 
 def _check_pairwise(arguments: Arguments, sizes: Sizes) -> None:
-    """Raises ParameterError unless `r` has a row for each different pair, with `index`; or else one for each pair."""
+    """Raises ParameterError unless `r` fits: with `index`, a row for each distinct pair; without, one for each pair."""
     has_index = arguments["index"] is not None  # which row of `r` each pair has
     description = "float distinct n_head d_head" if has_index else "float n_head batch tgt_len keys d_head"
     check_tensors(sizes, r=(arguments["r"], description))
@@ -446,7 +458,7 @@ def _check_row_axis(arguments: Arguments, sizes: Sizes) -> None:
 
 
 def _check_reset(arguments: Arguments, sizes: Sizes) -> None:
-    """Raises ParameterError unless `reset_token` is an integer, and `attn_mask` has a column for each query."""
+    """Raises ParameterError unless `reset_token` is an integer, and `attn_mask` has as many keys as queries or more."""
     if not is_integer(arguments["reset_token"]):
         raise ParameterError("reset_token", arguments["reset_token"], "an integer, the id of a token")
     if sizes.get("keys", 0) < sizes.get("tgt_len", 0):
@@ -535,7 +547,7 @@ def _without(arguments: dict[str, str], *names: str) -> dict[str, str]:
     return {name: description for name, description in arguments.items() if name not in names}
 
 
-SHAPES = {  # by the name of the function
+SHAPES = {  # the `Shapes` of each function of `txl_tf.layers`, by its name
     "adaptive_log_probs": Shapes({**_SOFTMAX, "biases": "floats words"}, _check_softmax, True, "AdaptiveSoftmax"),
     "alibi_slopes": Shapes({"n_head": "size"}),
     "attend": Shapes({**_CORE, **_DROPOUT}, _check_scores),

@@ -1,6 +1,6 @@
-"""Checks of values that come from people and from files, by the fields of a dataclass: their names and types.
+"""Checks of values from users and from files, by the names and types of the fields of a dataclass.
 
-Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
+Programs need these functions before they import TensorFlow, so `txl_config` defines them.
 """
 
 from txl_config.schema import (

@@ -1,6 +1,6 @@
-"""The standard error without what libraries in C++ note there for themselves.
+"""The standard error stream, without the log lines that C++ libraries write to it.
 
-Programs need it before TensorFlow is imported, so it is defined in `txl_config`.
+Programs need this function before they import TensorFlow, so `txl_config` defines it.
 """
 
 from txl_config.stderr import (

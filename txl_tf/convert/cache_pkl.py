@@ -32,7 +32,7 @@ from txl_tf.data.text.datasets import SPLITS
 from txl_tf.files import is_remote
 
 MAX_NAME = 100  # characters of a dataset's or dtype's name; bytes if Python 2 has written it
-INTEGER = "[iu][1248]"  # a dtype's name
+INTEGER = "[iu][1248]"  # pattern of the names of integer dtypes, such as "i8"
 
 
 @dataclasses.dataclass
@@ -57,15 +57,15 @@ class CachedCorpus:
 
 @raises_file_error("the original's cache.pkl", remote=True)
 def read_cache_pkl(path: str) -> CachedCorpus:
-    """Reads a cache.pkl of Python 2 or 3 and of any pickle protocol as plain data.
+    """Reads a cache.pkl of Python 2 or 3 and of any pickle protocol as plain data. The path may be remote.
 
-    It may name its classes `Corpus` and `Vocab` in the modules `data_utils` and `vocabulary`, or in a script
+    The classes `Corpus` and `Vocab` of the file may be in the modules `data_utils` and `vocabulary`, or in a script
     (`__main__`).
 
     Raises:
         RefusedError: the file names another class or function. The error names it; it was not called.
         FileError: the file is no cache.pkl.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with io.BytesIO(tf.io.gfile.GFile(path, "rb").read()) if is_remote(path) else open(path, "rb") as file:
         bounded = BoundedFile(file)
@@ -103,7 +103,7 @@ def _checked_corpus(unpickled: Any, size: int) -> CachedCorpus:
 
 
 class _Dtype(StandIn):
-    """Stands for `numpy.dtype`: the name and the byte order."""
+    """Stands for `numpy.dtype`. Keeps the name and the byte order."""
 
     def __init__(self, name: str | bytes, *_):
         self.name = _short_text("the name of a dtype", name)
@@ -121,7 +121,7 @@ class _Dtype(StandIn):
 
 
 class _Array(StandIn):
-    """Stands for `numpy.ndarray`. Its values are from the file, and are checked when the tokens are read."""
+    """Stands for `numpy.ndarray`. The file can set any attributes, so `length` and `tokens` check them."""
 
     shape: Any = None
     dtype: Any = None
@@ -134,7 +134,7 @@ class _Array(StandIn):
         _, self.shape, self.dtype, _, self.data = state
 
     def length(self) -> int:
-        """The number of tokens. Raises ValueError unless this is a 1-D integer array with the bytes for its shape."""
+        """The number of tokens. Raises ValueError unless this is a 1-D integer array whose data has the right size."""
         shape = self.shape
         dtype = self.dtype.name if isinstance(self.dtype, _Dtype) else None
         if not are_sizes(shape, 2**62) or len(shape) != 1 or dtype is None or not re.fullmatch(INTEGER, dtype):
@@ -164,7 +164,7 @@ def _from_buffer(data: Any, dtype: Any, shape: Any, *_: Any) -> _Array:
 
 def _stand_ins(size: int) -> dict[tuple[str, str], Any]:
     """The stand-ins for a file of `size` bytes: `{(module, name): stand-in}`, by the names in the pickle."""
-    encoded = 0  # characters so far
+    encoded = 0  # characters that `encode` has encoded so far
 
     def encode(characters, encoding):
         """Stands for `_codecs.encode`, which Python 3 calls in protocol 2 to make bytes from text.

@@ -23,18 +23,20 @@ from txl_tf.errors import ParameterError, named
 from txl_tf.files import check_not_overwritten, is_remote, removed_on_error
 
 CACHE_FILE = "cache.pkl"
-WHITE_SPACE = {c: escape(chr(c)) for c in range(0x3001) if chr(c).isspace()}  # all of Unicode's, for str.translate
+# All white space of Unicode with its escapes, for `str.translate`.
+WHITE_SPACE = {c: escape(chr(c)) for c in range(0x3001) if chr(c).isspace()}
 
 
 @dataclasses.dataclass
 class SourceCorpus:
-    """The training text of a checkpoint, as the corpus files describe it.
+    """The corpus that the model of a checkpoint was trained on, as far as the corpus files contain it.
 
     Attributes:
         path: the file that contains the vocabulary.
         dataset: name of the data set, which decides how text becomes tokens; `None` if it is not known.
         vocab: the vocabulary.
-        cutoffs: `{file: cutoffs}` of the files that contain cutoffs, without 0 and the size of the vocabulary.
+        cutoffs: `{file: cutoffs}` for the files that contain cutoffs. The cutoffs are without 0 and the size of the
+            vocabulary.
         splits: `{split: int array [n]}`; empty if the files contain no tokens.
     """
 
@@ -52,7 +54,7 @@ class SourceCorpus:
 
 
 def vocab_of(symbols: list[str], path: str, options: dict) -> Vocab:
-    """Makes a vocabulary. White space in symbols, which words of Python 2 may contain, is escaped.
+    """Makes a vocabulary. Escapes white space in symbols, which words of a file of Python 2 may contain.
 
     Args:
         symbols: the symbols in id order.
@@ -70,8 +72,8 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     Args:
         path: a cache.pkl; a vocabulary file with one word per line in id order; the folder of one of them; or the
             corpus-info.json in that folder. The corpus-info.json of the same folder is always read.
-        dataset: one of `PAPER_DATASETS`, whose rules turn text into words. Needed if no file names it and no
-            corpus-info.json contains the arguments of the vocabulary.
+        dataset: one of `PAPER_DATASETS`, which has rules that turn text into words. Needed if no file names the dataset
+            and no corpus-info.json contains the arguments of the vocabulary.
 
     Raises:
         ValueError, OSError: a file is missing or wrong, or two files contradict each other.
@@ -134,19 +136,19 @@ def _vocabulary_in(path: str) -> str:
 def written_corpus(
     data_dir: str | None, source: SourceCorpus, cutoffs: list[int], was_killed: bool = False
 ) -> Iterator[dict]:
-    """Writes the tokens and the vocabulary to a folder. Yields `"data"` of the new run's `config.json`.
+    """Writes the tokens and the vocabulary to a folder. Yields the value of `"data"` for the new run's `config.json`.
 
-    An error, also one in the block, leaves the folder as it was.
+    An error, also one in the block, leaves the folder as it was. Without `data_dir`, nothing is written.
 
     Args:
         data_dir: the folder; `None` to write nothing.
         source: contains the tokens and the vocabulary.
-        cutoffs: those of the model.
+        cutoffs: the cutoffs of the model.
         was_killed: whether an earlier process of the same conversion was killed. Then the folder may already contain
             the same files, which are used.
 
     Raises:
-        ParameterError: there are no tokens, or the folder cannot take them, see `_check_new_corpus`.
+        ParameterError: there are no tokens for `data_dir`, or it cannot take them, see `_check_new_corpus`.
         OSError: the folder cannot be written to.
     """
     data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": cutoffs}

@@ -4,8 +4,8 @@
     lm, vocab = txl_tf.load_run("original://wt103")         # enwik8, text8, wt103, lm1b
     txl_tf.push_to_hub("runs/my", "OWNER/NAME")
 
-Every time that an address is opened, the hub is asked for the commit of its revision. The run of a commit is written to
-the cache of this library the first time, and later read from there, also if the hub cannot be reached.
+Every time that an address is opened, the hub is asked for the commit of its revision. The first time, the run of this
+commit is written to the cache of this library. Later it is read from there, also if the hub cannot be reached.
 A repository may contain a run, as `push_to_hub` writes it, or a Transformer-XL of Hugging Face's transformers, in the
 files of transfo-xl-wt103: config.json, a vocabulary, and model.safetensors or pytorch_model.bin. The files of
 transformers are converted once. No code of a repository is run: see `pickles.py`.
@@ -43,10 +43,12 @@ logger = logging.getLogger("txl_tf")
 HF = "hf://"
 ORIGINAL = "original://"
 _REPOSITORY = r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}"
+# Names of the files of a run, and of the files with the weights of a model of transformers.
 _RUN_FILES = re.compile(r"(config\.json|checkpoint|\w+\.txt|\w+\.model|ckpt-\d+\.(index|data-\d+-of-\d+))")
 _WEIGHTS = re.compile(r"(model|pytorch_model)[\w.-]*\.(safetensors|bin|index\.json)")
+# The file to read first: the weights, or the index of their shards. If a repository has several, the first one counts.
 TOP_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-CARD = "README.md"
+CARD = "README.md"  # name of the file with the model card
 
 
 def cache_folder() -> str:
@@ -94,8 +96,8 @@ class Address(NamedTuple):
 def fetch_from_hub(text: str) -> str:
     """Returns the local folder of a run on the hub.
 
-    Asks the hub for the commit of the revision. It fetches the run of this commit, and converts it if necessary, unless
-    it is in the cache.
+    Asks the hub for the commit of the revision. Unless the run of this commit is in the cache, fetches it, and converts
+    it if necessary.
 
     Raises:
         ParameterError: the address is wrong, there is no such repository or revision, it contains no model that this
@@ -120,8 +122,8 @@ def fetch_from_hub(text: str) -> str:
 def _look_up(address: Address, folder: str) -> tuple[str, list[str]]:
     """Returns the commit of a revision, and the names of its files. Writes the commit to a file in `folder`.
 
-    If the hub cannot be reached, it returns the commit in that file and no names. The run of this commit must be in the
-    cache.
+    If the hub cannot be reached, returns the commit in that file and an empty list, provided that the run of this
+    commit is in the cache.
 
     Raises:
         ParameterError: the hub has no such repository or revision, or names no commit.
@@ -153,7 +155,7 @@ def _look_up(address: Address, folder: str) -> tuple[str, list[str]]:
 
 
 def _read_commit(path: str) -> str | None:
-    """Returns the commit in a file of `_look_up`; `None` if there is no such file, or it is damaged."""
+    """Returns the commit in a file that `_look_up` wrote; `None` if there is no such file, or it is damaged."""
     with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
         commit = file.read(100)
         return commit if re.fullmatch(r"\w{1,64}", commit) else None
@@ -161,7 +163,7 @@ def _read_commit(path: str) -> str | None:
 
 
 def _make_run(address: Address, commit: str, files: list[str], run: str) -> None:
-    """Fetches files of a commit, and makes a run of them.
+    """Fetches the files of a commit that are needed, and makes a run of them.
 
     Args:
         address: the repository.
@@ -170,8 +172,9 @@ def _make_run(address: Address, commit: str, files: list[str], run: str) -> None
         run: the folder of the new run. An incomplete run in it is replaced.
 
     Raises:
-        ParameterError: the commit contains neither a run nor a Transformer-XL with weights that can be read.
-        OSError: a file cannot be fetched.
+        ParameterError: the commit contains neither a run nor a Transformer-XL with weights that can be read, or a file
+            is damaged.
+        OSError: a file cannot be fetched or written.
     """
     if CONFIG_FILE not in files:
         message = f"{address} has no {CONFIG_FILE}: it contains neither a run of txl_tf nor a Transformer-XL"
@@ -209,7 +212,7 @@ def _download(address: Address, commit: str, names: list[str], folder: str) -> s
 
 @contextlib.contextmanager
 def _failures_as_oserror(address: Address, cannot_be: str = "fetched") -> Iterator[None]:
-    """In this block, every error becomes an OSError, which says that `address` cannot be fetched, or `cannot_be`."""
+    """In this block, every error becomes an OSError with the message "`address` cannot be `cannot_be`: ..."."""
     try:
         yield
     except OSError as error:
@@ -219,7 +222,7 @@ def _failures_as_oserror(address: Address, cannot_be: str = "fetched") -> Iterat
 
 
 def _is_run(config_file: str) -> bool:
-    """Whether a config.json belongs to a run of this library: it has a group "model", unlike those of transformers."""
+    """Whether a config.json belongs to a run of this library, not to transformers: it has a group "model"."""
     with open(config_file, encoding="utf-8", errors="replace") as file:
         try:
             values = json.loads(file.read(10_000_000))
@@ -234,7 +237,7 @@ def _files_of_run(files: list[str]) -> list[str]:
 
 
 def _files_of_checkpoint(address: Address, files: list[str]) -> list[str]:
-    """The names, among `files`, of the weights in one format and of the vocabulary.
+    """The names, among `files`, of the weights in one format and of the vocabularies.
 
     The format is the first of `TOP_FILES` that exists. Raises ParameterError if none exists.
     """
@@ -261,7 +264,7 @@ class Published(NamedTuple):
         folder: its folder at `ORIGINAL_URL`.
         step: step of the checkpoint, which is in its name.
         n_parameter: number of parameters. The file of the weights has about 4 bytes for each.
-        memory: arguments of the model that no file of the checkpoint contains. They are those in `tf/sota/*.sh`.
+        memory: arguments of the model that no file of the checkpoint contains, with the values of `tf/sota/*.sh`.
     """
 
     folder: str
@@ -280,7 +283,7 @@ PUBLISHED = {
 
 
 def fetch_original(text: str) -> str:
-    """Returns the local folder of a run of a published checkpoint. The first time, it is fetched and converted.
+    """Returns the local folder of the run of a published checkpoint. The first time, fetches and converts it.
 
     The authors publish no checksums. TensorFlow's checkpoints contain one for each tensor, which is checked. The
     environment variable TXL_ORIGINAL_URL replaces `ORIGINAL_URL`, the address of the authors' server.
@@ -321,7 +324,11 @@ def fetch_original(text: str) -> str:
 
 
 def _fetch_file(source: str, path: str) -> None:
-    """Fetches the file `source` of the authors' server to the local `path`, unless `path` exists already."""
+    """Fetches the file `source` of the authors' server to the local `path`, unless `path` exists already.
+
+    Raises:
+        OSError: it cannot be fetched. The message says where the user can put the file.
+    """
     if os.path.exists(path):
         return
     url = f"{os.environ.get('TXL_ORIGINAL_URL', ORIGINAL_URL).rstrip('/')}/{source}"
@@ -359,14 +366,15 @@ def push_to_hub(
     private: bool | None = None,
     token: str | None = None,
 ) -> str:
-    """Uploads the weights and the vocabulary of a run to the Hugging Face Hub, with a model card.
+    """Uploads the model and the vocabularies of a run to the Hugging Face Hub, with a model card.
 
-    The settings of the data are left out, except the level of the tokens: they contain names of local files.
+    The settings of the data are left out, because they contain names of local files. Only the level of the tokens is
+    uploaded.
 
     Args:
         model_dir: folder of the run.
         repository: `OWNER/NAME`. It is created if it does not exist.
-        ckpt_path: see `load_run`.
+        ckpt_path: the checkpoint, see `load_run`.
         license: name of a license for the card, such as "apache-2.0".
         private: whether a new repository is private.
         token: the hub's access token. By default that of `HF_TOKEN` or `hf auth login`.
@@ -404,7 +412,7 @@ def push_to_hub(
     return str(address)
 
 
-_TAGS = {
+_TAGS = {  # the task of a family -> the name that the hub has for it
     "language_model": "text-generation",
     "encoder_decoder": "translation",
     "tagger": "token-classification",

@@ -1,7 +1,8 @@
 """Converts checkpoints of the original program to folders of runs, and back.
 
 The shapes of a checkpoint's variables define the model, see `model_arguments`. The original's corpus files define its
-vocabulary, see `read_corpus`. Neither contains mem_len, same_length and clamp_len, so the caller gives them.
+vocabulary, see `read_corpus`. Neither contains mem_len, same_length and clamp_len, so the caller gives them. Neither
+contains the rates of dropout, so they become 0.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def tf1_to_run(
         mem_len, same_length, clamp_len: as in `TransformerXLLM`. The checkpoint does not contain them.
         dataset: see `read_corpus`.
         data_dir: folder to write the tokens of a cache.pkl to, for `load_corpus`; `None`: they are not written.
-        **expected: other arguments of `TransformerXLLM`, which must fit the checkpoint, see `model_arguments`.
+        **expected: other arguments of `TransformerXLLM`, which must agree with the checkpoint, see `model_arguments`.
 
     Returns:
         `(lm, vocab, checkpoint)`: the language model, its `Vocab`, and the path of the new checkpoint.
@@ -77,7 +78,7 @@ def tf1_to_run(
         message = "mem_len is needed: no variable of a checkpoint tells it. See the command that trained it"
         raise ParameterError("mem_len", None, "that of the training", message)
     folder = RunFolder(model_dir)
-    folder.check_new()
+    folder.check_new()  # before the checkpoint and the corpus are read, which takes long
     path = find_tf1_checkpoint(tf1_checkpoint)
     memory = {"mem_len": mem_len, "same_length": same_length, "clamp_len": clamp_len}
     model = ModelConfig(**model_arguments(path, **expected), **memory, dropout=0.0, dropatt=0.0).to_dict()
@@ -98,7 +99,7 @@ def tf1_to_run(
 
 
 def find_tf1_checkpoint(path: str) -> str:
-    """Returns the prefix of a checkpoint. `path` is the prefix, one of the checkpoint's files or its folder.
+    """Returns the prefix of a checkpoint. `path` is this prefix, one of the checkpoint's files or its folder.
 
     Raises:
         ValueError: there is no checkpoint; or the folder has several, and no file `checkpoint` that names one.
@@ -115,7 +116,7 @@ def find_tf1_checkpoint(path: str) -> str:
         state = tf.train.get_checkpoint_state(path)
     names = sorted(name for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     prefixes = [os.path.join(path, name.removesuffix(".index")) for name in names]
-    if state:  # its path may be that on another machine, where the model was trained
+    if state:  # the path in `state` may be from another machine, where the model was trained
         latest = os.path.join(path, os.path.basename(state.model_checkpoint_path))
         prefixes = [latest] if latest in prefixes else prefixes
     if len(prefixes) != 1:
@@ -134,14 +135,15 @@ def model_arguments(path: str, **expected) -> dict:
         proj_same_dim               unless `div_val` is above 1 and a cluster is as wide as `d_model`
         proj_share_all_but_first    unless a cluster after the first is projected
 
-    The value in `expected` is chosen if it fits, else the simplest one that fits.
+    The value in `expected` is chosen, else the simplest one that fits.
 
     Args:
         path: prefix of the checkpoint.
         **expected: arguments that must agree with the shapes. `None` counts as not given.
 
     Raises:
-        ValueError: a variable is missing, or the shapes contradict `expected`. The message names them.
+        ValueError: a variable is missing, an argument is unknown, or the shapes contradict `expected`. The message
+            names the variable or the arguments.
     """
     shapes = _Shapes(path)
     if not shapes:
@@ -200,13 +202,19 @@ class _Shapes(dict):
 
 
 def count_scopes(names: Iterable[str], scope: str) -> int:
-    """1 + the highest number that stands for the {} of `scope` at the beginning of a name; 0 if there is none."""
+    """How many scopes `scope`, such as "layer_{}/", there are: 1 + the highest number in the place of {} in `names`.
+
+    0 if no name begins with the scope.
+    """
     pattern = re.compile(re.escape(scope).replace(r"\{\}", r"(\d{1,6})"))
     return max((int(match[1]) + 1 for match in map(pattern.match, names) if match), default=0)
 
 
 def _widths_and_sizes(shapes: _Shapes) -> tuple[list[int], list[int]]:
-    """`(width of each table, number of words of each cluster)`. A single table contains the words of all clusters."""
+    """`(widths, sizes)`: the width of each table, and the number of words of each cluster.
+
+    A single table contains the words of all clusters. Without clusters, all words count as one cluster.
+    """
     n_table = count_scopes(shapes, "adaptive_embed/cutoff_{}/")
     n_cluster = max(count_scopes(shapes, "adaptive_softmax/cutoff_{}/"), n_table)
     if n_cluster and "adaptive_softmax/bias" not in shapes:
@@ -235,6 +243,8 @@ def _projection_choices(
 
 def div_vals(widths: list[int], n_cluster: int) -> list[int]:
     """Values of `div_val` that give tables of these widths. The simplest is first.
+
+    With a single table, only 1 fits several clusters, and every value up to the width fits a single cluster.
 
     Raises:
         ParameterError: no value gives these widths.

@@ -3,7 +3,7 @@
 A pickle is a program: it names functions of any module and calls them. For the names that a kind of file is made of,
 this reader substitutes stand-ins that only hold data. It refuses every other name.
 
-A pickle of a few bytes can also fill the memory. So there are limits, most of them by the size of the file:
+A pickle of a few bytes can also fill the memory. So there are limits, and some depend on the size of the file:
 
     index in the memo      any, because the memo is a dictionary, not an array of that length
     length of a string     at most the length of the file
@@ -25,8 +25,8 @@ from txl_tf.errors import ParameterError, named
 from txl_tf.files import is_remote
 
 MAX_MARKS = 100  # lists, tuples and dictionaries that are open at a time; files of our kinds need fewer than 20
-MAX_NAMES = 1000  # classes that a file may name in packages of which it may name every class
-MAX_ARGS = 100  # of a call: many calls with the same long arguments would take long
+MAX_NAMES = 1000  # classes that a file may name in the `packages` of `PlainUnpickler`
+MAX_ARGS = 100  # arguments of a call: many calls with the same long arguments would take long
 OBJECTS = 10_000  # small objects that every file may make, in addition to one for every 8 bytes
 KEY_LIMIT = 1 << 31  # an integer that is a key of a dictionary must be smaller
 
@@ -96,7 +96,7 @@ class BoundedFile:
 
 
 class StandIn:
-    """Stands for an object of another program. It ignores the state and the items that the pickle gives it."""
+    """Stands for an object of another program. It ignores the state and the items that the pickle gives to it."""
 
     def set_state(self, state: Any) -> None:
         """Takes the state of the operation BUILD."""
@@ -123,7 +123,7 @@ class Named(StandIn):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes, if the state is a dictionary, else none."""
+        """The attributes, if the state is a dictionary; otherwise an empty dictionary."""
         return items_with_text_keys(self.state)  # not kept: many instances may have one state
 
 
@@ -133,7 +133,10 @@ def unneeded(*_: Any) -> StandIn:
 
 
 def instance(kind: Any, *_: Any) -> Any:
-    """Stands for `copyreg._reconstructor`, which makes an instance of a class, `kind`, in protocols 0 and 1."""
+    """Stands for `copyreg._reconstructor`, which makes an instance of a class in protocols 0 and 1.
+
+    `kind` is the stand-in of the class.
+    """
     if not callable(kind):
         raise ValueError(f"an instance of {shown(kind)}")
     return kind()
@@ -161,7 +164,10 @@ else:
 
 
 class PlainUnpickler(_PythonUnpickler):
-    """Python's own unpickler in Python, for operations that only make data. The one in C uses an array as memo.
+    """Python's unpickler, without the operations that plain data does not need.
+
+    The base class is the unpickler in Python, because the one in C has an array as memo, of any length that a file
+    asks for.
 
     Args:
         file: the file to read. Its size bounds what the pickle makes.
@@ -172,7 +178,7 @@ class PlainUnpickler(_PythonUnpickler):
     """
 
     def __init__(self, file: BoundedFile, path: str, known: dict, made_of: str, packages: Iterable[str] = ()):
-        super().__init__(file, encoding="bytes")  # str of Python 2
+        super().__init__(file, encoding="bytes")  # a str of Python 2 becomes bytes, see `text`
         self._path = path
         self._known = dict(known)
         self._made_of = made_of
@@ -201,13 +207,13 @@ class PlainUnpickler(_PythonUnpickler):
         return self._known[module, name]
 
     def count_object(self) -> None:
-        """Counts the objects that the pickle makes. Raises ValueError if there are too many for the file's size."""
+        """Counts one more object that the pickle makes. Raises ValueError if there are too many for the file's size."""
         self._objects += 1
         max_objects = OBJECTS + self._size // 8
         if self._objects > max_objects:
             raise ValueError(f"more than {max_objects} objects in a file of {self._size} bytes")
 
-    # The methods of operations, with Python's names. `_dispatch` puts them in the place of Python's own.
+    # The methods of operations. `_dispatch` puts them in the place of Python's methods of the same names.
 
     def load_mark(self) -> None:
         if len(self.metastack) >= MAX_MARKS:
@@ -260,7 +266,7 @@ class PlainUnpickler(_PythonUnpickler):
         target = self.stack[-1]
         if isinstance(target, StandIn):
             target.set_state(state)
-        elif type(target) is not dict:  # which was an `OrderedDict` with attributes
+        elif type(target) is not dict:  # a dict stands for an `OrderedDict`, whose attributes are ignored
             raise ValueError(f"attributes of {shown(target)}")
 
 
@@ -290,7 +296,7 @@ def is_key(value: Any) -> bool:
 
 
 def _dispatch() -> dict[int, Callable]:
-    """`{code of an operation: its method}`. Operations that plain data does not need raise ValueError."""
+    """Returns `{code of an operation: its method}`. Operations that plain data does not need raise ValueError."""
 
     def refused(code):
         def refuse(unpickler):
@@ -340,7 +346,7 @@ def text(value: str | bytes) -> str:
 
 
 def cut(value: str | bytes, quote: str = "") -> str:
-    """The first 200 characters of a text, escaped and between `quote`s; of a longer text also its length."""
+    """At most 200 characters of a text, escaped and between `quote`s. If that is not all, the text's length follows."""
     escaped = repr(value[:200]).removeprefix("b")[1:-1]
     is_all = len(value) <= 200 and len(escaped) <= 200
     return f"{quote}{escaped[:200]}{quote}" + ("" if is_all else f"... ({len(value)} characters)")
@@ -370,7 +376,7 @@ def items_with_text_keys(value: Any) -> dict[str, Any]:
 
 
 def described(error: Exception) -> str:
-    """The type and the message of an error, cut short: its `repr` may contain the whole file."""
+    """The type and the message of an error, cut short. The `repr` of an error may contain the whole file."""
     message = error.args[0] if error.args and type(error.args[0]) is str else ""
     if isinstance(error, ParameterError):
         message = str(error)

@@ -1,4 +1,4 @@
-"""Converts a checkpoint of a PyTorch program to the folder of a run."""
+"""Converts a checkpoint of a PyTorch program to a run folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from txl_tf.convert.corpus_files import SourceCorpus, written_corpus
 from txl_tf.convert.pytorch_mapping import ModelMapping
 from txl_tf.convert.pytorch_source import Source, open_source
-from txl_tf.convert.pytorch_vocab import FILES, read_vocabulary, vocabulary_beside, vocabulary_of
+from txl_tf.convert.pytorch_vocab import FILES, read_vocabulary, vocabulary_in, vocabulary_of
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
 from txl_tf.runs.families.record import FAMILIES
@@ -22,7 +22,7 @@ class Conversion:
     Attributes:
         source: the checkpoint of the PyTorch program.
         model: arguments of `TransformerXLLM`.
-        origins: `{source: names}`: which arguments come from a source, such as a file or "the command".
+        origins: `{source: names}`: the names of the arguments that come from a source, such as a file or "the command".
         n_parameter: number of parameters.
         vocab: the vocabulary.
         checkpoint: path of the new checkpoint.
@@ -52,15 +52,17 @@ def pytorch_to_run(
     Args:
         pytorch_checkpoint: file or folder of the checkpoint. Nothing in it is run, and PyTorch is not needed.
         model_dir: the new folder.
-        corpus: the vocabulary, see `read_vocabulary`; `None`: the one in the checkpoint, or in the same folder.
+        corpus: path of the vocabulary, see `read_vocabulary`; `None`: the checkpoint or its folder contains it.
         dataset: one of `PAPER_DATASETS`, if no file names it.
-        data_dir: folder to write the tokens of a cache.pt to, for `load_corpus`; `None`: they are not written.
-        **given: arguments of `TransformerXLLM` that are in `GIVEN`, as the program that trained the model counts them.
-            They must agree with the files, and add what the files do not contain. `None` counts as not given.
+        data_dir: folder to write the tokens of a cache.pt or cache.pkl to, for `load_corpus`; `None`: they are not
+            written.
+        **given: arguments of `TransformerXLLM` that are in `GIVEN`, such as `mem_len`, with the values in the program
+            that trained the model. They must agree with the files, and are needed if the files do not contain them.
+            `None` counts as not given.
 
     Raises:
-        ValueError: a file is damaged or of another network, two of them contradict each other or an argument, or an
-            argument is needed that no file contains. Or a folder is not new.
+        ValueError: a file is damaged or of another network, files contradict each other or an argument, an argument is
+            missing that no file contains, or a folder is not new.
         OSError: a file is missing, or cannot be read or written.
     """
     folder = RunFolder(model_dir)
@@ -73,7 +75,7 @@ def pytorch_to_run(
     model = mapping.model
     source_corpus.check_size(source.path, model["n_token"])
     with written_corpus(data_dir, source_corpus, model["cutoffs"]) as data:
-        weights = mapping.weights()  # without a model: its initial weights would double the memory
+        weights = mapping.weights()  # not loaded into a model, whose initial weights would double the memory
         checkpoint = folder.create(data, model, [source_corpus.vocab], weights, source.step, family=family)
     n_parameter = sum(tensor.shape.num_elements() for tensor in weights.values())
     notes = mapping.notes + notes
@@ -88,7 +90,7 @@ def _vocabulary(source: Source, corpus: str | None, dataset: str | None) -> tupl
     """
     if corpus is None and source.vocab is not None:
         return vocabulary_of(source.vocab, source.path, dataset, source.dataset)
-    corpus = corpus or vocabulary_beside(os.path.dirname(source.path))
+    corpus = corpus or vocabulary_in(os.path.dirname(source.path))
     if corpus is None:
         message = (
             f"corpus is needed: neither {source.path} nor its folder holds the vocabulary, one of {', '.join(FILES)}. "

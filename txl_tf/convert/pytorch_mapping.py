@@ -1,8 +1,9 @@
-"""The model in a checkpoint of a PyTorch program, and its variables.
+"""Finds the arguments of the model in a checkpoint of a PyTorch program, and maps its tensors to variables.
 
-The shapes of the tensors define most arguments of the model. They are compared with what the files say about the model.
-The other arguments (mem_len, same_length, clamp_len, pre_lnorm, the epsilon of layer norm) come from the files or from
-the caller.
+The shapes of the tensors define most arguments of the model. They are compared with the arguments that the files
+contain. The other arguments (mem_len, same_length, clamp_len, pre_lnorm, the epsilon of layer norm) come from the files
+or from the caller, and the rates of dropout from the files. Without either, they get default values; only mem_len is
+required.
 
 "Clusters" are all parts of the adaptive softmax. Cluster 0 has the most frequent words, and one entry for each later
 cluster. The weights of these entries are `cluster_W` and `cluster_b`.
@@ -32,11 +33,12 @@ from txl_tf.convert.pytorch_source import HUGGING_FACE, NORM_EPSILON, NVIDIA, So
 from txl_tf.convert.tensors import Tensor
 from txl_tf.errors import ParameterError, UnknownArgumentError
 
-# Sources of arguments, in `ModelMapping.origins` and in messages. Other sources are files.
+# The names of sources of arguments, in `ModelMapping.origins` and in messages. Other sources are files.
 TENSORS, COMMAND, NOBODY = "the shapes of its tensors", "the command", "nobody, so assumed"
 # Arguments that only the shapes of the tensors decide.
 SHAPES = ("n_token", "n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_r")
-# A model may have at most MAX_COPIES times as many numbers as the file: each cluster may get a copy of one projection.
+# A model may have at most MAX_COPIES times as many numbers as the file. It may have more numbers than the file, because
+# each cluster may get a copy of one projection.
 MAX_COPIES = 4
 # Arguments that the caller may give.
 GIVEN = [
@@ -63,20 +65,20 @@ LAYER = {
 
 
 class ModelMapping:
-    """The model in a checkpoint, and which tensor becomes which variable.
+    """The arguments of the model in a checkpoint, and the mapping from its tensors to variables.
 
     Args:
         source: the checkpoint.
-        given: `{argument of TransformerXLLM: value}`, those of `GIVEN`. `None` counts as not given.
+        given: `{argument of TransformerXLLM: value}`, arguments in `GIVEN`. `None` counts as not given.
 
     Attributes:
         model: arguments of `TransformerXLLM`.
-        origins: `{source: names}`: which arguments come from a source, such as a file or "the command".
+        origins: `{source: names}`: the names of the arguments that come from a source, such as a file or "the command".
         notes: sentences about what the conversion changed or assumed.
 
     Raises:
         ParameterError: the tensors are of another network, `source` or `given` contradicts them or each other, or an
-            argument is needed that is in neither.
+            argument is missing that neither contains.
     """
 
     def __init__(self, source: Source, given: dict[str, Any]):
@@ -89,8 +91,10 @@ class ModelMapping:
         self.origins: dict[str, list[str]] = {TENSORS: []}
         self.notes: list[str] = []
         self._used: set[str] = set()
-        # Name of a variable -> its tensors, and the function that makes its value from their arrays.
+        # Name of a variable without "transformer/" -> its tensors, and the function that makes its value from their
+        # arrays.
         self._weights: dict[str, tuple[tuple[Tensor, ...], Callable]] = {}
+        # The order matters: each method uses attributes that the methods before it have set.
         self._measure()
         cutoffs = self._cutoffs()
         self.out_tables = self._own_tables()
@@ -100,7 +104,7 @@ class ModelMapping:
         self._map_embedding()
         self._map_layers()
         self._map_softmax()
-        self._check_rest()
+        self._check_all_used()
 
     def weights(self) -> dict[str, tf.Tensor]:
         """All weights, by the names that `weights_by_name` gives the variables of the model."""
@@ -115,7 +119,10 @@ class ModelMapping:
     # --------------------------------------------------------------------------------------------------- the model
 
     def _measure(self) -> None:
-        """Sets the arguments in `SHAPES`, the tables, and how many tables and entries for later clusters there are."""
+        """Sets, from the shapes of tensors: the arguments in `SHAPES`, `tables`, `n_table` and `n_later_cluster`.
+
+        `n_later_cluster` is the number of entries for later clusters; 0 if there are none.
+        """
         tensors = self.source.tensors
         self.n_layer = max(1, count_scopes(tensors, "layers.{}."))
         self.n_table = max(1, count_scopes(tensors, "word_emb.emb_layers.{}."))
@@ -152,39 +159,39 @@ class ModelMapping:
         self.origins[TENSORS] += arguments
         if self.n_table > 1 or not cutoffs:
             self.origins[TENSORS].append("cutoffs")
-        told_arguments = self._memory() | {name: self._told(name, 0.0) for name in ("dropout", "dropatt")}
-        told_arguments["layer_norm_epsilon"] = float(self._told("layer_norm_epsilon", NORM_EPSILON))
-        told_arguments["pre_lnorm"] = self._told("pre_lnorm", False)
+        other_arguments = self._memory() | {name: self._setting(name, 0.0) for name in ("dropout", "dropatt")}
+        other_arguments["layer_norm_epsilon"] = float(self._setting("layer_norm_epsilon", NORM_EPSILON))
+        other_arguments["pre_lnorm"] = self._setting("pre_lnorm", False)
         arguments["cutoffs"] = [self.n_token - 1] if self.splits_last_word else cutoffs
         try:
             check_bins(self.n_token, self.d_embed, arguments["cutoffs"], arguments["div_val"])
-            return ModelConfig(**arguments, **told_arguments).to_dict()
+            return ModelConfig(**arguments, **other_arguments).to_dict()
         except ValueError as error:
             raise self._unfit("a model of consistent sizes", f"{self.source.path}: {error}") from error
 
     def _compare(self, from_shapes: dict[str, Any]) -> None:
         """Raises ParameterError if a file or the caller gives an argument another value than `from_shapes`."""
-        for who, said in ((self.source.told_by, self.source.said), (COMMAND, self.given)):
-            wrong = [name for name, value in from_shapes.items() if name in said and said[name] != value]
+        for who, values in ((self.source.settings_from, self.source.settings), (COMMAND, self.given)):
+            wrong = [name for name, value in from_shapes.items() if name in values and values[name] != value]
             if wrong:
-                says = ", ".join(f"{name}={shown(said[name])}" for name in wrong)
+                says = ", ".join(f"{name}={shown(values[name])}" for name in wrong)
                 has = ", ".join(f"{name}={shown(from_shapes[name])}" for name in wrong)
                 message = f"{who} says {says}, but by the shapes of its tensors {self.source.path} has {has}"
-                raise ParameterError(wrong[0], said[wrong[0]], [from_shapes[wrong[0]]], message)
+                raise ParameterError(wrong[0], values[wrong[0]], [from_shapes[wrong[0]]], message)
 
-    def _told(self, name: str, default: Any) -> Any:
-        """Returns the value of an argument in a file, else the given value, else `default`. Notes it in `origins`.
+    def _setting(self, name: str, default: Any) -> Any:
+        """Returns the value of an argument in a file, else the given value, else `default`. Adds it to `origins`.
 
         Raises:
             ParameterError: the file and the caller give different values.
         """
-        said = self.source.said.get(name)
+        in_file = self.source.settings.get(name)
         given = self.given.get(name)
-        if said is not None and given is not None and said != given:
-            message = f"{name}={shown(given)} was given, but {self.source.told_by} says {name}={shown(said)}"
-            raise ParameterError(name, given, [said], message)
-        if said is not None:
-            value, who = said, self.source.told_by
+        if in_file is not None and given is not None and in_file != given:
+            message = f"{name}={shown(given)} was given, but {self.source.settings_from} says {name}={shown(in_file)}"
+            raise ParameterError(name, given, [in_file], message)
+        if in_file is not None:
+            value, who = in_file, self.source.settings_from
         elif given is not None:
             value, who = given, COMMAND
         else:
@@ -198,16 +205,18 @@ class ModelMapping:
         The shapes of several tables define them. With a single table, a file or the caller gives them.
 
         Raises:
-            ParameterError: they are needed and not known, or there are more or fewer than entries for later clusters.
+            ParameterError: they are needed and not known, or their number is not that of the entries for later
+                clusters.
         """
         if self.n_table > 1:
             return list(itertools.accumulate(table.shape[0] for table in self.tables[:-1]))
         if not self.n_later_cluster:
             return []
-        cutoffs = self._told("cutoffs", None)
+        cutoffs = self._setting("cutoffs", None)
         if cutoffs is None:
             n_cluster = 1 + self.n_later_cluster
-            message = f"cutoffs is needed: {self.source.told_by} does not say where its {n_cluster} clusters begin"
+            file = self.source.settings_from
+            message = f"cutoffs is needed: {file} does not say where its {n_cluster} clusters begin"
             raise ParameterError("cutoffs", None, f"a list of {self.n_later_cluster}", message)
         if len(cutoffs) != self.n_later_cluster:
             allowed = f"{self.n_later_cluster}, as many as {self.source.path} has clusters after the first"
@@ -218,13 +227,13 @@ class ModelMapping:
     def _div_val(self, n_cluster: int) -> int:
         """The `div_val` that a file or the caller gives if the shapes allow it, else the simplest that they allow.
 
-        With a single table, it is 1.
+        With a single table, it is 1. `_arguments` refuses a value that the shapes do not allow.
         """
         if self.n_table == 1:
             return 1
         possible = div_vals([table.shape[1] for table in self.tables], n_cluster)
-        said = self.source.said.get("div_val", self.given.get("div_val"))
-        return said if said in possible else possible[0]
+        div_val = self.source.settings.get("div_val", self.given.get("div_val"))
+        return div_val if div_val in possible else possible[0]
 
     def _memory(self) -> dict[str, Any]:
         """`mem_len`, `same_length` and `clamp_len`, which only a file or the caller can give.
@@ -234,14 +243,14 @@ class ModelMapping:
         Raises:
             ParameterError: `mem_len` is not known, the file and the caller do not agree, or tokens would see nothing.
         """
-        mem_len = self._told("mem_len", None)
+        mem_len = self._setting("mem_len", None)
         if mem_len is None:
             message = (
-                f"mem_len is needed: {self.source.told_by} does not say it. See the command that trained the "
+                f"mem_len is needed: {self.source.settings_from} does not say it. See the command that trained the "
                 "model, also for same_length and clamp_len"
             )
             raise ParameterError("mem_len", None, "that of the training", message)
-        same_length = self._told("same_length", False)
+        same_length = self._setting("same_length", False)
         if same_length and self.source.kind != NVIDIA:
             if mem_len == 0:
                 message = f"{self.source.path} has mem_len=0 and same_length: its tokens see nothing at all"
@@ -251,17 +260,17 @@ class ModelMapping:
                 "mem_len positions, where mem_len + 1 are seen here. The results are the same"
             )
             mem_len -= 1
-        return {"mem_len": mem_len, "same_length": same_length, "clamp_len": self._told("clamp_len", -1)}
+        return {"mem_len": mem_len, "same_length": same_length, "clamp_len": self._setting("clamp_len", -1)}
 
     # ------------------------------------------------------------------------------------------------- projections
 
     def _choose_projections(self, n_cluster: int) -> None:
-        """Sets the projections, and how the model here can have them.
+        """Finds the projections, and chooses the arguments with which `TransformerXLLM` can have them.
 
-        It sets: `projected`, whether there are projections; `emb_projs` and `out_projs`, those of the embedding and of
-        the clusters of the softmax; `shares`, whether all clusters but the first use those of the embedding; and
-        `splits_last_word`, whether the last word must become a cluster of its own, because without cutoffs the softmax
-        here cannot have a projection of its own.
+        It sets: `projected`, whether there are projections; `emb_projs` and `out_projs`, the projections of the
+        embedding and of the clusters of the softmax; `shares`, whether all clusters but the first use the projections
+        of the embedding; and `splits_last_word`, whether the last word must become a cluster of its own, because
+        without cutoffs the softmax of `TransformerXLLM` cannot have a projection of its own.
 
         Raises:
             FileError: the model has projections that no model here has.
@@ -295,13 +304,14 @@ class ModelMapping:
             )
 
     def _out_proj(self, i: int, shared: Tensor) -> Tensor:
-        """The projection of cluster i of the softmax: its own, or `shared`, that of the cluster's embedding.
+        """The projection of cluster i of the softmax: its own, or `shared`, the one of the cluster's embedding.
 
         Raises:
-            FileError: there is no such tensor; or the file says that it is that of the embedding, and it differs.
+            FileError: there is no such tensor; or the file says that cluster i shares the projection of the embedding,
+                and the two differ.
         """
         name = f"crit.out_projs.{i}"
-        ties = self.source.said.get("tie_projs")
+        ties = self.source.settings.get("tie_projs")
         own = self._get(name, *shared.shape) if name in self.source.tensors else None
         if ties is None:  # NVIDIA's program stores only what is not tied
             is_tied = own is None and self.source.kind == NVIDIA
@@ -310,7 +320,7 @@ class ModelMapping:
         if not is_tied:
             return self._get(name, *shared.shape)
         if own is not None and not _same(own, shared):
-            message = f"{self.source.told_by} says that {name} is the embedding's, but it is not"
+            message = f"{self.source.settings_from} says that {name} is the embedding's, but it is not"
             raise self._unfit(f"a checkpoint whose {name} is the embedding's", message)
         return shared
 
@@ -383,20 +393,19 @@ class ModelMapping:
         self._weights[scope.format(0, "cluster_b")] = (bias,), convert
 
     def _own_tables(self) -> list[Tensor]:
-        """The tables of the softmax: `self.tables`, those of the embedding, or a list of its own.
+        """The tables of the softmax: `self.tables`, which the embedding has, or a list of its own.
 
         Raises:
-            ParameterError: the file says that the softmax has tables of its own, and one is missing; or it says that
-                the softmax uses those of the embedding, and one differs.
+            ParameterError: the file says that the softmax has tables of its own, and one is missing; or the file says
+                that the softmax uses the tables of the embedding, and one differs.
         """
         pattern = "crit.out_layers_weights.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.weight"
         names = [pattern.format(i) for i in range(self.n_table)]
-        ties = self.source.said.get("tie_weight")
+        ties = self.source.settings.get("tie_weight")
         missing = [name for name in names if name not in self.source.tensors]
         if missing and ties is False:
-            message = (
-                f"{self.source.told_by} says that the softmax has weights of its own, and there is no {missing[0]}"
-            )
+            file = self.source.settings_from
+            message = f"{file} says that the softmax has weights of its own, and there is no {missing[0]}"
             raise ParameterError("tie_weight", False, [True], message)
         own = [
             self._get(name, *table.shape) if name in self.source.tensors else table
@@ -406,17 +415,17 @@ class ModelMapping:
         if differ and ties:
             message = (
                 f"{self.source.path}: {differ[0]} is not the embedding's table, which the softmax uses by "
-                f"{self.source.told_by}"
+                f"{self.source.settings_from}"
             )
             raise self._unfit("a checkpoint whose softmax uses the tables of the embedding", message)
         return own if differ or ties is False else self.tables
 
     def _unfit(self, allowed: str, message: str) -> FileError:
-        """The error of a checkpoint that cannot become a model here; `allowed` is what it should be."""
+        """The error for a checkpoint that cannot be converted; `allowed` is what the checkpoint should be."""
         return FileError("path", self.source.path, allowed, message)
 
     def _get(self, name: str, *shape: int | None) -> Tensor:
-        """Returns a tensor, and notes that it is used. `None` in the shape allows any size above 0.
+        """Returns a tensor, and records that it is used. `None` in the shape allows any size above 0.
 
         Raises:
             ParameterError: there is no such tensor, or it has another shape or a dtype that is not in `FLOATS`.
@@ -437,10 +446,10 @@ class ModelMapping:
         self._used.add(name)
         return tensor
 
-    def _check_rest(self) -> None:
-        """Raises FileError if there are tensors that no variable uses, or far fewer numbers than the model has.
+    def _check_all_used(self) -> None:
+        """Raises FileError if no variable uses a tensor, or if the file has far fewer numbers than the model.
 
-        Notes the dtypes other than float32.
+        Adds a note about dtypes other than float32.
         """
         unknown = [name for name in self.source.tensors if name not in self._used and not re.fullmatch(IGNORED, name)]
         if unknown:
@@ -448,7 +457,7 @@ class ModelMapping:
             raise self._unfit("a Transformer-XL", message)
         storages = {id(tensor.storage): tensor.storage.numel for tensor in self.source.tensors.values()}
         n_number = sum(tensor.size for tensors, _ in self._weights.values() for tensor in tensors)
-        if n_number > MAX_COPIES * sum(storages.values()):  # many tensors share bytes of the file
+        if n_number > MAX_COPIES * sum(storages.values()):  # then many tensors share bytes of the file
             message = f"{self.source.path} makes {n_number} numbers of {sum(storages.values())}"
             raise self._unfit(f"at most {MAX_COPIES} copies of every number", message)
         used = {tensor.dtype for tensors, _ in self._weights.values() for tensor in tensors}

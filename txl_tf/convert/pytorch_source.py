@@ -1,4 +1,4 @@
-"""Finds checkpoints of three PyTorch programs, and reads their tensors and what their files say about the model.
+"""Finds checkpoints of three PyTorch programs, and reads their tensors and the hyper-parameters in their files.
 
 | kind | files | the hyper-parameters are in |
 |---|---|---|
@@ -34,7 +34,7 @@ INTEGERS = (
 )  # fmt: skip
 FLAGS = ("same_length", "untie_r", "pre_lnorm", "tie_weight", "proj_share_all_but_first", "proj_same_dim")
 NUMBERS = ("dropout", "dropatt", "layer_norm_epsilon", "sample_softmax")
-TYPES = {  # of the values that a file may give for a model
+TYPES = {  # the types of the hyper-parameters that a file may contain
     **dict.fromkeys(INTEGERS, int),
     **dict.fromkeys(FLAGS, bool),
     **dict.fromkeys(NUMBERS, float),
@@ -45,17 +45,18 @@ TYPES = {  # of the values that a file may give for a model
 
 @dataclasses.dataclass
 class Source:
-    """A checkpoint.
+    """A checkpoint of a PyTorch program.
 
     Attributes:
         path: the file with the tensors, or the index of its shards.
         kind: `HUGGING_FACE`, `NVIDIA` or `ORIGINAL`.
         tensors: tensors, by the names that all three programs give them, without the prefixes of wrappers.
-        said: hyper-parameters that a file contains, those of `TYPES`. They have their names here; if there is no such
-            argument here, the names in the original program. `cutoffs` do not contain the size of the vocabulary.
-        told_by: what contains the hyper-parameters, for messages.
-        vocab: vocabulary in the file, in the program's own form, or `None`.
-        dataset: name of the dataset, if the file contains it.
+        settings: `{name: value}` of the hyper-parameters in `TYPES` that a file contains. Their names are those of
+            arguments of `TransformerXLLM` or, if it has no such argument, of the original program. `cutoffs` do not
+            contain the size of the vocabulary.
+        settings_from: the file, or its part, that contains the hyper-parameters, for messages.
+        vocab: vocabulary in the file, in the program's own form; `None` if the file has none.
+        dataset: name of the dataset; `None` if the file does not contain it.
         step: training step, if the file contains it, else 0.
 
     Raises:
@@ -65,17 +66,18 @@ class Source:
     path: str
     kind: str
     tensors: dict[str, Tensor]
-    said: dict[str, Any]
-    told_by: str
+    settings: dict[str, Any]
+    settings_from: str
     vocab: Any = None
     dataset: str | None = None
     step: int = 0
 
     def __post_init__(self):
-        self.said = checked({name: value for name, value in self.said.items() if name in TYPES}, self.told_by)
-        cutoffs = self.said.get("cutoffs")
-        if cutoffs and cutoffs[-1] == self.said.get("n_token"):
-            self.said["cutoffs"] = cutoffs[:-1]
+        known = {name: value for name, value in self.settings.items() if name in TYPES}
+        self.settings = checked(known, self.settings_from)
+        cutoffs = self.settings.get("cutoffs")
+        if cutoffs and cutoffs[-1] == self.settings.get("n_token"):
+            self.settings["cutoffs"] = cutoffs[:-1]
         self._check_network()
         self.tensors = {name.removeprefix("module."): tensor for name, tensor in self.tensors.items()}
         self.tensors = {name.removeprefix("transformer."): tensor for name, tensor in self.tensors.items()}
@@ -88,23 +90,26 @@ class Source:
     def _check_network(self) -> None:
         """Raises ParameterError if the program computes something that `TransformerXLLM` does not."""
         refused = {
-            "attn_type": (self.said.get("attn_type", 0) != 0, "0 is the attention of Transformer-XL"),
-            "sample_softmax": (self.said.get("sample_softmax", -1) > 0, "the softmax here is over all words"),
-            "ext_len": (self.said.get("ext_len", 0) > 0, "there is no extended context here"),
+            "attn_type": (self.settings.get("attn_type", 0) != 0, "0 is the attention of Transformer-XL"),
+            "sample_softmax": (self.settings.get("sample_softmax", -1) > 0, "the softmax here is over all words"),
+            "ext_len": (self.settings.get("ext_len", 0) > 0, "there is no extended context here"),
         }
         for name, (is_other, reason) in refused.items():
             if is_other:
-                value = self.said[name]
-                message = f"{self.path} is another network: {self.told_by} says {name}={value}; {reason}"
+                value = self.settings[name]
+                message = f"{self.path} is another network: {self.settings_from} says {name}={value}; {reason}"
                 raise ParameterError(name, value, reason, message)
 
 
 def checked(values: dict[str, Any], who: str) -> dict[str, Any]:
-    """The hyper-parameters that are not `None`, tuples as lists. Raises ParameterError if one has another type.
+    """Returns the hyper-parameters that are not `None`, with lists in the place of tuples.
 
     Args:
-        values: `{name: value}`, names of `TYPES`.
-        who: what contains them, for messages.
+        values: `{name: value}`, with names in `TYPES`.
+        who: the source of the values, for messages.
+
+    Raises:
+        ParameterError: a value has another type than in `TYPES`.
     """
     values = {name: value for name, value in values.items() if value is not None}
     for name, value in values.items():
@@ -210,7 +215,7 @@ def _nvidia(path: str, content: dict) -> Source:
         NVIDIA,
         named_tensors(content["model_state"]),
         items_with_text_keys(config),
-        told_by=f"model_config of {path}",
+        settings_from=f"model_config of {path}",
         vocab=content.get("vocab"),
         dataset=dataset if type(dataset) is str else None,
         step=step if type(step) is int and step > 0 else 0,
@@ -241,7 +246,7 @@ def _module(path: str, module: Named) -> Source:
 
 
 def _attribute(module: Any, part: str, name: str) -> Any:
-    """The attribute `name` of the submodule `part`, such as `layers.0.dec_attn`; `None` if it does not exist."""
+    """The attribute `name` of the submodule `part`, such as `layers.0.dec_attn`; `None` if either does not exist."""
     for step in part.split("."):
         module = members(module, "_modules").get(step) if isinstance(module, Named) else None
     return module.attributes.get(name) if isinstance(module, Named) else None

@@ -1,4 +1,4 @@
-"""Vocabularies of PyTorch programs: Hugging Face's tokenizer, cache.pt, and the one in a checkpoint of NVIDIA."""
+"""Vocabularies of PyTorch programs: Hugging Face's tokenizer, cache.pt, and the vocabulary in NVIDIA's checkpoints."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from txl_tf.errors import ParameterError
 FILES = ("vocab.pkl", "vocab.bin", "cache.pt", "cache.pkl", INFO_FILE, VOCAB_FILE)
 
 
-def vocabulary_beside(folder: str) -> str | None:
-    """The path of the vocabulary in the folder of a checkpoint; `None` if there is none."""
+def vocabulary_in(folder: str) -> str | None:
+    """The path of the vocabulary file in a folder, the first of `FILES`; `None` if there is none."""
     paths = [os.path.join(folder, name) for name in FILES]
     return next(filter(os.path.isfile, paths), None)
 
 
 def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus, list[str]]:
-    """The vocabulary of a PyTorch program, or of the original program.
+    """Reads the vocabulary of a PyTorch program or of the original program, and the tokens if the file has them.
 
     Args:
         path: vocab.pkl, vocab.bin, cache.pt, a corpus file of the original, a list of words, or the folder of one.
@@ -34,14 +34,14 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
             words; a corpus file of the original may need it, see `read_corpus`.
 
     Returns:
-        `(source, notes)`: the vocabulary, and sentences about it.
+        `(source, notes)`: the vocabulary and the tokens, and sentences about what was changed or assumed.
 
     Raises:
         ValueError, OSError: a file is missing or wrong.
     """
     path = os.fspath(path)
     if os.path.isdir(path):
-        file = vocabulary_beside(path)
+        file = vocabulary_in(path)
         if file is None:
             raise FileNotFoundError(f"there is no vocabulary in {path}: none of {', '.join(FILES)}")
         path = file
@@ -55,14 +55,16 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
     return SourceCorpus(path, dataset, Vocab.load(path, **options), {}, {}), [note] if note else []
 
 
-def vocabulary_of(content: Any, path: str, dataset: str | None = None, said: Any = None) -> tuple[SourceCorpus, list]:
-    """The vocabulary in the contents of a file: a `Vocab`, its `__dict__`, or a `Corpus` or dictionary that has one.
+def vocabulary_of(
+    content: Any, path: str, dataset: str | None = None, in_file: Any = None
+) -> tuple[SourceCorpus, list]:  # fmt: skip
+    """The vocabulary, and the tokens if there are any, in the content of a file.
 
     Args:
-        content: the content of the file `path`.
-        said: the dataset, if another part of the file names it.
+        content: the content of the file `path`: a `Vocab`, its `__dict__`, or a `Corpus` or dictionary that has one.
+        in_file: the name of the dataset, if it is in another part of the file than `content`.
 
-    Other arguments, returns and raises: see `read_vocabulary`.
+    For the other arguments, the result and the errors, see `read_vocabulary`.
     """
     corpus = _attributes(content)
     inner = _attributes(corpus.get("vocab"))
@@ -83,7 +85,7 @@ def vocabulary_of(content: Any, path: str, dataset: str | None = None, said: Any
     if wrong is not None:
         raise FileError("path", path, "a vocabulary of words", f"{path} is no vocabulary: {shown(wrong)} is no word")
     notes = [f"{n_repaired} words of {path} were UTF-8 read as latin1: repaired"] if n_repaired else []
-    dataset = _agreed_dataset(dataset, corpus.get("dataset", said), path)
+    dataset = _agreed_dataset(dataset, corpus.get("dataset", in_file), path)
     options, note = _vocab_options(symbols, dataset, vocab)
     splits = {split: _tokens(corpus.get(split), path) for split in SPLITS}
     splits = {split: tokens for split, tokens in splits.items() if tokens is not None}
@@ -91,7 +93,7 @@ def vocabulary_of(content: Any, path: str, dataset: str | None = None, said: Any
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """The attributes of a pickled object, or the items of a dictionary; empty for anything else."""
+    """The attributes of a pickled object, or the items of a dictionary by their text keys; `{}` for anything else."""
     if isinstance(value, Named):
         return value.attributes
     return items_with_text_keys(value)
@@ -102,22 +104,22 @@ def _is_unicode(symbol: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in symbol)
 
 
-def _agreed_dataset(given: str | None, said: Any, path: str) -> str | None:
+def _agreed_dataset(given: str | None, in_file: Any, path: str) -> str | None:
     """Returns the dataset: the given one, else the one that the file `path` names, else `None`.
 
     Names in a file that are not in `PAPER_DATASETS` are ignored. Raises ParameterError if both are known and differ.
     """
-    said = text(said) if is_text(said) and text(said) in PAPER_DATASETS else None
-    if given and said and given != said:
-        raise ParameterError("dataset", given, [said], f"dataset is {given}, but {path} says {said}")
-    return given or said
+    in_file = text(in_file) if is_text(in_file) and text(in_file) in PAPER_DATASETS else None
+    if given and in_file and given != in_file:
+        raise ParameterError("dataset", given, [in_file], f"dataset is {given}, but {path} says {in_file}")
+    return given or in_file
 
 
 def repaired(symbols: list[str]) -> tuple[list[str], int]:
-    """Repairs words that are UTF-8 read as latin1. Returns the symbols and the number of repaired words.
+    """Repairs words whose UTF-8 was decoded as latin1. Returns all symbols and the number of repaired words.
 
-    Hugging Face's vocabulary has this mistake. Words are repaired only if it is certain: every symbol, encoded as
-    latin1, is UTF-8, and no two symbols become equal. Otherwise no symbol is changed.
+    Hugging Face's vocabulary has this mistake. Words are repaired only if the mistake is certain: every symbol, encoded
+    as latin1, is UTF-8, and no two symbols become equal. Otherwise no symbol is changed.
     """
     try:
         better = [symbol.encode("latin1").decode("utf-8") for symbol in symbols]
@@ -129,9 +131,10 @@ def repaired(symbols: list[str]) -> tuple[list[str], int]:
 
 
 def _vocab_options(symbols: list[str], dataset: str | None, stored: dict) -> tuple[dict, str | None]:
-    """The arguments of `Vocab` for symbols that are words, and a note if the dataset is not known.
+    """Returns `(options, note)`: the arguments of `Vocab` for symbols that are words, and a sentence for the user.
 
-    `stored` are the attributes of the vocabulary in the file. Its `lower_case` comes before that of the dataset.
+    `note` is `None` if the dataset is known. `stored` are the attributes of the vocabulary in the file. If they contain
+    `lower_case`, it replaces the `lower_case` of the dataset.
     """
     note = None
     if dataset is not None:
@@ -150,7 +153,7 @@ def _vocab_options(symbols: list[str], dataset: str | None, stored: dict) -> tup
 def _tokens(split: Any, path: str) -> np.ndarray | None:
     """Returns the tokens of a split in the file `path`, int64 `[n]`, or `None` if the file does not contain them.
 
-    A split is a tensor or, in lm1b, a list of tensors. The training text of lm1b is a list of file names.
+    A split is a tensor or, in lm1b, a list of tensors. The training split of lm1b is a list of file names: `None`.
 
     Raises:
         FileError: the tokens are not int64 `[n]`, or more than the file has bytes.

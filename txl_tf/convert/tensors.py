@@ -25,7 +25,7 @@ MAX_SMALL = 1 << 16
 MAX_HEADER = 10_000_000  # bytes of JSON, which may become 30 times as many in memory
 MAX_RANK = 8
 LFS = b"version https://git-lfs"  # the beginning of a pointer of git lfs
-MAX_NUMBERS = 1 << 56  # NumPy counts the bytes of a tensor in 63 bits, and even for an empty one
+MAX_NUMBERS = 1 << 56  # NumPy refuses shapes of 2**63 bytes or more. In an empty shape, it counts a size of 0 as 1
 DTYPES = {  # NumPy has no bfloat16, which is the upper half of float32
     "F32": "float32", "F16": "float16", "F64": "float64", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
@@ -40,8 +40,8 @@ class Storage:
         path: the file.
         dtype: name of their dtype, of the values of `DTYPES`.
         numel: how many numbers there are.
-        offset: the first byte in the file; `None` until the reader has found the storage.
-        member: the member of a zip archive that they are, if they are compressed there.
+        offset: the position in the file of the first byte; `None` until the reader has found the storage.
+        member: if a zip archive contains the numbers compressed, their member of the archive, which begins at `offset`.
     """
 
     path: str
@@ -111,7 +111,7 @@ class Tensor:
         return self.storage.dtype
 
     def array(self) -> np.ndarray:
-        """The numbers, read-only. bfloat16 becomes float32."""
+        """The numbers as an array of the shape `shape`, read-only. bfloat16 becomes float32."""
         numbers = self.storage.read(self.offset, self.offset + self.extent)
         strides = [step * numbers.itemsize for step in self.stride]
         return np.lib.stride_tricks.as_strided(numbers, self.shape, strides, writeable=False)
@@ -134,7 +134,9 @@ def check_fetched(path: str) -> None:
 
 @raises_file_error("a zip archive")
 def data_of_member(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
-    """Returns the data of a member of a zip archive, stored or packed. Unlike `zipfile`, it respects the declared size.
+    """Returns the data of a member of a zip archive, and unpacks it if it is compressed.
+
+    Unlike `zipfile`, this function never unpacks more than the declared size and one byte.
 
     Args:
         path: the archive.
@@ -156,7 +158,7 @@ def data_of_member(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
 
 
 def check_packed(member: zipfile.ZipInfo) -> None:
-    """Raises ValueError if a member cannot be unpacked, or declares a size far larger than that of its packed bytes."""
+    """Raises ValueError if a member cannot be unpacked, or declares a size that is far larger than its packed bytes."""
     name = shown(member.filename)
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
         raise ValueError(f"the member {name} is encrypted, or packed by another method than deflate")
@@ -170,7 +172,7 @@ def read_safetensors(path: str) -> dict[str, Tensor]:
     """The tensors of a .safetensors, by name.
 
     Raises:
-        FileError: the header is damaged, or two tensors share bytes of the file.
+        FileError: the file is damaged, two tensors share bytes of it, or git lfs has not fetched it.
         OSError: the file cannot be read.
     """
     check_fetched(path)

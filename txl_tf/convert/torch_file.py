@@ -50,7 +50,7 @@ MAX_KEY = 20  # digits of the key of a storage
 MAX_PACKED = 4_000_000  # bytes of a data.pkl that is compressed
 MAX_PARTS = 100_000  # parameters, modules and other attributes of a pickled network
 MAX_NAME = 200  # characters of a parameter's name
-MADE_OF = "no such file is made of"  # end of the message about a name that is refused
+MADE_OF = "no such file is made of"  # end of the message about a refused name, see `PlainUnpickler`
 
 DTYPES = {  # class of a storage -> dtype
     "Float": "float32", "Half": "float16", "Double": "float64", "BFloat16": "bfloat16", "Long": "int64",
@@ -71,7 +71,7 @@ BUILTINS = (
 
 @raises_file_error("a file of PyTorch")
 def read_torch_file(path: str) -> Any:
-    """The contents of a file of `torch.save` (zip, or the format before torch 1.6) or of a pickle.
+    """The content of a file of `torch.save` (zip, or the format before torch 1.6) or of a pickle.
 
     Dictionaries, lists, numbers and texts stay as they are. A tensor becomes a `Tensor`, and an instance of a class a
     `Named` with its attributes.
@@ -79,7 +79,7 @@ def read_torch_file(path: str) -> Any:
     Raises:
         RefusedError: the file names a class or function of another package. The error names it; it was not called.
         FileError: the file is damaged, or of another kind.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     check_fetched(path)
     with open(path, "rb") as file:
@@ -130,9 +130,11 @@ def read_shards(path: str) -> dict[str, Tensor]:
 def read_tensors(path: str) -> dict[str, Tensor]:
     """The tensors of a .safetensors, of the shards of an index, or of a dictionary or network in another file, by name.
 
+    A dictionary without tensors gives `{}`.
+
     Raises:
-        FileError: the file is damaged, or contains no tensors.
-        OSError: it cannot be read.
+        FileError: the file is damaged, or contains neither a dictionary nor a network.
+        OSError: the file cannot be read.
     """
     if path.endswith(".index.json"):
         return read_shards(path)
@@ -143,7 +145,11 @@ def read_tensors(path: str) -> dict[str, Tensor]:
 
 
 def _read_zip(path: str) -> Any:
-    """Returns the content of an archive of `<any>/data.pkl` and, for each storage, `<any>/data/<key>`."""
+    """Returns the content of a zip archive of `<any>/data.pkl` and, for each storage, `<any>/data/<key>`.
+
+    Raises:
+        ValueError: the archive is damaged, or has another layout.
+    """
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         members = {member.filename: member for member in archive.infolist()}
         if len(members) < len(archive.infolist()):
@@ -178,7 +184,7 @@ def _read_zip(path: str) -> Any:
 
 
 def _data_at(file: BinaryIO, member: zipfile.ZipInfo) -> int:
-    """The byte of the archive at which the data of a member begins: the end of the member's header.
+    """The position in the archive at which the data of a member begins: the end of the member's header.
 
     Raises:
         ValueError: the member has no header, is cut off, or cannot be unpacked.
@@ -199,7 +205,10 @@ def _read_pickles(path: str, file: BinaryIO) -> Any:
     """Returns the content of a single pickle, or of a file of torch < 1.6.
 
     A file of torch < 1.6 has five pickles: a number, a version, the system, the content, and the keys of the storages.
-    The storages follow in the order of the keys.
+    The storages follow in the order of the keys, each after its number of elements.
+
+    Raises:
+        ValueError: the file is damaged, or has another layout.
     """
     bounded = BoundedFile(file)
     unpickler = _TorchUnpickler(bounded, path)
@@ -288,7 +297,7 @@ class _TorchUnpickler(PlainUnpickler):
     """Reads the pickles of a file: each call of `load` reads the next one.
 
     Attributes:
-        storages: the storages that the pickles name, by key. The caller sets where they are in the file.
+        storages: the storages that the pickles name, by key. The caller of `load` sets their positions in the file.
     """
 
     def __init__(self, file: BoundedFile, path: str):
@@ -319,10 +328,10 @@ class _TorchUnpickler(PlainUnpickler):
         return dictionary
 
     def persistent_load(self, pid: Any) -> Any:
-        """Returns what the persistent id `pid` of torch.save stands for.
+        """Returns the object for which the persistent id `pid` of torch.save stands.
 
-        It is a storage, or the class of a module, which torch.save stores together with its source code. Every other id
-        raises ValueError.
+        It is a storage, or the class of a module, which torch.save stores together with its source code. Every other
+        kind of id raises ValueError.
         """
         kind, *rest = pid if type(pid) is tuple and pid else (None,)
         kind = text(kind) if is_text(kind) else None
@@ -348,7 +357,7 @@ def named_tensors(content: Any) -> dict[str, Tensor]:
     """The tensors of a dictionary, or the parameters of a pickled network, by the names in its `state_dict`.
 
     Raises:
-        ParameterError: it is neither, or the network is too large.
+        ParameterError: `content` is neither, or the network is too large.
     """
     if isinstance(content, dict):
         return {name: value for name, value in items_with_text_keys(content).items() if isinstance(value, Tensor)}

@@ -1,5 +1,6 @@
-"""SavedModels, and the signatures that they serve."""
+"""Exports of models to SavedModel, ONNX and TFLite; the signatures of served models; and batches of requests."""
 
-from txl_tf.serving import language_model, tagging, translation  # they register their signatures
+# Imported because these modules register their signatures, see `serves`.
+from txl_tf.serving import language_model, tagging, translation
 
 __all__ = ["language_model", "tagging", "translation"]

@@ -3,11 +3,12 @@
     batcher = Batcher(signatures, max_rows=64)
     results = await batcher.call("score_text", {"text": np.array([b"to be"])})     # {"nll": ..., "symbols": ...}
 
-While a signature computes, new requests for it wait. Then the first of them and all that can be joined with it are
-computed as one batch. Requests can be joined if they have the same arguments, and arrays of the same shapes apart from
-the number of rows. Requests to generate text must also have the same largest `max_new_tokens` and
-`num_return_sequences`. Rows do not affect each other, so a request gets the result that it would get alone, up to
-rounding errors. If a batch fails, its requests are computed one by one, so that each gets its own error.
+While a signature computes, new requests for it wait. Then the first of them and those that can be joined with it, up
+to `max_rows` rows, are computed as one batch. Requests can be joined if they have the same arguments, and arrays of the
+same dtypes and of the same shapes apart from the number of rows. Requests for `generate` and for `generate_texts` must
+also have the same largest `max_new_tokens` and `num_return_sequences`. Requests for `initial_state` are never joined.
+Rows do not affect each other, so a request gets the result that it would get alone, up to rounding errors. If a batch
+fails, its requests are computed one by one, so that each gets its own result or error.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.serving.decoder import Busy
 
-MAX_COMPUTING = 2  # signatures that compute at the same time
-# Results that contain the lengths of rows. Other results of the same signature are padded to the longest row.
+MAX_COMPUTING = 2  # most signatures that compute at the same time
+# Names of results that contain the lengths of rows. Other results of the same signature are padded to the longest row.
 _LENGTHS = ("lengths", "numbers")
 
 
 class _Request(NamedTuple):
     arrays: dict[str, np.ndarray]  # the arguments by name, each `[rows, ...]` if the request can be joined
     rows: int | None  # `None` for a request that is not joined with others
-    key: Any  # requests with equal keys can be joined
+    key: Any  # requests with equal keys can be joined; `None` if this one cannot
     result: asyncio.Future
 
 
@@ -63,7 +64,7 @@ class Batcher:
             arrays: `{argument: array}`.
 
         Returns:
-            `{result: array}`, with the rows of this request.
+            `{result: array}`, with the rows of this request alone.
 
         Raises:
             Busy: `max_waiting` requests are waiting.
@@ -92,9 +93,10 @@ class Batcher:
         del self._tasks[name]
 
     def _next_batch(self, waiting: collections.deque[_Request]) -> list[_Request]:
-        """Removes from `waiting` the first request and all that can be joined with it, and returns them.
+        """Removes from `waiting` the first request and those that can be joined with it, and returns them.
 
-        Skips requests whose client has closed the connection. The list is empty if no other request waits.
+        Leaves out cancelled requests: their clients have closed the connection. The list is empty if no other request
+        waits.
         """
         while waiting and waiting[0].result.cancelled():
             waiting.popleft()
@@ -114,9 +116,9 @@ class Batcher:
         return batch
 
     async def _answer(self, name: str, batch: list[_Request]) -> None:
-        """Computes a batch, and sets the result of each request. If that fails, computes each request alone.
+        """Computes a batch, and sets the result of each request.
 
-        A request that fails alone gets the error.
+        If the batch fails, computes each of its requests alone. A request that fails alone gets the error.
         """
         try:
             results = await asyncio.to_thread(self._compute, name, batch)
@@ -132,7 +134,7 @@ class Batcher:
                 request.result.set_result(result)
 
     def _compute(self, name: str, batch: list[_Request]) -> list[dict[str, np.ndarray]]:
-        """Calls the signature for a batch, and returns the results of each request."""
+        """Calls the signature for a batch, and returns the results of each request. Blocks, so it runs in a thread."""
         arrays = batch[0].arrays
         if len(batch) > 1:
             arrays = {key: np.concatenate([request.arrays[key] for request in batch]) for key in arrays}
@@ -159,7 +161,7 @@ def _check_shapes(signature: Any, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _request(name: str, arrays: dict[str, np.ndarray], result: asyncio.Future) -> _Request:
-    """Makes a request, and decides whether it can be joined with others.
+    """Makes a `_Request`, and decides whether it can be joined with others.
 
     In a request that can be joined, an array with one row, which stands for all rows, is repeated for each row.
 
@@ -184,9 +186,9 @@ def _request(name: str, arrays: dict[str, np.ndarray], result: asyncio.Future) -
 
 
 def _trimmed(name: str, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Removes the padding that a request has only because of longer rows of other requests in the batch.
+    """Removes the padding that results of a request have only because other requests in the batch have longer rows.
 
-    Results of `generate` have none: all requests of a batch have equally long rows.
+    Results of `generate` have no such padding: all requests of a batch have equally long rows.
     """
     lengths = next((results[key] for key in _LENGTHS if key in results), None)
     if lengths is None or name == "generate":

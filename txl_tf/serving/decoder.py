@@ -40,17 +40,18 @@ POSITIONS = 64  # positions of a prompt whose log-probabilities are computed at 
 
 
 class Busy(RuntimeError):
-    """So many texts are waiting that no more are accepted."""
+    """So many texts or requests are waiting that no more are accepted."""
 
 
 class Alternatives(NamedTuple):
-    """The log-probabilities of tokens and of the most likely tokens in their place, in nats.
+    """The log-probabilities of tokens, and the most likely tokens at their positions, in nats.
 
     The options of sampling, such as the temperature, do not change them.
 
     Attributes:
         log_probs: float32 `[K]`, of the tokens themselves.
-        top_ids, top_log_probs: int32 and float32 `[K, top_n]`, the most likely tokens in the place of each.
+        top_ids, top_log_probs: int32 and float32 `[K, top_n]`, the most likely tokens at each position, the most likely
+            one first, and their log-probabilities.
     """
 
     log_probs: np.ndarray
@@ -63,7 +64,7 @@ class Piece(NamedTuple):
 
     Attributes:
         tokens: list of ids.
-        alternatives: those of these tokens; `None` unless the job asks for them.
+        alternatives: the `Alternatives` of these tokens; `None` unless the job asks for them.
         done: whether the text has ended.
         stopped: whether it ended at the stop token, which is the last of the tokens.
         error: the exception that ended the text, if one did.
@@ -90,7 +91,7 @@ class Job:
 
     Attributes:
         cancelled: set it to True, in any thread, to end the text before its last token. The decoder then delivers no
-            further tokens. The decoder itself sets it when the text has ended.
+            further piece. The decoder itself sets it after the last token.
         written: number of tokens that have been generated.
     """
 
@@ -116,7 +117,7 @@ class Decoder:
         lm: `TransformerXLLM` or `TransformerLM`. Its weights and settings must not change any more.
         stop_token: id that ends a text; `None` for none.
         max_rows: most texts in the batch.
-        max_waiting: most texts that wait for a place in it.
+        max_waiting: most texts that wait until they can join the batch.
         max_read: most tokens of prompts, with their padding, that are read together. A single prompt may be longer.
         top_n: number of most likely tokens in `Alternatives`.
 
@@ -148,7 +149,7 @@ class Decoder:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Puts a job into the queue, and returns at once.
+        """Puts a job into the queue, and returns at once. After `close`, a job gets no piece.
 
         Raises:
             Busy: `max_waiting` jobs are waiting.
@@ -158,13 +159,16 @@ class Decoder:
         self._arrived.put(job)
 
     def close(self) -> None:
-        """Ends the thread. Texts that are not complete get no further piece."""
+        """Waits for the piece that the thread is generating, and ends the thread.
+
+        Texts that are not complete then get no further piece.
+        """
         self._closed = True
         self._arrived.put(None)
         self._thread.join()
 
     def alternatives(self, tokens: np.ndarray) -> Alternatives:
-        """The `Alternatives` of the tokens of a text from the second one on.
+        """The `Alternatives` of given tokens, such as a prompt, from the second one on.
 
         Args:
             tokens: int `[n]`, n at least 2. K is n - 1.
@@ -197,13 +201,13 @@ class Decoder:
         """Lets waiting jobs join the batch, and reads their prompts. Waits for a job if the batch is empty."""
         while not self._arrived.empty() or not (self._jobs or self._waiting or self._closed):
             job = self._arrived.get()
-            if job is not None:
+            if job is not None:  # `close` puts `None`, so that `get` returns
                 self._waiting.append(job)
         new: list[Job] = []
         while self._waiting and len(self._jobs) + len(new) < self.max_rows:
             longest = max(len(job.prompt) for job in [*new, self._waiting[0]])
             if new and longest * (len(new) + 1) > self.max_read:
-                break
+                break  # the other jobs join after the next piece
             job = self._waiting.popleft()
             new += [] if job.cancelled else [job]
         if not new:
@@ -215,7 +219,7 @@ class Decoder:
         self.largest = max(self.largest, len(self._jobs))
 
     def _write_piece(self) -> None:
-        """Generates the next tokens of all texts, delivers them, and removes texts that have ended."""
+        """Generates the next tokens of all texts, delivers them, and removes texts that have ended or are cancelled."""
         jobs = self._jobs
         dtypes = [tf.float32 if name in _FLOATS else tf.int32 for name in _OPTIONS]
         options = zip(_OPTIONS, dtypes, strict=True)
@@ -273,15 +277,15 @@ class Decoder:
         return TextState(hidden, state, history)
 
     def _joined(self, one: TextState, other: TextState) -> TextState:
-        """The state with the rows of both states."""
+        """The state with the rows of both states, first those of `one`."""
         one, other = (self._aligned(text) for text in (one, other))
         return tf.nest.map_structure(lambda a, b: tf.concat([a, b], 0) if a.shape.rank else a, one, other)
 
     def _aligned(self, text: TextState) -> TextState:
         """The same state, in a form in which states can be joined.
 
-        All rows share the time of the history, and the position in the rings of the cache. Both are 0 in every aligned
-        state; the tensors of the rows change accordingly.
+        All rows of a state share the time of its history, and the position in the rings of its cache. States can be
+        joined if these are equal. So both become 0, and the tensors of the rows change accordingly.
         """
         last_seen, time = text.history
         history = History(tf.maximum(last_seen - time, NEVER), tf.zeros_like(time))
@@ -295,12 +299,14 @@ class Decoder:
         Args:
             with_alternatives: whether to compute the arrays of `Alternatives`.
             text: the state of the texts.
-            first: int32 `[B]`, how many tokens of each text were generated before.
+            first: int32 `[B]`, how many tokens of each text were generated before. They choose the random numbers, so
+                that a text does not depend on when it has joined the batch.
             limits: int32 `[B]`, most new tokens of each.
             sampling: the options, each `[B]`.
 
         Returns:
-            `(tokens [B, K], lengths [B], alternatives [B, K, ...], state)`. Without `with_alternatives`, their K is 0.
+            `(tokens [B, K], lengths [B], alternatives, state)`. `alternatives` are the three arrays of `Alternatives`,
+            each `[B, K, ...]`, or `[B, 0, ...]` without `with_alternatives`.
         """
         (batch,) = tf.unstack(tf.shape(limits))
         rows = tf.range(batch)
@@ -335,15 +341,15 @@ class Decoder:
         return self._cache.read(tokens, self._cache.initial_state(1))[0][0]
 
 
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")  # of `_OPTIONS`; the other options are integers
 _OPTIONS = tuple("seed" if name == "seeds" else name for name in Sampling._fields)  # attributes of a `Job`
 
 
 def _any_rows(tensor: Tensor) -> Any:
-    """The spec of a tensor with any number of rows. A scalar, which all rows share, has none."""
+    """The spec of a tensor like this one with any number of rows; of a scalar, which all rows share, a scalar."""
     return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)
 
 
 def _rows_of(text: TextState, rows: Tensor) -> TextState:
-    """The state with only the rows of these indices, int32 `[any]`."""
+    """The state with only the rows whose indices are in `rows`, int32 `[any]`."""
     return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows) if tensor.shape.rank else tensor, text)

@@ -1,4 +1,4 @@
-"""Exports models as SavedModels, which run without this library: they score, predict, write, translate or tag.
+"""Exports models as SavedModels, which run without this library: they score, predict, generate, translate or tag.
 
     export_saved_model(lm, "serving/my/1", vocab)       # TensorFlow Serving wants <name>/<version>/
     served = tf.saved_model.load("serving/my/1")
@@ -7,9 +7,10 @@
     served.score(tokens, labels, state)                                 # {"nll": ..., "state": ...}
 
 The memory is an argument and a result, so that a server keeps nothing between requests: to continue a text, a request
-passes on the memory that the last answer returned. For most models it is one float32 tensor `state`
-`[B, L, 2, H, M, D]`, keys and values in the order of time; other forms are in state.py. Every argument and every result
-has the batch first. Rows do not see each other, so that a batch can have rows of different sessions.
+passes on the memory that the last answer returned. It is one float32 tensor, `state`. For most models it is
+`[B, L, 2, H, M, D]`, keys and values in the order of time; other forms are in state.py. Apart from `batch_size`, every
+argument and every result has the batch as its first dimension. Rows do not affect each other, so that a batch can have
+rows of different texts.
 
 Shapes:
     B: batch      L: n_layer      H: n_head      M: mem_len      D: d_head
@@ -69,26 +70,29 @@ def export_saved_model(
     suppress_tokens: Sequence[int] | None = None,
     warmup: bool | None = None,
 ) -> None:
-    """Exports a model as a SavedModel. It takes ids and, with a vocabulary, text.
+    """Exports a model as a SavedModel, which takes ids and, with a vocabulary, text.
 
     `LanguageModelSignatures`, `TranslationSignatures` and `TaggingSignatures` describe the signatures. A wrong request
     gets an InvalidArgumentError, which names the argument.
 
     Args:
-        lm: language model, `Transformer`, or `Tagger`. A tagger with a network that is no `SentenceNetwork` takes ids
-            alone.
+        lm: language model, `Transformer`, or `Tagger`. A tagger with a network that is no `SentenceNetwork` takes the
+            inputs of its network and no text.
         directory: new or empty folder, without `[`, `]` and backslash in its path. It appears when it is complete.
-        vocab: `Vocab` of the model. A vocabulary of subwords needs tensorflow-text, and is left out without it. A
-            `Transformer` takes those of source and target. A `Tagger` takes those of its run: of tokens (for `Flat`
-            with words), of bigrams or forms, and of the lexicon, if it has one. `None` for ids alone.
+        vocab: `Vocab` of the model. For a `Transformer`, those of source and target. For a `Tagger`, those of its run:
+            of tokens (for `Flat`, of characters and words), of bigrams or forms, and of the lexicon, if it has one.
+            `None` for ids alone. Subwords need tensorflow-text. Without it, or if a vocabulary is a tokenizer.json, the
+            SavedModel takes ids alone, and a warning says so.
         weights: type in which the weights are stored, "float32", "float16" or "bfloat16". The model computes in the
             dtype of `lm`. The numbers in requests and answers are float32, also those of a float64 model.
-        top_n: number of tokens that `next` returns, by default 10, at most as many as the vocabulary has.
+        top_n: for a language model, the number of tokens that `next` returns, by default 10; at most as many as the
+            vocabulary has.
         max_tokens: most tokens of a row of a request, and most new ones. The default is 4096 for a language model,
             `max_len` for a `Transformer`, and `max_seq_len` for a `Tagger`.
-        max_rows: most rows of a request; by default as many as fit 512 MiB with one token each, see docs/serving.md.
-        start_token: id that an empty prompt continues. The default is the id of the end of a document or, if there is
-            none, of a line; without either, 0.
+        max_rows: most rows of a request; by default as many as fit 512 MiB with one token each, but at most 1024, see
+            docs/serving.md.
+        start_token: for a language model, the id that an empty prompt continues. The default is the id of the end of a
+            document or, if `vocab` has none, of a line; without either, 0.
         search: for a `Transformer`: `beam_size`, `n_best`, `length_penalty`, `max_new_tokens`, `allow_special`. By
             default the search is greedy, up to the lengths that the model has from its training (`target_lengths`).
         suppress_tokens: for a `Transformer`, ids that no target may contain. By default those of `<s>` and, with
@@ -97,7 +101,7 @@ def export_saved_model(
 
     Raises:
         ParameterError: no family has the class of the model, an argument is out of its range or of no use for the
-            model, or `directory` is not empty.
+            model, `directory` is not empty, or `warmup` is true without `tensorflow-serving-api`.
         OSError: `directory` cannot be written to.
     """
     if not isinstance(directory, (str, os.PathLike)):
@@ -129,13 +133,14 @@ def local_signatures(
     Args: see `export_saved_model`.
 
     Returns:
-        The `StoredModel`, whose `signatures()` are functions with default values.
+        The `StoredModel`. Its method `signatures` returns `{name: function}`; options that a call leaves out have
+        default values.
 
     Raises: as `export_saved_model`.
     """
     options = {"top_n": top_n, "search": search}
     served, make = _prepared(lm, "the server", vocab, options, weights, max_tokens, max_rows)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:  # the tables read their files at once, and need them no more
         return make(_tables(served, folder))
 
 
@@ -143,7 +148,7 @@ def _prepared(
     lm: Any, shown_as: str, vocab: Any, options: dict[str, Any], weights: str, max_tokens: int | None,
     max_rows: int | None,
 ) -> tuple[Served, Callable[..., StoredModel]]:  # fmt: skip
-    """Checks the options of a model that is to be served.
+    """Checks the options of a model that is to be served, and binds them to the class of its signatures.
 
     Args:
         lm, vocab, weights, max_tokens, max_rows: see `export_saved_model`.
@@ -152,7 +157,7 @@ def _prepared(
 
     Returns:
         `(served, make)`: how the model is served, and a function that makes its `StoredModel` from the tables of its
-        vocabularies. Vocabularies that no graph can use are left out of `served`.
+        vocabularies. If a graph cannot use one of the vocabularies, `served` has none.
 
     Raises:
         ParameterError: an option is out of its range or of no use for the model.
@@ -170,7 +175,7 @@ def _prepared(
 
 
 def _tables(served: Served, folder: str) -> dict[str, Any]:
-    """Writes the vocabularies to files in `folder`, and returns `{name: table}`. The tables refer to these files."""
+    """Writes the vocabularies to files in `folder`, and returns `{name: table}`, tables that refer to these files."""
     tables = {}
     for name, vocab in served.vocabs.items():
         path = os.path.join(folder, vocab_file(name, vocab.level))
@@ -198,13 +203,17 @@ def _can_serve_text(shown_as: str, vocabs: dict[str, Vocab]) -> bool:
 
 
 def _write(make: Callable[..., StoredModel], directory: str, served: Served, warmup: bool | None) -> None:
-    """Writes a SavedModel. After an error, `directory` is as before.
+    """Writes a SavedModel. It becomes `directory` when it is complete. After an error, `directory` is as before.
 
     Args:
         make: function of the tables of the vocabularies that returns the model.
         directory: a new or empty folder.
         served: contains the vocabularies.
         warmup: see `export_saved_model`.
+
+    Raises:
+        ParameterError: `directory` is not empty, or `warmup` is true without `tensorflow-serving-api`.
+        OSError: `directory` cannot be written to.
     """
     has_serving_api = is_installed("tensorflow_serving")
     if warmup and not has_serving_api:
@@ -244,7 +253,8 @@ def write_warmup(folder: str, signatures: dict[str, Any], values: dict[str, Any]
     Args:
         folder: folder of the file.
         signatures: `{name: graph}`.
-        values: `{argument: value}`, the value of all elements of an argument. Those of other arguments are zero.
+        values: `{argument: value}`, the value of all elements of an argument. The elements of other arguments are 0
+            or "". Every dimension that may have any size has the size 1.
     """
     # An extra, and slow to import. Type checkers do not see its classes, which are made at the import.
     from tensorflow_serving.apis import predict_pb2, prediction_log_pb2

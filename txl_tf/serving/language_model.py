@@ -2,7 +2,7 @@
 
 Shapes:
     B: batch      T: tokens of a request      n: top_n of `next`, or sequences of a prompt
-    N: tokens of the longest row of a result      S: stop strings      L: tokens of the longest one
+    N: tokens of the longest row of a result      S: stop strings of a row      L: tokens of the longest stop string
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> Reque
     """The largest request to a language model. Its size is an estimate of the arrays that its rows take.
 
     A row takes a fixed part (memory or window, scores of the vocabulary), and a part for every token that is read or
-    written.
+    generated.
     """
     network = lm.network
     first, *later = lm.softmax.bin_sizes
@@ -57,7 +57,8 @@ def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> Reque
     n_head, d_head, d_inner = (getattr(network, name, 0) for name in ("n_head", "d_head", "d_inner"))
     inner = 3 * d_inner if getattr(network, "activation", None) == "swiglu" else 2 * d_inner
     keys_and_values = 4 * network.n_layer * 2 * n_head * d_head  # bytes of a position
-    logits = first + len(later) + max(later, default=0)  # numbers: the first cluster, and the largest later one
+    # Logits of a token: the words of the first cluster, an entry for each later cluster, and the largest later cluster.
+    logits = first + len(later) + max(later, default=0)
     positions = network.mem_len + (lm.context_len if lm.has_window else 0)
     fixed = positions * keys_and_values + TOKEN_BYTES * network.n_token
     token_bytes = keys_and_values + 4 * (logits + inner)
@@ -72,7 +73,7 @@ def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> Reque
 def served_language_model(
     lm: LanguageModel, vocab: Vocab | None, *, top_n: int = 10, start_token: int | None = None
 ) -> Served:
-    """Returns the signatures, vocabularies and tokenizer with which a language model is exported.
+    """Returns how a language model is served: its signatures, vocabularies and tokenizer.
 
     Args:
         lm: the language model.
@@ -94,7 +95,7 @@ def served_language_model(
 
 
 class LanguageModelSignatures(StoredModel):
-    """The signatures of a served language model, and its weights as they are stored.
+    """The signatures of a served language model.
 
         initial_state(batch_size) -> state
         score(tokens [B, T], labels [B, T], state) -> nll [B, T], state
@@ -108,8 +109,8 @@ class LanguageModelSignatures(StoredModel):
 
     "sampling" stands for max_new_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty and
     repetition_window. These, `num_return_sequences`, `stop` and `stop_ids` have default values, which a server uses if
-    a request leaves them out. One row of such an argument stands for all rows of the request. By default, a model whose
-    vocabulary has a symbol for the end of documents stops there.
+    a request leaves them out. One row of such an argument stands for all rows of the request. By default, a text ends
+    with the symbol for the end of documents, if the model is served with a vocabulary that has one.
 
     Ids and numbers are int32; nll and log-probabilities are float32, in nats. `generate` does what `lm.generate` does,
     row by row. Its results have zeros after `lengths`. A `top_k` of 0 stands for all tokens. A row of length 0
@@ -166,7 +167,7 @@ class LanguageModelSignatures(StoredModel):
     }
 
     def signatures(self) -> dict[str, Any]:
-        """The graphs of the signatures by their names. Without a vocabulary, signatures that take text are left out."""
+        """The graphs of the signatures, `{name: graph}`. Without a vocabulary, signatures of text are left out."""
         tokens, state = self.specs
         lengths = tf.TensorSpec([None], tf.int32)
         stop_ids = tf.TensorSpec([None, None, None], tf.int32)
@@ -195,16 +196,16 @@ class LanguageModelSignatures(StoredModel):
     # --------------------------------------------------------------------------------------------------------- ids
 
     def initial_state(self, batch_size: Any) -> dict[str, tf.Tensor]:
-        """The state of new rows, before their first token."""
+        """The state of new rows, before their first token, `[B, ...]`. B is the sum of `batch_size`."""
         max_rows = self.limits.max_rows
-        # A server can join requests into a batch if `batch_size` has a 1 for every row. So it may have any shape.
+        # `batch_size` may have any shape. With [1, 1, 1] for three rows, a server can join requests along this axis.
         rows: Any = tf.reduce_sum(tf.cast(batch_size, tf.int64))
         valid = tf.reduce_all(batch_size >= 0) & (rows <= max_rows)
         rows = checked([Check(valid, f"batch_size must lie between 0 and {max_rows}", batch_size)], rows)
         return {"state": self.state.initial(tf.cast(rows, tf.int32))}
 
     def score(self, tokens: tf.Tensor, labels: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The nll of each of the `labels`, `[B, T]`, and the state after the `tokens`. Labels are the next tokens."""
+        """The nll `[B, T]` of each of the `labels`, the tokens that follow `tokens`, and the state after `tokens`."""
         labels_have_shape = same_shape("labels", labels, "tokens", tokens)
         known_labels = in_vocabulary("labels", labels, self.lm.network.n_token)
         checks = [*self._checks_of_segment(tokens, state, labels_have_shape), known_labels]
@@ -213,7 +214,10 @@ class LanguageModelSignatures(StoredModel):
         return {"nll": self._nll(hidden, labels), "state": state}
 
     def next(self, tokens: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The `top_n` most likely tokens after the `tokens` of each row, `[B, n]`, and the state after `tokens`."""
+        """The `top_n` most likely tokens after the `tokens` of each row.
+
+        Returns their `log_probs` and `ids`, both `[B, n]`, the most likely token first, and the `state` after `tokens`.
+        """
         tokens, state = checked(self._checks_of_segment(tokens, state), tokens, state)
         hidden, state = tf.cond(
             tf.shape(tokens)[1] == 1,
@@ -241,7 +245,7 @@ class LanguageModelSignatures(StoredModel):
     # -------------------------------------------------------------------------------------------------------- text
 
     def score_text(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The nll of every token of texts, 0 for the first; the tokens as strings; and their number."""
+        """The nll of every token of texts, 0 for the first; the tokens as strings; and their numbers."""
         return self._scores(*self._encode(text), [])
 
     def score_lines(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -259,10 +263,13 @@ class LanguageModelSignatures(StoredModel):
         return self._scores(*self._encode(line), line_start_ids(vocab))
 
     def _scores(self, ids: tf.Tensor, lengths: tf.Tensor, start: list[int]) -> dict[str, tf.Tensor]:
-        """The results of `score_text` for texts of ids `[B, N]` and lengths `[B]`, each read after the ids `start`."""
+        """The results of `score_text` for texts of ids `[B, N]` and lengths `[B]`, each read after the ids `start`.
+
+        The ids `start` have no results. Without them, the nll of the first token of a text is 0.
+        """
         batch, n = tf.unstack(tf.shape(ids))
         tokens = tf.concat([tf.tile(tf.constant([start], tf.int32), [batch, 1]), ids], 1)
-        n_missing = tf.maximum(2 - len(start) - n, 0)  # there must be a token to read and one to predict
+        n_missing = tf.maximum(2 - len(start) - n, 0)  # `_next_nll` needs a token to read and one to predict
         nll = self._nll_of_texts(tf.pad(tokens, [[0, 0], [0, n_missing]]))[:, len(start) :][:, :n]
         inside = tf.sequence_mask(lengths, n)
         symbols = tf.where(inside, self.text.spell(ids), "")
@@ -289,7 +296,7 @@ class LanguageModelSignatures(StoredModel):
         longest = tf.shape(texts.tokens)[-1]
         strings = self.text.decode(tf.reshape(texts.tokens, [-1, longest]), tf.reshape(texts.lengths, [-1]))
         if self.text.vocab.level == "subword":
-            # The last subword may contain bytes after the stop string. Tokens of other levels end with it.
+            # The last subword may contain bytes after the stop string: remove them. Other tokens end with the string.
             sizes = tf.strings.length(strings) - tf.reshape(texts.excess, [-1])
             strings = tf.strings.substr(strings, tf.zeros_like(sizes), sizes)
         return tf.reshape(strings, shape)
@@ -325,7 +332,7 @@ class LanguageModelSignatures(StoredModel):
     def _checks_of_segment(self, tokens: tf.Tensor, state: tf.Tensor, *checks: Check) -> list[Check]:
         """The checks of a request with `tokens` and a `state`, in the order in which they are reported.
 
-        First the size of the request, then `checks`, then the rows and numbers of the state, and last the ids.
+        They are: the size of the request, `checks`, the rows and numbers of the state, and the ids.
         """
         return [
             *self.limits.size_checks("tokens", tokens),

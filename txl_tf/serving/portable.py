@@ -52,7 +52,8 @@ from txl_tf.vanilla.transformer import Transformer
 
 FORMATS = ("onnx", "tflite")
 OPSET = 17  # version of ONNX's operations
-ITEMS = 2  # items of a lattice (characters and words) for each character: a longer lattice does not fit
+# The arrays of a lattice have room for `ITEMS * length` items (characters and words). A longer lattice does not fit.
+ITEMS = 2
 
 logger = logging.getLogger("txl_tf")
 
@@ -75,7 +76,7 @@ class Portable(NamedTuple):
 
 @known_names
 def check_output(directory: str, format: str) -> None:
-    """Checks what needs no model.
+    """Checks the arguments of an export that can be checked without the model.
 
     Raises:
         ParameterError: the format does not exist, a package is missing, or `directory` is not empty.
@@ -99,7 +100,7 @@ def export_portable(
     length: int = 16,
     source_length: int | None = None,
 ) -> str:
-    """Exports a model to ONNX or TFLite, see the module. After an error, `directory` is as before.
+    """Exports a model to ONNX or TFLite, see the module. An error removes `directory`, unless it existed before.
 
     Args:
         model: language model, `Transformer`, or `Tagger` with a `SentenceNetwork`, in float32.
@@ -114,8 +115,8 @@ def export_portable(
         The path of the model.
 
     Raises:
-        ParameterError: an argument is out of its range or of no use for the model, a package is missing, the model is
-            not float32, or `directory` is not empty.
+        ParameterError: an argument is out of its range or of no use for the model, a package is missing or too old, the
+            format has no operations for the model, the model is not float32, or `directory` is not empty.
         OSError: `directory` cannot be written to.
     """
     directory = os.fspath(directory)
@@ -165,11 +166,11 @@ def _described(spec: Any) -> dict[str, Any]:
 
 
 def _portable(model: Any, vocab: Any, batch_size: int, length: int, source_length: int | None) -> Portable:
-    """Returns a model of any family as a function of arrays.
+    """Returns a language model, an encoder-decoder or a tagger of sentences as a function of arrays.
 
     Raises:
         ParameterError: a length is out of range or of no use for the model, the vocabularies are wrong, or the model is
-            a tagger with a network of another kind.
+            another one, such as a tagger with a network that is no `SentenceNetwork`.
     """
     family, *_ = families_of_model(model)
     if source_length is not None and not isinstance(model, Transformer):
@@ -196,7 +197,10 @@ def _vocabs_by_name(names: Sequence[str], vocabs: list[Vocab]) -> dict[str, Voca
 
 
 def _of_language_model(lm: Any, vocabs: list[Vocab], batch_size: int, length: int) -> Portable:
-    """The function of a language model. Its memory is an input and an output for each layer; a window has none."""
+    """The function of a language model. The memory of each layer is an input and an output.
+
+    A model with a window has no memory: its segment is the beginning of a text.
+    """
     network = lm.network
     if lm.has_window:
         _check_length("length", length, lm.context_len)
@@ -207,7 +211,7 @@ def _of_language_model(lm: Any, vocabs: list[Vocab], batch_size: int, length: in
 
     def function(tokens: tf.Tensor, **mems: tf.Tensor) -> dict[str, tf.Tensor]:
         given = [mems[name] for name in memories] if memories else lm.initial_mems(batch_size)
-        log_probs, new_mems = lm(tokens, given)
+        log_probs, new_mems = lm(tokens, given)  # [B, T, N]
         outputs = {f"new_{name}": mem for name, mem in zip(memories, new_mems, strict=bool(memories))}
         return {"log_probs": log_probs, **outputs}
 
@@ -248,7 +252,7 @@ def _of_tagger(tagger: Any, vocabs: list[Vocab], batch_size: int, length: int) -
 
 
 def _check_length(name: str, length: int, max_length: int) -> None:
-    """Raises ParameterError, for the argument `name`, if the model reads fewer tokens than `length`."""
+    """Raises ParameterError, for the argument `name`, if `length` is more than the model can read."""
     if length > max_length:
         raise ParameterError(name, length, f"at most {max_length}, the longest that the model reads")
 
@@ -264,6 +268,7 @@ def to_onnx(portable: Portable) -> tuple[bytes, dict[str, Any]]:
     specs = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in portable.inputs.items()]
 
     def by_position(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        """`portable.function` with positional arguments, as tf2onnx calls it."""
         return portable.function(**dict(zip(names, tensors, strict=True)))
 
     graph = tf.function(by_position, input_signature=specs, autograph=False)
@@ -293,7 +298,7 @@ def to_tflite(portable: Portable) -> tuple[bytes, dict[str, Any]]:
     specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in portable.inputs.items()}
     graph = tf.function(portable.function, autograph=False).get_concrete_function(**specs)
     holder: Any = tf.Module()
-    holder.weights = list(graph.graph.variables)
+    holder.weights = list(graph.graph.variables)  # a SavedModel must contain the variables of its signatures
     with tempfile.TemporaryDirectory() as folder, _quiet():
         tf.saved_model.save(holder, folder, signatures=graph)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder)
@@ -303,7 +308,7 @@ def to_tflite(portable: Portable) -> tuple[bytes, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """In this block, the converters log only errors, and what Python prints to stderr is dropped."""
+    """In this block, the converters log only errors, and text that Python code prints to stderr is dropped."""
     loggers = [logging.getLogger(name) for name in ("tf2onnx", "absl", "tensorflow")]
     levels = [library_logger.level for library_logger in loggers]
     for library_logger in loggers:

@@ -1,4 +1,4 @@
-"""Requests to a served model: checks of their arguments and of their size; and the stored weights of the model.
+"""Requests to a served model: checks of their arguments and of their size; and `StoredModel`, which has the weights.
 
 Shapes:
     B: batch, rows of a request      T: tokens of a row
@@ -18,8 +18,8 @@ import tensorflow as tf
 REQUEST_BYTES = 512 * 2**20
 MAX_ROWS = 1024  # most rows of a request to a model with small rows
 TEXT_BYTES = 64  # about how many bytes of arrays a byte of text takes: words and their positions
-LETTERS = {"stop": "BS", "stop_ids": "BSL"}  # names of the dimensions of arguments in messages
-OTHER_LETTERS = "BTMHDX"  # those of the dimensions of any other argument
+LETTERS = {"stop": "BS", "stop_ids": "BSL"}  # a letter for each dimension of an argument, for messages
+OTHER_LETTERS = "BTMHDX"  # the letters for the dimensions of any other argument
 
 
 class Check(NamedTuple):
@@ -28,8 +28,8 @@ class Check(NamedTuple):
     Attributes:
         condition: bool tensor of any shape.
         message: what must be the case, such as "text must have 1 row"; or a function that returns this text.
-        value: the value to report; or a function that returns it. Such a function is traced, but what it computes runs
-            only if a condition is false.
+        value: the value to report; or a function that returns it. Functions are traced, but their operations run only
+            if a condition is false.
     """
 
     condition: Any
@@ -40,8 +40,8 @@ class Check(NamedTuple):
 def checked(checks: list[Check], *tensors: Any) -> Any:
     """Adds checks to the graph, and returns `tensors`, which have values only if all checks hold.
 
-    If a check fails, the graph raises an InvalidArgumentError with the message of the first check that fails. The graph
-    has one condition for all checks, because one for each would take more time.
+    If checks fail, the graph raises an InvalidArgumentError with the message of the first of them. The graph has one
+    `tf.cond` for all checks, because one for each would take more time.
 
     Args:
         checks: the checks.
@@ -60,7 +60,7 @@ def checked(checks: list[Check], *tensors: Any) -> Any:
             value = check.value() if callable(check.value) else check.value
             with tf.control_dependencies(done):
                 shown = [tf.strings.join([message, ", got"]), tf.strings.as_string(value)]
-                done = [tf.debugging.Assert(holds, shown, summarize=8)]  # a whole shape
+                done = [tf.debugging.Assert(holds, shown, summarize=8)]  # up to 8 numbers, more than a shape has
         with tf.control_dependencies(done):
             return tf.constant(False)
 
@@ -77,23 +77,26 @@ def in_vocabulary(name: str, ids: Any, n_token: int, least: int = 0) -> Check:
 
 
 def finite(name: str, x: tf.Tensor) -> Check:
-    """A check that the sum of all numbers is finite, so that all of them are. The sum needs no copy of `x`."""
+    """A check that the sum of all numbers is finite, so that all of them are. The sum needs no copy of `x`.
+
+    Finite numbers whose sum overflows are refused, too.
+    """
     message = f"{name} must hold finite numbers"
     find_bad = functools.partial(_not_finite, x)
     return Check(tf.math.is_finite(tf.reduce_sum(x)), message, find_bad)
 
 
 def _not_finite(x: tf.Tensor) -> tf.Tensor:
-    """The first number that is not finite, `[1]`; `[0]` if there is none."""
+    """The first number that is not finite, as a tensor of one number; an empty tensor if there is none."""
     return tf.boolean_mask(x, tf.logical_not(tf.math.is_finite(x)))[:1]
 
 
 def padded_at_the_end(name: str, ids: Any) -> Check:
     """A check that in every row of ids `[B, T]`, all padding, id 0, comes after all other ids."""
     padding = tf.cast(ids == 0, tf.int32)
-    gap = tf.reduce_any(padding[:, 1:] < padding[:, :-1], 1)
+    has_gap = tf.reduce_any(padding[:, 1:] < padding[:, :-1], 1)  # [B], whether an id follows padding
     message = f"{name} must have padding, id 0, only at the end of a row"
-    return Check(~gap, message, lambda: tf.boolean_mask(ids, gap)[:1])
+    return Check(~has_gap, message, lambda: tf.boolean_mask(ids, has_gap)[:1])
 
 
 def same_rows(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
@@ -112,8 +115,8 @@ class RequestLimits:
     """The largest size of a request: the number of its rows, times the bytes of its longest row.
 
     Args:
-        row_bytes: function of `(tokens, new_tokens=0)`, ints or int64 tensors. It returns the bytes of a row that reads
-            `tokens` and writes `new_tokens`.
+        row_bytes: function of `(tokens, new_tokens=0)`, ints or int64 tensors. It estimates how many bytes the arrays
+            take for a row that reads `tokens` and generates `new_tokens`.
         max_rows: most rows. `None` stands for as many rows of one token as fit `REQUEST_BYTES`, but from 1 to
             `MAX_ROWS`.
         max_tokens: most tokens of a row, and most new ones.
@@ -122,7 +125,7 @@ class RequestLimits:
 
     Attributes:
         max_bytes: most bytes of a request: `REQUEST_BYTES`, or more if a single row of `longest` tokens, or `max_rows`
-            rows that read one token and write none, need more.
+            rows that read one token and generate none, need more.
     """
 
     def __init__(
@@ -141,14 +144,14 @@ class RequestLimits:
         self.max_bytes = max(REQUEST_BYTES, row_bytes(longest, longest), self.max_rows * row_bytes(1))
 
     def row_checks(self, name: str, rows: Any) -> list[Check]:
-        """Checks of the number of rows of an argument."""
+        """Checks that an argument has at least one row and at most `max_rows` rows."""
         return [
             Check(rows >= 1, f"{name} must have at least 1 row", rows),
             Check(rows <= self.max_rows, f"{name} must have at most {self.max_rows} rows", rows),
         ]
 
     def size_check(self, name: str, rows: Any, tokens: Any, new_tokens: Any = 0) -> Check:
-        """A check that a request takes at most `max_bytes`.
+        """A check that the rows of a request, each as large as the largest, take at most `max_bytes`.
 
         Args:
             name: name of the argument, for the message.
@@ -165,7 +168,7 @@ class RequestLimits:
         return Check(tf.cast(rows, tf.int64) <= most_rows, message, rows)
 
     def size_checks(self, name: str, ids: Any, new_tokens: Any = 0) -> list[Check]:
-        """Checks of the size of a request with the argument `ids`, whose first dimensions are B and T."""
+        """Checks of the rows, the tokens of a row, and the size of a request with the argument `ids`, `[B, T, ...]`."""
         rows, length = tf.unstack(tf.shape(ids)[:2])
         message = f"{name} must be 1 to {self.max_tokens} a row"
         return [
@@ -175,7 +178,10 @@ class RequestLimits:
         ]
 
     def checked_text(self, name: str, text: tf.Tensor) -> tf.Tensor:
-        """Adds checks of the rows and bytes of `text` `[B]`, and returns it. Call it before the text becomes tokens."""
+        """Adds checks of the rows and bytes of `text` `[B]` to the graph, and returns `text`.
+
+        Call it before the text becomes tokens, which take far more memory.
+        """
         n_bytes = tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64))
         max_bytes = self.max_bytes // TEXT_BYTES
         size = Check(n_bytes <= max_bytes, f"{name} must have at most {max_bytes} bytes in all rows", n_bytes)
@@ -183,16 +189,19 @@ class RequestLimits:
 
 
 def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Adds checks that tensors have the shapes of their `specs`: a server passes on any shape that a client sends.
+    """Adds checks to the graph that tensors have the shapes of their `specs`.
+
+    They are needed because TensorFlow Serving passes on any shape that a client sends.
 
     Args:
         specs: `{argument: spec}`. An argument whose spec has no rank may have any shape.
         tensors: `{argument: tensor}`.
 
     Returns:
-        `tensors`, with static shapes.
+        `tensors`, with the static shapes of their specs.
     """
-    # The placeholders have no static shapes. Otherwise TensorFlow would take the rank from `specs`, not the request.
+    # The placeholders have no static shapes. Otherwise `tf.size(shape)` would be a constant, the rank in `specs`, and
+    # the check would not see the rank in the request.
     unknown = {name: tf.compat.v1.placeholder_with_default(x, None) for name, x in tensors.items()}
     checks = []
     for name, spec in specs.items():
@@ -203,7 +212,7 @@ def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor])
         sizes = tf.constant([-1 if size is None else size for size in spec.shape], tf.int32)
         valid = tf.size(shape) == rank
         if any(size is not None for size in spec.shape):  # as in a state, where only the batch may vary
-            valid &= tf.reduce_all((tf.pad(shape, [[0, rank]])[:rank] == sizes) | (sizes < 0))
+            valid &= tf.reduce_all((tf.pad(shape, [[0, rank]])[:rank] == sizes) | (sizes < 0))  # `shape` may be shorter
         letters = [
             letter if size is None else str(size)
             for letter, size in zip(LETTERS.get(name, OTHER_LETTERS), spec.shape, strict=False)
@@ -214,16 +223,17 @@ def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor])
 
 
 class StoredModel:
-    """A model that is exported, with a copy of its weights. A subclass defines the signatures.
+    """A model that is exported or served, with a copy of its weights. A subclass defines the signatures.
 
     Args:
         model: the model.
-        weights: type in which the weights are stored, of `WEIGHT_TYPES`.
+        weights: type in which the weights are stored, one of `WEIGHT_TYPES`.
 
     Attributes:
+        stored: the copies of the weights, variables in the order of `model.weights`.
         resources: `tf.Module` with everything that the signatures refer to. It is saved instead of the model.
         limits: how large a request may be.
-        warmup_values: see `write_warmup`.
+        warmup_values: `{argument: value}` for warm-up requests, see `write_warmup`.
     """
 
     limits: RequestLimits
@@ -236,16 +246,16 @@ class StoredModel:
         self.resources.weights = self.stored
 
     def signatures(self) -> dict[str, Any]:
-        """The graphs of the signatures by their names, see `concrete`."""
+        """The graphs of the signatures, `{name: graph}`, see `concrete`."""
         raise NotImplementedError
 
     def _as_stored(self) -> keras.StatelessScope:
-        """A scope in which the model computes with the stored weights."""
+        """A scope in which the model computes with the stored weights, cast to the dtypes of its own weights."""
         pairs = zip(self.model.weights, self.stored, strict=True)
         return keras.StatelessScope([(weight, tf.cast(stored, weight.dtype)) for weight, stored in pairs])
 
     def shared(self, function: Callable, *specs: Any) -> Callable:
-        """Makes one graph of a function. If several signatures call it, it is saved and loaded only once.
+        """Makes one graph of a function. If several signatures call the graph, it is saved and loaded only once.
 
         Args:
             function: function of tensors. In the graph, the model computes with the stored weights.
@@ -262,6 +272,8 @@ class StoredModel:
         self, arguments: dict[Any, dict[str, tf.TensorSpec]], defaults: dict[str, tf.Tensor] | None = None
     ) -> dict[str, Any]:
         """Makes graphs of functions, which check that the arguments have the shapes of their specs.
+
+        In the graphs, the model computes with the stored weights. Results in float64 become float32.
 
         Args:
             arguments: `{function: {argument: spec}}`.

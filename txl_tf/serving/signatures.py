@@ -1,6 +1,7 @@
-"""The register of signatures. The record of a family names the signatures of its models, see `Family.signatures`.
+"""The register of signatures: for each name of signatures, the function that says how a model is served with them.
 
-The modules that define signatures register them here when they are imported.
+The record of a family contains the name of its signatures, see `Family.signatures`. The modules that define signatures
+register them when they are imported.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class Served(NamedTuple):
 
     Attributes:
         signatures: function of `(model, {name: table})` with the keyword arguments `weights`, `max_tokens` and
-            `max_rows`. It returns the `StoredModel`.
+            `max_rows`, see `export_saved_model`. It returns the `StoredModel`.
         vocabs: `{name: vocabulary}` of the vocabularies that text is read and written with; empty if the signatures
             take only ids.
-        table: function of `(vocabulary, path of its file)` that returns its table in a graph.
+        table: function of `(vocabulary, path of its file)` that returns the vocabulary as a table of a graph.
         longest: most tokens of a row that the model takes; `None` for any number.
     """
 
@@ -36,13 +37,13 @@ class Served(NamedTuple):
 
 
 class _Server(NamedTuple):
-    """The function that `serves` decorates, and what models it is for."""
+    """An entry of the register."""
 
-    described: str
-    serve: Callable[..., Served]
+    described: str  # what the models are, for messages
+    serve: Callable[..., Served]  # the function that `serves` decorates
 
 
-_SERVERS: dict[str, _Server] = {}  # by the name of the signatures
+_SERVERS: dict[str, _Server] = {}  # the register, by the names of the signatures
 
 
 def serves(name: str, described: str) -> Callable[[Callable[..., Served]], Callable[..., Served]]:
@@ -64,12 +65,13 @@ def serves(name: str, described: str) -> Callable[[Callable[..., Served]], Calla
 
 
 def served_model(model: keras.Model, vocab: Vocab | Sequence[Vocab] | None, options: dict[str, Any]) -> Served:
-    """How a model is served.
+    """Returns how a model is served, from the function that is registered for the signatures of its family.
 
     Args:
         model: the model.
         vocab: its vocabularies, see `export_saved_model`.
-        options: options that only some models have, `{name: value}`. `None` counts as not given.
+        options: options of `export_saved_model` that only some models have, `{name: value}`. `None` counts as not
+            given.
 
     Raises:
         ParameterError: no family has the class of the model, its signatures are not registered, an option is of no use

@@ -1,7 +1,7 @@
 """The state of a served language model: one float32 tensor, which an answer contains and the next request passes on.
 
-There are three classes with the same methods: for a memory of keys and values, for a memory of hidden states, and for a
-window.
+There are three classes with the same methods: `ServedMemory` for keys and values, `ServedHiddenStates` for hidden
+states, and `ServedWindow` for models with absolute positions.
 
 Shapes:
     B: batch      T: tokens of a request      L: n_layer      H: n_head      M: mem_len      D: d_head
@@ -20,8 +20,8 @@ from txl_tf.language.window import WindowState
 from txl_tf.serving.request import Check, checked
 from txl_tf.transformer_xl.cache import CachedState, cached_forward, initial_state, precompute, state_from
 
-# The number of tokens that a row has read is an int32, which wraps around. The state contains its bits as COUNT_DIGITS
-# numbers below COUNT_BASE, which float32 stores exactly.
+# The number of tokens that a row has read is an int32, which wraps around. float32 cannot store all int32 numbers
+# exactly, but all integers below COUNT_BASE. So the state contains the number as COUNT_DIGITS digits in this base.
 COUNT_BASE = 1 << 16
 COUNT_DIGITS = 2
 
@@ -29,17 +29,21 @@ COUNT_DIGITS = 2
 class ServedMemory:
     """The memory of Transformer-XL as keys and values, the oldest first.
 
+    Args:
+        lm: the language model.
+        weights: type in which `position_keys` are stored, see `export_saved_model`.
+
     Attributes:
-        shape: shape of a row of the state, `[L, 2, H, M, D]`. If the position scheme turns keys by the number of their
-            token, it is `[X]`: the same numbers, and then the number of tokens that were read, as `COUNT_DIGITS`
-            numbers.
-        position_keys: position keys for a single token, stored in the type `weights`. To compute them again for every
-            token would take most of the time.
+        shape: shape of a row of the state, `[L, 2, H, M, D]`. If the position scheme rotates keys by the number of
+            their token, it is `[X]`: the same numbers, and then the number of tokens that were read, in `COUNT_DIGITS`
+            digits.
+        position_keys: for each layer that has them, the position keys for a segment of a single token. They are stored,
+            because to compute them again for every token would take most of the time.
     """
 
     def __init__(self, lm: LanguageModel, weights: str):
         network = lm.network
-        klen = network.mem_len + 1
+        klen = network.mem_len + 1  # keys of a token: the memory and the token itself
         self.network = network
         self.dtype = lm.compute_dtype
         self.model = lm.outputs
@@ -57,7 +61,7 @@ class ServedMemory:
         return self._pack(initial_state(self.network, rows))
 
     def read_text(self, tokens: tf.Tensor) -> tf.Tensor:
-        """Hidden states `[B, T, d_model]` of whole texts, which begin with an empty memory."""
+        """Hidden states `[B, T, d_model]` of whole texts, read as one segment after an empty memory."""
         network = self.network
         rows, length = tf.unstack(tf.shape(tokens))
         state = initial_state(network, rows, length)
@@ -69,9 +73,9 @@ class ServedMemory:
         return self._read(precompute(self.network, length), tokens, state, length)
 
     def read_token(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Hidden states `[B, 1, d_model]` of one token per row, and the state after it.
+        """The result of `read` for one token per row, hidden states `[B, 1, d_model]` and the state.
 
-        It uses the stored position keys.
+        Uses the stored position keys.
         """
         weights = precompute(self.network)
         if self.position_keys:
@@ -121,7 +125,7 @@ class ServedMemory:
 
 
 class ServedHiddenStates:
-    """The memory of a model that has no cached keys and values: hidden states.
+    """The memory of a model that cannot cache keys and values: hidden states, the oldest first.
 
     Attributes:
         shape: shape of a row of the state, `[L, M, d_model]`.
@@ -153,7 +157,8 @@ class ServedHiddenStates:
 class ServedWindow:
     """The window of a language model with absolute positions, see `txl_tf.language.window`.
 
-    When the window is full, a part of its tokens is read again as the beginning of a new window.
+    When the window is full and another token comes, the model reads the last part of the window again, as the beginning
+    of a new window.
 
     Attributes:
         shape: shape of a row of the state, `[X]`: the keys and values of every layer, the tokens of the window, and
@@ -188,7 +193,7 @@ class ServedWindow:
     read_token = read
 
     def _unpack(self, state: Any) -> WindowState:
-        """The state in the form of the cache. Adds to the graph checks of the tokens and their number."""
+        """The state in the form of the cache. Adds to the graph checks of the tokens and of their number."""
         *keys_and_values, tokens, length = tf.split(state, self.sizes, 1)
         message = "state must be one that this model returned"
         checks = [
@@ -212,10 +217,10 @@ class ServedWindow:
 
 
 def _are_integers(x: tf.Tensor, most: int) -> tf.Tensor:
-    """Whether numbers of a request are integers from 0 to `most`, bool of the shape of `x`."""
+    """Whether each number of `x` is an integer from 0 to `most`: bool of the shape of `x`."""
     return (x >= 0) & (x <= most) & (x == tf.floor(x))
 
 
 def _rings(state: CachedState | WindowState) -> list[Any]:
-    """The keys and values of all layers: keys of layer 0, values of layer 0, keys of layer 1, ..."""
+    """The keys and values of all layers in one list: keys of layer 0, values of layer 0, keys of layer 1, ..."""
     return [ring for pair in zip(state.keys, state.values, strict=True) for ring in pair]

@@ -1,4 +1,4 @@
-"""Vocabularies of subwords as graphs. TensorFlow Serving has the SentencePiece operation of TensorFlow Text."""
+"""Vocabularies of subwords as graphs. TensorFlow Serving contains TensorFlow Text's operation for SentencePiece."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SubwordTokenizer(tf.Module):
 
     Args:
         vocab: the vocabulary.
-        path: path of its file, which becomes an asset of the SavedModel. The graph does not read it: SentencePiece's
-            operation contains the model itself.
+        path: path of its file, which becomes an asset of the SavedModel. The graph does not read this file: it contains
+            the SentencePiece model itself.
     """
 
     def __init__(self, vocab: SubwordVocab, path: str):
@@ -47,7 +47,9 @@ class SubwordTokenizer(tf.Module):
     def _split(self, text: tf.Tensor, separators: list[str]) -> Any:
         """The ids of every string of `text` `[B]`: int32 ragged `[B, None]`.
 
-        SentencePiece does not know the separators: a string is cut at them, and their ids are put between the parts.
+        SentencePiece does not know the separators. So each string is cut at the first of `separators`, its parts are
+        split with the other separators, and the ids of the separator are put between them. A separator that the
+        vocabulary lacks stays in the text.
         """
         if not separators:
             return self.tokenizer.tokenize(text)
@@ -56,13 +58,13 @@ class SubwordTokenizer(tf.Module):
         if ids is None:
             return self._split(text, other_separators)
         parts: Any = tf.strings.split(text, separator)  # [B, parts]
-        pieces = self._split(parts.flat_values, other_separators)
+        pieces = self._split(parts.flat_values, other_separators)  # [all parts, ids]
         after = RaggedTensor.from_tensor(tf.tile(tf.constant([ids], tf.int32), [pieces.nrows(), 1]))
         joined = parts.with_flat_values(tf.concat([pieces, after], 1)).merge_dims(1, 2)
         return joined[:, : -len(ids)]  # no separator follows the last part
 
     def stop_units(self, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The units of stop strings `[B, S]`, which are their bytes, see `GraphTokenizer.stop_units`."""
+        """The units of stop strings `[B, S]`, and their numbers, see `GraphTokenizer.stop_units`. Units are bytes."""
         rows, count = tf.unstack(tf.shape(stop))
         flat = read_text(self.vocab, tf.reshape(stop, [-1]))
         lengths = tf.strings.length(flat)
@@ -75,13 +77,14 @@ class SubwordTokenizer(tf.Module):
         """`SubwordVocab.decode` of every row of `ids` `[B, N]` up to its length: string `[B]`."""
         pieces = RaggedTensor.from_tensor(tf.gather(tf.constant(self.vocab.token_bytes), ids), lengths)
         text = tf.strings.unicode_transcode(tf.strings.reduce_join(pieces, -1), "UTF-8", "UTF-8")
+        # Such a model puts a space before each line, which is not part of the text.
         return tf.strings.regex_replace(text, "(?m)^ ", "") if self.vocab.adds_space else text
 
     def spell(self, ids: tf.Tensor) -> tf.Tensor:
-        """The names of the pieces with the ids `ids`, of any shape."""
+        """The names of the pieces with these ids: strings of the shape of `ids`, which may be any."""
         return tf.gather(tf.constant(self.vocab.symbols), ids)
 
 
 def tokenizer_of(vocab: Vocab, path: str) -> GraphTokenizer | SubwordTokenizer:
-    """A vocabulary of any level as a graph. Arguments: see `GraphTokenizer`."""
+    """A vocabulary of any level as a graph. For the arguments, see `GraphTokenizer`."""
     return SubwordTokenizer(vocab, path) if isinstance(vocab, SubwordVocab) else GraphTokenizer(vocab, path)

@@ -1,4 +1,8 @@
-"""Vocabularies as tables of a graph, which turn text into ids and back inside a SavedModel."""
+"""Vocabularies as tables of a graph, which turn text into ids and back inside a SavedModel.
+
+Shapes:
+    B: batch      N: tokens of the longest row      C: tokens of all rows      S: stop strings      L: their longest
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ WHITE_SPACE = UNICODE_SPACE[:-1] + "\t-\r ]"
 
 
 def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: str) -> dict[str, Vocab]:
-    """Names vocabularies, and checks their sizes.
+    """Gives vocabularies names, and checks their sizes.
 
     Args:
         vocabs: the vocabularies.
@@ -34,7 +38,7 @@ def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: s
         `{name: vocabulary}`.
 
     Raises:
-        ParameterError: there are more or fewer vocabularies than `sizes`, or one has another size.
+        ParameterError: there are more or fewer vocabularies than `sizes`, or one has another size than in `sizes`.
     """
     if len(vocabs) != len(sizes):
         message = f"vocab must be [{', '.join(sizes)}] for {model}, got {len(vocabs)} of them"
@@ -49,7 +53,7 @@ def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: s
 
 def check_utf8(name: str, text: tf.Tensor) -> Check:
     """A check that all strings of `text` `[B]` are UTF-8. Its message calls them `name`."""
-    valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8") == text  # other bytes become U+FFFD
+    valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8") == text  # it replaces other bytes by U+FFFD
     first_bad_row = tf.strings.as_string(tf.where(~valid)[:1, 0])
     return Check(valid, f"{name} must be UTF-8 in every row", tf.strings.join(["other bytes in row ", first_bad_row]))
 
@@ -57,7 +61,7 @@ def check_utf8(name: str, text: tf.Tensor) -> Check:
 def read_text(vocab: Vocab, text: tf.Tensor) -> tf.Tensor:
     """Texts in the form that a vocabulary reads: plain text without byte order marks, and with "\\n" as line ends.
 
-    If the vocabulary reads other than plain text, the texts are not changed.
+    Texts for a vocabulary of bytes, or one with `raw_text`, are not changed.
     """
     if not vocab.has_plain_text:
         return text
@@ -74,11 +78,11 @@ def _table_of_lines(path: str, by_symbol: bool = True) -> tf.lookup.TextFileInit
 
 
 class GraphTokenizer(tf.Module):
-    """A `Vocab` as a graph.
+    """A `Vocab` of words, characters or bytes as a graph.
 
     Args:
         vocab: the vocabulary.
-        path: path of its file, which becomes an asset.
+        path: path of its file, which becomes an asset of the SavedModel.
     """
 
     def __init__(self, vocab: Vocab, path: str):
@@ -89,7 +93,7 @@ class GraphTokenizer(tf.Module):
         self.symbols = tf.lookup.StaticHashTable(self._initializer(path, by_symbol=False), "")
 
     def _initializer(self, path: str, by_symbol: bool) -> Any:
-        """The content of the table from symbols to ids or, unless `by_symbol`, from ids to symbols."""
+        """The content of a table: from symbols to ids or, unless `by_symbol`, from ids to symbols."""
         if self.vocab.level == "word":
             return _table_of_lines(path, by_symbol)
         # A newline may be a symbol, so a line of the file is not always a symbol.
@@ -118,7 +122,10 @@ class GraphTokenizer(tf.Module):
         return symbols.with_flat_values(checked(checks, ids))
 
     def _check_known(self, name: str, known: Any, strings: Any) -> Check:
-        """A check that the vocabulary has all `strings`, as `known` says. The message calls the argument `name`."""
+        """A check that `known`, bool for each of `strings`, is true: the vocabulary has the symbols of this string.
+
+        The message calls the argument `name`.
+        """
         message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
         return Check(known, message, lambda: strings[~known][:1])
 
@@ -129,14 +136,15 @@ class GraphTokenizer(tf.Module):
             `(units, lengths)`: int32 `[B, S, L]`, padded with -1, and int32 `[B, S]`. The length of "", which is no
             stop string, is 0.
 
-        Adds a check that the vocabulary has all symbols of the strings.
+        Adds a check that every other string has symbols, all of them in the vocabulary.
         """
         flat = tf.reshape(stop, [-1])
         symbols = self._tokenize(flat)
         ids = symbols.with_flat_values(tf.cast(self.ids.lookup(symbols.flat_values), tf.int32))
         if self.vocab.bos:
             ids = ids[:, 1:]  # a stop string need not begin a line
-        special_ids = tf.cast(self.ids.lookup(flat), tf.int32)[:, None]  # such as "<eos>"
+        # A string that is a symbol itself, such as "<eos>", stands for this symbol.
+        special_ids = tf.cast(self.ids.lookup(flat), tf.int32)[:, None]
         units = ids.to_tensor(NONE)
         longest = tf.shape(units)[1]
         is_special = special_ids >= 0
@@ -152,7 +160,7 @@ class GraphTokenizer(tf.Module):
     def _tokenize(self, text: Any) -> Any:
         """The symbols of every string of `text` `[B]`: ragged `[B, None]`.
 
-        Words get `bos` and `eos` at the ends of lines, as in `Vocab.encode`.
+        At level "word", lines begin with `bos` and end with `eos`, if the vocabulary has them, as in `Vocab.encode`.
         """
         vocab = self.vocab
         replace = tf.strings.regex_replace
@@ -187,7 +195,7 @@ class GraphTokenizer(tf.Module):
         return replace(text, f"(?m)^(?:{re.escape(vocab.bos)}(?: |$))+", "") if vocab.bos else text
 
     def spell(self, ids: tf.Tensor) -> tf.Tensor:
-        """The symbols of `ids`, of any shape."""
+        """The symbols of `ids`: strings of the shape of `ids`, which may be any."""
         return self.symbols.lookup(tf.cast(ids, tf.int64))
 
 
@@ -214,7 +222,7 @@ class SymbolTable(tf.Module):
 
 
 def lower(text: tf.Tensor) -> tf.Tensor:
-    """Texts `[B]` in lower case. TensorFlow's operation alone would drop the text after a NUL character."""
+    """Strings `[any]` in lower case. TensorFlow's operation alone would drop the text after a NUL character."""
     parts = tf.strings.split(tf.strings.join([text, "\0"]), "\0")[:, :-1]  # a NUL follows each part
     lowered = tf.ragged.map_flat_values(lambda part: tf.strings.join([tf.strings.lower(part, "utf-8"), "\0"]), parts)
     joined = tf.strings.reduce_join(lowered, -1)
@@ -222,9 +230,9 @@ def lower(text: tf.Tensor) -> tf.Tensor:
 
 
 def forms_of(words: tf.Tensor) -> tf.Tensor:
-    """The form of every word, see `form_of`: its last three characters with digits as 0, after "^" for a capital.
+    """The form of every word, see `form_of`: its last three characters, with every digit as 0.
 
-    `words` and the result are strings `[C]`, the words of all texts.
+    If the word begins with a capital letter, "^" comes before them. `words` and the result are strings `[C]`.
     """
     first = tf.strings.substr(words, 0, 1, "UTF8_CHAR")
     length = tf.strings.length(words, "UTF8_CHAR")
@@ -234,11 +242,11 @@ def forms_of(words: tf.Tensor) -> tf.Tensor:
 
 
 class Tokens(NamedTuple):
-    """The tokens of texts.
+    """The tokens of texts, and where they are in the texts.
 
     Attributes:
-        strings, starts, ends: ragged `[B, None]`: the tokens, and the positions of their first character and of the
-            character after their last.
+        strings, starts, ends: ragged `[B, None]`: the tokens; the index in the text of the first character of each; and
+            the index after its last character.
     """
 
     strings: Any
@@ -259,8 +267,9 @@ def words_of(text: tf.Tensor) -> Tokens:
     rows = chars.value_rowids()
     flat = chars.flat_values
     starts = starts.flat_values
-    inside = tf.logical_not(tf.strings.regex_full_match(flat, WHITE_SPACE))
-    begins = inside & ((starts == 0) | tf.logical_not(tf.pad(inside[:-1], [[1, 0]])))
+    # Each of these has one value for each character of all texts.
+    inside = tf.logical_not(tf.strings.regex_full_match(flat, WHITE_SPACE))  # whether it belongs to a word
+    begins = inside & ((starts == 0) | tf.logical_not(tf.pad(inside[:-1], [[1, 0]])))  # whether a word begins with it
     in_words = tf.where(inside)[:, 0]
     first = tf.where(begins)[:, 0]
     number = tf.gather(tf.cumsum(tf.cast(begins, tf.int32)), in_words) - 1  # of the word of every character

@@ -2,7 +2,7 @@
 
 Shapes:
     B: batch      L: tokens of the longest text      T: items of a row, its characters and words
-    C: tokens of all texts      N: entities of the row with the most
+    C: tokens of all texts      N: most entities of a row
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ from txl_tf.serving.tables import (
 )
 from txl_tf.taggers.tagger import Tagger
 
-ITEMS = 2  # a single text of max_tokens always fits if it has so many items per character; real text has 1.5 to 1.8
+# A request with one text of max_tokens characters always fits if its lattice has at most ITEMS items (characters and
+# words) for each character. Real text has 1.5 to 1.8.
+ITEMS = 2
 
 
 def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, Vocab]:
@@ -50,14 +52,16 @@ def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, V
 
     Args:
         tagger: the tagger. If its network is no `SentenceNetwork`, `vocabs` must be `None`.
-        vocabs: the vocabulary of characters (for `Flat` with words) or of words; that of bigrams or forms; and for
-            `Flat`, that of the words of the lexicon, if there is one. `None`: the tagger takes no text.
+        vocabs: the vocabulary of characters (for `Flat`, of characters and words) or of words; that of bigrams or
+            forms; and for `Flat`, that of the words of the lexicon, if there is one. `None`: the tagger takes no text.
 
     Returns:
-        `{name: vocabulary}`. That of bigrams is left out if the network does not read them.
+        `{name: vocabulary}`, empty if `vocabs` is `None`. The vocabulary of bigrams or forms is left out if the network
+        does not read them.
 
     Raises:
-        ParameterError: a vocabulary is not that of the model, or cannot be written as lines of a file.
+        ParameterError: a vocabulary is not that of the model, or cannot be written as lines of a file; or the lexicon
+            has no words, or one that is too short.
     """
     network: Any = tagger.network
     kind = type(network).__name__
@@ -67,7 +71,7 @@ def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, V
         message = f"vocab must be None where the network of a tagger is no SentenceNetwork, but {kind}"
         raise ParameterError("vocab", vocabs, [None], message)
     sizes: dict[str, int | None] = {"vocab": network.n_token, "bigram_vocab": network.n_bigram or None}
-    if tagger.reads_lattice and len(vocabs) != 2:
+    if tagger.reads_lattice and len(vocabs) != 2:  # two are those of a `Flat` without a lexicon
         sizes["lexicon"] = None
     named = named_vocabs(vocabs, sizes, kind)
     if not network.n_bigram:
@@ -92,7 +96,8 @@ class SentenceGraph(tf.Module):
     Args:
         lattice: whether the network reads a lattice, as `Flat` does.
         max_tokens: most tokens of a text.
-        vocab, bigram_vocab, lexicon: tables of symbols; the last two may be `None`. Without bigrams, their ids are 0.
+        vocab, bigram_vocab, lexicon: tables of symbols; the last two may be `None`. Without `bigram_vocab`, the ids of
+            bigrams are 0.
         level: what the tokens are, "char" or "word".
     """
 
@@ -117,12 +122,12 @@ class SentenceGraph(tf.Module):
         """
         flat = chars.flat_values
         lengths = chars.row_lengths()
-        if self.level == "char":  # words have no spaces
+        if self.level == "char":  # a word contains no spaces
             flat = tf.where((flat == " ") | (flat == "\t"), BLANK, flat)
         positions: Any = tf.ragged.range(lengths).flat_values  # [C], the position of each token in its row
         n_left = tf.repeat(lengths, lengths) - positions  # [C], tokens from this one to the end of the row
         ids = self.vocab.ids(flat)
-        following = tf.where(n_left == 1, END, tf.concat([flat, [END]], 0)[1:])
+        following = tf.where(n_left == 1, END, tf.concat([flat, [END]], 0)[1:])  # [C], the next token of the row
         bigrams = tf.zeros_like(ids)
         if self.bigram_vocab:
             words = self.level == "word"
@@ -131,9 +136,10 @@ class SentenceGraph(tf.Module):
         if not self.lattice:
             return {"chars": _dense(chars.with_values(ids)), "bigrams": bigrams}
         begins, n_chars, word_ids = self._words(flat, n_left)
-        char_items = tf.stack([ids, positions, positions], 1)
+        # An item is its id, its first position and its last position.
+        char_items = tf.stack([ids, positions, positions], 1)  # [C, 3]
         starts = tf.gather(positions, begins)
-        word_items = tf.stack([word_ids, starts, starts + n_chars - 1], 1)
+        word_items = tf.stack([word_ids, starts, starts + n_chars - 1], 1)  # [words in all texts, 3]
         # Sorts the items by rows. The sort is stable: in each row, characters come first, then words.
         rows = tf.concat([chars.value_rowids(), tf.gather(chars.value_rowids(), begins)], 0)
         items = tf.gather(tf.concat([char_items, word_items], 0), tf.argsort(rows, stable=True))
@@ -152,7 +158,8 @@ class SentenceGraph(tf.Module):
             n_left: int64 `[C]`, the number of characters from each to the end of its text.
 
         Returns:
-            `(begins, n_chars, ids)`, int64: where each word begins in `flat`, its number of characters, and its id.
+            `(begins, n_chars, ids)`, each int64 `[words in all texts]`: the index in `flat` at which the word begins,
+            its number of characters, and its id.
         """
         begins = tf.range(tf.size(flat, tf.int64))
         pieces = flat
@@ -160,7 +167,7 @@ class SentenceGraph(tf.Module):
         n_chars = [tf.zeros([0], tf.int64)]
         words = [tf.zeros([0], tf.string)]
         for n in range(2, max(self.word_lengths, default=0) + 1):
-            # Lengthens all pieces that do not end with their text to n characters.
+            # Lengthens the pieces to n characters. Drops those that would go beyond the end of their text.
             fitting = tf.where(tf.gather(n_left, begins) >= n)[:, 0]
             begins = tf.gather(begins, fitting)
             pieces = tf.strings.join([tf.gather(pieces, fitting), tf.gather(flat, begins + n - 1)])
@@ -176,15 +183,15 @@ class SentenceGraph(tf.Module):
 
 
 def _dense(rows: Any) -> tf.Tensor:
-    """A ragged tensor as a dense one, int32, padded with `PADDING`."""
+    """A ragged tensor as a dense tensor of int32, padded with `PADDING`."""
     return tf.cast(rows.to_tensor(PADDING), tf.int32)
 
 
 def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestLimits:
     """The largest request to a tagger. Its size is an estimate of the arrays that its rows take.
 
-    The `tokens` of `row_bytes` are the items of the longest row, its characters and words. If the network is no
-    `SentenceNetwork`, only the width of its hidden states is known, and the estimate is rough.
+    If the network reads a lattice, the `tokens` of `row_bytes` are its items, characters and words. If the network is
+    no `SentenceNetwork`, only the width of its hidden states is known, and the estimate is rough.
     """
     network: Any = tagger.network
     n_label = len(tagger.labels)
@@ -212,7 +219,11 @@ def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestL
 
 @serves("tagger", "a tagger")
 def served_tagger(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> Served:
-    """How a tagger is served. Arguments: see `tagger_vocabs`. Raises ParameterError if a vocabulary is wrong."""
+    """Returns how a tagger is served. For the arguments, see `tagger_vocabs`.
+
+    Raises:
+        ParameterError: a vocabulary is wrong.
+    """
     longest = getattr(tagger.network, "max_seq_len", None)
     return Served(TaggingSignatures, tagger_vocabs(tagger, vocabs), SymbolTable, longest)
 
@@ -222,7 +233,7 @@ class TaggingSignatures(StoredModel):
 
         tag_text(text [B]) -> kinds, starts, ends, entities, probs [B, N], numbers [B]
         tag_characters(text [B]) -> tags [B, L], lengths [B]
-        tag_words(text [B]) -> words, tags [B, L], lengths [B]       where tokens are words, and no tag_characters
+        tag_words(text [B]) -> words, tags [B, L], lengths [B]       if tokens are words, in place of tag_characters
         tag(inputs of the network [B, ...]) -> tags, ends, starts, kinds, probs [B, L]: see `Tagger.entities`
 
     A text is one line of UTF-8, or empty. `kinds`, `entities`, words and the tags of texts are strings. `starts` and
@@ -236,7 +247,7 @@ class TaggingSignatures(StoredModel):
         weights, max_tokens, max_rows: see `export_saved_model`.
 
     Attributes:
-        named: whether the inputs are a dictionary, rather than one tensor.
+        named: whether the network takes a dictionary of inputs, rather than one tensor.
         max_items: most characters and words of a request with a single row, for a network that reads a lattice.
     """
 
@@ -264,7 +275,7 @@ class TaggingSignatures(StoredModel):
         self._entities = self.shared(self._entities_of_any_length, self.inputs)
 
     def signatures(self) -> dict[str, Any]:
-        """The graphs of the signatures by their names. Without vocabularies, `tag` is the only one."""
+        """The graphs of the signatures, `{name: graph}`. Without vocabularies, `tag` is the only one."""
         arguments: dict[Any, dict[str, tf.TensorSpec]] = {self.tag: self.inputs}
         if self.graph is not None:
             text = {"text": tf.TensorSpec([None], tf.string)}
@@ -274,12 +285,12 @@ class TaggingSignatures(StoredModel):
     # ------------------------------------------------------------------------------------------------ signatures
 
     def tag(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The tags and entities for the inputs of the network, see `Tagger.entities`."""
+        """The tags and entities for the inputs of the network, after their checks, see `Tagger.entities`."""
         if not self.reads_sentences:
             name, first = next(iter(inputs.items()))
             checked_inputs = checked([*self.limits.size_checks(name, first)], inputs)
             return self.model.entities(checked_inputs if self.named else checked_inputs[name])
-        if self.lattice:  # the shapes come first, because the other checks compare the tensors
+        if self.lattice:  # shapes are checked first, because the other checks compare the tensors element by element
             inputs = checked(self._shape_checks(**inputs), inputs)
             checks = self._lattice_checks(**inputs)
         else:
@@ -293,17 +304,17 @@ class TaggingSignatures(StoredModel):
         return self._entities(checked(checks, inputs))
 
     def tag_text(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The entities of texts: their kinds, positions in characters, strings and probabilities; and their number."""
+        """The entities of texts: kinds, starts and ends in characters, strings and probabilities; and their numbers."""
         entities, tokens = self._entities_and_tokens(text)
-        places = tf.where(entities["ends"])  # [entities of all rows, 2]: the row and last token of each
-        rows = places[:, 0]
-        size = tf.shape(entities["ends"], tf.int64)[0]
-        starts = tf.gather_nd(entities["starts"], places)
-        kinds = tf.gather_nd(entities["kinds"], places)
-        probs = tf.gather_nd(entities["probs"], places)
-        ends = tf.cast(places[:, 1], tf.int32) + 1
-        if self.by_words:
-            ends = tf.gather_nd(tokens.ends.to_tensor(), places)
+        last_tokens = tf.where(entities["ends"])  # [entities of all rows, 2]: the row and the last token of each
+        rows = last_tokens[:, 0]
+        batch = tf.shape(entities["ends"], tf.int64)[0]
+        starts = tf.gather_nd(entities["starts"], last_tokens)
+        kinds = tf.gather_nd(entities["kinds"], last_tokens)
+        probs = tf.gather_nd(entities["probs"], last_tokens)
+        ends = tf.cast(last_tokens[:, 1], tf.int32) + 1
+        if self.by_words:  # from indices of words to indices of characters
+            ends = tf.gather_nd(tokens.ends.to_tensor(), last_tokens)
             starts = tf.gather_nd(tokens.starts.to_tensor(), tf.stack([rows, tf.cast(starts, tf.int64)], 1))
         parts = {
             "kinds": tf.gather(tf.constant(self.model.kinds, tf.string), kinds),
@@ -312,12 +323,12 @@ class TaggingSignatures(StoredModel):
             "entities": tf.strings.substr(tf.gather(text, rows), starts, ends - starts, "UTF8_CHAR"),
             "probs": probs,
         }
-        by_row = {name: RaggedTensor.from_value_rowids(x, rows, size, validate=False) for name, x in parts.items()}
+        by_row = {name: RaggedTensor.from_value_rowids(x, rows, batch, validate=False) for name, x in parts.items()}
         numbers = tf.reduce_sum(tf.cast(entities["ends"], tf.int32), 1)
         return {**{name: x.to_tensor() for name, x in by_row.items()}, "numbers": numbers}
 
     def tag_characters(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The tag of every token of texts, "" after the end of a row, and the numbers of tokens."""
+        """The tag of every token of texts, "" after the end of a row, and the number of tokens of each text."""
         entities, tokens = self._entities_and_tokens(text)
         lengths = tf.cast(tokens.strings.row_lengths(), tf.int32)
         tags = tf.gather(tf.constant(self.model.labels), entities["tags"])
@@ -339,9 +350,9 @@ class TaggingSignatures(StoredModel):
         max_tokens = limits.max_tokens
         rows = tf.shape(text)[0]
         text = limits.checked_text("text", text)
-        ends = tf.strings.regex_full_match(text, r"(?s).*\n.*")
-        first_bad_row = tf.strings.join(["a line end in row ", tf.strings.as_string(tf.where(ends)[:1, 0])])
-        one_line = Check(tf.logical_not(ends), "text must be one line in every row", first_bad_row)
+        has_newline = tf.strings.regex_full_match(text, r"(?s).*\n.*")
+        first_bad_row = tf.strings.join(["a line end in row ", tf.strings.as_string(tf.where(has_newline)[:1, 0])])
+        one_line = Check(tf.logical_not(has_newline), "text must be one line in every row", first_bad_row)
         text = checked([check_utf8("text", text), one_line], text)
         tokens = words_of(text) if self.by_words else characters_of(text)
         longest = tf.reduce_max(tf.cast(tokens.strings.row_lengths(), tf.int32))
@@ -357,8 +368,8 @@ class TaggingSignatures(StoredModel):
     def _entities_of_any_length(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """The results of `Tagger.entities` for inputs of any length.
 
-        `Tagger.entities` needs at least one position. So inputs without positions get one position of padding, which is
-        removed from the results.
+        `Tagger.entities` needs at least one token. So inputs without tokens get one token of padding, which is removed
+        from the results.
         """
         length = tf.shape(inputs["bigrams" if self.lattice else "chars"])[1]
         padded = {}
@@ -409,5 +420,5 @@ class TaggingSignatures(StoredModel):
 
 
 def _extremes(x: tf.Tensor) -> tf.Tensor:
-    """The smallest and the largest value."""
+    """The smallest and the largest number of `x`, `[2]`, to report instead of all numbers."""
     return tf.stack([tf.reduce_min(x), tf.reduce_max(x)])

@@ -39,9 +39,9 @@ logger = logging.getLogger("txl_tf")
 
 
 def limits_of(model: Transformer, beam_size: int, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """The largest request to an encoder-decoder. The size of a row is an estimate, in bytes, of its arrays.
+    """The largest request to translate. The size of a row is an estimate, in bytes, of its arrays.
 
-    A row reads a source and writes a target, which the decoder keeps in its cache.
+    A row reads a source and generates a target. The decoder keeps the keys and values of both in its cache.
     """
     source_bytes = _row_bytes(model)
     # Keys and values of a token, twice: a step copies the cache.
@@ -49,14 +49,14 @@ def limits_of(model: Transformer, beam_size: int, max_rows: int | None, max_toke
     scores_bytes = 16 * model.target_vocab_size * beam_size  # the scores of the symbols of the vocabulary
 
     def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:
-        # The cache has the source and the target. 50 more positions are a reserve.
+        # The cache has room for the source, the target and, to be safe, 50 more positions.
         return scores_bytes + source_bytes(tokens) + (tokens + new_tokens + 50) * cache_bytes
 
     return RequestLimits(row_bytes, max_rows, max_tokens)
 
 
 def target_limits_of(model: Transformer, max_rows: int, max_tokens: int) -> RequestLimits:
-    """The most targets that a request may have scored. The decoder computes the logits of all their tokens at once."""
+    """The largest request to score targets. The decoder computes the logits of all their tokens at once."""
     states_bytes = _row_bytes(model)
 
     def row_bytes(tokens: Any, new_tokens: Any = 0) -> Any:
@@ -66,7 +66,7 @@ def target_limits_of(model: Transformer, max_rows: int, max_tokens: int) -> Requ
 
 
 def _row_bytes(model: Transformer) -> Callable[[Any], Any]:
-    """Returns a function of the tokens of a row: about how many bytes the states and attention of a stack take."""
+    """Returns a function of the number of tokens of a row: how many bytes its states and attention take, roughly."""
     width_bytes = 4 * model.d_model
     token_bytes = 8 * width_bytes + 4 * model.dff  # the states
     pair_bytes = 4 * model.num_heads  # the scores of a pair of tokens
@@ -85,7 +85,9 @@ def served_encoder_decoder(
     search: dict | None = None,
     suppress_tokens: Sequence[int] | None = None,
 ) -> Served:
-    """How an encoder-decoder is served. Arguments: see `export_saved_model`.
+    """Returns how an encoder-decoder is served. For the arguments, see `export_saved_model`.
+
+    Logs a warning if neither the model nor `search` limits the lengths of translations, so that a limit is assumed.
 
     Raises:
         ParameterError: a name or value of `search`, an id or a vocabulary is wrong.
@@ -115,13 +117,14 @@ class TranslationSignatures(StoredModel):
         score_text(text [B], target_text [B]) -> nll [B, N], symbols [B, N], lengths [B]
 
     Ids are int32, 0 at padding. Sources and targets end with the end symbol, id 2, and have no start symbol. Scores and
-    nll are float32, nats; `lengths` count the end symbol. Texts are single lines.
+    nll are float32, in nats; `lengths` count the end symbol. Texts are single lines.
 
     Args:
         model: the encoder-decoder.
         tables: `{name: tokenizer}`, first of sources, then of targets; `None` for ids alone.
         search: the options of the search, for all requests.
-        never: ids that no target may contain. By default, what `never_written` returns for the vocabulary of targets.
+        never: ids that no target may contain. By default, the ids that `never_written` returns for the vocabulary of
+            targets.
         weights, max_tokens, max_rows: see `export_saved_model`.
     """
 
@@ -148,7 +151,7 @@ class TranslationSignatures(StoredModel):
             self.warmup_values[name] = text.vocab.symbols[END_ID + 1]  # the first symbol that is text
 
     def signatures(self) -> dict[str, Any]:
-        """The graphs of the signatures by their names. Without vocabularies, signatures of text are left out."""
+        """The graphs of the signatures, `{name: graph}`. Without vocabularies, signatures of text are left out."""
         ids, text = self.specs
         arguments = {self.translate: {"source": ids}, self.score: {"source": ids, "target": ids}}
         if self.texts:
@@ -201,7 +204,8 @@ class TranslationSignatures(StoredModel):
         lengths = tf.math.count_nonzero(source != PADDING, 1, dtype=tf.int32)
         allowed = writable(self.model, self.never)
         n_columns = self._new_tokens(tf.shape(source)[1])
-        limits = tf.broadcast_to(self._new_tokens(lengths), tf.shape(lengths))  # by the length of each source alone
+        # The limit of a row depends on the length of its own source alone, not on longer sources in the batch.
+        limits = tf.broadcast_to(self._new_tokens(lengths), tf.shape(lengths))
         if search.beam_size == 1:
             ids, scores = sample_sequences(self.model, source, START_ID, END_ID, n_columns, None, limits, allowed)
             return ids[:, None], scores[:, None]
@@ -220,13 +224,13 @@ class TranslationSignatures(StoredModel):
         return unpack(mask, nll)  # moves the results to the positions of the labels
 
     def _new_tokens(self, length: tf.Tensor) -> Any:
-        """The largest number of symbols of a target whose source has `length` symbols."""
+        """The largest number of symbols of a target whose source has `length` symbols, both with their ends."""
         return most_symbols(self.search, length, self.model)
 
     def _id_checks(self, name: str, ids: tf.Tensor, n_token: int, limits: RequestLimits | None = None) -> list[Check]:
-        """Checks the size, the rows and the range of the argument `name`, ids `[B, T]` of `n_token` symbols.
+        """Checks of the size, the rows and the range of the argument `name`, ids `[B, T]` of `n_token` symbols.
 
-        The size is checked with `limits`, by default those of a source that is translated.
+        They check the size with `limits`, by default the limits of a source that is translated.
         """
         limits = limits or self.limits
         empty = tf.reduce_all(ids == PADDING, 1)
@@ -241,21 +245,21 @@ class TranslationSignatures(StoredModel):
     ) -> tf.Tensor:
         """The ids of texts with their end symbols, `[B, longest]`, 0 at padding.
 
-        Adds the checks of the argument `name` to the graph. The size is checked with `limits`, by default those of a
-        source that is translated.
+        Adds the checks of the argument `name` to the graph. They check the size with `limits`, by default the limits of
+        a source that is translated.
         """
         limits = limits or self.limits
         rows = tf.shape(text)[0]
         ids = tokenizer.encode(tf.strings.join([limits.checked_text(name, text), "\n"]), name)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
-        reserved = tf.reduce_sum(ids.with_values(tf.cast(ids.values <= END_ID, tf.int32)), 1)
+        n_reserved = tf.reduce_sum(ids.with_values(tf.cast(ids.values <= END_ID, tf.int32)), 1)  # the end is one
         longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
         max_tokens = limits.max_tokens
-        first_bad_row = tf.strings.join(["one in row ", tf.strings.as_string(tf.where(reserved != 1)[:1, 0])])
+        first_bad_row = tf.strings.join(["one in row ", tf.strings.as_string(tf.where(n_reserved != 1)[:1, 0])])
         checks = [
             Check(lengths <= max_tokens, f"{name} must be at most {max_tokens} symbols, its end included", lengths),
             Check(
-                reserved == 1, f"{name} must be one line without the symbols of padding, start and end", first_bad_row
+                n_reserved == 1, f"{name} must be one line without the symbols of padding, start and end", first_bad_row
             ),
             Check(lengths > 1, f"{name} must not be empty", lengths),
             limits.size_check(name, rows, longest, self._new_tokens(longest)),

@@ -2,7 +2,7 @@
 
 Shapes:
     B: batch      T: tokens of a request      n: sequences of a prompt      N: tokens of the longest row of a result
-    S: stop strings      L: tokens or bytes of the longest one
+    S: stop strings of a row      L: units (tokens or bytes) of the longest stop string
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from txl_tf.language.stopping import BEFORE, Stops, aligned, token_units
 from txl_tf.serving.request import Check, RequestLimits, checked, in_vocabulary
 from txl_tf.serving.tables import GraphTokenizer
 
-MAX_STOPS = 8  # stop strings of a row
-LONGEST_STOP = 64  # tokens or bytes of a stop string
+MAX_STOPS = 8  # most stop strings of a row
+LONGEST_STOP = 64  # most tokens of a stop string of ids, and most bytes of a stop string of text
 
 # The options of a request, and their types.
 _INTS: Any = tf.TensorSpec([None], tf.int32)
@@ -52,7 +52,7 @@ DEFAULTS = {
     "stop_ids": np.zeros([1, 0, 0], np.int32),
     "stop": np.array([[""]]),
 }
-# The specs of the arguments `tokens`, `lengths`, `options` and `stops` of `write`.
+# The specs of the tensors of `write`: `tokens`, `lengths`, `options` and `stops`.
 _TABLE: Any = tf.TensorSpec([None, None], tf.int32)
 _TABLES: Any = tf.TensorSpec([None, None, None], tf.int32)
 _TOKEN: Any = tf.TensorSpec([], tf.int32)
@@ -67,10 +67,10 @@ _RANGES = {
 
 
 def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
-    """The `Stops` for stop strings of ids, `[B, S, L]` or `[1, S, L]` for all rows. Adds checks of the strings.
+    """The `Stops` for stop strings of ids. Adds checks of the strings to the graph.
 
     Args:
-        stop_ids: the ids, padded with -1.
+        stop_ids: int32 `[B, S, L]`, or `[1, S, L]` for all rows, padded with -1 at the end.
         batch: B.
         n_token: size of the vocabulary.
     """
@@ -89,10 +89,10 @@ def stops_of_ids(stop_ids: Any, batch: tf.Tensor, n_token: int) -> Stops:
 
 
 def stops_of_text(stop: tf.Tensor, batch: tf.Tensor, text: GraphTokenizer) -> Stops:
-    """The `Stops` for stop strings of text, `[B, S]` or `[1, S]` for all rows. Adds checks of the strings.
+    """The `Stops` for stop strings of text. Adds checks of the strings to the graph.
 
     Args:
-        stop: the strings; "" is none.
+        stop: strings `[B, S]`, or `[1, S]` for all rows. "" is no stop string.
         batch: B.
         text: the vocabulary.
     """
@@ -108,7 +108,7 @@ def _stops_of_units(strings: tf.Tensor, lengths: tf.Tensor, units: tf.Tensor, ba
     Args:
         strings: int32 `[B or 1, S, L]`, the units of each stop string.
         lengths: int32 `[B or 1, S]`, the number of units of each.
-        units: the units of every token of the vocabulary.
+        units: int32 `[n_token, any]`, the units of every token of the vocabulary.
         batch: B.
     """
     _, count, longest = tf.unstack(tf.shape(strings))
@@ -148,15 +148,15 @@ def write(
     lm: LanguageModel, start_token: int, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor],
     stops: Stops,
 ) -> Texts:  # fmt: skip
-    """Continues every prompt by its number of sequences. `WRITE_SPECS` has the specs of its tensors.
+    """Generates, for every prompt, as many continuations as its row asks for.
 
-    It adds to the graph a check that all tokens are in the vocabulary.
+    `WRITE_SPECS` has the specs of the tensors. Adds a check that all tokens are in the vocabulary to the graph.
 
     Args:
         lm: language model.
         start_token: token that a prompt of length 0 continues. It is not part of the result.
         tokens, lengths, options: as `checked_options` returns them.
-        stops: stop strings of the rows of the request.
+        stops: the stop strings of each row of the request.
 
     Returns:
         `Texts` of prompts and new tokens together: `tokens` `[B, n, N]`, `lengths` and `excess` `[B, n]`, where n is
@@ -167,7 +167,7 @@ def write(
     prompt = tf.where(tf.sequence_mask(lengths, prompt_len), tokens, 0)
     prompt = checked([in_vocabulary("tokens", prompt, lm.network.n_token)], prompt)
 
-    # An empty prompt becomes `start_token`.
+    # An empty prompt becomes `start_token`. If all prompts are empty, they get a column for it.
     empty = lengths == 0
     prompt = tf.pad(prompt, [[0, 0], [0, tf.cast(prompt_len == 0, tf.int32)]])
     first = tf.where(empty, start_token, prompt[:, 0])
@@ -189,7 +189,7 @@ def write(
         number,
     )
 
-    # The sequences of an empty prompt lose `start_token`.
+    # The sequences of an empty prompt lose `start_token`, their first token.
     empty = tf.repeat(empty, number)
     tokens = tf.where(empty[:, None], tf.roll(written.tokens, -1, 1), written.tokens)[:, :longest]
     text_lengths = tf.where(tf.reshape(is_wanted, [-1]), written.lengths - tf.cast(empty, tf.int32), 0)
