@@ -67,12 +67,12 @@ def with_sources(html, address):
 
 
 def with_whole_flags(html):
-    """Gives flags in HTML, such as `--mem_len`, a class with which no line breaks after their dashes."""
+    """Gives flags in HTML, such as `--mem_len`, a CSS class, so that no line breaks after their dashes."""
     return re.sub(r"<code>(--[\w=.,-]{1,40})</code>", r'<code class="flag">\1</code>', html)
 
 
 def names_linked(html, addresses):
-    """Adds links to the reference to HTML: to code in running text that is one of some names.
+    """Links names in HTML to the reference: code in running text that is one of the names in `addresses`.
 
     Args:
         html: HTML of a page.
