@@ -36,7 +36,12 @@ def check_of_article(number):
 
     A pair is the result of the article's code, and that of the library.
     """
-    return lambda function: CHECKS.setdefault(function, number) and function
+
+    def register(function):
+        CHECKS[function] = number
+        return function
+
+    return register
 
 
 def numbers(*shape):

@@ -259,7 +259,7 @@ def make_case():
         model = {**hyper_parameters, "n_token": FLAGS.n_token, "cutoffs": cutoffs}
     rows = {}
     tgt_len = settings["tgt_len"]
-    policy = {**PRECISIONS, AUTO: "mixed_bfloat16"}[settings["mixed_precision"]]  # of a TPU
+    policy = {**PRECISIONS, AUTO: "mixed_bfloat16"}[settings["mixed_precision"]]  # a TPU has bfloat16
     for program, shares in (("train", FLAGS.replicas * parts), ("eval", FLAGS.replicas)):
         batch = settings[f"{program}_batch_size"]
         if batch % shares:

@@ -35,7 +35,7 @@ def best_save_steps(step, save_seconds, mtbf):
 
 
 def train(steps, step, save_steps, save_seconds, restart_seconds, mtbf, rng):
-    """Simulates a training run.
+    """Simulates a training run. No worker fails during a restart.
 
     Args:
         steps: number of steps.
@@ -57,7 +57,7 @@ def train(steps, step, save_steps, save_seconds, restart_seconds, mtbf, rng):
     until_failure = rng.exponential(mtbf)
     while done < steps:
         interval = min(save_steps, steps - done)
-        whole = interval * step + save_seconds
+        whole = interval * step + save_seconds  # seconds until the next checkpoint is saved
         if until_failure >= whole:
             until_failure -= whole
             done += interval

@@ -28,7 +28,7 @@ from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, check_widt
 from txl_tf.nn.masks import as_bool, mask_of_call
 from txl_tf.nn.settings import remember_graph
 
-FORBIDDEN = -10000.0  # the score of a forbidden transition, as in fastNLP
+FORBIDDEN = -10000.0  # is added to the score of a path for each forbidden transition, as in fastNLP
 
 
 def crf_nll(

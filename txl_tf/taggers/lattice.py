@@ -6,8 +6,9 @@ program calls them s and e, the paper head and tail. A pair of items has four di
     program     ss = s_i - s_j      se = s_i - e_j      es = e_i - s_j      ee = e_i - e_j
     paper       hh                  ht                  th                  tt
 
-The fusion computes one vector from their sinusoids, `R_ij = relu(W_r [p_hh, p_ht, p_th, p_tt])`. It computes the vector
-of pairs with the same four distances only once: a batch has about a hundred times as many pairs as different pairs.
+The fusion computes one vector from their sinusoids, `R_ij = relu(W_r [p_hh, p_ht, p_th, p_tt])`. Pairs with the same
+four distances have the same vector. It is computed only once: a batch has about a hundred times as many pairs as
+different vectors.
 
 Shapes:
     B: batch      T: most items of a sentence      E: d_model      S: number of positions, 1 + the largest e

@@ -21,7 +21,7 @@ from txl_tf.taggers.tagger import Tagger
 
 
 class Entity(NamedTuple):
-    """An entity of a text. Positions count its tokens."""
+    """An entity of a text. `start` and `end` count the tokens of the text, from 0."""
 
     kind: str
     start: int
@@ -37,7 +37,7 @@ class TaggedText(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A token of a sentence, or a word that the lexicon finds in it. Positions count tokens."""
+    """A token of a sentence, or a word that the lexicon finds in it. `start` and `end` count tokens, from 0."""
 
     start: int
     end: int  # exclusive
@@ -64,7 +64,8 @@ class TextTagger:
 
     Args:
         tagger: `Tagger` with a `SentenceNetwork`. Its `token_level` defines the tokens.
-        encoder: `SentenceEncoder` of its run, see `encoder_of`.
+        encoder: `SentenceEncoder` with the vocabularies and the lexicon of the tagger. Its level is replaced by the
+            `token_level`.
         batch_size: number of sentences to tag together. A batch has sentences of similar length.
         window: most tokens that the network reads at a time; by default its `max_seq_len`, which is the limit.
         sizes: the lengths of the lines on which the tagger was trained, see `pieces`.

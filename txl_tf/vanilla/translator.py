@@ -85,6 +85,7 @@ def most_symbols(
         return tf.minimum(rounded(lengths) + _MORE, model.max_len)
     ends = group_ends(model.max_len)
     limits = target_limits([*model.target_lengths], model.max_len)
+    # The group of a source is the number of groups that end below its length. The last group has no end.
     is_longer = tf.expand_dims(tf.cast(lengths, tf.int32), -1) > tf.constant(ends[:-1], tf.int32)
     return tf.gather(limits, tf.reduce_sum(tf.cast(is_longer, tf.int32), -1))
 

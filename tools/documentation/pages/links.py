@@ -19,6 +19,7 @@ def outside_fences(change, markdown):
 def targets(markdown, origin):
     """The paths in the repository that a page links to. `origin` is the page's own path."""
     link_targets = []
+    # The function changes no text. It only collects targets.
     outside_fences(lambda text: link_targets.extend(match[1] for match in LINK.finditer(text)) or text, markdown)
     return {path_from(origin, target) for target in link_targets if target and "://" not in target}
 
