@@ -36,7 +36,12 @@ def check_of_article(number):
 
     A pair is the result of the article's code, and that of the library.
     """
-    return lambda function: CHECKS.setdefault(function, number) and function
+
+    def register(function):
+        CHECKS[function] = number
+        return function
+
+    return register
 
 
 def numbers(*shape):
@@ -223,7 +228,7 @@ def plain_encoding(length, d_model):
 
 
 def plain_attention(q, k, v, mask):
-    """The article's attention: the result, and the weights of the values. The mask is 1 at keys that are not seen."""
+    """The article's attention: its output, and the attention weights. The mask is 1 at keys that are not seen."""
     logits = tf.einsum("...qd,...kd->...qk", q, k) / math.sqrt(q.shape[-1])
     weights = tf.nn.softmax(logits if mask is None else logits - 1e9 * mask)
     return weights @ v, weights

@@ -24,7 +24,7 @@ flags.DEFINE_enum("claim", "all", ["all", "positions", "biases", "memory"], "Cla
 flags.DEFINE_integer("train_steps", 2000, "Steps of each training run.", lower_bound=1)
 flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each training run.")
 check_integers("seeds")
-flags.register_validator("seeds", bool, "must be one at least")
+flags.register_validator("seeds", bool, "must name at least one")
 
 read_flags(__name__)
 
@@ -37,7 +37,7 @@ SIZES = {
     "n_token": 256, "n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "d_inner": 512,
     "dropout": 0.0,
 }  # fmt: skip
-ROWS, SEGMENT = 12, 64  # of a training batch
+ROWS, SEGMENT = 12, 64  # rows of a training batch, and characters of each
 LONGEST = 3 * SEGMENT  # most characters that a vanilla model reads at once
 
 
@@ -51,7 +51,7 @@ def trained(lm, text):
 
 
 def nll(lm, text, mem_len=None):
-    """Mean nll of a text, in nats. With `mem_len`, the weights are used with another length of the memory."""
+    """Mean nll of a text, in nats. With `mem_len`, a model with the same weights and this length of memory reads it."""
     if mem_len is not None:
         weights = lm.get_weights()
         lm = txl_tf.TransformerXLLM(**SIZES, mem_len=mem_len)
@@ -68,7 +68,10 @@ def tied(lm):
 
 
 def nll_by_length(lm, text, n_windows=256):
-    """Mean nll of the first, second and third `SEGMENT` characters, float `[3]`, over `n_windows` windows of a text."""
+    """Mean nll of the first, second and third `SEGMENT` characters of a window, float `[3]`, in nats.
+
+    The mean is over `n_windows` windows of the text.
+    """
     starts = np.linspace(0, len(text) - LONGEST - 1, n_windows).astype(int)
     windows = text[starts[:, None] + np.arange(LONGEST + 1)]
     nll_of_characters, _ = lm.score(windows[:, :-1], windows[:, 1:])

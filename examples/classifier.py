@@ -37,7 +37,7 @@ def to_ids(texts):
 
 
 def make_classifier(seed=0):
-    """Makes the classifier, a model from tokens, int `[batch, time]`, to logits `[batch, 12]`."""
+    """Makes the classifier, a model from tokens, int `[batch, time]`, to logits of the months, `[batch, 12]`."""
     tokens = keras.Input([None], dtype="int32", name="tokens")
     network = txl_tf.TransformerXL(
         n_token=128, n_layer=2, d_model=64, d_embed=64, n_head=4, d_head=16, d_inner=128, dropout=0.1, seed=seed

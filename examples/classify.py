@@ -38,7 +38,7 @@ flags.DEFINE_list(
 flags.DEFINE_string("output", None, "Write the classifier to this .keras file.")
 flags.DEFINE_integer("length", 128, "Tokens of a passage, or most tokens of a row of --rows.", lower_bound=1)
 flags.DEFINE_integer("epochs", 6, "Epochs of either phase.")
-flags.DEFINE_float("learning_rate", 5e-4, "Learning rate of the second phase; ten times that in the first.")
+flags.DEFINE_float("learning_rate", 5e-4, "Learning rate of the second phase; the first phase has ten times this rate.")
 flags.DEFINE_enum("mixed_precision", "float32", list(PRECISIONS), "Type of the products.")
 flags.DEFINE_bool("scratch", False, "Start from random weights instead of the run's, to compare.")
 flags.DEFINE_integer("seed", 0, "Seed of the new weights, of shuffling and of dropout.")
@@ -189,9 +189,10 @@ def batches(tokens, labels, shuffle_seed=None):
 
 
 def make_classifier(network, n_class):
-    """Makes a Keras model with `network`, a `TransformerXL`: from tokens, int `[batch, length]`, to `[batch, n_class]`.
+    """Makes a Keras model with `network`, a `TransformerXL`, from tokens, int `[batch, length]`, to logits.
 
-    The results are logits. A row of tokens may end with `PADDING`. Keras passes the mask of the padding to the pooling.
+    The logits are `[batch, n_class]`. A row of tokens may end with `PADDING`. Keras passes the mask of the padding to
+    the pooling.
     """
     tokens = keras.Input([None], dtype="int32", name="tokens")
     hidden, _ = network(tokens, padding_mask=keras.ops.not_equal(tokens, PADDING))
@@ -206,14 +207,14 @@ def fit(classifier, train, held_out, *, epochs, learning_rate):
     """
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.Adam(learning_rate)
-    if any(layer.compute_dtype == "float16" for layer in classifier.layers):  # without it, small gradients become 0
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    if any(layer.compute_dtype == "float16" for layer in classifier.layers):
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)  # otherwise, small gradients become 0 in float16
     classifier.compile(optimizer, loss, metrics=["accuracy"])
     return classifier.fit(train, validation_data=held_out, epochs=epochs, verbose=2).history["val_accuracy"][-1]
 
 
 def predict(classifier, batched):
-    """The logits of all rows of a dataset of batches (tokens, labels)."""
+    """The logits of all rows of a dataset of batches (tokens, labels): float array `[rows, n_class]`."""
     return np.concatenate([classifier.predict_on_batch(tokens) for tokens, _ in batched])
 
 
@@ -268,7 +269,7 @@ def classify(model_dir, data_path, rows, output, length, epochs, learning_rate, 
     logits = predict(keras.saving.load_model(output) if output else classifier, batches(*held_out))
     tokens, labels = held_out
     share = Counter(labels.tolist()).most_common(1)[0][1] / len(labels)
-    print(f"{len(labels)} are held out; always taking the most frequent class would be right for {share:.3f}")
+    print(f"{len(labels)} rows are held out; always taking the most frequent class would be right for {share:.3f}")
     for label in np.unique(labels):
         i = np.argmax(labels == label)
         text = vocab.decode(tokens[i][tokens[i] != PADDING])

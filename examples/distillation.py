@@ -37,11 +37,11 @@ WEIGHT = 0.5  # of the teacher in the student's loss
 
 
 def student_of(teacher, **sizes):
-    """Makes a model of these sizes that learns from the text and from the teacher."""
+    """Makes a language model with the arguments `sizes` that learns from the text and from the teacher."""
     n_layer = sizes["n_layer"]
 
     class Student(txl_tf.TransformerXLLM):
-        """Its memory is a list of its own memories and then those of the teacher."""
+        """A model whose list of memories contains those of its own layers, then those of the teacher's layers."""
 
         def initial_mems(self, batch_size):
             return [*super().initial_mems(batch_size), *teacher.initial_mems(batch_size)]

@@ -38,7 +38,7 @@ def to_ids(texts, length):
 
 
 def embed(ids):
-    """Embeds characters and adds their positions. Id 0 is padding, of which Keras passes a mask to all later layers."""
+    """Embeds characters and adds their positions. Id 0 is padding; Keras passes its mask to all later layers."""
     x = layers.Embeddings(128, D_MODEL, mask_zero=True)(ids)
     return layers.PositionalEncoding(D_MODEL, max_len=64, rate=RATE)(x)
 
@@ -46,7 +46,7 @@ def embed(ids):
 def make_model(n_layer=2):
     """Makes the model, from `[source, target]`, int `[batch, any]` each, to logits `[batch, any, 128]`.
 
-    The logits are those of the character after each symbol of the target.
+    The logits at a position of the target are scores of the character after it.
     """
     source = keras.Input([None], dtype="int32", name="source")
     target = keras.Input([None], dtype="int32", name="target")

@@ -54,7 +54,8 @@ class Kinds(txl_tf.TransformerXLLM):
 
 
 def kinds_of(text):
-    """The class of every character, an index of `KINDS`, int32. `text` are codes of characters."""
+    """The class of every character: indices of `KINDS`, int32 `[n]`. `text` is an array of the characters' codes."""
+    # The class is the first test that a character passes. The last test, for "other", is always true.
     tests = [[*map(getattr(str, f"is{kind}"), map(chr, text))] for kind in ("alpha", "digit", "space")]
     return np.argmax([*tests, np.ones(len(text), bool)], 0).astype(np.int32)
 

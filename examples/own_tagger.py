@@ -50,7 +50,7 @@ def to_arrays(pairs):
 
 
 def make_tagger(seed=0):
-    """A tagger around an LSTM of Keras."""
+    """Makes a tagger around a bidirectional LSTM of Keras."""
     chars = keras.Input([None], dtype="int32", name="chars")
     x = keras.layers.Embedding(128, 32, mask_zero=True)(chars)
     x = keras.layers.Bidirectional(keras.layers.LSTM(32, return_sequences=True))(x)
@@ -58,10 +58,11 @@ def make_tagger(seed=0):
 
 
 def show(text, tags):
-    """Returns the tagged parts of a text in one line, such as `2026 YEAR, Nov MONTH`."""
+    """Returns the parts that the tags (ids of `LABELS`) mark in a text, in one line: `2026 YEAR, Nov MONTH`."""
     names = np.array(LABELS)[tags]
     starts = [i for i, name in enumerate(names) if name.startswith("B-")]
-    n = len(names)  # the end of a part that has the last tag
+    n = len(names)
+    # A part ends before the next tag that is not I-, or with the last tag.
     ends = [next((j for j in range(i + 1, n) if not names[j].startswith("I-")), n) for i in starts]
     return ", ".join(f"{text[i:j]} {names[i][2:]}" for i, j in zip(starts, ends, strict=True))
 

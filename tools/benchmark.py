@@ -7,11 +7,11 @@
     python tools/benchmark.py --against=../older --mode=all --runs=3    # this checkout and another one
     python tools/benchmark.py --scaling --json=scaling.json     # how the cost grows, ten minutes; needs 8 GB
 
-Contestants take turns, so that other programs on the machine slow all of them equally. Each runs in its own process.
-Tables show median and quartiles over the turns, and median and quartiles of the ratio to the first contestant in the
-same turn: above 1 is faster. With `--runs=3`, everything is measured three times, each time with new processes; the
-last table has the ratios of all runs and their median. Every mode has a shape (the sizes of its model and data) in
-`SHAPES` of tools/benchmarking/shapes.py; flags change it.
+Contestants take turns, so that other programs on the machine slow all of them equally. Without `--scaling`, each runs
+in its own process. Tables show median and quartiles over the turns, and median and quartiles of the ratio to the first
+contestant in the same turn: above 1 is faster. With `--runs=3`, everything is measured three times, each time with new
+processes; the last table has the ratios of all runs and their median. Every mode has a shape (the sizes of its model
+and data) in `SHAPES` of tools/benchmarking/shapes.py; flags change it.
 
     training, training_words,          tokens/s; a turn is as many steps as fill `--seconds`, at least one. The words
     evaluation, generation             are 33,278, in three clusters. On processors with AMX, training is also measured
@@ -36,11 +36,12 @@ last table has the ratios of all runs and their median. Every mode has a shape (
     peers                              training of the same sizes by models of other libraries (extra `peers`): a GPT of
                                        nanoGPT's shape and x-transformers with memory, both in PyTorch, with and without
                                        torch.compile, and the paper's model in plain JAX. Ratios are to this library.
-                                       Beside them, the matrix products of a step alone: those of the library's model
-                                       by TensorFlow and by PyTorch, and those of the GPT
+                                       The table also has the matrix products of a step alone: those of the library's
+                                       model, computed by TensorFlow and by PyTorch, and those of the GPT
     workers                            training by 1, 2 and 4 processes of one thread, which divide a batch and sum up
                                        gradients over the loopback: in one bucket, as train.py does, and in several.
-                                       The reference are as many processes, each of which trains alone on its rows
+                                       They are compared with the same number of processes, each of which trains a
+                                       model of its own on its rows
     ray                                the programs on a Ray cluster of this machine, and each of them without Ray:
                                        preparation by 1, 2 and 4 workers, training by 2, scoring by 1 and 2
     ray_failures                       training by 2, 3 and 4 workers, of which one is killed now and then, and the time
@@ -118,7 +119,7 @@ flags.DEFINE_float("seconds", None, "Shortest length of a turn; default: 1, with
 flags.DEFINE_bool("quick", False, "2 layers, texts of 2 MB, 2 turns of 0.2 s, or 1 with a new process for each.")
 flags.DEFINE_bool("scaling", False, "Measure how the cost grows with each argument, and with the text's length.")
 flags.DEFINE_string("against", None, "Folder of another checkout, to compare this one with instead of the reference.")
-flags.DEFINE_list("contestants", None, "Only contestants with one of these words in their name, besides the reference.")
+flags.DEFINE_list("contestants", None, "Only the reference, and contestants with one of these words in their name.")
 flags.DEFINE_integer("inter_op_threads", None, "Operations that TensorFlow runs at a time; its default: all cores.")
 flags.DEFINE_bool("jit", False, "Measure training with XLA, too.")
 flags.DEFINE_string("json", None, "File to write the figures to.")
@@ -164,12 +165,12 @@ def compare(mode, shape, rounds, seconds, peaks, folder):
         if row["contestant"] in peers.PEERS:
             continue  # `training_operations` are those of the library's model
         rate = language_models.training_operations(shape) / row["milliseconds_per_step"] * 1000
-        row["share_of_peak"] = rate / peaks[row["contestant"].split()[1]]
+        row["share_of_peak"] = rate / peaks[row["contestant"].split()[1]]  # the second word of a name is the dtype
     print_table(f"{mode}: {describe(shape)}", rows)
     if mode == "startup":
         rows[-1]["imports"] = imports = processes.import_seconds()
         parts = ", ".join(f"{name} {taken:.2f} s" for name, taken in imports.items())
-        print(f"  imports by -X importtime, each with those it makes: {parts}", flush=True)
+        print(f"  imports by -X importtime, each with the imports in it: {parts}", flush=True)
     return rows
 
 
@@ -185,8 +186,10 @@ def compare_workers(shape, rounds, seconds):
     for row in rows:
         row["speedup"] = row["tokens_per_second"] / rows[0]["tokens_per_second"]
     print_table(f"workers: {describe(shape)}", rows)
-    print(f"  bytes of the weights: {rows[0]['parameter_bytes']:,.0f}; all-reduced are those of a step and a worker")
-    print("  speed is to one process; loopback is all that the machine sent to itself in a step", flush=True)
+    print(f"  bytes of the weights: {rows[0]['parameter_bytes']:,.0f}; bytes all-reduced: by one worker in one step")
+    print(
+        "  speed: tokens/s relative to one process; loopback: all that the machine sent to itself in a step", flush=True
+    )
     return rows
 
 
@@ -254,7 +257,7 @@ def compare_failures(shape, folder):
 
 
 def groups_of(mode):
-    """The contestants of a mode in groups, in which they are compared with the first one.
+    """Divides the contestants of a mode into groups. In each group, the others are compared with the first one.
 
     Returns:
         List of `{name in the table: (name of the contestant, its checkout)}`. Without `--against` there is one group of
@@ -298,14 +301,15 @@ def takes_part_against(mode, name):
 def start(mode, name, checkout, shape, seconds, folder, stack):
     """Starts a contestant. Returns a function that measures one turn of it and returns `{figure: value}`.
 
-    If a peer cannot be built, prints the reason and returns `None`.
+    If a contestant has a new process in every turn, its function starts the process. If a peer cannot be built, prints
+    the reason and returns `None`.
 
     Args:
         mode, name, shape: the contestant.
         checkout: folder of the checkout whose library it uses.
         seconds: shortest length of a turn.
         folder: gets the texts and runs that it reads.
-        stack: an `ExitStack`, which ends its process.
+        stack: an `ExitStack`. When it closes, it ends the process of the contestant.
     """
     contestant = {"mode": mode, "name": name, "shape": shape, "jit": FLAGS.jit}
     if name in peers.PEERS:

@@ -56,7 +56,7 @@ SHAPE: Any = {"n_token": 204, "d_model": 512, "d_embed": 512, "n_head": 8, "d_he
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attn_len: how many times faster, on the authors' GPU
 TGT_LEN = 128  # tokens of a segment of Transformer-XL, for speed
 SMALL: Any = {"n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0, "dropatt": 0.0}
-# Of the models of the part "training":
+# Sizes of the models of the part "training":
 MEMORY = 128  # positions
 SEGMENT = 64  # tokens
 D_INNER = 512  # with relative positions
@@ -69,7 +69,7 @@ CONTEXTS = 192  # the loss is measured for up to so many tokens before the predi
 def vanilla_turn(attn_len, tokens=3):
     """Returns a function that evaluates a vanilla model with a sliding window, and returns the seconds per token.
 
-    The first of the `tokens + 1` tokens, each of which needs a window of `attn_len` tokens, is not timed.
+    The text needs `tokens + 1` windows of `attn_len` tokens. The first two are not timed.
     """
     lm = TransformerLM(**SHAPE, n_layer=FLAGS.n_layer)
     text = np.random.default_rng(0).integers(SHAPE["n_token"], size=attn_len + tokens + 1)
@@ -99,7 +99,7 @@ def memory_turn(attn_len, segments=2):
         nll = None
         for _ in range(segments):
             nll, _, carried = evaluation_nll(tokens, tokens, carried)
-        np.asarray(nll)  # wait for it
+        np.asarray(nll)  # waits until it is computed
         return (time.perf_counter() - started) / (segments * TGT_LEN)
 
     return turn

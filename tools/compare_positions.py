@@ -63,7 +63,10 @@ STEPS_OF_A_TURN = 20
 
 
 def make_model(positions, mem_len, seed):
-    """A language model with about as many parameters as with relative positions: d_inner makes up for them."""
+    """A language model with these positions. Its d_inner gives it as many parameters as a model with relative ones.
+
+    The numbers of parameters differ by less than the parameters of one unit of d_inner in each layer.
+    """
     options: Any = {"context_len": SEGMENT} if positions == "learned" else {}
 
     def model(d_inner):
@@ -72,12 +75,13 @@ def make_model(positions, mem_len, seed):
         )
 
     wanted = txl_tf.TransformerXLLM(**SIZES, d_inner=D_INNER, mem_len=mem_len).count_params()
+    # A unit of d_inner is a column of a kernel, a row of another one and a number of a bias, in each layer.
     parameters_of_unit = SIZES["n_layer"] * (2 * SIZES["d_model"] + 1)
     return model(D_INNER + round((wanted - model(D_INNER).count_params()) / parameters_of_unit))
 
 
 def compiled(lm, steps):
-    """Compiles a model for a training run of so many steps, and returns it."""
+    """Compiles a model for a training run of `steps` steps, and returns it."""
     schedule = {"warmup_steps": steps // 20, "train_steps": steps, "min_lr_ratio": 0.1}
     lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, **schedule))
     return lm
@@ -125,7 +129,7 @@ def compare_training(positions, steps, train, valid, seed):
         lm = compiled(make_model(positions, mem_len, seed), steps)
         lm.fit(batches(train), steps_per_epoch=steps, verbose=0)
         nats.append(lm.evaluate(txl_tf.segments(valid, 4, SEGMENT), verbose=0))
-    lm.mem_len = LONGER
+    lm.mem_len = LONGER  # of the model with memory, which was trained last
     return *nats, lm.evaluate(txl_tf.segments(valid, 4, SEGMENT), verbose=0)
 
 

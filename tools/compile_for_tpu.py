@@ -198,7 +198,7 @@ def cost_of(module, client, n_layer):
                 body, condition = (computations[i] for i in loop.called_computation_ids)
                 limits = [i.literal.s32s[0] for i in condition.instructions if i.literal.s32s]
                 n = limits[0] if limits else n_layer
-                counted = once(body)  # in `total`
+                counted = once(body)  # `total` already contains the body once
                 cost = all_times(body)
                 total = {name: total[name] + n * cost[name] - counted[name] for name in total}
         return total
@@ -228,11 +228,12 @@ def make_case():
     """The model of the run in `--model_dir` or, without a run, of the flags.
 
     Returns:
-        `(make_lm, tgt_len, rows)`. `make_lm(rows)` returns the compiled model for a core that trains on so many rows.
+        `(make_lm, tgt_len, rows)`. `make_lm(rows)` returns the compiled model for a core that trains on `rows` rows.
         `rows` is `{"train": rows of a core in training, "eval": in evaluation}`.
 
     Raises:
-        ParameterError: there is neither a run nor `--n_token`, or the replicas cannot share a batch evenly.
+        ParameterError: there is neither a run nor `--n_token`; or a batch cannot be divided evenly between the replicas
+            and, in training, into the parts of `--gradient_accumulation_steps`.
     """
     folder = RunFolder(FLAGS.model_dir, "language_model")
     parts = FLAGS.gradient_accumulation_steps
@@ -258,12 +259,14 @@ def make_case():
         model = {**hyper_parameters, "n_token": FLAGS.n_token, "cutoffs": cutoffs}
     rows = {}
     tgt_len = settings["tgt_len"]
-    policy = {**PRECISIONS, AUTO: "mixed_bfloat16"}[settings["mixed_precision"]]  # of a TPU
+    policy = {**PRECISIONS, AUTO: "mixed_bfloat16"}[settings["mixed_precision"]]  # a TPU has bfloat16
     for program, shares in (("train", FLAGS.replicas * parts), ("eval", FLAGS.replicas)):
         batch = settings[f"{program}_batch_size"]
         if batch % shares:
             name = f"{program}_batch_size"
             message = f"{name}={batch} must be a multiple of {shares}, for replicas={FLAGS.replicas}"
+            if shares > FLAGS.replicas:
+                message += f" and gradient_accumulation_steps={parts}"
             raise ParameterError(name, batch, f"a multiple of {shares}", message)
         rows[program] = batch // FLAGS.replicas
 
@@ -325,7 +328,7 @@ def generation(lm, rows, tgt_len):
 
 
 def row_of(program, rows, tokens, compiled):
-    """A row of the table: the sizes, and the cost of the compiled program."""
+    """A line of the table: the sizes, and the cost of the compiled program, under the words of `HEADING`."""
     limit = CHIPS[FLAGS.chip][1]
     return (
         f"{program:12} {rows:5} {tokens:6} {compiled.seconds:7.0f} s {compiled.program / 2**20:6.1f} MB "
@@ -397,7 +400,8 @@ def main():
 
         def attempt(rows, program=program, tokens=tokens):
             lm = make_lm(rows)
-            return compile_text(globals()[program](lm, rows, tokens), device, lm.network.n_layer)
+            lower_program = globals()[program]  # the function of this module with the program's name
+            return compile_text(lower_program(lm, rows, tokens), device, lm.network.n_layer)
 
         try:
             compiled = attempt(rows)

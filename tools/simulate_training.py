@@ -79,7 +79,7 @@ def simulate(workers):
     options = (steps, step, save_steps, FLAGS.save_seconds, FLAGS.restart_seconds, mtbf)
     runs = [train(*options, rng) for _ in range(FLAGS.runs)]
     mean = {name: np.mean([spent[name] for spent in runs]) for name in runs[0]}
-    seconds = sum(mean.values()) - mean["failures"]
+    seconds = sum(mean.values()) - mean["failures"]  # all other values are seconds
     shares = [mean[name] / seconds for name in ("useful", "repeated", "saving", "starting")]
     return compute, ring, save_steps, *shares, seconds / 86400, FLAGS.tokens / seconds, mean["failures"]
 

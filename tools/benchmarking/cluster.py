@@ -160,7 +160,7 @@ def tokens_per_second(model_dir):
 
 @contextlib.contextmanager
 def on_core(core):
-    """In this block, new threads and processes run only on the given core; with `None`, on all cores."""
+    """In this block, new threads and processes run only on the given core. With `None`, nothing changes."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, before if core is None else {core})
     try:
@@ -303,7 +303,7 @@ class Watched:
                 return
 
     def figures(self, save_steps):
-        """The seconds that the run took, from the times at which its steps ended.
+        """Computes the seconds that the parts of the run took, from the times at which its steps ended.
 
         Returns:
             `(seconds, until_kill)`: a dict with the seconds of a step (`step`), to save a checkpoint (`saving`), from a
@@ -315,6 +315,7 @@ class Watched:
         steps = np.concatenate([np.diff(times) for times in starts])
         first = np.array([times[0] for times in starts])
         last = starts[-1][-1]
+        # Only a step that saves a checkpoint takes longer than the median, and it is one of `save_steps`.
         return {
             "step": np.median(steps), "saving": (np.mean(steps) - np.median(steps)) * save_steps,
             "starting": np.mean(first[1:] - self.kills), "real": last - first[0],

@@ -34,7 +34,10 @@ def make_contestants(mode, jit=False, run=None):
 
 
 def check_shape(mode, shape):
-    """Raises ValueError unless the library can make the network of a shape. It makes the network, without weights."""
+    """Raises ValueError unless the library can make the network of a shape. To find out, it makes the network.
+
+    A shape of a mode without a network, such as "preparation", passes.
+    """
     import txl_tf
 
     if is_tagging(mode):
@@ -47,9 +50,9 @@ def check_shape(mode, shape):
 
 
 def tokens_of_work(mode, name, shape):
-    """The number of tokens by which the speed of a contestant is measured, without padding.
+    """The number of tokens that a contestant computes in its work once, without padding: its speed is in tokens/s.
 
-    For an encoder-decoder, it counts those of the targets; for a long prompt, those of the prompt.
+    For an encoder-decoder, it counts the tokens of the targets; for a long prompt, the tokens of the prompt.
     """
     if mode == "seq2seq_pairs":
         return sum(map(len, pairs.word_pairs(shape["pairs"])[1]))

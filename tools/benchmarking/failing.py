@@ -25,15 +25,17 @@ def step_seconds(workers, tokens, tokens_per_second, parameters, gigabits, messa
 
 
 def best_save_steps(step, save_seconds, mtbf):
-    """Young's interval between checkpoints, in steps. All arguments are seconds.
+    """Young's interval between checkpoints, in steps; at least 1.
 
-    `mtbf` is the mean time between failures of any worker.
+    Args:
+        step, save_seconds: seconds of a step, and to save a checkpoint.
+        mtbf: mean seconds between failures of any worker.
     """
     return max(1, round(math.sqrt(2 * save_seconds * mtbf) / step))
 
 
 def train(steps, step, save_steps, save_seconds, restart_seconds, mtbf, rng):
-    """Simulates a training run.
+    """Simulates a training run. No worker fails during a restart.
 
     Args:
         steps: number of steps.
@@ -44,8 +46,8 @@ def train(steps, step, save_steps, save_seconds, restart_seconds, mtbf, rng):
         rng: random generator, whose method `exponential(mtbf)` draws the seconds until the next failure.
 
     Returns:
-        Dict with the seconds of steps that were kept (`useful`), of work that a failure destroyed (`repeated`), of
-        checkpoints (`saving`) and restarts (`starting`), and the number of `failures`.
+        Dict with the seconds of steps whose checkpoint was saved (`useful`), of work that a failure destroyed
+        (`repeated`), of checkpoints (`saving`) and restarts (`starting`), and the number of `failures`.
 
     Raises:
         ParameterError: there are more than `MOST_FAILURES` failures.
@@ -55,7 +57,7 @@ def train(steps, step, save_steps, save_seconds, restart_seconds, mtbf, rng):
     until_failure = rng.exponential(mtbf)
     while done < steps:
         interval = min(save_steps, steps - done)
-        whole = interval * step + save_seconds
+        whole = interval * step + save_seconds  # seconds until the next checkpoint is saved
         if until_failure >= whole:
             until_failure -= whole
             done += interval

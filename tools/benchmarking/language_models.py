@@ -57,7 +57,7 @@ def contestants(mode, jit=False):
 
 
 def carrying(function, carried):
-    """Work that calls `function(carried) -> (result, carried)` again and again, and waits for each result.
+    """Returns work that calls `function(carried) -> (result, carried)` again and again, and waits for each result.
 
     Args:
         function: the function.
@@ -114,7 +114,7 @@ def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
 
 
 def multiplying_work(shape, dtype):
-    """The matrix products of a training step of the library, by TensorFlow."""
+    """The work of computing the matrix products of a training step of the library with TensorFlow."""
 
     def make(products):
         pairs = [[tf.cast(tf.random.normal(size), dtype) for size in product.factors] for product in products]
@@ -144,8 +144,11 @@ def bytes_of_token(shape, size):
 
 
 def reading_work(shape, size):
-    """Only reads the bytes that `tgt_len` tokens need, token by token, on all cores. A number has `size` bytes."""
-    numbers = tf.random.normal([bytes_of_token(shape, size) // 4])
+    """Work that only reads the bytes that `tgt_len` tokens need, token by token, on all cores.
+
+    A number of the model has `size` bytes.
+    """
+    numbers = tf.random.normal([bytes_of_token(shape, size) // 4])  # float32, 4 bytes each
     largest = tf.function(lambda: tf.reduce_max(numbers))
     return Calls(lambda: [largest().numpy() for _ in range(shape["tgt_len"])])
 
@@ -153,8 +156,8 @@ def reading_work(shape, size):
 def training_operations(shape):
     """The floating-point operations of the matrix products in a training step.
 
-    For each product of the forward pass, the backward pass has two. Only for keys, values and position keys, whose
-    inputs (memory and distances) get no gradient, it has one.
+    For each product of the forward pass, the backward pass has two. It has only one for the keys and values of the
+    memory and for the position keys, because their inputs (memory and distances) get no gradient.
     """
     rows, tgt_len, mem_len, d_model = (shape[name] for name in ("batch_size", "tgt_len", "mem_len", "d_model"))
     tokens = rows * tgt_len

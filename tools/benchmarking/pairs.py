@@ -113,6 +113,7 @@ def word_pairs(number):
     words = set("\n".join(topics.values()).lower().split())
     words = sorted(word for word in words if word.isascii() and word.isalpha())
     chosen = np.random.default_rng(0).choice(words, number)
+    # The id of "a" is 3, the first after padding, START and END.
     return [[[*(ord(c) - 94 for c in word[::step]), END] for word in chosen] for step in (1, -1)]
 
 

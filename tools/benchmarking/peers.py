@@ -3,9 +3,9 @@
     pip install -e ".[peers]"
     python tools/benchmark.py --mode=peers
 
-All have the sizes of the shape, Adam, clipped gradients and the same number of threads. One difference remains: the GPT
-has no memory. Its segment is as long as segment and memory of the others together, so that a token sees as much text.
-Its batch has fewer rows, so that a step has as many tokens.
+All have the sizes of the shape, Adam, clipped gradients and the same number of threads. But the GPT has no memory. Its
+segment is as long as segment and memory of the others together, so that a token sees as much text. Its batch has fewer
+rows, so that a step has as many tokens (fewer, if the numbers cannot be divided evenly).
 
 This file is also the program that runs in a contestant's process. It imports only the framework of this contestant.
 """
@@ -157,7 +157,7 @@ def x_transformers(shape):
 
 
 def multiplier(bfloat16):
-    """Returns `make` of `products_work`, which multiplies with PyTorch."""
+    """Returns a function for the argument `make` of `products_work`, which multiplies with PyTorch."""
     import torch
 
     torch.set_num_threads(os.cpu_count() or 1)
@@ -305,7 +305,7 @@ PEERS = tuple(
 
 
 def begin(mode, name, shape, jit=False, run=None):
-    """Makes a contestant, and trains it for two steps, which compiles it. Returns a dict of figures.
+    """Makes a contestant and does its work twice, which compiles it. Returns a dict of figures.
 
     `mode`, `jit` and `run` have no effect: the task `begin` of all processes has the same arguments.
     """

@@ -167,7 +167,7 @@ def watch(shape, text, checkout):
 def watch_reference(shape, text):
     """Trains the reference for one step in a new process.
 
-    Returns the seconds since the process was started, and its peak memory.
+    Returns a dict with the seconds since the process was started, and its peak memory.
     """
     started = time.perf_counter()
     with Process() as process:
@@ -189,14 +189,18 @@ def train_to_score(checkout, shape, folder):
     """Trains a language model of the words of `random_lines` for one step: `lm`."""
     words = words_of(shape)
     lines = random_lines(shape)
-    repeats = 1 + 20000 // sum(len(line.split()) for line in lines)  # the end of the text is for validation
+    # Repeats make the text long, because its end is held out for validation.
+    repeats = 1 + 20000 // sum(len(line.split()) for line in lines)
     text = Path(folder, "text.txt")
     text.write_text("\n".join([*words, *lines * repeats, ""]))
     run(train_command(checkout, shape, text, os.path.join(folder, "lm"), level="word"), checkout)
 
 
 def answer(program, folder, checkout):
-    """Runs a program on one line. Returns the seconds until its answer is complete, and until its end.
+    """Runs a program on one line. Returns a dict of figures.
+
+    They are the seconds until its answer is complete (`seconds`) and until its end (`command_seconds`), and the seconds
+    of all cores together (`processor_seconds`).
 
     Args:
         program: a program of `ANSWERS`; or `IMPORT`, which only imports TensorFlow, for comparison. generate.py writes
@@ -236,4 +240,5 @@ def import_seconds():
     command = [sys.executable, "-X", "importtime", "-c", "import txl_tf"]
     log = subprocess.run(command, env=environment_of(ROOT), capture_output=True, text=True, check=True).stderr
     found = re.findall(r"^import time: .* (\d+) \| +(txl_tf|keras|tensorflow|matplotlib\.pyplot)$", log, re.MULTILINE)
+    # Python logs an import after the imports in it. Reversed, `txl_tf` comes first.
     return {name: int(microseconds) / 1e6 for microseconds, name in reversed(found)}

@@ -44,7 +44,7 @@ def with_gradients(forward):
 
 
 def products_of_layer(shape):
-    """The products of a layer in a training step: of Transformer-XL, or without `mem_len` of a GPT."""
+    """The products of a layer in a training step: of Transformer-XL or, with a `mem_len` of 0, of a GPT."""
     rows, tgt_len, mem_len, d_model = (shape[name] for name in ("batch_size", "tgt_len", "mem_len", "d_model"))
     n_head, d_head, d_inner = shape["n_head"], shape["d_head"], shape["d_inner"]
     tokens, klen, width = rows * tgt_len, mem_len + tgt_len, n_head * d_head
@@ -59,7 +59,7 @@ def products_of_layer(shape):
     if mem_len:
         products += with_gradients([Product(n_head, tokens, d_head, klen, "b")])  # scores of positions
         for inputs in (Product(1, rows * mem_len, d_model, 2 * width), Product(1, klen, d_model, width)):
-            products += [inputs, weight_gradient(inputs)]  # memory and positions are constants: one gradient
+            products += [inputs, weight_gradient(inputs)]  # memory and positions are constants without a gradient
     return products
 
 
@@ -69,9 +69,10 @@ def products_of_softmax(shape):
 
 
 def products_work(shape, make):
-    """A function that computes all products of a training step.
+    """Returns a function that computes all products of a training step.
 
     Args:
+        shape: sizes of the model and of the batch.
         make: function of a list of `Product` that returns a function that computes them.
     """
     layer, softmax = make(products_of_layer(shape)), make(products_of_softmax(shape))

@@ -80,7 +80,7 @@ def summary_of(rows):
 
 
 def print_table(heading, rows):
-    """Prints rows as a table, with those of COLUMNS that occur in them."""
+    """Prints rows as a table. It has the columns of COLUMNS whose figures occur in the rows."""
     keys = [key for key in COLUMNS if any(key in row for row in rows)]
 
     def cell(row, key):
@@ -93,7 +93,7 @@ def print_table(heading, rows):
 
 
 def print_summary(heading, summary):
-    """Prints the result of `summary_of`, without the contestants that the others are compared with."""
+    """Prints the result of `summary_of`, without the contestants whose ratios are all 1: the first of each group."""
     runs = range(1, 1 + max(len(row["ratios"]) for row in summary))
     lines = [["mode", "contestant", *(f"run {n}" for n in runs), "median"]]
     for row in summary:
@@ -113,5 +113,5 @@ def print_lines(heading, lines, left=1):
 
 
 def describe(shape):
-    """A shape as text, without arguments that switch something off: False, 0, -1 or an empty list."""
+    """A shape as text, without arguments that switch something off: those that are False, 0, -1 or an empty list."""
     return ", ".join(f"{name} {value}" for name, value in shape.items() if value not in (False, -1, []))

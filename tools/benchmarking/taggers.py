@@ -1,7 +1,7 @@
 """Contestants that are taggers: plain ports of the original programs, tests/reference_tagger.py, and the library.
 
-A maker is a function `make(lattice, shape)`, which returns `(model, tag)`: a compiled model, of FLAT with `lattice` and
-else of TENER; and a function that returns the tags for inputs.
+A maker is a function `make(lattice, shape)`, which returns `(model, tag)`: a compiled model, FLAT with `lattice` and
+TENER without it; and a function that returns the tags for inputs.
 
 Shapes:
     n: characters of a sentence, w: its words    L: the longest n of a batch    T: the longest n + w of a batch

@@ -170,7 +170,7 @@ def train_replicas(name, shape, replicas, seconds):
 
 
 def begin_worker(shape, rows, cluster=None, index=0, bytes_per_pack=0):
-    """Makes this process a worker with one thread, and trains for some steps. Later tasks `train_steps` go on.
+    """Makes this process a worker with one thread, and trains for some steps. Later tasks `train_steps` continue.
 
     Args:
         shape: sizes of the model.
@@ -211,7 +211,7 @@ def collective_bytes():
 
 
 def train_steps(steps):
-    """Trains for `steps` steps after a first one, which is not timed. All workers must train for equally many."""
+    """Trains for one step and then for `steps` steps, which are timed. `steps` must be the same for all workers."""
     ends = begun["work"].ends(lambda ends: len(ends) > steps)
     return {"milliseconds_per_step": 1000 * (ends[-1] - ends[0]) / steps, "peak_memory_mb": peak_memory()}
 

@@ -15,9 +15,9 @@ begun = {}  # the work that `turn` repeats, and its number of tokens
 
 
 def do_twice(work, tokens):
-    """Does a work twice, which traces and allocates. Returns the seconds of the first time.
+    """Does the work twice, which traces graphs and allocates memory. Returns the seconds of the first time.
 
-    Puts the work into `begun`, where `turn` finds it. `tokens` is its number of tokens.
+    Puts the work into `begun`, where `turn` finds it. `tokens` is the number of tokens in the work.
     """
     started = time.perf_counter()
     work.once()
@@ -43,7 +43,7 @@ def peak_memory(process="self"):
 def answer_requests(*tasks):
     """Answers each line of the standard input, `[name of a task, arguments]`, with the figures of the task."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries that print to stdout now print to stderr
+    os.dup2(2, 1)  # libraries that print to stdout now print to stderr, so that only answers reach the reader
     named = {task.__name__: task for task in tasks}
     for request in sys.stdin:
         name, arguments = json.loads(request)

@@ -104,7 +104,8 @@ def mean_seconds(work, seconds, least=1):
 def repeated(batches):
     """A dataset that repeats a list of batches without end.
 
-    Several batches are trees of int32 arrays whose shapes may differ. With a single batch, the dataset has its shape.
+    A single batch may have any structure, and the shapes of the dataset are those of the batch. Several batches must be
+    structures of int32 arrays; their shapes may differ.
 
     It does not use tf.data's autotuning: every `fit` would wait at its end for a thread that sleeps for seconds.
     """

@@ -29,7 +29,7 @@ def on_config(config):
 
 
 def with_reference(config, entry):
-    """Returns an entry of the navigation. To the entry of the reference, it adds the sections and pages."""
+    """Returns an entry of the navigation; the entry of the reference with its sections and pages."""
     if entry != {"Reference": ["reference/index.md"]}:
         return entry
     sections = {}

@@ -18,7 +18,7 @@ from txl_tf.taggers.tener import SentenceNetwork
 
 @keras.saving.register_keras_serializable("txl_tf")
 class BiLSTM(SentenceNetwork):
-    """Keras's bidirectional LSTMs over the embeddings of `Tener`.
+    """Keras's bidirectional LSTMs over embeddings of characters and bigrams, as `Tener` has them.
 
     ```python
     network = txl_tf.BiLSTM(n_token=100, n_layer=1, d_model=32)
@@ -28,7 +28,7 @@ class BiLSTM(SentenceNetwork):
     Args:
         n_token, n_bigram, d_embed, d_bigram, max_seq_len, embed_dropout, token_dropout, seed: see `Tener`.
         n_layer: number of layers.
-        d_model: width of a layer; each direction has half of it.
+        d_model: even, width of a layer; each direction has half of it.
 
     Call arguments, returns, raises: see `Tener`.
 

@@ -4,8 +4,9 @@
     p(y) = exp(score(y)) / sum over all paths
 
 Sums over paths are loops over time. All functions also work in graphs and under XLA. They compute in float64 if an
-argument is float64, else in float32. The functions need rows that begin with their elements; the layer allows padding
-anywhere. A row without elements has one path, the empty path, with the score 0.
+argument is float64, else in float32. In the functions, the elements of a row must come before its padding. The call,
+`nll` and `decode` of the layer allow padding anywhere. A row without elements has one path, the empty path, with the
+score 0.
 
 Shapes:
     B: batch      T: time, at least 1      K: tags
@@ -27,7 +28,7 @@ from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, check_widt
 from txl_tf.nn.masks import as_bool, mask_of_call
 from txl_tf.nn.settings import remember_graph
 
-FORBIDDEN = -10000.0  # the score of a forbidden transition, as in fastNLP
+FORBIDDEN = -10000.0  # is added to the score of a path for each forbidden transition, as in fastNLP
 
 
 def crf_nll(
@@ -44,7 +45,7 @@ def crf_nll(
         start, end: `[K]`, scores of the first and of the last tag; `None` without such scores.
 
     Returns:
-        `[B]` in nats, for whole rows.
+        `[B]` in nats: one number for the path of each row, 0 for a row without elements.
     """
     emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
     return log_norm(emissions, transitions, mask) - tf.reduce_sum(_path_terms(emissions, tags, mask, transitions), 1)
@@ -94,10 +95,14 @@ def _path_scores(
 
 
 def _path_terms(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tensor) -> Tensor:
-    """The contribution of each element to the score of a path: `[B, T]`."""
+    """The contribution of each element to the score of a path: its emission and the transition to it.
+
+    Returns:
+        `[B, T]`, 0 at padding.
+    """
     tags = tf.where(mask, tf.cast(tags, tf.int32), 0)
     own = tf.gather(emissions, tags, batch_dims=2)
-    steps = tf.gather_nd(transitions, tf.stack([tags[:, :-1], tags[:, 1:]], -1))
+    steps = tf.gather_nd(transitions, tf.stack([tags[:, :-1], tags[:, 1:]], -1))  # [B, T - 1]
     return tf.where(mask, own + tf.pad(steps, [[0, 0], [1, 0]]), 0.0)
 
 
@@ -105,8 +110,8 @@ def _path_terms(emissions: Tensor, tags: Tensor, mask: Tensor, transitions: Tens
 def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
     """The logarithm of the sum over all paths of `exp(score)`: `[B]`. The arguments are results of `_path_scores`.
 
-    The gradients are probabilities of tags and of pairs of tags. One loop computes them. TensorFlow's own gradient
-    would keep all arrays of the forward loop, and run it backwards.
+    The gradients are probabilities of tags and of pairs of tags. They need only one more loop, that of `_betas`.
+    TensorFlow's own gradient would keep all arrays of the forward loop, and run it backwards.
     """
     alphas = _alphas(emissions, transitions, mask)
     log_z = _log_norm(alphas, mask)
@@ -114,9 +119,9 @@ def log_norm(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Any:
     def grad(upstream):
         """The gradients of emissions and transitions: probabilities of tags and of pairs of tags, times `upstream`."""
         betas = _betas(emissions, transitions, mask)
-        weight = upstream[:, None] * tf.cast(mask, upstream.dtype)
+        weight = upstream[:, None] * tf.cast(mask, upstream.dtype)  # [B, T], 0 at padding
         emissions_grad = tf.exp(alphas + betas - log_z[:, None, None]) * weight[..., None]
-        arrive = emissions[:, 1:] + betas[:, 1:] - log_z[:, None, None]
+        arrive = emissions[:, 1:] + betas[:, 1:] - log_z[:, None, None]  # [B, T - 1, K]
         pairs = tf.exp(alphas[:, :-1, :, None] + transitions + arrive[:, :, None])  # [B, T - 1, K, K]
         return emissions_grad, tf.tensordot(weight[:, 1:], pairs, [[0, 1], [0, 1]]), None
 
@@ -168,9 +173,9 @@ def _betas(emissions: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
 def _scan(step: Any, first: Any, elements: Any, reverse: bool = False) -> Any:
     """`tf.scan` over time, with the batch first: the T results of `step(previous, element)`, `[B, T, ...]`.
 
-    The elements are `[B, T, ...]`. `first` is the value before the first element (before the last one with `reverse`).
-    If the first result must be `first` itself, `step` must return it unchanged there. All T elements are scanned, and
-    not T - 1, because TensorFlow cannot scan an empty sequence.
+    The elements are `[B, T, ...]`. `first` is the `previous` of the first step, which is at position 0, or at position
+    T - 1 with `reverse`. If the first result must be `first` itself, that step must return it unchanged. All T elements
+    are scanned, and not T - 1, because TensorFlow cannot scan an empty sequence.
     """
     by_time = tf.nest.map_structure(_swapped, elements)
     return tf.nest.map_structure(_swapped, tf.scan(step, by_time, first, reverse=reverse))
@@ -189,25 +194,26 @@ def crf_decode(
     Args: see `crf_nll`.
 
     Returns:
-        `(tags, score)`: int32 `[B, T]`, 0 at padding, and float `[B]`.
+        `(tags, score)`: int32 `[B, T]`, 0 at padding, and float `[B]`, 0 for a row without elements.
     """
     emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
-    stay = tf.range(emissions.shape[-1])
+    stay = tf.range(emissions.shape[-1])  # at padding, the tag before each tag is the tag itself
 
     def step(state, element):
         """One element: the score of the best path to every tag, and the tag before it on this path."""
         score, _ = state
-        emission, visible = element
-        ways = score[:, :, None] + transitions
+        emission, is_element = element
+        ways = score[:, :, None] + transitions  # [B, K, K]: from the tag before (axis 1) to the tag (axis 2)
         best = tf.reduce_max(ways, 1) + emission
         come_from = tf.argmax(ways, 1, output_type=tf.int32)
-        return tf.where(visible[:, None], best, score), tf.where(visible[:, None], come_from, stay)
+        return tf.where(is_element[:, None], best, score), tf.where(is_element[:, None], come_from, stay)
 
     first = (emissions[:, 0], tf.zeros_like(emissions[:, 0], tf.int32))
-    later = tf.pad(mask[:, 1:], [[0, 0], [1, 0]])
+    later = tf.pad(mask[:, 1:], [[0, 0], [1, 0]])  # false at position 0, as in `_alphas`
     scores, come_from = _scan(step, first, (emissions, later))  # [B, T, K] each
     last = scores[:, -1]
     tags = tf.argmax(last, 1, output_type=tf.int32)
+    # `before[:, t]` is the tag at position t - 1. There is none before position 0, so that column is dropped.
     before = _scan(lambda tag, pointers: tf.gather(pointers, tag, batch_dims=1), tags, come_from, reverse=True)
     tags = tf.concat([before[:, 1:], tags[:, None]], 1)
     return tf.where(mask, tags, 0), tf.where(mask[:, 0], tf.reduce_max(last, 1), 0.0)
@@ -216,20 +222,20 @@ def crf_decode(
 def best_path(
     emissions: Tensor, mask: Tensor, transitions: Tensor, start: Any = None, end: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """`crf_decode` without loops, for file formats without loops: every position has operations of its own.
+    """`crf_decode` for file formats that have no loops: the graph has separate operations for every position.
 
-    The shape of `emissions` must contain the time. Args and results: see `crf_decode`.
+    So T, the number of positions, must be in the static shape of `emissions`. Args and results: see `crf_decode`.
     """
     emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
     time = emissions.shape[1]
     stay = tf.range(emissions.shape[-1])
     score = emissions[:, 0]
-    come_from = []
+    come_from = []  # for each position from 1 on, [B, K]
     for t in range(1, time):
-        ways = score[:, :, None] + transitions
-        visible = mask[:, t, None]
-        come_from.append(tf.where(visible, tf.argmax(ways, 1, output_type=tf.int32), stay))
-        score = tf.where(visible, tf.reduce_max(ways, 1) + emissions[:, t], score)
+        ways = score[:, :, None] + transitions  # [B, K, K], as in `crf_decode`
+        is_element = mask[:, t, None]
+        come_from.append(tf.where(is_element, tf.argmax(ways, 1, output_type=tf.int32), stay))
+        score = tf.where(is_element, tf.reduce_max(ways, 1) + emissions[:, t], score)
     tags = [tf.argmax(score, 1, output_type=tf.int32)]
     for pointers in reversed(come_from):
         tags.append(tf.gather(pointers, tags[-1], batch_dims=1))
@@ -250,17 +256,19 @@ def crf_piece_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of pieces of a path.
 
-    The probability of a piece is that of all paths with the same tags from position s to position e.
+    A piece is the tags from position s to position e. Its probability is the sum of the probabilities of all paths that
+    have the same tags there.
 
-    Args: see `crf_nll`.
+    Args: see `crf_nll`, but tags at padding must be ids, too.
 
     Returns:
         `(begins, ends)`, `[B, T]` each. The piece from s to e, inclusive, has the log-probability
-        `begins[s] + ends[e]`.
+        `begins[s] + ends[e]`. They have no meaning at padding.
     """
     emissions, transitions, mask = _path_scores(emissions, mask, transitions, start, end)
     tags = tf.cast(tags, tf.int32)
     alphas = _alphas(emissions, transitions, mask)
+    # With the cumulated scores, `begins[s] + ends[e]` contains alpha at s, the terms from s + 1 to e, and beta at e.
     scores = tf.cumsum(_path_terms(emissions, tags, mask, transitions), 1)
     begins = tf.gather(alphas, tags, batch_dims=2) - scores
     ends = tf.gather(_betas(emissions, transitions, mask), tags, batch_dims=2) + scores
@@ -285,9 +293,9 @@ class CRF(Layer):
         n_tag: number of tags.
         start_end: whether there are scores for the first and the last tag.
         allowed: bool `[n_tag + 2, n_tag + 2]`, whether a tag (row) may come before another (column). Row `n_tag` is the
-            start, and column `n_tag + 1` the end; see `txl_tf.allowed_transitions`. A forbidden transition costs 10,000
-            in the call, `decode` and `piece_log_probs`. `nll` counts all paths, as in fastNLP. With `None`, all
-            transitions are allowed.
+            start, and column `n_tag + 1` the end; see `txl_tf.allowed_transitions`. A forbidden transition lowers the
+            score of a path by 10,000 in the call, `decode` and `piece_log_probs`. `nll` counts all paths, as in
+            fastNLP. With `None`, all transitions are allowed.
 
     Call arguments:
         emissions: `[batch, time, n_tag]`.
@@ -298,7 +306,7 @@ class CRF(Layer):
         int32 `[batch, time]`, the best paths.
 
     Raises:
-        ParameterError: `allowed`, a tensor or the mask has another shape.
+        ParameterError: `n_tag` is not positive; or `allowed`, a tensor or the mask has another shape.
 
     Reference:
         Lafferty et al. 2001; fastNLP 0.5.5, `ConditionalRandomField`.
@@ -313,7 +321,7 @@ class CRF(Layer):
         self.allowed = self.check_setting("allowed", allowed)
 
     def check_setting(self, name: str, value: Any) -> Any:
-        """Returns the value of a setting as it is stored: `allowed` as lists of bool.
+        """Checks the value of a setting. Returns it as it is stored: `allowed` as lists of bool, which JSON can hold.
 
         Raises ParameterError if `allowed` has another shape.
         """
@@ -343,7 +351,7 @@ class CRF(Layer):
 
     def elements(self, emissions: Tensor, mask: Tensor, tags: Tensor | None = None) -> Tensor:
         """Checks the arguments of a call. Returns the mask as bool `[B, T]`. Raises ParameterError for wrong shapes."""
-        if not self.built:
+        if not self.built:  # `nll` and `decode` do not use Keras's call, which would build the layer
             self.build()
         mask = mask_of_call(emissions, mask)
         tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool? batch time")}
@@ -353,7 +361,7 @@ class CRF(Layer):
         return _bool_mask(emissions, mask)
 
     def nll(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The negative log-likelihood of paths, `[batch]`, by the weights of the layer; see `crf_nll`.
+        """The negative log-likelihood of paths, `[batch]`, with the scores of the layer; see `crf_nll`.
 
         Raises:
             ParameterError: a tensor has another shape, or an element has a tag below 0 or above `n_tag - 1`. In a
@@ -365,9 +373,10 @@ class CRF(Layer):
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The best allowed paths by the weights of the layer, and their scores; see `crf_decode`.
+        """The best allowed paths with the scores of the layer, and their scores; see `crf_decode`.
 
-        The score contains the costs of forbidden transitions only if no path is allowed.
+        If no path of a row is allowed, the result is the best of all its paths, and the score contains `FORBIDDEN` for
+        each forbidden transition.
         """
         mask = self.elements(emissions, mask)
         packed, emissions = pack(mask, emissions)
@@ -377,7 +386,7 @@ class CRF(Layer):
     def piece_log_probs(self, emissions: Tensor, tags: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The log-probabilities of pieces of paths among all allowed paths; see `crf_piece_log_probs`.
 
-        The elements of `mask` must come before the padding.
+        Arguments are not checked. The elements of a row must come before its padding.
         """
         return crf_piece_log_probs(emissions, tags, mask, *self.constrained())
 
@@ -389,8 +398,11 @@ class CRF(Layer):
         return tuple(self.named_shapes(shapes, named)["emissions"][:-1])
 
     def constrained(self) -> tuple[Tensor, Any, Any]:
-        """`(transitions, start, end)`: the scores, plus `FORBIDDEN` at transitions that are not allowed."""
-        if not tf.executing_eagerly():  # because `decode` does not use Keras's call
+        """`(transitions, start, end)`: the scores, plus `FORBIDDEN` at transitions that are not allowed.
+
+        With neither `start_end` nor `allowed`, `start` and `end` are `None`.
+        """
+        if not tf.executing_eagerly():  # Keras's call would do this, but `decode` does not use it
             remember_graph(self)
         if self.allowed is None:
             return self.transitions, self.start_scores, self.end_scores

@@ -3,7 +3,7 @@
 The items of a sentence are its characters, then directly the words that a lexicon finds in it, then padding.
 
 Shapes:
-    B: batch      L: most characters of a sentence in the batch      T: most items of one      E: d_model
+    B: batch      L: most characters of a sentence in the batch      T: most items of a sentence      E: d_model
 """
 
 from collections.abc import Sequence
@@ -44,10 +44,11 @@ class Flat(AttendingNetwork):
 
     Args:
         n_token, n_bigram: number of ids of the lattice's items and of bigrams; id 0 is padding, id 1 is unknown. With
-            an `n_bigram` of 0, the network does not use bigrams.
+            an `n_bigram` of 0, the network does not use the ids of bigrams.
         n_layer, d_model, n_head, d_inner: layers, width, attention heads, width inside the feed-forward nets.
         d_embed, d_bigram: widths of the embeddings.
-        max_seq_len: most characters of a sentence, for data and export, and for a `rel_pos_init` of 0.
+        max_seq_len: most characters of a sentence in data, in `TextTagger` and in export. The network itself accepts
+            longer sentences, and uses the number only with a `rel_pos_init` of 0.
         fusion: see `PositionFusion`.
         fusion_shared: whether all layers share one fusion.
         rel_pos_init: with 1, distances are used as they are; with 0, `max_seq_len` is added to each, as in the
@@ -62,7 +63,7 @@ class Flat(AttendingNetwork):
     Call arguments:
         inputs: dictionary of int tensors:
             lattice: `[batch, items]`, characters, then words, then 0.
-            bigrams: `[batch, length]`.
+            bigrams: `[batch, length]`. It is needed even with an `n_bigram` of 0, because its shape gives `length`.
             seq_len, lex_num: `[batch]`, number of characters and of words.
             pos_s, pos_e: `[batch, items]`, positions of the first and of the last character of each item.
         training, dropout_key: see `txl_tf.nn.base`.
@@ -87,7 +88,7 @@ class Flat(AttendingNetwork):
 
     @property
     def needs_bigrams(self) -> bool:
-        """True: the shape of `bigrams` is the number of characters."""
+        """Always true, because the shape of `bigrams` gives the number of characters."""
         return True
 
     @takes(FlatConfig)
@@ -107,7 +108,7 @@ class Flat(AttendingNetwork):
             PositionFusion(self.d_model, self.fusion, **options, name=f"fusion{i}") for i in range(n_fusion)
         ]
         attention = {"scale": self.scale, "k_proj": self.k_proj, "dropatt": self.dropatt}
-        seed_of_layer: Any = self.draw_key  # a function that draws the seed
+        seed_of_layer: Any = self.draw_key  # in place of a seed: the layers get their dropout keys from this network
         self.stacked = [
             FlatLayer(
                 self.d_model, self.n_head, self.d_inner, residual=self.residual, dropout=self.dropout,
@@ -147,25 +148,27 @@ class Flat(AttendingNetwork):
         is_item = self.items_of(inputs)
         length = shape_of(chars)[1]
         n_items = shape_of(is_item)[1]
-        embedded = self.lookup(self.embedding, inputs["lattice"], item_key)
+        embedded = self.lookup(self.embedding, inputs["lattice"], item_key)  # [B, T, d_embed]
+        # Sentences have different lengths, so a column can have a character in one row and a word in another. Each of
+        # the two projections computes all items of its columns, and a mask keeps its own items.
         char_rows = embedded[:, :length]
         if self.n_bigram:
             bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
             char_rows = tf.concat([char_rows, bigrams], -1)
-        char_rows = self.char_proj(dropout(char_rows, self.embed_dropout, char_key))
+        char_rows = self.char_proj(dropout(char_rows, self.embed_dropout, char_key))  # [B, L, E]
         char_rows *= tf.cast(chars, char_rows.dtype)[..., None]
-        words = is_item & tf.logical_not(tf.pad(chars, [[0, 0], [0, n_items - length]]))
-        word_rows = self.lex_proj(dropout(embedded, self.embed_dropout, word_key))
+        words = is_item & tf.logical_not(tf.pad(chars, [[0, 0], [0, n_items - length]]))  # [B, T]
+        word_rows = self.lex_proj(dropout(embedded, self.embed_dropout, word_key))  # [B, T, E]
         word_rows *= tf.cast(words, word_rows.dtype)[..., None]
         return word_rows + tf.pad(char_rows, [[0, 0], [0, n_items - length], [0, 0]])
 
     def positions(self, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
-        """The positions of all pairs of items.
+        """The position vectors of all pairs of items.
 
         Returns:
-            `(fused, index)`. `fused` has one element that all layers share, or one for each layer: the vectors `[U,
-            d_model]` of the different pairs. `index`, int32 `[batch, items, items]`, is the row of each pair of items
-            in them.
+            `(fused, index)`. `fused` is a list of tensors `[U, d_model]`, the vectors of the U different pairs: one
+            tensor that all layers share, or one for each layer. `index`, int32 `[batch, items, items]`, is the row of
+            each pair of items in such a tensor.
         """
         pairs = distinct_pairs(inputs["pos_s"], inputs["pos_e"], self.items_of(inputs), self.fusions[0].names)
         shift = 0 if self.rel_pos_init else self.max_seq_len

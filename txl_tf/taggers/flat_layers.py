@@ -33,11 +33,11 @@ from txl_tf.nn.settings import FREE_RATE, FREE_SEED
 from txl_tf.taggers.tener_layers import visible_keys
 from txl_tf.vanilla.multi_head_attention import heads_of
 
-EPSILON = 1e-5  # of the layer norms, PyTorch's
+EPSILON = 1e-5  # of the layer norms: PyTorch's default
 
 
 def checked_mask(x: Tensor, r: Tensor, index: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
-    """Checks all arguments of a call. Returns the mask, bool `[B, T]`, true at items, or `None` without padding."""
+    """Checks the tensors of a call. Returns the mask, bool `[B, T]`, true at items, or `None` without padding."""
     mask = mask_of_call(x, mask)
     sizes = {"d_model": d_model}
     check_tensors(sizes, x=(x, "float batch items d_model"), r=(r, "float pairs d_model"))
@@ -69,7 +69,7 @@ class LatticeAttn(Attending, Layer):
     Call arguments:
         x: `[batch, items, d_model]`.
         r: `[U, d_model]`, a vector for every different pair, from `PositionFusion`.
-        index: int32 `[batch, items, items]`, the number of each pair among the different ones: `Pairs.index`.
+        index: int `[batch, items, items]`, the row of `r` for each pair of query and key: `Pairs.index`.
         mask: bool, or numbers 0 and 1, `[batch, items]`, true at items. By default, the mask that Keras passes on with
             `x`; without any, there is no padding.
         training, dropout_key: see `txl_tf.nn.base`.
@@ -123,7 +123,7 @@ class LatticeAttn(Attending, Layer):
         return join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
 
     def heads(self, x: Tensor) -> list[Tensor]:
-        """Queries, keys and values: `[H, B, T, D]` each. Without `w_k`, the keys are `x` itself, split into heads."""
+        """Queries, keys and values: `[H, B, T, D]` each. If `w_k` is `None`, the keys are `x`, split into heads."""
         linears = [linear for linear in (self.w_q, self.w_k, self.w_v) if linear is not None]
         heads = heads_of(x, linears, self.n_head)
         if self.w_k is None:
@@ -138,7 +138,7 @@ class LatticeAttn(Attending, Layer):
         """`(q + u, k, v, position_scores)`, the arguments of `attend`."""
         q, k, v = self.heads(x)
         u_bias, v_bias = (tf.cast(bias, q.dtype)[:, None, None] for bias in (self.u, self.v))
-        r = self.positions(r)
+        r = self.positions(r)  # [U, H, D]
         return q + u_bias, k, v, pairwise_scores(q + v_bias, r, tf.cast(index, tf.int32))
 
 
@@ -150,7 +150,10 @@ def split_heads(x: Tensor, n_head: int) -> Tensor:
 
 @keras.saving.register_keras_serializable("txl_tf")
 class AddAndNorm(Layer):
-    """`LayerNorm(y + added)`. It is a layer because files of earlier versions store the weights of the norm in one."""
+    """`LayerNorm(y + added)`.
+
+    It is a layer only because files of earlier versions store the weights of the norm under the name of this layer.
+    """
 
     free_settings = {}
 
@@ -192,7 +195,7 @@ class FlatLayer(Layer):
     Call arguments, returns: see `LatticeAttn`.
 
     Raises:
-        ParameterError: an argument is out of its range.
+        ParameterError: an argument is out of its range, or a tensor or the mask has another shape.
     """
 
     free_settings = {"dropout": FREE_RATE, "seed": FREE_SEED}
@@ -221,7 +224,8 @@ class FlatLayer(Layer):
 
     def settings_changed(self, names: Iterable[str]) -> None:
         super().settings_changed(names)
-        if self.attn.dropatt != self.attention.get("dropatt", 0.0):  # set by `Flat`
+        # `Flat` sets the rate of `attn` directly. The configuration must contain the new rate.
+        if self.attn.dropatt != self.attention.get("dropatt", 0.0):
             self.store("attention", types.MappingProxyType({**self.attention, "dropatt": self.attn.dropatt}))
 
     def get_config(self) -> dict[str, Any]:
@@ -249,7 +253,7 @@ class FlatLayer(Layer):
         return self._sublayer(x, lambda y: self.feed_forward(y, inner_key, output_key))
 
     def _sublayer(self, x: Tensor, function: Any) -> Tensor:
-        """Computes `LayerNorm(x + function(x))` in the paper's configuration."""
+        """Computes `LayerNorm(x + y)` for `y = function(x)`; with `residual="own"`, `LayerNorm(y + y)`."""
         y = function(x)
         return self.postprocess(y, x if self.residual == "input" else y)
 

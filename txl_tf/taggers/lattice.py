@@ -7,7 +7,8 @@ program calls them s and e, the paper head and tail. A pair of items has four di
     paper       hh                  ht                  th                  tt
 
 The fusion computes one vector from their sinusoids, `R_ij = relu(W_r [p_hh, p_ht, p_th, p_tt])`. Pairs with the same
-four distances are fused only once: a batch has about a hundred times as many pairs as different distances.
+four distances have the same vector. It is computed only once: a batch has about a hundred times as many pairs as
+different vectors.
 
 Shapes:
     B: batch      T: most items of a sentence      E: d_model      S: number of positions, 1 + the largest e
@@ -39,7 +40,7 @@ class Pairs(NamedTuple):
 
     Attributes:
         distances: list of int32 `[U]`, one tensor for each name of a distance, such as "ss".
-        index: int32 `[B, T, T]`, the number of each pair of items among the U different ones, an argument of
+        index: int32 `[B, T, T]`, the number of each pair of items among the U different pairs, an argument of
             `LatticeAttn` and `FlatLayer`. It has no meaning at padding.
         places: int32 scalar, 1 + the largest position in the batch, an argument of `distance_table`.
     """
@@ -78,7 +79,7 @@ def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, nam
     Args:
         pos_s, pos_e: int `[B, T]`, the positions of the first and of the last character of every item.
         mask: bool, or integers 0 and 1, `[B, T]`, true at items; `None` without padding.
-        names: the distances to compare, see `span_distances`. A `PositionFusion` needs those of its attribute `names`.
+        names: names of the distances to compare, such as "ss". A `PositionFusion` needs those in its attribute `names`.
 
     Returns:
         `Pairs`.
@@ -86,6 +87,7 @@ def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, nam
     if any(keras.backend.is_keras_tensor(x) for x in (pos_s, pos_e, mask)):
         return _DistinctPairs(names)(pos_s, pos_e, mask)
     is_item: Any = tf.ones_like(pos_s, tf.bool) if mask is None else as_bool("mask", mask)
+    # int64, because the code of a pair below can be as large as the fourth power of `base`.
     pos_s, pos_e = (tf.where(is_item, tf.cast(x, tf.int64), 0) for x in (pos_s, pos_e))
     places = tf.reduce_max(pos_e) + 1
     # The code of a pair is a number whose digits are its distances, shifted so that the smallest is 0.
@@ -94,11 +96,11 @@ def distinct_pairs(pos_s: Tensor, pos_e: Tensor, mask: Tensor | None = None, nam
     code = tf.zeros_like(distances_by_name["ss"])
     for name in names:
         code = code * base + distances_by_name[name] + places - 1
-    # Pairs with padding get an existing code, so that they do not add to the different ones.
+    # Pairs with padding get an existing code, so that they do not increase the number of different pairs.
     code = tf.where(is_item[:, :, None] & is_item[:, None], code, tf.reduce_max(code))
-    codes, index = tf.unique(tf.reshape(code, [-1]))
+    codes, index = tf.unique(tf.reshape(code, [-1]))  # [U], [B * T * T]
     distances = []
-    for _ in names:
+    for _ in names:  # the last digit first
         distances.append(tf.cast(codes % base - places + 1, tf.int32))
         codes //= base
     return Pairs(distances[::-1], tf.reshape(index, tf.shape(code)), tf.cast(places, tf.int32))
@@ -124,10 +126,11 @@ def distance_table(places: Tensor, d_model: int, shift: int = 0, dtype: Any = "f
             may also be a symbolic tensor of Keras.
         d_model: int, the width of the sinusoids: even, and at least 4.
         shift: number that is added to each distance.
-        dtype: float32 or float64.
+        dtype: float32 or float64. It has no effect with a symbolic tensor.
 
     Returns:
-        `[2 * places - 1, d_model]` in `dtype`, see `tensor2tensor_frequencies`.
+        `[2 * places - 1, d_model]` in `dtype`, see `tensor2tensor_frequencies`. Row `places - 1 + d` belongs to the
+        distance d.
     """
     if keras.backend.is_keras_tensor(places):
         return _DistanceTable(d_model, shift)(places)
@@ -164,7 +167,7 @@ def fused_sum(pairs: Any, table: Tensor, kernel: Tensor) -> Tensor:
 
 
 def checked_pairs(pairs: Any, names: Any) -> Pairs:
-    """Checks the `Pairs` of a call, which are a list if the model was loaded from a Keras file."""
+    """Checks and returns the `Pairs` of a call. They are a list if the model was loaded from a Keras file."""
     if isinstance(pairs, (tuple, list)) and len(pairs) == 3 and isinstance(pairs[0], (tuple, list)):
         pairs = Pairs(*pairs)
     if isinstance(pairs, Pairs) and len(pairs.distances) == len(names):
@@ -225,7 +228,7 @@ class PositionFusion(Layer):
         return self.fuse(checked_pairs(pairs, self.names), tf.cast(table, self.compute_dtype))
 
     def fuse(self, pairs, table):
-        """The call, with arguments that are checked: `[U, E]`."""
+        """Computes the call. The arguments are already checked. Returns `[U, E]`."""
         return tf.nn.relu(self.linear_of(self.forward, pairs, table))
 
     def linear_of(self, linear: Any, pairs: Any, table: Tensor) -> Tensor:

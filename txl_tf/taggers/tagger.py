@@ -75,8 +75,8 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         labels: tags in the order of their ids, such as `["O", "B-PER", "I-PER"]`. `data/tagged/tags.py` describes the
             schemes.
         start_end: whether the CRF has scores for the first and the last tag.
-        constraints: whether decoding is limited to paths that the scheme of the labels allows. `fit` warns if more than
-            5% of the tags of entities are not on such a path.
+        constraints: whether decoding is limited to paths that the scheme of the labels allows. `fit` warns if the
+            training tags often break the scheme: at least 10 times, and more than 5 times for every 100 entities.
         output_dropout: dropout rate of the hidden states before the linear layer.
         seed: int from which dropout derives. `None` draws one.
         scheme: "none" if the labels do not mark entities, such as `["NOUN", "VERB"]`. Then every element counts as an
@@ -87,12 +87,13 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     Call arguments:
         inputs: see `Tener` and `Flat`. For another network: int `[batch, time]`, 0 at padding; or a dictionary with
             the network's own inputs and `"mask"`, bool `[batch, time]`. The network gets the mask if its call has an
-            argument `padding_mask` or, with one input in a dictionary, `mask`. Padding may be anywhere in a row. But
-            `Flat` takes lengths, and LSTMs on a GPU need the padding at the end.
+            argument `padding_mask` or, if the dictionary has only one other input, `mask`. Padding may be anywhere in a
+            row, with two exceptions: `Flat` takes lengths, and LSTMs on a GPU need the padding at the end.
         training, dropout_key: see `txl_tf.nn.base`.
 
     Returns:
-        float32 (float64 if the dtype is) `[batch, time, labels]`: the emissions, scores of single tags.
+        float32 (float64 if the dtype is) `[batch, time, labels]`: the emissions, scores of single tags. Keras's
+        `predict` returns the tags of the best paths instead.
 
     Training: `fit`, `evaluate` and the other methods of Keras take arrays or datasets:
         x, y: inputs as above, and tags, int `[batch, time]`. Tags at padding are ignored.
@@ -134,13 +135,14 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self.start_keys(seed, always=True, output_dropout=output_dropout)
         self.out_fc = Linear(len(self.labels), dtype=self.dtype_policy, name="out_fc")
         self.crf = CRF(len(self.labels), start_end, self._allowed(), dtype=self.loss_dtype, name="crf")
+        # The types of entities, such as "PER", in the order in which the labels first name them.
         kinds = [kind_of(label, scheme) for label in self.labels]
         self.kinds = list(dict.fromkeys(kind for kind, inside in zip(kinds, self._entity, strict=True) if inside))
         self.loss_mean = Mean("loss", dtype=self.metric_dtype)
         self.grad_norm = Mean("grad_norm", dtype=self.metric_dtype)
         self.spans = SpanScores(single=scheme == NONE, dtype=self.metric_dtype)
 
-        # The inputs of the last call, see `_described`: for a network that does not say which inputs it takes.
+        # The inputs of the last call, see `_described`. `export` needs them if the network is no `SentenceNetwork`.
         self._called_with: Any = None
         if self.reads_sentences:
             self.build_at_once(self.network.input_shapes)
@@ -160,7 +162,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             raise ParameterError("labels", self.labels, "tags that paths in their scheme have", message)
 
     def check_setting(self, name: str, value: Any) -> Any:
-        """Returns the value of a setting. With constraints, every label must be on an allowed path."""
+        """Checks and returns the value of a setting. With constraints, every label must be on an allowed path."""
         value = super().check_setting(name, value)
         if name == "constraints" and value:
             self._check_labels()
@@ -182,7 +184,9 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return self.reads_sentences and self.network.reads_lattice
 
     def build(self, inputs_shape: Any = None) -> None:
-        outputs = getattr(self.network, "outputs", None)  # of a functional model, or a `Sequential` with its input
+        # A functional model has outputs, and so has a `Sequential` whose input is known. With other networks, the first
+        # call builds the layers after the network.
+        outputs = getattr(self.network, "outputs", None)
         if self.reads_sentences:
             self.network.build_at_once()
             self._build_rest(self.network.d_model)
@@ -199,7 +203,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         if not self.built:
             self.build()
         if not self.has_all_weights:
-            message = "load_weights needs the width of what network returns: call the tagger on a batch first"
+            message = "load_weights needs the width of the network's output: call the tagger on a batch first"
             raise ParameterError("load_weights", filepath, "called after the tagger was called on a batch", message)
         super().load_weights(filepath, skip_mismatch, **kwargs)
 
@@ -213,7 +217,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self._build_rest(config["width"])  # Keras loads weights only into layers that are built
 
     def _build_rest(self, width: int) -> None:
-        """Builds the layers after the network, whose hidden states have this width."""
+        """Builds the layers after the network, if they are not built. Its hidden states have the width `width`."""
         if not self.out_fc.built:
             self.out_fc.build((None, None, width))
             self.crf.build((None, None, len(self.labels)))
@@ -247,11 +251,15 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`(emissions, mask)`: `[B, T, K]` as the call returns them, and bool `[B, T]`, true at elements."""
-        # Keras's call passes `training` on to all layers of the network.
+        # `self(...)` and not `self.call(...)`: Keras's `__call__` passes `training` on to all layers of the network.
         return self(inputs, training=training, dropout_key=dropout_key), self._mask_of(inputs)
 
     def _mask_of(self, inputs: Any) -> Tensor:
-        """bool `[batch, time]`, true at elements. The network knows it, or it is an input, or id 0 is padding."""
+        """bool `[batch, time]`, true at elements.
+
+        A `SentenceNetwork` computes it. For other networks, it is the input `mask` of a dictionary. For a single input
+        of ids, it is true where the id is not 0.
+        """
         if self.reads_sentences:
             return self.network.mask_of(self.network.checked(inputs))
         if isinstance(inputs, dict):
@@ -262,7 +270,11 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return tf.not_equal(inputs, 0)
 
     def _hidden(self, inputs: Any, training: bool | None, dropout_key: Tensor | None) -> Tensor:
-        """The result of the network, `[batch, time, width]`. It gets those arguments that its call takes."""
+        """The output of the network, `[batch, time, width]`; of a tuple or list, the first tensor.
+
+        The network gets `training`, `dropout_key` and the mask (as `padding_mask` or `mask`, see the class) only if its
+        call has these arguments.
+        """
         mask = self._mask_of(inputs)
         options = {"training": training, "dropout_key": dropout_key, "padding_mask": mask}
         if self.reads_sentences:
@@ -288,20 +300,23 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
             `[B]` in nats, in the dtype of the emissions; 0 for a row that contains only padding.
 
         Raises:
-            ParameterError: the tags have another shape than the mask, or an id is out of its range.
+            ParameterError: the tags have another shape than the mask, or an id is out of its range, see `CRF.nll`.
         """
         emissions, mask, tags = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
         return self.crf.nll(emissions, tags, mask)
 
     def _elements(self, inputs: Any, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """`(emissions, mask, tags)`: the tags as int32. Raises ParameterError unless they have the mask's shape."""
+        """`(emissions, mask, tags)`: results of `emissions`, called with `**options`, and the tags as int32.
+
+        Raises ParameterError unless the tags have the mask's shape.
+        """
         emissions, mask = self.emissions(inputs, **options)
         tags = as_ids("tags", tags)
         check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
         return emissions, mask, tags
 
     def decode(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        """The best paths: `(tags, score)`, int32 `[B, T]` with 0 at padding, and `[B]`."""
+        """The best paths: `(tags, score)`, int32 `[B, T]` with 0 at padding, and float `[B]`. See `CRF.decode`."""
         return self.crf.decode(*self.emissions(inputs))
 
     def entities(self, inputs: Any) -> dict[str, Tensor]:
@@ -310,22 +325,25 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         Returns:
             Dictionary of `[B, T]`: int32 `tags`, the path; bool `ends`, true where an entity ends; int32 `starts`, the
             position where it begins; int32 `kinds`, the index of its type in `self.kinds`; and float `probs`, the
-            probability among all allowed paths that its elements have exactly these tags.
+            probability among all allowed paths that its elements have exactly these tags. `starts`, `kinds` and `probs`
+            have a meaning only where `ends` is true.
         """
         emissions, mask = self.emissions(inputs)
-        places = tf.broadcast_to(tf.range(tf.shape(mask)[1]), tf.shape(mask))
-        packed, emissions, places = pack(mask, emissions, places)
+        positions = tf.broadcast_to(tf.range(tf.shape(mask)[1]), tf.shape(mask))
+        packed, emissions, positions = pack(mask, emissions, positions)
         packed_entities = self.entities_of(emissions, packed)
-        packed_entities["starts"] = tf.gather(places, packed_entities["starts"], batch_dims=1)
+        # From positions in packed rows to positions in the rows of `inputs`.
+        packed_entities["starts"] = tf.gather(positions, packed_entities["starts"], batch_dims=1)
         return {name: unpack(mask, x) for name, x in packed_entities.items()}
 
     def entities_of(self, emissions: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """`entities` from emissions, `[B, T, K]`, and a mask that begins with elements, bool `[B, T]`."""
+        """`entities` from emissions, `[B, T, K]`, and a mask, bool `[B, T]`. Elements come before padding in a row."""
         tags, _ = self.crf.decode(emissions, mask)
         ends, starts = self.span_ends(tags, mask)
         begin, end = self.crf.piece_log_probs(emissions, tags, mask)
+        # Rounding could make the log-probability of a sure entity larger than 0.
         probs = tf.exp(tf.minimum(tf.gather(begin, starts, batch_dims=1) + end, 0.0))
-        kinds = tf.gather(tf.constant(self._kind_of), tags)
+        kinds = tf.gather(tf.constant(self._kind_ids), tags)
         return {"tags": tags, "ends": ends, "starts": starts, "kinds": kinds, "probs": tf.where(ends, probs, 0.0)}
 
     # ------------------------------------------------------------------------------------------------------ entities
@@ -341,7 +359,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return continues_table(self.labels, self.scheme)
 
     @functools.cached_property
-    def _kind_of(self) -> np.ndarray:
+    def _kind_ids(self) -> np.ndarray:
         """int32 `[K]`: the index in `self.kinds` of the entity type of each label; 0 for "O"."""
         kinds = {kind: i for i, kind in enumerate(self.kinds)}
         return np.array([kinds.get(kind_of(label, self.scheme), 0) for label in self.labels], np.int32)
@@ -351,12 +369,13 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
         Args:
             tags: int32 `[B, T]`, any path, also one that the scheme does not allow.
-            mask: bool `[B, T]`, which begins with elements.
+            mask: bool `[B, T]`, true at elements, which come before padding in a row.
 
         Returns:
-            `(ends, starts)`: bool and int32 `[B, T]`. `starts` has a meaning only where `ends` is true.
+            `(ends, starts)`: bool `[B, T]`, true at the last element of an entity, and int32 `[B, T]`, the position of
+            its first element. `starts` has a meaning only where `ends` is true.
         """
-        pairs = tags[:, :-1] * len(self.labels) + tags[:, 1:]
+        pairs = tags[:, :-1] * len(self.labels) + tags[:, 1:]  # [B, T - 1], indices in the flat table of pairs
         joined = tf.gather(tf.constant(self._continues.ravel()), pairs) & mask[:, 1:]  # a GPU has no gather_nd of bool
         inside = tf.gather(tf.constant(self._entity), tags) & mask
         begins = inside & tf.logical_not(tf.pad(joined, [[0, 0], [1, 0]]))
@@ -370,13 +389,13 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
         Args:
             tags, expected: int `[B, T]`, the tags that the model found, and the right ones.
-            mask: bool `[B, T]`, which begins with elements.
+            mask: bool `[B, T]`, true at elements, which come before padding in a row.
         """
-        kind_of = tf.constant(self._kind_of)
+        kind_ids = tf.constant(self._kind_ids)
         expected = self._in_range(expected)
         ends, starts = self.span_ends(tags, mask)
         expected_ends, expected_starts = self.span_ends(expected, mask)
-        same = (starts == expected_starts) & (tf.gather(kind_of, tags) == tf.gather(kind_of, expected))
+        same = (starts == expected_starts) & (tf.gather(kind_ids, tags) == tf.gather(kind_ids, expected))
         counts = (ends & expected_ends & same, ends, expected_ends)
         return tf.stack([tf.reduce_sum(tf.cast(count, self.loss_dtype)) for count in counts])
 
@@ -399,6 +418,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return len(self.labels)
 
     def training_logs(self) -> dict[str, float]:
+        """The logs of training, without the metrics of entities, which only evaluation measures."""
         logs = super().training_logs()
         return {name: logs[name] for name in logs if name not in self.spans.result()}
 
@@ -413,9 +433,9 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     fit.__doc__ = Resumable.fit.__doc__
 
     def _warn_of_forbidden(self, x: Tensor, y: Tensor | None = None) -> None:
-        """Warns if many tags in `x` and `y` of `fit` are on paths that decoding does not allow.
+        """Warns if the tags in `x` and `y` of `fit` often break the scheme of the labels, see `constraints`.
 
-        It reads some of the sentences, and only if this does not affect the training.
+        It reads only the first sentences, and none if reading could affect the training, see `first_batches`.
         """
         if self.crf.allowed is None:
             return
@@ -428,26 +448,26 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         forbidden, entities = counts.tolist()
         if forbidden >= 10 and forbidden > 0.05 * entities:
             logger.warning(
-                f"near the {entities:,} entities of the training data, {forbidden:,} transitions between tags break "
-                "the scheme of the labels, so decoding cannot find all of them. Convert the tags, or set "
+                f"in training sentences with {entities:,} entities, {forbidden:,} transitions between tags break the "
+                "scheme of the labels, so decoding cannot find all of these entities. Convert the tags, or set "
                 "constraints=False"
             )
 
     def _count_forbidden(self, mask: Tensor, tags: Tensor) -> np.ndarray:
-        """Counts in the tags `[B, T]`, where `mask` is true: `[transitions that the scheme forbids, entities]`."""
+        """Counts `[transitions that the scheme forbids, entities]` in the tags `[B, T]` where `mask` is true."""
         rows = np.nonzero(mask)[0]
         tags = tags[mask]
         n = len(self.labels)
         allowed = np.array(self.crf.allowed)
         first = np.diff(rows, prepend=-1) > 0  # true at the first tag of every row
-        last = np.roll(first, -1)
+        last = np.roll(first, -1)  # true at the last tag of every row
         before = np.where(first, n, np.roll(tags, 1))  # the previous tag; n stands for the start, n + 1 for the end
         continued = np.pad(self._continues, [[0, 2], [0, 2]])[before, tags]
         forbidden = np.sum(~allowed[before, tags]) + np.sum(~allowed[tags[last], n + 1])
         return np.array([forbidden, np.sum(np.array(self._entity)[tags] & ~continued)])
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One step of training on one replica's share of a batch. Returns the logs of the whole batch."""
+        """One step of training on one replica's share of a batch. Returns the metrics so far, over all replicas."""
         inputs, tags, weights = self.unpacked(data)
         key = self.step_key(tf.shape(tags)[0])
         weights = self.weights_in_training(self._in_range(tags), weights)
@@ -462,7 +482,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return self.reported(logs, inputs, tags, emissions, weights, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """One step of evaluation. Returns the logs of the batch, and precision, recall and F1 up to now."""
+        """One step of evaluation on one replica's share of a batch. Returns the metrics so far, over all replicas."""
         inputs, tags, weights = self.unpacked(data)
         emissions, mask, tags = self._elements(inputs, tags)
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
@@ -480,7 +500,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return tf.math.divide_no_nan(nll, self.over_replicas(weight))
 
     def _measure(self, emissions: Tensor, mask: Tensor, tags: Tensor, sample_weight: Any) -> dict[str, Any]:
-        """Logs of the metrics that `compile` was given, for the tags of elements."""
+        """Updates the metrics that `compile` was given with the tags of elements, and returns their results as logs."""
         is_element = tf.cast(mask, tf.float32)
         return self.measure(self._in_range(tags), emissions, is_element, weights_of_labels(sample_weight, is_element))
 
@@ -531,7 +551,7 @@ class Tagger(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
 
 
 class _SavedLabels(list):
-    """Labels of a saved model. They are not checked, because earlier versions did not check them."""
+    """Labels of a saved model. `_check_labels` does not check them, because earlier versions did not."""
 
 
 def _described(inputs: Any) -> tuple:
@@ -543,7 +563,7 @@ def _described(inputs: Any) -> tuple:
 def _signature(described: Any) -> Any:
     """A `keras.InputSpec` of each input in a result of `_described`, for batches of any size and length.
 
-    Ids are int32. A single input without a name has no dictionary.
+    Ids are int32. The result is a dictionary, except for a single input without a name.
     """
     specs = {}
     for name, shape, dtype in described:

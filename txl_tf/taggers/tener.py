@@ -28,11 +28,12 @@ from txl_tf.taggers.tener_layers import TenerLayer
 class SentenceNetwork(Layer):
     """Base class of `Tener`, `Flat` and `BiLSTM`: named inputs, embedding tables and dropout keys.
 
-    It reads characters and bigrams, unless a subclass has other `input_dims`. A subclass has the attributes below.
+    It reads characters and bigrams, unless a subclass has other `input_dims`. The constructor of a subclass sets the
+    other attributes below.
 
     Attributes:
         n_token, n_bigram, d_embed, d_bigram, d_model, embed_dropout, token_dropout: see `Tener`.
-        input_dims: `{name of an input: its dimensions, as `check_tensors` reads them}`.
+        input_dims: `{name of an input: its dimensions}`, in the form that `check_tensors` reads.
     """
 
     free_settings = {"seed": FREE_SEED}
@@ -57,7 +58,7 @@ class SentenceNetwork(Layer):
 
     @property
     def input_shapes(self) -> dict[str, tuple]:
-        """The shapes of the inputs for any batch and length, which `build` and `compute_output_shape` take."""
+        """The shapes of the inputs by name, for any batch and length: every dimension is `None`."""
         return {name: (None,) * len(self.input_dims[name].split()) for name in self._input_names}
 
     @property
@@ -66,7 +67,10 @@ class SentenceNetwork(Layer):
         return [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
 
     def shapes_of_inputs(self, shapes: tuple, named: dict[str, Any]) -> dict[str, Any]:
-        """The shapes of the inputs by name, from the arguments of `compute_output_shape`; else `input_shapes`."""
+        """The shapes of the inputs by name, from the arguments of `compute_output_shape`.
+
+        Without arguments, they are `input_shapes`.
+        """
         named_only = {name: shape for name, shape in named.items() if name.strip("_")}  # see `named_shapes`
         return self.named_shapes(shapes, named_only)["inputs"] if shapes or named_only else self.input_shapes
 
@@ -76,7 +80,7 @@ class SentenceNetwork(Layer):
             self.build(self.input_shapes)
 
     def build_tables(self) -> None:
-        """Adds the embedding tables. Row 0 is for padding and does not affect results."""
+        """Adds the embedding tables; that of bigrams is `None` with an `n_bigram` of 0. Row 0 is for padding."""
 
         def table(name: str, rows: int, width: int) -> Any:
             bound = (3 / width) ** 0.5  # as in fastNLP
@@ -87,8 +91,12 @@ class SentenceNetwork(Layer):
         self.bigram_embedding = table("bigram_embedding", self.n_bigram, self.d_bigram) if self.n_bigram else None
 
     def lookup(self, table: Any, ids: Tensor, dropout_key: Tensor | None = None) -> Tensor:
-        """The rows of a table for these ids. With a `dropout_key`, some ids are replaced by the unknown id."""
+        """The rows of a table for `ids`, `[batch, any]`: `[batch, any, width]` in the compute dtype.
+
+        With a `dropout_key`, each id except padding is replaced by the unknown id with the probability `token_dropout`.
+        """
         if dropout_key is not None and self.token_dropout:
+            # The mask of `dropout` depends only on the key and the row, so replicas draw as one device would.
             is_known = dropout(tf.ones(shape_of(ids)), self.token_dropout, dropout_key) > 0
             ids = tf.where(is_known | (ids == PADDING), ids, UNKNOWN_ID)
         return tf.cast(tf.gather(table, ids), self.compute_dtype)
@@ -142,10 +150,10 @@ class SentenceNetwork(Layer):
 
 
 class AttendingNetwork(SentenceNetwork):
-    """Base class of `Tener` and `Flat`, whose layers attend to all items of a sentence: `stacked`, a list."""
+    """Base class of `Tener` and `Flat`, whose layers attend to all items of a sentence."""
 
     n_layer: int
-    stacked: Any
+    stacked: Any  # list of the layers
 
     def attention_probs(self, inputs: Any, layer: int) -> Tensor:
         """The attention probabilities of one layer, without dropout.
@@ -176,7 +184,8 @@ class Tener(AttendingNetwork):
             `n_bigram` of 0, the network does not use bigrams.
         n_layer, d_model, n_head, d_inner: layers, width, attention heads, width inside the feed-forward nets.
         d_embed, d_bigram: widths of the embeddings.
-        max_seq_len: most characters of a sentence, for data and export, and for `pos_embed="fix"`.
+        max_seq_len: most characters of a sentence in data, in `TextTagger` and in export. The network itself accepts
+            longer sentences, unless `pos_embed` is "fix".
         attn_type, scale, key_position_term: see `TenerAttn`.
         pos_embed: absolute positions to add: "none", "sin" (sinusoids, from position 1 on) or "fix" (learned).
         after_norm: see `TenerLayer`.
@@ -212,7 +221,7 @@ class Tener(AttendingNetwork):
     ) -> None:  # fmt: skip
         super().__init__(seed, **kwargs)
         self.in_fc = Linear(self.d_model, dtype=self.dtype_policy, name="in_fc")
-        seed_of_layer: Any = self.draw_key  # a function that draws the seed
+        seed_of_layer: Any = self.draw_key  # in place of a seed: the layers get their dropout keys from this network
         self.stacked = [
             TenerLayer(
                 self.d_model, self.n_head, self.d_inner, self.after_norm, self.dropout, self.attn_type, self.scale,
@@ -239,7 +248,9 @@ class Tener(AttendingNetwork):
     def absolute_positions(self, mask: Tensor) -> Tensor:
         """Embeddings of the positions 1, 2, ... of characters, and zeros at padding: `[batch, length, d_model]`.
 
-        Raises ParameterError if rows are longer than the table of learned positions.
+        Positions count only characters. So padding before a character does not change its position.
+
+        Raises ParameterError if rows are longer than the table of learned positions, and their length is static.
         """
         length = shape_of(mask)[1]
         is_element = tf.cast(mask, tf.int32)

@@ -3,8 +3,8 @@
     scores = (q_i + u) . k_j + (q_i + v) . R_{j-i} + k_j . R_{i-j}
 
 R are sinusoids with the width of a head. They are the same for all heads, and not projected. The last term is in the
-original program, but not in the paper. In Transformer-XL, a query sees only earlier keys. Here the distances have both
-signs, `-T ... T - 1`.
+original program, but not in the paper. In Transformer-XL, a query sees only itself and earlier keys. Here it also sees
+later keys, so distances have both signs.
 
 The paper's distance is query minus key, `R_{i-j}`. That is the same model: `R_{-d}` is `R_d` with negated sines, and
 the weights can negate the same dimensions of q, k, u and v.
@@ -40,6 +40,8 @@ EPSILON = 1e-5  # of the layer norms, PyTorch's
 def two_way_positions(length: Size, d_head: int, dtype: Any = "float32") -> Tensor:
     """The sinusoids of the distances in both directions, `-length ... length - 1`.
 
+    No pair has the distance `-length`, but `shifted_scores` needs a table of `2 * length` rows.
+
     Args:
         length: int or int scalar tensor, the length of the sentence.
         d_head: int, the width of a head: even, and at least 4.
@@ -63,8 +65,9 @@ def two_way_scores(q: Tensor, r: Tensor) -> Tensor:
         `[H, B, T, T]`.
     """
     length = shape_of(q)[2]
-    scores: Any = shifted_scores(q[None], r[None], first=length)[0]  # one product, because heads share the table
-    return scores[..., :length]
+    # Heads share the table. So the axis of heads is one of rows here, and all scores are one product.
+    scores: Any = shifted_scores(q[None], r[None], first=length)[0]  # [H, B, T, 2 * T - 1]
+    return scores[..., :length]  # the other columns belong to no key
 
 
 def tener_position_scores(q: Tensor, k: Tensor, v_bias: Tensor, key_position_term: bool = True) -> Tensor:
@@ -83,28 +86,32 @@ def tener_position_scores(q: Tensor, k: Tensor, v_bias: Tensor, key_position_ter
         key_position_term: whether to add the second term, which the paper does not have.
 
     Returns:
-        `[H, B, T, T]`, not scaled: `attend` takes them as `position_scores` and scales them with its own.
+        `[H, B, T, T]`, not scaled: `attend` takes them as `position_scores`, adds its own scores and scales the sum.
     """
-    r = tf.cast(two_way_positions(shape_of(q)[2], q.shape[-1], wide_dtype(q)), q.dtype)
+    r = tf.cast(two_way_positions(shape_of(q)[2], q.shape[-1], wide_dtype(q)), q.dtype)  # [2 * T, D]
     scores = two_way_scores(q + v_bias[:, None, None], r)
+    # Row j, column i of the second term is k_j . R_{i-j}. Scores have the queries i as rows.
     return scores + tf.linalg.matrix_transpose(two_way_scores(k, r)) if key_position_term else scores
 
 
 def checked_mask(x: Tensor, mask: Tensor, d_model: int) -> Tensor | None:
-    """Checks both arguments of a call. Returns the mask, bool `[B, T]`, true at elements; `None` without padding."""
+    """Checks `x` and `mask` of a call. Returns the mask, bool `[B, T]`, true at elements; `None` without padding."""
     mask = mask_of_call(x, mask)
     check_tensors({"d_model": d_model}, x=(x, "float batch length d_model"), mask=(mask, "bool? batch length"))
     return mask
 
 
 def visible_keys(mask: Tensor) -> Tensor | None:
-    """Adds the axes to the mask of a call, `[B, T]`, that `attend` needs."""
+    """The mask of a call, `[B, T]`, as `attend` takes it: `[1, B, 1, T]`, the same for all heads and queries.
+
+    `None`, no padding, remains `None`.
+    """
     return None if mask is None else mask[None, :, None]
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class TenerAttn(Attending, Layer):
-    """The attention of TENER (`RelativeMultiHeadAttn` of the original program), and `MultiHeadAttn` for comparison.
+    """The attention of TENER: `RelativeMultiHeadAttn` of the original program or, with "transformer", `MultiHeadAttn`.
 
     ```python
     attention = txl_tf.layers.TenerAttn(d_model=32, n_head=4)
@@ -115,7 +122,8 @@ class TenerAttn(Attending, Layer):
     Args:
         d_model: width.
         n_head: number of heads.
-        attn_type: "adatrans" is direction-aware. "transformer" has no relative positions, and projects its output.
+        attn_type: "adatrans" is direction-aware. "transformer", for comparison, is the attention of the vanilla
+            Transformer: it has no relative positions, and projects its output.
         scale: whether to divide the scores by `sqrt(d_head)`. In the paper, results are better without.
         key_position_term: see `tener_position_scores`.
         dropatt: dropout rate of the attention probabilities.
@@ -175,7 +183,7 @@ class TenerAttn(Attending, Layer):
         return vectors if self.fc is None else self.fc(vectors)
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """`(q + u, k, v, position_scores)`, the arguments of `attend`."""
+        """`(q + u, k, v, position_scores)`, the arguments of `attend`; with "transformer", `(q, k, v, None)`."""
         q, k, v = project_heads(x, tf.cast(self.qkv_kernel, x.dtype), 3, self.n_head)
         if self.attn_type == "transformer":
             return q, k, v, None
@@ -216,7 +224,7 @@ class TenerLayer(Layer):
         check_sizes(d_inner=d_inner)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
         options: dict[str, Any] = {"dtype": self.dtype_policy}
-        seed_of_part: Any = self.draw_key  # a function that draws the seed
+        seed_of_part: Any = self.draw_key  # in place of a seed: the parts get their dropout keys from this layer
         self.self_attn = TenerAttn(
             d_model, n_head, attn_type, scale, key_position_term, dropatt, seed_of_part, **options, name="self_attn"
         )
@@ -241,5 +249,5 @@ class TenerLayer(Layer):
         return self._residual(x, self.norm2, feed_forward)
 
     def _residual(self, x: Tensor, norm: Any, sublayer: Any) -> Tensor:
-        """Applies a function with its residual connection and layer norm, see `after_norm`."""
+        """Applies a sublayer, a function of `x`, with a residual connection and layer norm, see `after_norm`."""
         return norm(x + sublayer(x)) if self.after_norm else x + sublayer(norm(x))

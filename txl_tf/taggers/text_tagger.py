@@ -21,7 +21,7 @@ from txl_tf.taggers.tagger import Tagger
 
 
 class Entity(NamedTuple):
-    """An entity of a text. Positions count its tokens."""
+    """An entity of a text. `start` and `end` count the tokens of the text, from 0."""
 
     kind: str
     start: int
@@ -37,7 +37,7 @@ class TaggedText(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A token of a sentence, or a word that the lexicon finds in it. Positions count tokens."""
+    """A token of a sentence, or a word that the lexicon finds in it. `start` and `end` count tokens, from 0."""
 
     start: int
     end: int  # exclusive
@@ -64,8 +64,9 @@ class TextTagger:
 
     Args:
         tagger: `Tagger` with a `SentenceNetwork`. Its `token_level` defines the tokens.
-        encoder: `SentenceEncoder` of its run, see `encoder_of`.
-        batch_size: number of sentences to tag together. Sentences of similar length come into the same batch.
+        encoder: `SentenceEncoder` with the vocabularies and the lexicon of the tagger. Its level is replaced by the
+            `token_level`.
+        batch_size: number of sentences to tag together. A batch has sentences of similar length.
         window: most tokens that the network reads at a time; by default its `max_seq_len`, which is the limit.
         sizes: the lengths of the lines on which the tagger was trained, see `pieces`.
 
@@ -117,9 +118,9 @@ class TextTagger:
 
         Args:
             tokens: the tokens of the line.
-            split: `True` splits the line into sentences, `False` does not split it. By default, a line with more
-                sentences than the lines of the training (`LineSizes.most`) is cut into parts of `LineSizes.usual`
-                sentences. If these numbers are unknown, the line is not split.
+            split: `True` splits the line into sentences, `False` does not split it. By default, a line that has more
+                sentences than nearly all lines of the training text (`LineSizes.most`) is cut into parts of
+                `LineSizes.usual` sentences. If these numbers are unknown, the line is not split.
         """
         if split:
             return self.sentences(tokens)
@@ -128,7 +129,7 @@ class TextTagger:
         sentences = self.sentences(tokens)
         if len(sentences) <= self.sizes.most:
             return [tokens]
-        ends = [0, *itertools.accumulate(map(len, sentences))]
+        ends = [0, *itertools.accumulate(map(len, sentences))]  # the first cut is at 0
         cuts = [*ends[: -1 : self.sizes.usual], ends[-1]]
         return [tokens[begin:end] for begin, end in itertools.pairwise(cuts)]
 
@@ -139,8 +140,8 @@ class TextTagger:
 
         Args:
             line: text.
-            tagged: the result for the tokens of the line. Its `start` and `end` count tokens; those in the dictionary
-                count characters.
+            tagged: the result for the tokens of the line. In it, `start` and `end` of an entity count tokens. In the
+                dictionary, they count characters.
             tokens: the tokens of the line in order; by default `split(line)`.
         """
         spans = []
@@ -183,7 +184,10 @@ class TextTagger:
         Args:
             sentences: sequences of tokens, see `split`. If the tokens are characters, strings are possible. An empty
                 sentence has no tags.
-            left_out: words of the lexicon that are ignored, for FLAT.
+            left_out: words of the lexicon that FLAT ignores.
+
+        Returns:
+            The result of each sentence, in the order of the sentences.
         """
         encoded = self.encode(sentences, left_out)
         lengths = np.array([len(sentence.ids) for sentence in encoded], int)
@@ -229,7 +233,7 @@ class TextTagger:
         """Tags a sentence by the emissions of overlapping windows, which are cut in the middle of each overlap."""
         n = sentence.n
         window = self.most
-        rows = []
+        rows = []  # the emissions of each window, [window, K]
         begins = window_begins(n, window)
         windows = [sentence.window(begin, begin + window) for begin in begins]
         for i in range(0, len(windows), self.batch_size):
@@ -241,7 +245,12 @@ class TextTagger:
         return self._read([n], self._entities_of(emissions[None], np.ones([1, n], bool)))[0]
 
     def _read(self, lengths: list[int], entities: dict[str, tf.Tensor]) -> list[TaggedText]:
-        """Converts the arrays of `Tagger.entities` for sentences with these `lengths` to results."""
+        """Converts the result of `Tagger.entities` for a batch to a `TaggedText` for each sentence.
+
+        Args:
+            lengths: numbers of tokens of the sentences.
+            entities: the result.
+        """
         labels = self.tagger.labels
         kinds = self.tagger.kinds
         names = ("tags", "ends", "starts", "kinds", "probs")
@@ -256,7 +265,7 @@ class TextTagger:
 
 
 def joined(pieces: Sequence[TaggedText]) -> TaggedText:
-    """Joins the results for the pieces of a text."""
+    """Joins the results for the pieces of a text. Positions of entities then count the tokens of the whole text."""
     tags = []
     entities = []
     for piece in pieces:

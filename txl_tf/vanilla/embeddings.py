@@ -25,10 +25,10 @@ from txl_tf.nn.tied import Shared, Tied
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Embeddings(Shared, Layer):
-    """Rows of a table, times `sqrt(d_model)` (Vaswani et al. 2017, section 3.4).
+    """Looks up ids in a table, and multiplies the rows by `sqrt(d_model)` (Vaswani et al. 2017, section 3.4).
 
-    A lookup is the product of a one-hot vector with the table. The softmax may share the table, whose values are then
-    small. The factor makes the embedding as large as the positions that are added to it.
+    A softmax can share the table, see `logits`. It needs small values in the table. The factor makes the embeddings as
+    large as the positions that are added to them.
 
     ```python
     embeddings = txl_tf.layers.Embeddings(vocab=1000, d_model=32, mask_zero=True)
@@ -59,7 +59,7 @@ class Embeddings(Shared, Layer):
     lut: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # The check is here, because `__init__` cannot tell positional arguments from keywords.
+        # This check is not in `__init__`, because that cannot tell positional arguments from keywords.
         if len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
             message = (
                 f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, which is not smaller: "
@@ -93,11 +93,11 @@ class Embeddings(Shared, Layer):
         return (*self.named_shapes(shapes, named)["ids"], self.d_model)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The product with every row of the table, for a softmax that shares the table.
+        """The products of vectors with every row of the table, for a softmax that shares the table.
 
         Args:
-            hidden: `[..., d_model]`. It may be a symbolic tensor: then a layer of the functional model is tied to the
-                table.
+            hidden: `[..., d_model]`. It may be a symbolic tensor of Keras: then the functional model gets a layer that
+                is tied to this one, see `nn/tied.py`.
 
         Returns:
             `[..., vocab]`: float32, or float64 if `hidden` is float64.
@@ -135,8 +135,8 @@ class EmbeddingLogits(Tied, Layer):
 class PositionalEncoding(Layer):
     """Adds sinusoids of the positions, then applies dropout (Vaswani et al. 2017, section 3.5).
 
-    The table is a constant, not a weight. Adding an embedding after a linear layer is equivalent to concatenating a
-    one-hot position before it.
+    The table is a constant, not a weight. To add a vector for each position to the output of a linear layer is the same
+    as to append a one-hot position to its input: the vectors are then rows of the layer's matrix.
 
     ```python
     positions = txl_tf.layers.PositionalEncoding(d_model=32, max_len=512, rate=0.1)
@@ -146,8 +146,8 @@ class PositionalEncoding(Layer):
 
     Args:
         d_model: width.
-        max_len: number of positions. Because `(d_model, dropout, max_len)` is another common order, a rate in this
-            place and the name `dropout` are errors.
+        max_len: number of positions. Because `(d_model, dropout, max_len)` is another common order, a rate as the
+            second positional argument and the name `dropout` are errors.
         rate: dropout rate.
         seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
@@ -160,13 +160,15 @@ class PositionalEncoding(Layer):
         A tensor like `x`.
 
     Raises:
-        ParameterError: an argument is out of its range, or `x` exceeds the table, if its length and `first` are static.
+        ParameterError: an argument is out of its range, or positions of `x` are beyond the table. In a graph, positions
+            are checked only as far as the length of `x` and `first` are static.
     """
 
     free_settings = {"max_len": at_least(1), "rate": FREE_RATE, "seed": FREE_SEED}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # Finds arguments of another common signature, (d_model, dropout, max_len).
+        # Finds arguments of another common signature, (d_model, dropout, max_len). `__init__` cannot do it: it does not
+        # know which arguments were positional.
         misplaced = None
         allowed = "a positive integer, given once"
         if len(args) > 1 and ("max_len" in kwargs or (is_number(args[1]) and 0 <= args[1] < 1)):
@@ -197,7 +199,7 @@ class PositionalEncoding(Layer):
     def make_table(self) -> Any:
         """The vectors of all positions, `[1, max_len, d_model]`."""
         table = positional_encoding(self.max_len, self.d_model, wide_dtype(self.compute_dtype))
-        return table.numpy()  # an array can be used in any graph
+        return table.numpy()  # an array belongs to no graph, so all graphs can use it
 
     def settings_changed(self, names: Iterable[str]) -> None:
         super().settings_changed(names)

@@ -3,7 +3,8 @@
     post-norm, as in the paper          x = LayerNorm(x + dropout(sublayer(x)))
     pre-norm, `norm_first`              x = x + dropout(sublayer(LayerNorm(x)))
 
-Pre-norm trains without a long warm-up. The stack of layers normalises the last output.
+Pre-norm trains without a long warm-up. It leaves the output of the last layer unnormalised, so the stack of layers ends
+with one more layer norm.
 """
 
 from typing import Any, Unpack
@@ -36,7 +37,7 @@ class _TransformerLayer(Layer):
     mha: Any
     mha1: Any
     mha2: Any
-    layernorm1: Any  # of the first sublayer; the next ones follow in order
+    layernorm1: Any  # of the first sublayer; `layernorm2` and `layernorm3` are those of the next sublayers
     layernorm2: Any
     layernorm3: Any
     free_settings = {"rate": FREE_RATE, "dropatt": FREE_RATE, "dropact": FREE_RATE, "seed": FREE_SEED}
@@ -52,7 +53,7 @@ class _TransformerLayer(Layer):
         check_sizes(d_model=d_model, num_heads=num_heads, dff=dff)
         self.start_keys(seed, rate=rate, dropatt=dropatt, dropact=dropact)
         options: dict[str, Any] = {"dtype": self.dtype_policy}
-        seed_of_part: Any = self.draw_key  # a function that draws the seed
+        seed_of_part: Any = self.draw_key  # in place of a seed: the parts get their dropout keys from this layer
         self.ffn = PositionWiseFFN(dff, d_model, dropact, seed_of_part, **options, name="ffn")
         for name in self.attentions:
             setattr(self, name, MultiHeadAttention(d_model, num_heads, dropatt, seed_of_part, **options, name=name))
@@ -74,15 +75,16 @@ class _TransformerLayer(Layer):
         Args:
             x: the input.
             norm: the layer norm.
-            sublayer: function of the (normalised) input that returns `(output, more)`.
+            sublayer: function of the input (with `norm_first`, of the normalised input) that returns `(output,
+                weights)`: attention weights, or `None` if the sublayer is not an attention.
             dropout_key: key of the dropout of the output.
 
         Returns:
-            `(x, more)`.
+            `(x, weights)`: the result, and the weights from the sublayer.
         """
-        output, more = sublayer(norm(x) if self.norm_first else x)
+        output, weights = sublayer(norm(x) if self.norm_first else x)
         output = dropout(output, self.rate, dropout_key)
-        return (x + output if self.norm_first else norm(x + output)), more
+        return (x + output if self.norm_first else norm(x + output)), weights
 
     def _feed_forward(
         self, x: Tensor, norm: Any, inner_key: Tensor | None = None, output_key: Tensor | None = None
@@ -100,9 +102,9 @@ class _TransformerLayer(Layer):
 def attention_of(
     mha: Any, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Calls `MultiHeadAttention.attention`, or the call of an attention whose call a user has overridden.
+    """Calls `MultiHeadAttention.attention`. If a user has replaced the call of `mha`, calls `mha` itself instead.
 
-    `visible` and the weights are `[H, B, queries, keys]` here, but `[B, H, queries, keys]` in a user's call.
+    `visible` and the weights are `[H, B, queries, keys]`. A user's call gets and returns `[B, H, queries, keys]`.
 
     Raises:
         ParameterError: the user's call does not return a tuple.
@@ -223,7 +225,8 @@ class DecoderLayer(_TransformerLayer):
 
     Returns:
         `(output, attn_weights_block1, attn_weights_block2)`: `[batch, length, d_model]`, and the weights of both
-        attentions, `[batch, num_heads, length, length]` and `[batch, num_heads, length, source]`; or only the output.
+        attentions, `[batch, num_heads, length, length]` and `[batch, num_heads, length, source]`. With
+        `return_attention_scores=False`, only the output.
 
     Raises:
         ParameterError: an argument is out of its range, or a tensor or a mask has another shape.
@@ -237,9 +240,9 @@ class DecoderLayer(_TransformerLayer):
         mask: Tensor | None = None, use_causal_mask: bool = False, return_attention_scores: bool = True,
         training: bool | None = None, dropout_key: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        if isinstance(enc_output, DecoderMemory):
+        if isinstance(enc_output, DecoderMemory):  # a step of decoding with cached keys and values
             enc_output.check(self, look_ahead_mask, padding_mask)
-            own = cross = enc_output  # instead of masks
+            own = cross = enc_output  # both attentions take the memory in place of a mask
             dropout_key = None
         else:
             sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
@@ -267,7 +270,7 @@ class DecoderLayer(_TransformerLayer):
             return x
         return x, *(tf.transpose(weights, SWAP_BATCH_AND_HEADS) for weights in (own_weights, cross_weights))
 
-    # It names both shapes, because Keras's summary knows only those that are named.
+    # Both shapes are arguments of their own, because Keras's `summary` uses only the shapes that `build` names.
     def build(self, x_shape: Any = None, enc_output_shape: Any = None, **_: Any) -> None:
         super().build(x_shape)
 
@@ -280,7 +283,7 @@ class DecoderLayer(_TransformerLayer):
         return shapes_by_name["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
 
     def source_heads(self, enc_output: Any) -> tuple[Tensor, ...]:
-        """`(keys, values)` of the encoder's output, `[num_heads, batch, source, depth]`, for all steps of decoding."""
+        """`(keys, values)` of the encoder's output, `[num_heads, batch, source, depth]` each, for cached decoding."""
         return tuple(self.mha2.project(enc_output, self.mha2.wk, self.mha2.wv))
 
 
@@ -293,7 +296,8 @@ class DecoderMemory(CachedMemory):
     Args:
         layer: the `DecoderLayer`.
         place: int scalar tensor, the position of the element.
-        cache: `(keys, values)` of the elements before it, `[num_heads, batch, most, depth]` each.
+        cache: `(keys, values)` of the target so far, `[num_heads, batch, most, depth]` each, where `most` is the
+            largest length of a target. Only positions before `place` have a meaning.
         source: `(keys, values)` of the encoder's output, see `source_heads`.
         seen: bool, true at keys of the source that are seen; see `visible` in `MultiHeadAttention.attend`.
     """
@@ -307,15 +311,19 @@ class DecoderMemory(CachedMemory):
         self.attended: list[str] = []  # to which part of the memory the layer has attended, in order
 
     def check(self, layer: Any, *masks: Any) -> None:
-        """Raises NotCacheable unless `layer`, which calls it, got this memory instead of each of its masks."""
+        """Raises NotCacheable unless this is the memory of `layer`, and the layer got it in place of each of its masks.
+
+        A user's decoder may have called the layer with another layer's memory, or with masks of its own.
+        """
         if layer is not self.layer or any(mask is not self for mask in masks):
             raise NotCacheable(f"{self.layer.name} gives its attention another mask or another encoder's output")
 
     def attention(self, mha: Any, v: Any, k: Any, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention of the new element: to the source if this memory is `v` and `k`, else to itself and those before.
+        """Attention of the new element: to the source if `v` and `k` are this memory, else to the target so far.
 
-        Self-attention adds the keys and values of the new element to the cache. Arguments and results: see
-        `MultiHeadAttention.attention`. Raises NotCacheable if another attention than `mha1` or `mha2` calls it.
+        The target so far includes the new element, whose keys and values are added to the cache. Arguments and results:
+        see `MultiHeadAttention.attention`. Raises NotCacheable if another attention than `mha1` or `mha2` calls it, or
+        if `q`, `k` and `v` of `mha1` are not one tensor.
         """
         if mha is self.layer.mha2 and k is self and v is self:
             self.attended.append("source")
@@ -324,8 +332,8 @@ class DecoderMemory(CachedMemory):
             raise NotCacheable(f"{self.layer.name} does not attend by mha1 to the target and by mha2 to the source")
         self.attended.append("target")
         positions = tf.range(shape_of(self.cache[0])[2])
-        q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
-        is_place = tf.cast(positions == self.place, q.dtype)[:, None]
+        q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)  # [H, B, 1, D] each
+        is_place = tf.cast(positions == self.place, q.dtype)[:, None]  # [most, 1], 1 at the new element
         self.cache = tuple(old * (1 - is_place) + new * is_place for old, new in zip(self.cache, (k, v), strict=True))
         return mha.attend(q, *self.cache, (positions <= self.place)[None])
 

@@ -26,6 +26,7 @@ from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CachedMemory, Layer, check_heads, check_length, check_tensors, shown
 from txl_tf.nn.masks import (
+    SWAP_BATCH_AND_HEADS,
     as_bool,
     as_mask,
     mask_of,
@@ -74,9 +75,11 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
         `(output, attention_weights)`: `[..., T, any]` and `[..., T, K]`.
     """
     if any(keras.backend.is_keras_tensor(x) for x in (q, k, v, mask)):
-        dtype = "float64" if wide_dtype(q, k, v) == tf.float64 else None  # Keras would cast float64 to its own dtype
+        # Without the dtype, Keras would cast float64 inputs to its default.
+        dtype = "float64" if wide_dtype(q, k, v) == tf.float64 else None
         return _ScaledDotProductAttention(dtype=dtype)(q, k, v, mask)
     visible = None if mask is None else seen(mask)
+    # The kernels take heads as the first axis: here one.
     probs = attention_probs(q[None], k[None], visible=visible, scale=q.shape[-1] ** -0.5)
     return head_matmul(probs, v[None])[0], probs[0]
 
@@ -101,7 +104,7 @@ def seen_of_masks(
             tensors.
         mask, attention_mask, forbidden, use_causal_mask, query_mask, value_mask, key_mask: see `MultiHeadAttention`.
         mask_name: the name of `mask` in errors.
-        look_ahead_mask: see `DecoderLayer`. Unlike in `forbidden`, a bool is true where a key is seen.
+        look_ahead_mask: see `DecoderLayer`. If it is bool, it is true where a key is seen; `forbidden` is the reverse.
 
     Returns:
         bool that broadcasts to `[H, B, T, K]`, or `None` without masks.
@@ -116,7 +119,8 @@ def seen_of_masks(
         parts.append(seen_by_keras("attention_mask", attention_mask, sizes))
     if forbidden is not None:
         forbidden = as_mask("forbidden", forbidden)
-        article_mask = ~forbidden if forbidden.dtype.is_bool else forbidden  # there, a bool is true where a key is seen
+        # `seen_by_heads` takes a bool mask that is true where a key is seen.
+        article_mask = ~forbidden if forbidden.dtype.is_bool else forbidden
         parts.append(seen_by_heads("forbidden", article_mask, sizes))
     if look_ahead_mask is not None:
         parts.append(seen_by_heads("look_ahead_mask", look_ahead_mask, sizes))
@@ -148,10 +152,11 @@ def heads_of(x: Tensor, linears: Sequence[Any], num_heads: int) -> list[Tensor]:
     return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))  # n tensors [H, B, any, D]
 
 
-def _check_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _refuse_keras_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises ParameterError if a constructor gets the arguments of Keras's layer, `(num_heads, key_dim)`.
 
-    By position, they are recognised if the first is smaller: `d_model` cannot be smaller than `num_heads`.
+    It recognises the name `key_dim`. By position, it recognises them only if the first is smaller than the second:
+    `d_model` cannot be smaller than `num_heads`.
     """
     call = "MultiHeadAttention(d_model={}, num_heads={})"
     if "key_dim" in kwargs:
@@ -189,7 +194,8 @@ class MultiHeadAttention(Layer):
     Args:
         d_model: width, a multiple of `num_heads`.
         num_heads: number of heads. (Keras's layer takes `num_heads` first, then `key_dim`, the width of a head. Here,
-            both are errors that show how to write the call.)
+            the name `key_dim` and two sizes in Keras's order, if the first is smaller, are errors that show how to
+            write the call.)
         rate: dropout rate of the attention weights. The article has no such dropout.
         seed: int from which dropout derives, unless the call gets a key. `None` draws one.
 
@@ -224,7 +230,7 @@ class MultiHeadAttention(Layer):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is MultiHeadAttention:  # a subclass may have other arguments
-            _check_sizes(args, kwargs)
+            _refuse_keras_arguments(args, kwargs)
         return super().__new__(cls, *args, **kwargs)
 
     @stored
@@ -240,7 +246,7 @@ class MultiHeadAttention(Layer):
         self.wv = Linear(d_model, dtype=self.dtype_policy, name="wv")
         self.dense = Linear(d_model, dtype=self.dtype_policy, name="dense")
 
-    # It names all shapes, because Keras's summary knows only those that are named.
+    # The three shapes are arguments of their own, because Keras's `summary` uses only the shapes that `build` names.
     def build(self, v_shape: Any = None, k_shape: Any = None, q_shape: Any = None, **_: Any) -> None:
         self.build_parts(v_shape, self.wq, self.wk, self.wv, self.dense)
 
@@ -271,7 +277,7 @@ class MultiHeadAttention(Layer):
         output, weights = self.attention(v, k, q, visible, self.key_of_call(q, training, dropout_key))
         if query_mask is not None:
             output = with_mask(output, as_bool("query_mask", query_mask))
-        return (output, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else output
+        return (output, tf.transpose(weights, SWAP_BATCH_AND_HEADS)) if return_attention_scores else output
 
     def attention(
         self, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None
@@ -280,7 +286,7 @@ class MultiHeadAttention(Layer):
 
         Args:
             v, k, q, dropout_key: see the call.
-            visible: see `attend`. Or a `CachedMemory`, which contains keys and values.
+            visible: see `attend`. Or a `CachedMemory`, which contains keys and values, and computes the attention.
         """
         if isinstance(visible, CachedMemory):
             memory: Any = visible
@@ -289,11 +295,14 @@ class MultiHeadAttention(Layer):
             q, k, v = self.project(q, self.wq, self.wk, self.wv)
         else:
             (q,) = self.project(q, self.wq)
-            k, v = self.project(k, self.wk, self.wv) if k is v else self.project(k, self.wk) + self.project(v, self.wv)
+            if k is v:
+                k, v = self.project(k, self.wk, self.wv)
+            else:
+                k, v = *self.project(k, self.wk), *self.project(v, self.wv)
         return self.attend(q, k, v, visible, dropout_key)
 
     def project(self, x: Tensor, *layers: Any) -> list[Tensor]:
-        """The heads of `x` for some of `wq`, `wk` and `wv`: a list of `[num_heads, batch, any, depth]`."""
+        """Projects `x` with `layers`, which are some of `wq`, `wk` and `wv`. Returns a list of `[H, B, any, D]`."""
         return heads_of(tf.cast(x, self.compute_dtype), layers, self.num_heads)
 
     def attend(
@@ -304,7 +313,7 @@ class MultiHeadAttention(Layer):
         Args:
             q, k, v: `[H, B, any, D]`, from `project`.
             visible: bool that broadcasts to `[H, B, T, K]`, true where a key is seen; `None` for all.
-            dropout_key: of the attention weights, see `dropout`.
+            dropout_key: key for the dropout of the attention weights; `None` for no dropout.
 
         Returns:
             `(output, weights)`: `[B, T, E]`, and the weights before dropout, `[H, B, T, K]`.
@@ -316,7 +325,7 @@ class MultiHeadAttention(Layer):
         return tf.reshape(add_bias(project(vectors, kernel), bias), [batch, length, self.d_model]), probs
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        return None  # the call passes on the mask of the queries
+        return None  # the call itself attaches the mask of the queries to the output
 
     def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         named = {name.removesuffix("_shape"): x for name, x in named.items()}
@@ -347,9 +356,10 @@ def _by_article_names(args: Any, named: Any) -> dict[str, Any]:
 
 
 def _check_order(v: Tensor, k: Tensor, q: Tensor) -> None:
-    """Raises ParameterError if positional tensors may be in the order `(query, value, key)`.
+    """Raises ParameterError if positional tensors may be in Keras's order, `(query, value, key)`.
 
-    The article's order is clear if `v` and `k` are one tensor, or have one length that is not the length of `q`.
+    They are certainly in the article's order if `v` and `k` are one tensor, or if `v` and `k` have the same length, and
+    `q` has another length.
     """
     if v is k:
         return
@@ -365,6 +375,6 @@ def _order_error(by_position: Any) -> ParameterError:
     allowed = "v and k of one tensor, or of one length that is not the length of q"
     message = (
         f"v, k and q by position must be {allowed}, got {', '.join(map(shown, by_position))}: name them, v=, k=, q= "
-        "or, as Keras has them, query=, value=, key="
+        "or, with Keras's names, query=, value=, key="
     )
     return ParameterError("v", by_position, allowed, message)

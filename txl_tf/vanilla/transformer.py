@@ -50,12 +50,12 @@ from txl_tf.vanilla.embeddings import Embeddings, PositionalEncoding, PositionEm
 from txl_tf.vanilla.encoder_decoder import EPSILON, DecoderLayer, DecoderMemory, EncoderLayer
 from txl_tf.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
 
-# `{kind of attention: the name of its weights in Transformer.forward}`
+# `{kind of attention: the name of its weights in Transformer.forward}`, where {} is the number of the layer
 ATTENTION = {"cross": "decoder_layer{}_block2", "encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1"}
 
 
 class _Stack(Layer):
-    """Base class of the encoder and the decoder: embedding, positions and layers.
+    """Base class of the encoder and the decoder: embedding, positions, layers and, with pre-norm, a last layer norm.
 
     Args:
         layer_class: `EncoderLayer` or `DecoderLayer`.
@@ -83,6 +83,7 @@ class _Stack(Layer):
             self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm")
 
     def rates(self) -> list[float]:
+        # All layers have the same rates, because `Transformer` sets them together.
         return [self.pos_encoding.rate, self.stacked[0].dropatt, self.stacked[0].dropact]
 
     def build(self, ids_shape: Any = None, **_: Any) -> None:
@@ -94,11 +95,11 @@ class _Stack(Layer):
         self.build_parts(None, *parts)
 
     def embed(self, ids: Tensor, first: Size = 0, dropout_key: Tensor | None = None) -> Any:
-        """Embeddings of ids, with positions from `first` on."""
+        """Embeddings of ids plus positions from `first` on, with dropout: `[B, any]` to `[B, any, E]`."""
         return self.pos_encoding(self.embedding(ids), first=first, dropout_key=dropout_key)
 
     def final_norm(self, x: Tensor) -> Tensor:
-        """The output of the last layer, after the layer norm at the end of a pre-norm stack. Post-norm has none."""
+        """Applies the layer norm at the end of a pre-norm stack to the output of the last layer. Post-norm has none."""
         return x if self.layernorm is None else self.layernorm(x)
 
 
@@ -127,7 +128,8 @@ class Encoder(_Stack):
 class Decoder(_Stack):
     """Computes hidden states `[B, T, E]` of target ids `[B, T]` from the encoder's output, and attention weights.
 
-    `enc_output` may also be a `TargetSoFar`. Then the ids are `[B, 1]`, the next element of each target.
+    It returns `(hidden, weights)`; `Transformer.forward` describes the weights. `enc_output` may also be a
+    `TargetSoFar`. Then the ids are `[B, 1]`, the next element of each target, and the masks are not used.
     """
 
     def call(
@@ -139,7 +141,7 @@ class Decoder(_Stack):
         x = self.embed(ids, memory.place if memory else 0, embed_key)
         weights = {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
-            # The memory of a layer replaces the encoder's output and both masks.
+            # The memory of a layer takes the places of the encoder's output and of both masks.
             context = [memory.layers[i]] * 3 if memory else [enc_output, look_ahead_mask, padding_mask]
             x, block1, block2 = layer(x, *context, dropout_key=key)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
@@ -155,7 +157,7 @@ class Decoder(_Stack):
 
 
 class TargetSoFar(CachedMemory):
-    """Cached keys and values of a target, as an argument of `Decoder` instead of the encoder's output.
+    """Cached keys and values of source and target, as an argument of `Decoder` instead of the encoder's output.
 
     The decoder then reads the next element of the target.
 
@@ -186,9 +188,10 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         norm_first: pre-norm with `True`; post-norm, as in the paper, with `False`.
         share_embeddings: whether source, target and softmax share one table. Then both vocabularies must have the same
             size, and the softmax has no bias.
-        label_smoothing: share of the probability that the loss distributes evenly over all tokens.
+        label_smoothing: share of the probability that the loss distributes evenly over the target vocabulary.
         dropatt, dropact: dropout rates of the attention weights and after the relu.
-        target_lengths: the longest targets for sources of up to 16, 32, 64, ... symbols, which limit translations.
+        target_lengths: the lengths of the longest training targets for sources of up to 16, 32, 64, ... symbols. They
+            limit translations. `None` if they are unknown.
         seed: int from which dropout derives. `None` draws one.
 
     Call arguments:
@@ -207,7 +210,8 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         class_weight: `{id of a label: weight}`, 1 for the others, in training only.
 
     Raises:
-        ParameterError: an argument is out of its range.
+        ParameterError: an argument is out of its range, or `share_embeddings` is true and the vocabularies have
+            different sizes.
 
     Reference:
         Vaswani et al. 2017.
@@ -275,17 +279,17 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def forward(
         self, inputs: Any, training: bool | None = None, dropout_key: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Computes the call and the attention weights of all layers.
+        """Computes the logits, as the call does, and the attention weights of all layers. Arguments: see the class.
 
         Returns:
             `(logits, weights)`: weights are a dictionary of `[B, H, queries, keys]`. `encoder_layer0` is the attention
-            of the source to itself, `decoder_layer0_block1` of the target to itself, and `decoder_layer0_block2` of the
-            target to the source.
+            of the source to itself in the first layer, `decoder_layer0_block1` of the target to itself, and
+            `decoder_layer0_block2` of the target to the source.
         """
         source, target = self.checked(inputs)
         hidden, weights = self._packed_forward(source, target, training, dropout_key)
         source_places, target_places = (packed_places(ids != PADDING) for ids in (source, target))
-        for name, probs in weights.items():
+        for name, probs in weights.items():  # from positions in packed rows to positions in the given rows
             queries = source_places if name.startswith("encoder") else target_places
             keys = target_places if name.endswith("block1") else source_places
             probs = tf.gather(probs, queries, axis=2, batch_dims=1)
@@ -295,9 +299,13 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def _packed_forward(
         self, source: Tensor, target: Tensor, training: bool | None = None, dropout_key: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Hidden states `[B, T, E]` and the attention weights of packed rows, see `kernels/packing.py`.
+        """Computes with packed rows, in which tokens come before padding, see `kernels/packing.py`.
 
         In packed rows, positions count only tokens, so the result does not depend on where the padding is.
+
+        Returns:
+            `(hidden, weights)`: hidden states `[B, T, E]` at the positions of `target`, and the attention weights at
+            the positions of the packed rows, see `forward`.
         """
         is_token = target != PADDING
         source, target = (pack(ids != PADDING, ids)[1] for ids in (source, target))
@@ -306,7 +314,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         enc_output, encoder_weights = self.encoder(
             source, padding_mask, return_attention_scores=True, dropout_key=encoder_key
         )
-        ahead = tf.maximum(create_look_ahead_mask(shape_of(target)[1]), create_padding_mask(target))
+        ahead = tf.maximum(create_look_ahead_mask(shape_of(target)[1]), create_padding_mask(target))  # [B, 1, T, T]
         hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
         return _after_elements(hidden, is_token), {**encoder_weights, **weights}
 
@@ -370,22 +378,28 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return self.target_vocab_size
 
     def loss_of(self, inputs: Any, labels: Tensor, sample_weight: Any = None, **options: Any) -> tuple[Tensor, ...]:
-        """Calls the model, with `**options` as further arguments, and returns the `sums_of` of its logits."""
+        """Calls the model, with `**options` as further arguments, and returns `sums_of` its logits."""
         return self.sums_of(self(inputs, **options), labels, sample_weight)
 
     def sums_of(self, logits: Tensor, labels: Tensor, sample_weight: Any = None) -> tuple[Tensor, ...]:
-        """`(nll, smoothed, right, tokens)`: sums over the labels that are not padding, and their number.
+        """Sums over the labels that are not padding, from which losses and the accuracy are computed.
 
         Args:
             logits: `[batch, target, target_vocab_size]`.
             labels: int `[batch, target]`.
-            sample_weight: `[batch]` or `[batch, target]`, weights of the sums. `tokens` is then the sum of the weights.
+            sample_weight: `[batch]` or `[batch, target]`, weights of the sums; `None` for 1.
+
+        Returns:
+            `(nll, smoothed, right, tokens)`, scalars: the nll; the nll with label smoothing, which training minimises;
+            the number of right predictions; and the number of labels. With weights, the labels count by their weights.
         """
         logits = tf.reshape(logits, [-1, self.target_vocab_size])
         weights = tf.reshape(self._weights(labels, sample_weight), [-1])
         labels = tf.reshape(as_ids("labels", labels), [-1])
         nll = smoothed = cross_entropy(labels, logits)
-        if self.label_smoothing:  # (1 - s) nll + s (logsumexp - mean), where nll is logsumexp - that of the label
+        if self.label_smoothing:
+            # The smoothed nll is (1 - s) nll + s (logsumexp - mean of the logits). The nll is logsumexp - label_logits,
+            # so it equals nll + s (label_logits - mean).
             label_logits = tf.gather(logits, labels, batch_dims=1)
             smoothed = nll + self.label_smoothing * (label_logits - tf.reduce_mean(logits, -1))
         right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, nll.dtype)
@@ -396,10 +410,10 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return weights_of_labels(sample_weight, tf.cast(labels != PADDING, self.loss_dtype))
 
     def _batch(self, data: Any) -> tuple[tuple[Tensor, Tensor], Tensor, Any]:
-        """`((source, target_in), target_out, sample_weight)` of a batch in either form.
+        """`((source, target_in), target_out, sample_weight)` of a batch in either form, see the class.
 
-        In a row where `target_in` and `target_out` are one target, shifted, padding moves to the end of both. Other
-        rows do not change.
+        In a row where `target_out` is `target_in` shifted by one token, padding moves to the end of both. Other rows,
+        whose input and labels are not one text, do not change.
         """
         x, y, sample_weight = self.unpacked(data)
         y = as_ids("y", y)
@@ -421,13 +435,13 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         packed = tf.gather(full_target, order, batch_dims=1)
         if sample_weight is not None:
             sample_weight = checked_weights(sample_weight, tf.cast(labels, self.loss_dtype))
-            if sample_weight.shape.rank == 2:
+            if sample_weight.shape.rank == 2:  # label i is element i + 1 of the full target
                 sample_weight = tf.gather(sample_weight, tf.maximum(order[:, 1:] - 1, 0), batch_dims=1)
         target = tf.where(is_shifted, packed[:, :-1], target)
         return (source, target), packed[:, 1:], sample_weight
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One step of training on one replica's share of a batch. Returns the logs of the whole batch."""
+        """One step of training on one replica's share of a batch. Returns the metrics so far, over all replicas."""
         inputs, labels, weights = self._batch(data)
         weights = self.weights_in_training(labels, weights)
         key = self.step_key(tf.shape(inputs[0])[0])
@@ -443,7 +457,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return self.reported(logs, inputs, labels, logits, weights, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """One step of evaluation. Returns the logs of the whole batch."""
+        """One step of evaluation on one replica's share of a batch. Returns the metrics so far, over all replicas."""
         inputs, labels, weights = self._batch(data)
         logits = self(inputs)
         own_loss = self.own_loss(inputs, labels, logits, weights, training=False)
@@ -452,7 +466,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return self.reported(logs, inputs, labels, logits, weights, training=False)
 
     def _measure(self, labels: Tensor, logits: Tensor, weights: Any) -> dict[str, Any]:
-        """Logs of the metrics that `compile` was given."""
+        """Updates the metrics that `compile` was given, and returns their results as logs."""
         return self.measure(labels, logits, self._weights(labels, None), self._weights(labels, weights))
 
     def loss_share(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any) -> Tensor:
@@ -461,7 +475,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         return tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
 
     def _logs(self, sums: Any, own_loss: Any) -> dict[str, Any]:
-        """`log_means` of the `sums_of` a batch."""
+        """Updates loss and accuracy with `sums_of` a batch, and returns them as logs, see `log_means`."""
         nll, _, right, tokens = sums  # logs do not contain the smoothed nll
         return self.log_means(nll, tokens, own_loss, (self.accuracy, right))
 
@@ -485,7 +499,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
         Returns:
             `(caches, sources, seen)`: the empty cache of targets, the keys and values of the source, and the mask of
             the source, true at tokens. If keys and values cannot be cached, they are the empty targets, the source, and
-            `None`.
+            `None`. Axis 1 of the caches, also of the empty targets, is the row: the beam search selects rows there.
         """
         if self.why_not_cached() is not None:
             source = tf.repeat(source, rows_each, 0)
@@ -495,26 +509,26 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def _start_cached(self, source: Tensor, rows_each: int, max_new_tokens: int) -> tuple[Any, Any, Any]:
         """The state before the first step with cached keys and values, see `start_decoding`."""
         source = pack(source != PADDING, source)[1]
-        padding_mask = create_padding_mask(source)
+        padding_mask = create_padding_mask(source)  # [B, 1, 1, S]
         enc_output = self.encoder(source, padding_mask)
         if rows_each > 1:
             enc_output, padding_mask = (tf.repeat(x, rows_each, 0) for x in (enc_output, padding_mask))
         depth = self.d_model // self.num_heads
         empty = tf.zeros([self.num_heads, tf.shape(enc_output)[0], max_new_tokens, depth], enc_output.dtype)
-        caches = tuple((empty, empty) for _ in self.decoder.stacked)
+        caches = tuple((empty, empty) for _ in self.decoder.stacked)  # keys and values of each layer
         seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])  # [1, B, 1, S]
         return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen
 
     def decode_step(self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor) -> tuple[Tensor, Any]:
-        """The log-probabilities of the next token after the `ids` `[B]` at position `place`.
+        """Reads the token `ids` `[B]` at position `place` of each target, and predicts the token after it.
 
         `caches`, `sources` and `seen` are results of `start_decoding`; later steps get the `caches` of the step before.
 
         Returns:
-            `(log_probs, caches)`: float32 (float64 if the dtype is) `[B, V]`, and the caches with the keys and values
-            of `ids`.
+            `(log_probs, caches)`: log-probabilities of the next token, float32 (float64 if the dtype is) `[B, V]`, and
+            the caches with the keys and values of `ids`.
         """
-        if seen is None:  # without cached keys and values, the call reads the whole target so far
+        if seen is None:  # without cached keys and values, the call reads the whole target so far: `caches`, [1, B, N]
             targets = tf.where(tf.range(shape_of(caches)[2]) == place, ids[:, None], caches[0])
             logits = self((sources, targets))
             return tf.nn.log_softmax(tf.gather(logits, place, axis=1)), targets[None]
@@ -523,7 +537,7 @@ class Transformer(CheckedCalls, KerasHabits, Dropping, Resumable, keras.Model):
     def _cached_step(
         self, ids: Tensor, place: Tensor, caches: Any, sources: Tensor, seen: Tensor
     ) -> tuple[Tensor, Any]:
-        """One step of decoding: the log-probabilities of the next token, `[B, V]`, and the caches after it."""
+        """`decode_step` with cached keys and values."""
         memory = TargetSoFar(self.decoder, place, caches, sources, seen)
         hidden, _ = self.decoder(ids[:, None], enc_output=memory)
         log_probs = tf.nn.log_softmax(self.logits(hidden)[:, 0])

@@ -18,13 +18,13 @@ from txl_tf.errors import ParameterError
 from txl_tf.vanilla.transformer import Transformer
 
 POOL = 50  # batches of sources that are read and sorted by length together
-# The number of symbols that a target may be longer than its source, rounded up to a multiple of `STEP`, if a run does
-# not record `target_lengths`.
+# If a run does not record `target_lengths`, the limit of a target is the length of its source, rounded up to a multiple
+# of `STEP`, plus this number of symbols.
 _MORE = 50
 
 
 class _Scored(NamedTuple):
-    """The elements of a `Translation` as a tuple."""
+    """The tuple that a `Translation` is."""
 
     text: str
     score: float
@@ -35,10 +35,10 @@ class Translation(_Scored):
 
     Attributes:
         text: str.
-        score: its log-probability in nats; in a beam search, divided by the length penalty.
+        score: the log-probability of the translation in nats; from a beam search, divided by the length penalty.
         ended: whether the model ended the translation. `False` means that it reached the largest number of symbols and
             is cut off.
-        unknown: number of symbols of its source that the vocabulary does not contain.
+        unknown: number of symbols of the source that its vocabulary does not contain.
     """
 
     ended: bool = True
@@ -85,12 +85,16 @@ def most_symbols(
         return tf.minimum(rounded(lengths) + _MORE, model.max_len)
     ends = group_ends(model.max_len)
     limits = target_limits([*model.target_lengths], model.max_len)
+    # The group of a source is the number of groups that end below its length. The last group has no end.
     is_longer = tf.expand_dims(tf.cast(lengths, tf.int32), -1) > tf.constant(ends[:-1], tf.int32)
     return tf.gather(limits, tf.reduce_sum(tf.cast(is_longer, tf.int32), -1))
 
 
 def never_written(search: SearchConfig, vocab: Vocab | None) -> list[int]:
-    """Ids that no target may contain: the start symbol and the unknown symbol, unless the search allows them."""
+    """Ids that no target may contain: the start symbol and the unknown symbol of `vocab`, if it is given and has one.
+
+    If the search has `allow_special`, there are no such ids.
+    """
     if search.allow_special:
         return []
     return [START_ID, *([vocab.ids[vocab.unk]] if vocab and vocab.unk in vocab.ids else [])]
@@ -104,13 +108,13 @@ def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list
         n_symbols, max_len: `target_vocab_size` and `max_len` of the model.
         never: ids from `never_written`.
     """
-    at_least(1, n_symbols - 1 - len(never))("beam_size", search.beam_size)  # without padding
+    at_least(1, n_symbols - 1 - len(never))("beam_size", search.beam_size)  # - 1, because no target contains padding
     if search.max_new_tokens is not None and search.max_new_tokens > max_len:
         raise ParameterError("max_new_tokens", search.max_new_tokens, f"at most max_len={max_len}, as the model has it")
 
 
 def did_not_end(number: int, among: int, search: SearchConfig, model: Transformer | TransformerConfig) -> str:
-    """The message of a program about translations that are cut off: `number` of them, `among` all."""
+    """The message of a program that `number` of `among` translations are cut off."""
     limit = f"{search.max_new_tokens} symbols"
     advice = f"--max_new_tokens allows up to {model.max_len:,}"
     if search.max_new_tokens is None and model.target_lengths is None:
@@ -162,7 +166,10 @@ class Translator:
         check_search(self.search, model.target_vocab_size, model.max_len, self.never)
 
     def encode(self, source: str | bytes) -> np.ndarray:
-        """The ids of a line. Raises ValueError if it cannot be translated."""
+        """The ids of a line, with the end symbol. Raises ValueError if the line cannot be translated, see `translate`.
+
+        A line may not have more than `max_len` symbols.
+        """
         ids = encode_lines(self.source_vocab, [f"{sentence_of(source)}\n"], "text").ids
         if len(ids) > self.model.max_len:
             max_len = self.model.max_len
@@ -174,14 +181,15 @@ class Translator:
         return ids
 
     def translate(self, sources: Iterable[str | bytes], name: str = "source") -> list[list[Translation]]:
-        """The `n_best` translations of every source, the best first.
+        """The `n_best` translations of every source, the best first; with a `beam_size` of 1, a single translation.
 
         Args:
             sources: lines.
             name: the name of the sources in messages, such as their file.
 
         Raises:
-            ValueError: a source is empty, too long or not UTF-8, or it has a symbol that is not in the vocabulary.
+            ValueError: a source is empty, too long or not UTF-8, or it has a symbol that is reserved, or that is not in
+                a vocabulary without an unknown symbol.
         """
         return self._search(list(encoded(sources, self.encode, name)))
 
@@ -208,7 +216,7 @@ class Translator:
             symbols of the source.
 
         Raises:
-            ValueError: a line is too long or has a symbol that is not in its vocabulary, or `which` is another word.
+            ValueError: a line is too long or cannot be encoded, see `translate`; or `which` is another word.
         """
         source_ids = self.encode(source)
         target_ids = np.array([END_ID])
@@ -232,7 +240,7 @@ class Translator:
         return PairAttention(source_symbols, source_symbols, weights)
 
     def _search(self, sources: list[np.ndarray]) -> list[list[Translation]]:
-        """The translations of encoded sources, in batches of similar length."""
+        """Translates encoded sources in batches of the same rounded length. Returns translations in their order."""
         lengths = rounded(np.array([len(ids) for ids in sources], int))
 
         def most(order):
@@ -256,7 +264,7 @@ class Translator:
         ids = ids.numpy().reshape([len(sources), -1, max_new_tokens])
         scores = scores.numpy().reshape([len(sources), -1])
         unk = self.source_vocab.unk
-        unknown_id = -1 if unk is None else self.source_vocab.ids.get(unk, -1)
+        unknown_id = -1 if unk is None else self.source_vocab.ids.get(unk, -1)  # no symbol has the id -1
         unknown = np.count_nonzero(source == unknown_id, axis=1)
         ended = np.any(ids == END_ID, axis=-1)
         return [
@@ -268,6 +276,6 @@ class Translator:
         ]
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text of a target, up to its end."""
+        """The text of a target: its symbols before the end symbol or padding."""
         ends = np.flatnonzero((ids == END_ID) | (ids == PADDING))
         return self.target_vocab.decode(ids[: ends[0]] if len(ends) else ids)

@@ -39,8 +39,8 @@ def page(texts, places):
 def command_of(name, texts):
     """The command of the picture `name` in some texts.
 
-    It contains `--output=name`, in a block of code or in running text. Or it is that of `demo_screenshots.py` for
-    `demo-read.png` and other names that begin with `demo-`.
+    It contains `--output=name`, in a block of code or in running text. Or it runs the program of all screenshots of a
+    page: for `demo-read.png` and other names that begin with `demo-`, it runs `demo_screenshots.py`.
 
     Raises:
         ValueError: no text contains such a command.
@@ -60,7 +60,7 @@ def command_of(name, texts):
 
 
 def folded(command, width=88):
-    """The command in lines of less than `width` characters, if its flags are short enough."""
+    """The command in lines of at most `width` characters (without the backslash), if its flags are short enough."""
     first, *flags = re.split(r" (?:\\\n +)?(?=--)", command)
     lines = [first]
     for flag in flags:

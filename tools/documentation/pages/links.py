@@ -19,6 +19,7 @@ def outside_fences(change, markdown):
 def targets(markdown, origin):
     """The paths in the repository that a page links to. `origin` is the page's own path."""
     link_targets = []
+    # The function changes no text. It only collects targets.
     outside_fences(lambda text: link_targets.extend(match[1] for match in LINK.finditer(text)) or text, markdown)
     return {path_from(origin, target) for target in link_targets if target and "://" not in target}
 
@@ -67,12 +68,12 @@ def with_sources(html, address):
 
 
 def with_whole_flags(html):
-    """Gives flags in HTML, such as `--mem_len`, a class with which no line breaks after their dashes."""
+    """Gives flags in HTML, such as `--mem_len`, a CSS class, so that no line breaks after their dashes."""
     return re.sub(r"<code>(--[\w=.,-]{1,40})</code>", r'<code class="flag">\1</code>', html)
 
 
 def names_linked(html, addresses):
-    """Adds links to the reference to HTML: to code in running text that is one of some names.
+    """Links names in HTML to the reference: code in running text that is one of the names in `addresses`.
 
     Args:
         html: HTML of a page.

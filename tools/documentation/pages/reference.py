@@ -194,7 +194,7 @@ def page(pkg, shown, methods, topic, names, other_names):
 
 
 def names_in_code(pages):
-    """The names that become links, `{name in code: (page, anchor)}`: full paths, and last parts that have one meaning.
+    """The names that become links, `{name in code: (page, anchor)}`: full paths, and last parts with only one meaning.
 
     For example, `dropout` is not among them, because it is an argument more often than the function, and `History` may
     be Keras's.
@@ -203,14 +203,16 @@ def names_in_code(pages):
         (path, uri) for uri, (_, _, other_names) in pages.items() for paths in other_names.values() for path in paths
     ]
     names = [(name, uri) for uri, (_, names, _) in pages.items() for name in names]
-    behind = {}
+    by_last_part = {}
     for path, uri in paths:
         last = path.rpartition(".")[2]
-        behind[last] = None if last in behind else (uri, path)  # if two objects have one name, it links to neither
-    alone = {name: place for name, place in behind.items() if place and re.search(r"_|[A-Z].*[a-z].*[A-Z]", name)}
-    last = {name.rpartition(".")[2]: (uri, name) for name, uri in names}
-    alone |= {name: place for name, place in last.items() if "_" in name or name != name.lower()}
-    return alone | {name: (uri, name) for name, uri in paths + names}
+        # If two objects have one name, it links to neither.
+        by_last_part[last] = None if last in by_last_part else (uri, path)
+    # Of the names that are not public, only names with an underscore or in camel case are surely no ordinary words.
+    short = {name: place for name, place in by_last_part.items() if place and re.search(r"_|[A-Z].*[a-z].*[A-Z]", name)}
+    public_names = {name.rpartition(".")[2]: (uri, name) for name, uri in names}
+    short |= {name: place for name, place in public_names.items() if "_" in name or name != name.lower()}
+    return short | {name: (uri, name) for name, uri in paths + names}
 
 
 def overview(config, pkg, pages):
