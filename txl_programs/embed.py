@@ -80,7 +80,8 @@ def write_array(folder):
     lines, name = input_lines(folder.load_vocab().has_plain_text)
     answering = with_checkpoint(folder, lambda path: make_answering(folder, path))
     width = folder.read_config()["model"]["d_model"]
-    tally, rows = Tally(), []
+    tally = Tally()
+    rows = []
     for vector in answering.answers(lines, name, FLAGS.strict, itertools.count(1)):
         tally.count(vector, nothing)
         say_missing(tally)

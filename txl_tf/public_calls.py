@@ -451,7 +451,8 @@ def _check_shifted(arguments: Arguments, sizes: Sizes) -> None:
 
 def _check_row_axis(arguments: Arguments, sizes: Sizes) -> None:
     """Raises ParameterError unless `row_axis` is `None` or an axis of `x`."""
-    axis, rank = arguments["row_axis"], tf.TensorShape(arguments["x"].shape).rank
+    axis = arguments["row_axis"]
+    rank = tf.TensorShape(arguments["x"].shape).rank
     if axis is not None and not (is_integer(axis) and (rank is None or 0 <= axis < rank)):
         axes = f", from 0 to {rank - 1}" if rank else ""
         raise ParameterError("row_axis", axis, f"None, or an axis of x{axes}")

@@ -36,14 +36,16 @@ def preferred(header: str | None) -> str:
 
     It is English if the header names neither of them, or if there is no header.
     """
-    best, largest_weight = "en", 0.0
+    best = "en"
+    largest_weight = 0.0
     pattern = re.compile(r"\s*(zh|en)(?:-[\w-]*)?\s*(?:;\s*q\s*=\s*([\d.]{1,6}))?\s*", re.IGNORECASE | re.ASCII)
     for part in (header or "")[:1000].split(","):
         if match := pattern.fullmatch(part):
             with contextlib.suppress(ValueError):
                 weight = float(match[2] or 1)
                 if weight > largest_weight:
-                    best, largest_weight = match[1].lower(), weight
+                    best = match[1].lower()
+                    largest_weight = weight
     return best
 
 

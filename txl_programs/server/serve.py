@@ -112,7 +112,8 @@ def main():
     from txl_tf.runs.folder import RunFolder
 
     check_used((("length_penalty",), FLAGS.beam_size > 1, "is for a beam search: give --beam_size, too"))
-    api_key, name = read_api_key(), name_of_model()
+    api_key = read_api_key()
+    name = name_of_model()
     folder = RunFolder(FLAGS.model_dir)
     is_language_model = folder.family.task == "language_model"
     why_unused = f"is for language models, and {folder} holds {folder.family.described}"

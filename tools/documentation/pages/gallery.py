@@ -23,7 +23,8 @@ def page(texts, places):
     Raises:
         ValueError: no page contains the command of a picture.
     """
-    cards, seen = [], set()
+    cards = []
+    seen = set()
     for origin, text in texts.items():
         for picture in PICTURE.finditer(text):
             path = links.path_from(origin, picture[2])
