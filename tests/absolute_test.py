@@ -46,6 +46,26 @@ def test_sizes_in_the_other_order_are_an_error_by_position_and_not_by_name():
     assert Embeddings.from_config(layer.get_config()).get_config() == layer.get_config()
 
 
+def test_a_subclass_with_a_constructor_of_its_own_may_have_another_order():
+    class WidthFirst(Embeddings):
+        def __init__(self, d_model, vocab, **kwargs):
+            super().__init__(vocab=vocab, d_model=d_model, **kwargs)
+
+    class RateSecond(PositionEmbedding):
+        def __init__(self, d_model, dropout, max_len=50, **kwargs):
+            super().__init__(d_model, max_len=max_len, rate=dropout, **kwargs)
+
+    class Same(Embeddings):
+        pass
+
+    layer = WidthFirst(8, 20)
+    assert (layer.d_model, layer.vocab) == (8, 20)
+    for layer in (RateSecond(8, 0.1), RateSecond(8, dropout=0.1), RateSecond(8, 0.1, max_len=50)):
+        assert (layer.d_model, layer.rate, layer.max_len) == (8, 0.1, 50)
+    with raises_parameter("vocab", 8):
+        Same(8, 20)
+
+
 @pytest.mark.parametrize("rate", [0.1, 0, 0.0])
 def test_a_rate_of_dropout_in_place_of_the_length_is_an_error_that_names_the_order(rate):
     with pytest.raises(ValueError, match=rf"got {rate}; .*\(d_model, dropout, max_len\).*\(16, rate={rate}, max_len="):

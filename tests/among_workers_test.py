@@ -115,3 +115,19 @@ def test_what_workers_cannot_train_on_is_refused(two_replicas, replicas_as_worke
         unbuilt.compile("sgd")
     with raises_parameter("model"):
         unbuilt.fit(data)
+
+
+@pytest.mark.parametrize("task", [encoder_decoder, tagger])
+def test_steps_that_a_call_of_keras_would_exceed_are_refused(task):
+    """For one device. The loop of several workers reads as many batches as an evaluation has steps."""
+    model, data = compiled(task, steps_per_execution=2, run_eagerly=True), batches(task).dataset(repeat=True)
+    for name, call in [
+        ("steps", lambda: model.evaluate(data, steps=3)),
+        ("steps_per_epoch", lambda: model.fit(data, steps_per_epoch=3)),
+        ("validation_steps", lambda: model.fit(data, steps_per_epoch=2, validation_data=data, validation_steps=3)),
+    ]:
+        with raises_parameter(name, 3, limit="2"):
+            call()
+    assert int(model.optimizer.iterations) == 0
+    model.fit(data, steps_per_epoch=2, validation_data=data, validation_steps=2, verbose=0)
+    assert int(model.optimizer.iterations) == 2

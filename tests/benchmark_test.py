@@ -342,6 +342,43 @@ def test_a_model_without_memory_sees_as_many_tokens():
     assert (shape["batch_size"], shape["tgt_len"], shape["mem_len"]) == (2, 16, 0)
 
 
+def test_a_step_that_does_not_fill_a_row_of_a_model_without_memory_is_refused():
+    shape = {**SHAPE, "tgt_len": 4, "mem_len": 12}
+    with raises_parameter("batch_size", 3, limit="4"):
+        peers.without_memory({**shape, "batch_size": 3})
+    assert peers.without_memory({**shape, "batch_size": 4})["batch_size"] == 1
+
+
+@pytest.mark.parametrize("name, tokens", [("GPT float32", 32), ("GPT-products bfloat16", 32), ("JAX float32", 44)])
+def test_the_tokens_of_a_peer_are_those_that_it_computes(monkeypatch, name, tokens):
+    """Eleven rows of 4 tokens are two rows of 16, and 12 tokens more."""
+    counted = []
+    monkeypatch.setattr(peers, "make_work", lambda name, shape: (None, 7))
+    monkeypatch.setattr(peers, "do_twice", lambda work, tokens: counted.append(tokens))
+    peers.begin("peers", name, {**SHAPE, "tgt_len": 4, "mem_len": 12, "batch_size": 11})
+    assert counted == [tokens]
+
+
+DEEP = """
+import json, sys
+from benchmarking import peers
+print(json.dumps([peers.jax_work({**json.loads(sys.argv[1]), "n_layer": n})[1] for n in (1, 20)]))
+"""
+
+
+@pytest.mark.slow
+def test_a_peer_in_jax_may_have_many_layers():
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("jax is not installed: it is in the extra peers")
+    command = [sys.executable, "-c", DEEP, json.dumps(SHAPE)]
+    done = subprocess.run(command, capture_output=True, text=True, env=processes.environment_of(ROOT / "tools"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, twenty = json.loads(done.stdout.splitlines()[-1])
+    d_model, width, d_inner = 8, 8, 12
+    of_layer = d_model * 3 * width + d_model * width + width * d_model + 2 * d_model * d_inner + d_inner + 5 * d_model
+    assert twenty - one == 19 * of_layer
+
+
 def test_a_peer_that_cannot_be_built_is_named(benchmark, set_flags, monkeypatch, capsys):
     class Failing(contextlib.nullcontext):
         def __init__(self, program):

@@ -40,6 +40,10 @@ def whole_row(labels, outputs):
     return tf.reduce_min(is_right(labels, outputs), 1)
 
 
+def right_in_row(labels, outputs):
+    return tf.reduce_mean(is_right(labels, outputs), 1)
+
+
 def largest(labels, outputs):
     return tf.reduce_max(outputs)
 
@@ -221,6 +225,24 @@ def test_a_tagger_measures_tags_and_emissions():
     with pytest.raises(ParameterError) as caught:  # the accuracy of the best path, which is another
         single.compile("adam", metrics=["accuracy"])
     assert caught.value.value == "accuracy"
+
+
+def test_a_model_in_float64_measures_rows_by_their_weights():
+    model = txl_tf.Transformer(
+        num_layers=1, d_model=8, num_heads=2, dff=8, input_vocab_size=5, target_vocab_size=5, rate=0.0, seed=1,
+        dtype="float64",
+    )  # fmt: skip
+    randomise(model, scale=1.0)
+    model.compile(keras.optimizers.SGD(0.0), metrics=[right_in_row], weighted_metrics=[whole_row], run_eagerly=True)
+    labels = TARGET[:, 1:]
+    kept = labels > 0
+    right = model((SOURCE, TARGET[:, :-1])).numpy().argmax(-1) == labels
+    weights = RNG.random(labels.shape)
+    of_rows = (kept * weights).sum(1) / np.maximum(kept.sum(1), 1)
+    assert kept.any(1).all() and 0 < right.mean() < 1
+    logs = model.test_on_batch(SOURCE, TARGET, weights, return_dict=True)
+    assert logs["right_in_row"] == pytest.approx(right.mean(1).mean(), rel=1e-5)
+    assert logs["whole_row"] == pytest.approx(np.average(right.all(1), weights=of_rows), rel=1e-5)
 
 
 @pytest.mark.slow

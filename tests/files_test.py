@@ -145,3 +145,14 @@ def test_where_there_are_no_locks_it_says_so(tmp_path, monkeypatch, capsys):
         f"{tmp_path} has no file locks: make sure that no other program writes to it\n"
         "ram://folder has no file locks: make sure that no other program writes to it\n"
     )
+
+
+@pytest.mark.parametrize("message, expected", [
+    ("", "ValueError"),
+    ("{{node x}} ", "ValueError"),
+    ("\n", "ValueError"),
+    ("{{function_node f}} {{node x}} no memory [Op:MatMul]\nmore", "no memory"),
+    ("\nno memory\nmore", "no memory"),
+])  # fmt: skip
+def test_the_reason_is_the_first_line_or_the_class(message, expected):
+    assert files.reason(ValueError(message)) == expected

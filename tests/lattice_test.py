@@ -2,6 +2,7 @@
 
 import itertools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,6 +15,7 @@ from txl_tf.taggers.flat_layers import FlatLayer, LatticeAttn
 from txl_tf.taggers.lattice import (
     DISTANCES,
     PositionFusion,
+    _DistanceTable,
     distance_table,
     distinct_pairs,
     fused_sum,
@@ -111,6 +113,27 @@ def test_the_table_holds_the_distances_of_sentences(shift):
     expected = [sinusoid(distance + shift) for distance in range(-3, 4)]
     np.testing.assert_allclose(distance_table(tf.constant(4), WIDTH, shift), expected, atol=2e-6)
     np.testing.assert_allclose(distance_table(1, WIDTH, shift), [sinusoid(shift)], atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", tf.float64])
+def test_the_table_of_symbolic_places_has_its_dtype(dtype, tmp_path):
+    places = keras.Input([], batch_size=1, dtype="int32")
+    model = keras.Model(places, distance_table(places[0], WIDTH, 2, dtype))
+    model.save(tmp_path / "table.keras")
+    expected = distance_table(4, WIDTH, 2, dtype).numpy()
+    for table in (model, keras.saving.load_model(tmp_path / "table.keras")):
+        found = table(np.array([4], np.int32)).numpy()
+        assert found.dtype == table.output.dtype == tf.as_dtype(dtype).name
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_table_that_was_saved_without_its_dtype_is_float32():
+    layer = _DistanceTable(WIDTH, 2, dtype="float64")
+    config = layer.get_config()
+    del config["table_dtype"]
+    found = _DistanceTable.from_config(config)(tf.constant(4))
+    assert found.dtype == tf.float32
+    np.testing.assert_array_equal(found, distance_table(4, WIDTH, 2))
 
 
 # ---------------------------------------- fusion

@@ -240,3 +240,40 @@ def test_padding_that_keras_hands_on_hides_keys_of_all_heads(layer):
     mask, of_keys = seen(B, H, 4, 7), np.pad(padding, [(0, 0), (3, 0)], constant_values=True)
     expected = layer(w=w, mems=mems, **positions, attn_mask=mask & of_keys[:, None, None])
     np.testing.assert_array_equal(layer(w=masked(w, padding), mems=mems, **positions, attn_mask=mask), expected)
+
+
+# ------------------------------------------------------------------------------------- masks of unknown rank
+
+
+def of_unknown_rank(call):
+    return tf.function(call, input_signature=[tf.TensorSpec(None, tf.bool)], autograph=False)
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "forbidden"])
+def test_a_mask_whose_rank_decides_its_axes_must_have_one(attentions, name):
+    _, ours = attentions
+    with pytest.raises(ParameterError) as caught:
+        of_unknown_rank(lambda mask: ours(query=Q, value=V, **{name: mask})).get_concrete_function()
+    assert caught.value.name == name
+
+
+@pytest.mark.parametrize("name", ["look_ahead_mask", "attn_mask"])
+def test_so_must_the_masks_of_other_layers(name):
+    layer, tensors = {
+        "attn_mask": (layers.MultiHeadAttn(E, H, E // H), (Q,)),
+        "look_ahead_mask": (layers.DecoderLayer(E, H, 8), (V, Q)),
+    }[name]
+    layer(*tensors)  # Keras itself cannot build a layer from a shape of unknown rank
+    with pytest.raises(ParameterError) as caught:
+        of_unknown_rank(lambda mask: layer(*tensors, **{name: mask})).get_concrete_function()
+    assert caught.value.name == name
+
+
+@pytest.mark.parametrize("name, mask", [("mask", OF_VALUES), ("value_mask", OF_VALUES), ("query_mask", OF_QUERIES)])
+def test_a_graph_checks_masks_of_elements_when_it_runs(attentions, name, mask):
+    _, ours = attentions
+    call = of_unknown_rank(lambda mask: ours(query=Q, value=V, **{name: mask}))
+    np.testing.assert_allclose(call(mask), ours(query=Q, value=V, **{name: mask}), rtol=1e-5, atol=1e-6)
+    for wrong in (mask[:, :1], np.ones([B, T, K], bool)):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            call(wrong)

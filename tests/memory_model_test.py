@@ -198,6 +198,17 @@ def test_steps_per_epoch_that_steps_per_execution_would_exceed_is_an_error(small
         lm.fit(dataset_of(*small_batches(n=3)).repeat(), steps_per_epoch=4)
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_an_evaluation_reads_no_batch_after_its_steps(small_lm, small_batches, repeated):
+    lm, batches = small_lm(n_layer=1), small_batches(n=4)
+    expected = mean_scores(lm, *batches)[0][:3].mean()
+    lm.compile(no_learning(), steps_per_execution=2)
+    data = dataset_of(*batches).repeat() if repeated else dataset_of(*batches)
+    np.testing.assert_allclose(lm.evaluate(data, steps=3, verbose=0), expected, rtol=1e-5)
+    lm.fit(data, steps_per_epoch=2, validation_data=data, validation_steps=3, verbose=0)
+    np.testing.assert_allclose(lm.history.history["val_loss"], [expected], rtol=1e-5)
+
+
 @SLOW
 @pytest.mark.parametrize(
     "compile_options",

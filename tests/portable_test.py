@@ -10,6 +10,7 @@ from small_runs import make_encoder_decoder, make_flat, make_tagger
 
 import txl_tf
 from txl_tf.environment import too_old
+from txl_tf.serving import portable
 from txl_tf.serving.portable import FORMATS, export_portable
 from txl_tf.taggers.crf import best_path, crf_decode
 
@@ -162,6 +163,27 @@ def test_wrong_arguments_are_named(tmp_path):
     with raises_parameter("directory"):
         export_portable(lm, tmp_path / "full", format="tflite")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_an_error_leaves_the_folder_as_it_was(tmp_path, monkeypatch, exists):
+    lm, out = txl_tf.TransformerXLLM(**SMALL, mem_len=4), tmp_path / "out"
+    if exists:
+        out.mkdir()
+    monkeypatch.setattr(portable, "to_tflite", lambda model: (b"model", {}))
+    with monkeypatch.context() as full:
+
+        def write_json(*_):
+            raise OSError("no space left")
+
+        full.setattr(portable, "write_json", write_json)
+        with pytest.raises(OSError):
+            export_portable(lm, out, word_vocab(), format="tflite")
+    assert out.exists() == exists and [*tmp_path.rglob("*")] == [out][:exists]
+    path = export_portable(lm, out, word_vocab(), format="tflite")
+    assert path == str(out / "model.tflite") and (out / "model.tflite").read_bytes() == b"model"
+    assert {file.name for file in out.iterdir()} == {"model.tflite", "model.json", "vocab.txt"}
+    assert [*tmp_path.iterdir()] == [out]
 
 
 def test_the_program_refuses_flags_of_the_other_format(tmp_path):

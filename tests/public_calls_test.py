@@ -303,3 +303,55 @@ def test_a_tied_softmax_has_no_initializer():
     with raises_parameter("initializer", "zeros"):
         layers.AdaptiveSoftmax(7, 4, 4, initializer="zeros")
     assert layers.AdaptiveSoftmax(7, 4, 4, tie_weight=False, initializer="zeros").get_config()["initializer"]
+
+
+DONE = np.array([[0, 1, 0], [0, 0, 1]])
+TOKENS = np.array([[3, 1, 0], [2, 3, 1]], np.int32)  # 0 begins a document after the token that is done
+
+
+@pytest.mark.parametrize("done", [DONE, DONE.tolist(), DONE.astype(bool), DONE.astype(np.float32)])
+def test_documents_are_found_from_done_alone(done):
+    found = layers.document_mask(MASK, done=done)
+    expected = layers.document_mask(MASK, TOKENS, 0)
+    for one, other in zip(found[:3], expected[:3], strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(found.last, [[2], [T]])  # the second row ends a document
+    both = layers.document_mask(MASK, TOKENS, 3, done=done)
+    np.testing.assert_array_equal(both.starts, [[0, 0, 2], [-(1 << 30), 1, 1]])
+
+
+@pytest.mark.parametrize("arguments, name, value", [
+    ({}, "reset_token", None),
+    ({"tokens": TOKENS}, "reset_token", None),
+    ({"reset_token": 0}, "tokens", None),
+    ({"reset_token": 0, "done": DONE}, "tokens", None),
+    ({"reset_token": 0.5, "done": DONE, "tokens": TOKENS}, "reset_token", 0.5),
+    ({"done": DONE[:, :2]}, "done", None),
+    ({"done": DONE[:1], "tokens": TOKENS}, "done", None),
+    ({"done": DONE[:1], "lengths": np.array([2, 3])}, "done", None),
+    ({"done": DONE[0]}, "done", None),
+    ({"done": DONE + 1}, "done", None),
+    ({"done": "abc"}, "done", None),
+])  # fmt: skip
+def test_documents_that_cannot_be_found_are_typed_errors(arguments, name, value):
+    with raises_parameter(name) as raised:
+        layers.document_mask(MASK, **arguments)
+    assert name == "done" or raised.value.value == value
+
+
+def test_arguments_that_may_be_none_by_the_signature_may_be_none():
+    for name, shapes in SHAPES.items():
+        parameters = inspect.signature(getattr(layers, name)).parameters
+        for argument, description in shapes.arguments.items():
+            is_optional = parameters[argument].default is None
+            assert description.split()[0].endswith("?") or not is_optional, (name, argument)
+
+
+@pytest.mark.parametrize("name, argument", [("multihead_attn", "attn_mask"), ("attend", "position_scores")])
+def test_a_tensor_of_unknown_rank_is_a_typed_error(name, argument):
+    @tf.function(input_signature=[tf.TensorSpec(None)], autograph=False)
+    def call(tensor):
+        return getattr(layers, name)(**{**CALLS[name], argument: tensor})
+
+    with raises_parameter(argument):
+        call.get_concrete_function()

@@ -157,6 +157,10 @@ def test_why_a_worker_is_gone_is_one_line():
     assert _why(error) == "worker 1: Task was killed due to the node running low on memory"
 
 
+def test_an_error_without_a_message_is_its_class():
+    assert _why(RuntimeError()) == "worker 0: RuntimeError"
+
+
 # ------------------------------------------------------------------------------------------------------- training
 
 

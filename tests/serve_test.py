@@ -21,7 +21,7 @@ import txl_tf
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.language.session import Session
 from txl_tf.serving.batcher import Batcher
-from txl_tf.serving.decoder import Busy, Decoder, Job, Piece
+from txl_tf.serving.decoder import PIECE, Busy, Decoder, Job, Piece
 from txl_tf.serving.export import local_signatures
 
 pytest.importorskip("starlette", reason="the server needs starlette: pip install starlette uvicorn")
@@ -244,6 +244,61 @@ def test_no_more_texts_wait_than_are_allowed(served):
         decoder.close()
 
 
+class Client:
+    """Takes the pieces of a text. With `error`, it fails to."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.pieces = []
+        self.ended = threading.Event()
+
+    def __call__(self, piece):
+        if self.error is not None:
+            raise self.error
+        self.pieces.append(piece)
+        if piece.done:
+            self.ended.set()
+
+
+def test_a_client_that_takes_no_piece_ends_only_its_own_text(served, monkeypatch):
+    decoder = Decoder(served.lm, max_rows=4)
+    prompt = np.array([1])
+    try:
+        gone, client = Client(RuntimeError("Event loop is closed")), Client()
+        job = Job(prompt, 64, gone)
+        decoder.submit(job)
+        decoder.submit(Job(prompt, 20, client, temperature=0.0))
+        assert client.ended.wait(60) and job.cancelled and job.written <= PIECE
+        assert all(piece.error is None for piece in client.pieces)
+        expected = served.lm.generate(prompt[None], max_new_tokens=20, temperature=0.0).numpy()[0, 1:]
+        assert [token for piece in client.pieces for token in piece.tokens] == expected.tolist()
+
+        error = ValueError("the graph fails")
+        with monkeypatch.context() as failing:
+
+            def write(*_):
+                raise error
+
+            failing.setattr(decoder, "_write", write)
+            client = Client()
+            decoder.submit(Job(prompt, 64, gone))
+            decoder.submit(Job(prompt, 64, client))
+            assert client.ended.wait(60) and client.pieces == [Piece([], done=True, error=error)]
+        client = Client()
+        decoder.submit(Job(prompt, 3, client))  # the thread still runs
+        assert client.ended.wait(60) and client.pieces[-1].error is None
+    finally:
+        decoder.close()
+
+
+def test_a_closed_decoder_takes_no_job(served):
+    decoder = Decoder(served.lm)
+    decoder.close()
+    with pytest.raises(RuntimeError) as raised:
+        decoder.submit(Job(np.array([1]), 3, Client()))
+    assert not isinstance(raised.value, Busy)
+
+
 KINDS = {
     "rotary": (txl_tf.TransformerXLLM, {"positions": "rotary", "d_head": 4, "mem_len": 4}),
     "learned": (txl_tf.TransformerXLLM, {"positions": "learned", "context_len": 7, "mem_len": 0}),
@@ -333,6 +388,22 @@ def test_requests_at_the_same_time_are_joined_and_get_their_own_answers(served):
                 assert one["outputs"]["symbols"] == other["outputs"]["symbols"]
                 np.testing.assert_allclose(one["outputs"]["nll"], other["outputs"]["nll"], rtol=1e-5)
     assert served.batcher.largest > 1
+
+
+def test_requests_are_joined_whatever_the_longest_of_their_strings():
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")])
+    def lengths_of(text):
+        return {"bytes": tf.strings.length(text)}
+
+    async def ask_together():
+        texts = [np.array([b"abc"]), np.array([b"de", b"fghij"]), np.array(["h\u00e9".encode() * 3])]
+        assert [text.dtype.str for text in texts] == ["|S3", "|S5", "|S9"]
+        return await asyncio.gather(*(batcher.call("lengths_of", {"text": text}) for text in texts))
+
+    batcher = Batcher({"lengths_of": lengths_of}, 16)
+    found = asyncio.run(ask_together())
+    assert [result["bytes"].tolist() for result in found] == [[3], [2, 5], [9]]
+    assert batcher.largest == 3
 
 
 class Waiting:

@@ -322,9 +322,10 @@ def naming_read_errors(path: str) -> Iterator[None]:
 def reason(error: Exception) -> str:
     """Returns the first line of an error's message, without the names of operations that TensorFlow adds.
 
-    For an error without a message, returns the name of its class.
+    For an error without another message, returns the name of its class.
     """
-    return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error) or type(error).__name__).splitlines()[0]
+    lines = re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from txl_tf.nn.base import (
     tensor_error,
 )
 from txl_tf.nn.embedding import check_ids
-from txl_tf.nn.masks import checked_numbers
+from txl_tf.nn.masks import as_bool, checked_numbers
 from txl_tf.taggers.crf import checked_tags
 from txl_tf.taggers.lattice import DISTANCES
 
@@ -290,6 +290,14 @@ def _check_in_range(name: str, ids: Any, n: Any) -> None:
         check_ids(name, np.asarray(ids), n)
 
 
+def _rank_of(name: str, value: Any) -> int:
+    """The number of dimensions of a tensor; 0 for another value. Raises ParameterError if a graph does not know it."""
+    rank = tf.TensorShape(getattr(value, "shape", ())).rank
+    if rank is None:
+        raise tensor_error(name, value, "a tensor whose number of dimensions is known")
+    return rank
+
+
 def _check_scores(arguments: Arguments, sizes: Sizes) -> None:
     """Checks `position_scores`, and replaces a list with the scores of each head by one tensor. `None` stays `None`.
 
@@ -307,7 +315,7 @@ def _check_scores(arguments: Arguments, sizes: Sizes) -> None:
                 for i, x in enumerate(scores)
             ]
         )
-    same_for_all_rows = len(getattr(scores, "shape", ())) == 3
+    same_for_all_rows = _rank_of("position_scores", scores) == 3
     dims = ["n_head", "tgt_len", "keys"] if same_for_all_rows else ["n_head", "...", "tgt_len", "keys"]
     arguments["position_scores"] = _checked_tensor(
         "position_scores", scores, "float", dims, sizes, call_dtype, mixed=False
@@ -319,7 +327,7 @@ def _check_attn_mask(arguments: Arguments, sizes: Sizes) -> None:
     mask = arguments["attn_mask"]
     if mask is None:
         return
-    for_each_head = len(getattr(mask, "shape", ())) == 4
+    for_each_head = _rank_of("attn_mask", mask) == 4
     leading = ["batch", "n_head"] if for_each_head else ["batch"]
     _check_mask("attn_mask", mask, [*leading, "tgt_len", "mem_len+tgt_len"], sizes)
 
@@ -459,9 +467,22 @@ def _check_row_axis(arguments: Arguments, sizes: Sizes) -> None:
 
 
 def _check_reset(arguments: Arguments, sizes: Sizes) -> None:
-    """Raises ParameterError unless `reset_token` is an integer, and `attn_mask` has as many keys as queries or more."""
-    if not is_integer(arguments["reset_token"]):
-        raise ParameterError("reset_token", arguments["reset_token"], "an integer, the id of a token")
+    """Checks the arguments of `document_mask` that say where documents begin, and converts `done` to bool.
+
+    Raises:
+        ParameterError: `reset_token` and `done` are both `None`; `reset_token` is not an integer, or there are no
+            tokens in which to find it; `done` is no mask of the tokens; or `attn_mask` has fewer keys than queries.
+    """
+    tokens, reset_token, done = (arguments[name] for name in ("tokens", "reset_token", "done"))
+    if done is not None:
+        _check_mask("done", done, ["=", "batch", "tgt_len"], sizes)
+        arguments["done"] = as_bool("done", done)
+    elif reset_token is None:
+        raise ParameterError("reset_token", None, "an integer, the id of a token, or left out where done is given")
+    if reset_token is not None and not is_integer(reset_token):
+        raise ParameterError("reset_token", reset_token, "an integer, the id of a token")
+    if reset_token is not None and tokens is None:
+        raise ParameterError("tokens", None, "int [batch, tgt_len] where a reset_token is given")
     if sizes.get("keys", 0) < sizes.get("tgt_len", 0):
         allowed = "float [tgt_len, mem_len + tgt_len], see create_mask"
         raise tensor_error("attn_mask", arguments["attn_mask"], allowed)
@@ -565,7 +586,7 @@ SHAPES = {  # the `Shapes` of each function of `txl_tf.layers`, by its name
         {"pos_s": "ids batch length", "pos_e": "ids batch length", "mask": "mask? = batch length"}, _check_pairs
     ),
     "document_mask": Shapes(
-        {"attn_mask": "float tgt_len keys", "tokens": "ids batch tgt_len", "lengths": "ids? batch"}, _check_reset
+        {"attn_mask": "float tgt_len keys", "tokens": "ids? batch tgt_len", "lengths": "ids? batch"}, _check_reset
     ),
     "dropout": Shapes({"x": "float ...", "rate": "rate", "dropout_key": "key?"}, _check_row_axis),
     "embedding_lookup": Shapes({"table": "float rows width", "ids": "ids ..."}, _check_ids_in_table),

@@ -18,6 +18,8 @@ from benchmarking.products import products_work
 from benchmarking.turns import answer_requests, do_twice, turn
 from benchmarking.work import Calls
 
+from txl_config.errors import ParameterError
+
 LEARNING_RATE = 1e-3
 CLIP = 0.25
 COMPILED = " compiled"
@@ -31,9 +33,24 @@ def random_segments(shape):
 
 
 def without_memory(shape):
-    """The shape of a model without memory: fewer rows, whose segments are as long as segment and memory of `shape`."""
-    context = shape["tgt_len"] + shape["mem_len"]
-    return {**shape, "batch_size": shape["batch_size"] * shape["tgt_len"] // context, "tgt_len": context, "mem_len": 0}
+    """The shape of a model without memory: fewer rows, whose segments are as long as segment and memory of `shape`.
+
+    Raises:
+        ParameterError: the tokens of a step do not fill one such row.
+    """
+    tgt_len, batch_size = shape["tgt_len"], shape["batch_size"]
+    context = tgt_len + shape["mem_len"]
+    if batch_size * tgt_len < context:
+        rows = -(-context // tgt_len)
+        raise ParameterError(
+            "batch_size", batch_size, f"at least {rows}, so that a step fills a row of {context} tokens"
+        )
+    return {**shape, "batch_size": batch_size * tgt_len // context, "tgt_len": context, "mem_len": 0}
+
+
+def shape_of(name, shape):
+    """The shape that a contestant of `PEERS` has for a shape of the benchmark: a GPT has no memory."""
+    return without_memory(shape) if name.startswith("GPT") else shape
 
 
 # ------------------------------------------------------------------------------------------------------------ PyTorch
@@ -196,7 +213,8 @@ def jax_work(shape):
         "output": [n_head * d_head, d_model],
         "inner": [d_model, shape["d_inner"]], "outer": [shape["d_inner"], d_model],
     }  # fmt: skip
-    weight_keys = iter(jax.random.split(jax.random.key(0), 100))
+    n_drawn = 3 + shape["n_layer"] * len(sizes)  # embedding, u and v; and the kernels of each layer
+    weight_keys = iter(jax.random.split(jax.random.key(0), n_drawn))
 
     def normal(size):
         return 0.02 * jax.random.normal(next(weight_keys), size)
@@ -286,16 +304,14 @@ def make_work(name, shape):
     if kind == "JAX":
         return jax_work(shape)
     settings = {"compiled": "compiled" in options, "bfloat16": "bfloat16" in options}
+    shape = shape_of(name, shape)
     if kind in PRODUCTS:
-        step = products_work(PRODUCTS[kind](shape), multiplier(settings["bfloat16"]))
-        return Calls(step), 0
-    if kind == "GPT":
-        return torch_work(without_memory(shape), gpt, **settings)
-    return torch_work(shape, x_transformers, **settings)
+        return Calls(products_work(shape, multiplier(settings["bfloat16"]))), 0
+    return torch_work(shape, gpt if kind == "GPT" else x_transformers, **settings)
 
 
 # The matrix products of a step alone, by PyTorch: those of the library's model, and those of the GPT.
-PRODUCTS = {"PyTorch-products": dict, "GPT-products": without_memory}
+PRODUCTS = ("PyTorch-products", "GPT-products")
 PEERS = tuple(
     f"{kind} {precision}{compiled}"
     for precision in ("float32", "bfloat16")
@@ -312,7 +328,8 @@ def begin(mode, name, shape, jit=False, run=None):
     started = time.perf_counter()
     work, weights = make_work(name, shape)
     built = time.perf_counter()
-    first = do_twice(work, shape["batch_size"] * shape["tgt_len"])
+    computed = shape_of(name, shape)
+    first = do_twice(work, computed["batch_size"] * computed["tgt_len"])
     return {"build_seconds": built - started, "first_step_seconds": first, "weights": weights}
 
 

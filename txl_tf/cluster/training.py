@@ -26,6 +26,7 @@ from typing import Any
 
 from txl_tf.cluster.connection import connected
 from txl_tf.config import TrainingClusterConfig
+from txl_tf.files import reason
 from txl_tf.runs.setup import WorkerGone
 
 logger = logging.getLogger("txl_tf")
@@ -176,7 +177,7 @@ def _why(error: Exception) -> str:
     failures = getattr(error, "worker_failures", None) or {0: error}
     rank = min(failures)
     failure = getattr(failures[rank], "health_check_failure", failures[rank])
-    return f"worker {rank}: {str(failure).splitlines()[0].rstrip('.')}"
+    return f"worker {rank}: {reason(failure).rstrip('.')}"
 
 
 class _Thread(threading.Thread):

@@ -14,7 +14,8 @@ are 0 or 1. Eager calls raise an error for other numbers; graphs do not check th
 must be integers.
 
 The functions take the `name` of an argument, for errors, its mask, and `sizes`, the `{name: size}` of the dimensions
-that are known. They raise a ParameterError if the mask has another shape, or if it is neither bool nor numbers.
+that are known. They raise a ParameterError if the mask has another shape, or if it is neither bool nor numbers. Where
+the rank of a mask decides what its axes are, they also raise it if a graph does not know the rank.
 """
 
 from collections.abc import Sequence
@@ -116,8 +117,10 @@ def checked_numbers(name: str, mask: Any) -> Any:
 def check_broadcasts(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[str], hint: str = "") -> None:
     """Raises ParameterError unless a mask has two or more dimensions and broadcasts to the last dimensions of `dims`.
 
-    The message ends with the `hint`.
+    The message ends with the `hint`. A mask of unknown rank is refused, too: its rank decides what its axes are.
     """
+    if mask.shape.rank is None:
+        raise tensor_error(name, mask, f"a mask whose number of dimensions is known, {described('', dims, sizes)}")
     expected_sizes = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
     fits = len(expected_sizes) == mask.shape.rank > 1 and all(
         size in (None, 1, expected) or expected is None
@@ -133,11 +136,10 @@ def seen_by_article(name: str, mask: Any, sizes: dict[str, Any], dims: Sequence[
     """Converts a mask as in the articles about the Transformer: the result is true where a query sees a key.
 
     In such a mask, the number 1 hides a key and 0 shows it. A bool mask is true where a query sees a key. The mask must
-    broadcast to the last dimensions of `dims`; a mask of unknown rank is not checked.
+    broadcast to the last dimensions of `dims`.
     """
     mask = checked_numbers(name, mask)
-    if mask.shape.rank is not None:
-        check_broadcasts(name, mask, sizes, dims)
+    check_broadcasts(name, mask, sizes, dims)
     return seen(mask)
 
 
@@ -188,6 +190,8 @@ def seen_elements(name: str, mask: Any, sizes: dict[str, Any], dim: str) -> Any:
         bool `[1, batch, 1, keys]` for "keys", `[1, batch, queries, 1]` for "queries".
     """
     mask = as_bool(name, mask)
+    if mask.shape.rank is None:  # the graph checks the shape when it runs
+        mask = tf.ensure_shape(mask, [sizes.get("batch"), sizes.get(dim)])
     if not mask.shape.is_compatible_with([sizes.get("batch"), sizes.get(dim)]):
         raise tensor_error(name, mask, f"{described('', ['batch', dim], sizes)}, true where there is an element")
     return mask[None, :, None] if dim == "keys" else mask[None, :, :, None]

@@ -5,8 +5,9 @@
 
 While a signature computes, new requests for it wait. Then the first of them and those that can be joined with it, up
 to `max_rows` rows, are computed as one batch. Requests can be joined if they have the same arguments, and arrays of the
-same dtypes and of the same shapes apart from the number of rows. Requests for `generate` and for `generate_texts` must
-also have the same largest `max_new_tokens` and `num_return_sequences`. Requests for `initial_state` are never joined.
+same dtypes (strings of any length) and of the same shapes apart from the number of rows. Requests for `generate` and
+for `generate_texts` must also have the same largest `max_new_tokens` and `num_return_sequences`. Requests for
+`initial_state` are never joined.
 Rows do not affect each other, so a request gets the result that it would get alone, up to rounding errors. If a batch
 fails, its requests are computed one by one, so that each gets its own result or error.
 """
@@ -177,7 +178,11 @@ def _request(name: str, arrays: dict[str, np.ndarray], result: asyncio.Future) -
     if name == "initial_state" or rows < 1 or not sizes <= {1, rows}:
         return _Request(arrays, None, None, result)
     arrays = {argument: np.repeat(x, rows, 0) if len(x) < rows else x for argument, x in arrays.items()}
-    kinds = [(argument, x.dtype.str if x.dtype != object else "", x.shape[1:]) for argument, x in arrays.items()]
+    # The length in a dtype of strings, such as 5 in S5, is that of the longest string of the request: it may differ.
+    kinds = [
+        (argument, x.dtype.kind if x.dtype.kind in "OSU" else x.dtype.str, x.shape[1:])
+        for argument, x in arrays.items()
+    ]
     # The largest of these numbers decide the shapes of the results, so only requests with equal ones are joined.
     largest = []
     if name in ("generate", "generate_texts"):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -37,6 +38,8 @@ from txl_tf.language.stopping import no_stops
 
 PIECE = 8  # tokens that are generated before texts can join or leave
 POSITIONS = 64  # positions of a prompt whose log-probabilities are computed at a time
+
+logger = logging.getLogger("txl_tf")
 
 
 class Busy(RuntimeError):
@@ -84,7 +87,8 @@ class Job:
     Args:
         prompt: int `[n]`, n at least 1.
         max_new_tokens: most tokens to generate, at least 1.
-        deliver: function that is called with every `Piece`, in the thread of the decoder.
+        deliver: function that is called with every `Piece`, in the thread of the decoder. If it raises an error, the
+            decoder logs the error and ends this text; other texts go on.
         with_alternatives: whether the pieces have `alternatives`.
         seed, temperature, top_k, top_p, min_p, repetition_penalty, repetition_window: see `generate`; a `top_k` of 0
             stands for all tokens.
@@ -149,11 +153,14 @@ class Decoder:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Puts a job into the queue, and returns at once. After `close`, a job gets no piece.
+        """Puts a job into the queue, and returns at once.
 
         Raises:
             Busy: `max_waiting` jobs are waiting.
+            RuntimeError: `close` was called.
         """
+        if self._closed:
+            raise RuntimeError("the decoder is closed: it takes no more jobs")
         if len(self._waiting) + self._arrived.qsize() >= self.max_waiting:
             raise Busy(f"{self.max_waiting} texts are waiting: try again later")
         self._arrived.put(job)
@@ -195,7 +202,7 @@ class Decoder:
         """Ends all texts in the batch, and delivers the error to each job."""
         jobs, self._jobs, self._text = self._jobs, [], None
         for job in jobs:
-            job.deliver(Piece([], done=True, error=error))
+            _deliver(job, Piece([], done=True, error=error))
 
     def _admit(self) -> None:
         """Lets waiting jobs join the batch, and reads their prompts. Waits for a job if the batch is empty."""
@@ -239,7 +246,7 @@ class Decoder:
             done = stopped or job.written >= job.max_new_tokens
             alternatives = Alternatives(*(array[i, :n] for array in arrays)) if job.with_alternatives else None
             if not job.cancelled:
-                job.deliver(Piece(ids, alternatives, done, stopped))
+                _deliver(job, Piece(ids, alternatives, done, stopped))
             job.cancelled |= done
         left = [i for i, job in enumerate(jobs) if not job.cancelled]
         if len(left) < len(jobs):
@@ -339,6 +346,15 @@ class Decoder:
     def _all_hidden(self, tokens: Tensor) -> Tensor:
         """The hidden states `[n, E]` of a text `[1, n]`."""
         return self._cache.read(tokens, self._cache.initial_state(1))[0][0]
+
+
+def _deliver(job: Job, piece: Piece) -> None:
+    """Delivers a piece. If the job cannot take it, such as for an event loop that is closed, the job is cancelled."""
+    try:
+        job.deliver(piece)
+    except Exception:  # every kind of error: none may end the thread of the decoder, or other texts
+        logger.exception("a text ends, because its piece cannot be delivered")
+        job.cancelled = True
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")  # of `_OPTIONS`; the other options are integers

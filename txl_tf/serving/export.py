@@ -18,11 +18,12 @@ Shapes:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -220,11 +221,7 @@ def _write(make: Callable[..., StoredModel], directory: str, served: Served, war
         message = "warmup=True needs tensorflow-serving-api, which is not installed: pip install it"
         raise ParameterError("warmup", True, [False, None], message)
     check_new_folder(directory)
-    temporary = f"{directory.rstrip('/')}.{os.getpid()}.tmp"  # a server that watches the folder ignores such a name
-    if not is_remote(directory):
-        remove_leftovers(os.path.dirname(temporary) or ".", os.path.basename(directory.rstrip("/")))
-    remove(temporary)  # a killed process with the same id may have left it
-    with tempfile.TemporaryDirectory() as folder, naming_write_errors(directory), removed_on_error(temporary):
+    with tempfile.TemporaryDirectory() as folder, new_folder(directory) as temporary:
         stored = make(_tables(served, folder))
         signatures = stored.signatures()
         # In Python, these functions have default values for their arguments. The signatures of a SavedModel have none.
@@ -235,6 +232,27 @@ def _write(make: Callable[..., StoredModel], directory: str, served: Served, war
             write_warmup(os.path.join(temporary, "assets.extra"), signatures, stored.warmup_values)
         elif warmup is None:
             logger.info("no warm-up requests: they need pip install tensorflow-serving-api")
+
+
+@contextlib.contextmanager
+def new_folder(directory: str) -> Iterator[str]:
+    """Yields the path of a temporary folder, which the block makes. At the end of the block, it becomes `directory`.
+
+    After an error, `directory` is as it was before the block, and the temporary folder is removed.
+
+    Args:
+        directory: a folder that is empty or does not exist.
+
+    Raises:
+        ParameterError: at the end of the block, `directory` is not empty.
+        OSError: `directory` cannot be written to, or the block raises an OSError or an error of TensorFlow.
+    """
+    temporary = f"{directory.rstrip('/')}.{os.getpid()}.tmp"  # a server that watches the folder ignores such a name
+    if not is_remote(directory):
+        remove_leftovers(os.path.dirname(temporary) or ".", os.path.basename(directory.rstrip("/")))
+    remove(temporary)  # a killed process with the same id may have left it
+    with naming_write_errors(directory), removed_on_error(temporary):
+        yield temporary
         check_new_folder(directory)  # another process may have written it meanwhile
         remove(directory)
         tf.io.gfile.rename(temporary, directory)

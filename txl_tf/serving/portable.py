@@ -40,11 +40,11 @@ from txl_tf.data.subwords import vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed, too_old
 from txl_tf.errors import ParameterError
-from txl_tf.files import naming_write_errors, removed_on_error, write_json
+from txl_tf.files import write_json
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
 from txl_tf.runs.families.record import families_of_model
-from txl_tf.serving.export import check_new_folder
+from txl_tf.serving.export import check_new_folder, new_folder
 from txl_tf.serving.tagging import tagger_vocabs
 from txl_tf.taggers.crf import best_path
 from txl_tf.taggers.tagger import Tagger
@@ -100,11 +100,12 @@ def export_portable(
     length: int = 16,
     source_length: int | None = None,
 ) -> str:
-    """Exports a model to ONNX or TFLite, see the module. An error removes `directory`, unless it existed before.
+    """Exports a model to ONNX or TFLite, see the module. After an error, `directory` is as before.
 
     Args:
         model: language model, `Transformer`, or `Tagger` with a `SentenceNetwork`, in float32.
-        directory: new or empty folder. It gets `model.onnx` or `model.tflite`, `model.json` and the vocabularies.
+        directory: new or empty folder. It gets `model.onnx` or `model.tflite`, `model.json` and the vocabularies. It
+            appears when it is complete.
         vocab: vocabularies of the model, as `load_run` returns them; `None` to write none.
         format: "onnx", which needs the packages tf2onnx and onnx, or "tflite".
         batch_size: rows of every call.
@@ -137,15 +138,15 @@ def export_portable(
         if message is not None:
             raise ParameterError("format", format, ["onnx"], message)
     portable = _portable(model, vocab, batch_size, length, source_length)
-    path = os.path.join(directory, f"model.{format}")
+    model_file = f"model.{format}"
     convert = to_onnx if format == "onnx" else to_tflite
-    with naming_write_errors(directory), removed_on_error(directory):
+    with new_folder(directory) as temporary:
         data, outputs = convert(portable)
-        tf.io.gfile.makedirs(directory)
-        with tf.io.gfile.GFile(path, "wb") as file:
+        tf.io.gfile.makedirs(temporary)
+        with tf.io.gfile.GFile(os.path.join(temporary, model_file), "wb") as file:
             file.write(data)
         for name, own_vocab in portable.vocabs.items():
-            own_vocab.save(os.path.join(directory, vocab_file(name, own_vocab.level)))
+            own_vocab.save(os.path.join(temporary, vocab_file(name, own_vocab.level)))
         described = {
             "format": format,
             "inputs": {name: _described(spec) for name, spec in portable.inputs.items()},
@@ -153,8 +154,8 @@ def export_portable(
             "vocabularies": {name: own_vocab.get_config() for name, own_vocab in portable.vocabs.items()},
             **portable.notes,
         }
-        write_json(os.path.join(directory, "model.json"), described)
-    return path
+        write_json(os.path.join(temporary, "model.json"), described)
+    return os.path.join(directory, model_file)
 
 
 def _described(spec: Any) -> dict[str, Any]:

@@ -126,28 +126,33 @@ def distance_table(places: Tensor, d_model: int, shift: int = 0, dtype: Any = "f
             may also be a symbolic tensor of Keras.
         d_model: int, the width of the sinusoids: even, and at least 4.
         shift: number that is added to each distance.
-        dtype: float32 or float64. It has no effect with a symbolic tensor.
+        dtype: float32 or float64.
 
     Returns:
         `[2 * places - 1, d_model]` in `dtype`, see `tensor2tensor_frequencies`. Row `places - 1 + d` belongs to the
         distance d.
     """
     if keras.backend.is_keras_tensor(places):
-        return _DistanceTable(d_model, shift)(places)
+        return _DistanceTable(d_model, shift, tf.as_dtype(dtype).name)(places)
     last = tf.cast(places, dtype) - 1
     return positional_embedding(tf.range(-last, last + 1) + shift, tensor2tensor_frequencies(d_model, dtype))[0]
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class _DistanceTable(Layer):
-    """`distance_table` as a layer, for symbolic inputs of Keras."""
+    """`distance_table` as a layer, for symbolic inputs of Keras.
+
+    Its argument `table_dtype` is the `dtype` of `distance_table`. Files that were saved before it existed have float32.
+    """
 
     @stored
-    def __init__(self, d_model: int, shift: int = 0, **kwargs: Unpack[LayerOptions]) -> None:
+    def __init__(
+        self, d_model: int, shift: int = 0, table_dtype: str = "float32", **kwargs: Unpack[LayerOptions]
+    ) -> None:
         super().__init__(**kwargs)
 
     def call(self, places: Tensor) -> Any:
-        return distance_table(places, self.d_model, self.shift)
+        return distance_table(places, self.d_model, self.shift, self.table_dtype)
 
 
 def fused_sum(pairs: Any, table: Tensor, kernel: Tensor) -> Tensor:

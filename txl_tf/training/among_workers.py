@@ -92,7 +92,7 @@ class AmongWorkers(TrainedModel):
         """`fit` with the `arguments` of `keras.Model.fit`."""
         refuse("fit", arguments, _OF_ONE_WORKER)
         self.own_batches(arguments, "x", "steps_per_epoch")
-        self.check_steps(arguments["steps_per_epoch"])
+        self.check_steps("steps_per_epoch", arguments["steps_per_epoch"])
         validation = arguments.get("validation_data")
         if validation is not None:
             self.own_batches(arguments, "validation_data", "validation_steps")

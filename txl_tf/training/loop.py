@@ -33,6 +33,7 @@ class LoopState:
         mems: the memory, of which every replica has its share of the rows; `None` until it is made. `fit` makes it at
             its start, an evaluation in its first step.
         start: function of a number of rows that makes the first memory; `None` for a single batch.
+        steps_left: how many steps an evaluation may still run; `None` if their number is not limited.
         totals: the sums over the steps since `begin`, see `NO_TOTALS`.
         begun: whether `begin` was called.
         own_sums: `{name: (sum, number of steps)}` of the additional logs of a user's own step.
@@ -44,6 +45,7 @@ class LoopState:
     batches: Any = None
     mems: Any = None
     start: Any = None
+    steps_left: int | None = None
     totals: tf.Tensor = dataclasses.field(default_factory=lambda: tf.constant(NO_TOTALS))
     begun: bool = False
     own_sums: dict = dataclasses.field(default_factory=dict)
@@ -79,6 +81,14 @@ class LoopState:
         for name in logs.keys() - {*self.log_names}:
             total, steps = self.own_sums.get(name, (0.0, 0))
             self.own_sums[name] = total + logs[name], steps + 1
+
+    def steps_of_call(self, steps_per_execution: int) -> int:
+        """The number of steps of the next call: `steps_per_execution`, or all that are left, if these are fewer."""
+        if self.steps_left is None:
+            return steps_per_execution
+        steps = min(steps_per_execution, self.steps_left)
+        self.steps_left -= steps
+        return steps
 
     def logs(self) -> dict[str, float]:
         """The logs since `begin`: those in `log_names`, and the additional ones of a user's own step.
@@ -183,7 +193,7 @@ def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callabl
         # Whether the length is static must not depend on the first segment or on the number of remaining steps.
         # Otherwise a resumed run would round differently from one that was not interrupted.
         tgt_len = state.batches.tgt_len if model.static_shapes or model.steps_per_execution == 1 else None
-        for n in state.batches.calls(iterator, model.steps_per_execution):
+        for n in state.batches.calls(iterator, state.steps_of_call(model.steps_per_execution)):
             if n > 1:
                 rows = usual_rows
                 run = functools.partial(several_steps, tf.constant(n), (rows, tgt_len), iterator)

@@ -221,7 +221,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         with self._turns["training"]("fit"), plain_messages(), self._marked_as_running("fit"):
             batches = self._prepare(kwargs.pop("x", None), allow_shuffled=allow_shuffled)
             refuse("fit", kwargs)
-            self.check_steps(kwargs["steps_per_epoch"])
+            self.check_steps("steps_per_epoch", kwargs["steps_per_epoch"])
             self._ready_to_train("fit")
             start = functools.partial(self._on_replicas, self.initial_mems)
             self.loop = LoopState(self._log_names(), batches, start(batches.rows), start)
@@ -274,12 +274,14 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
         else:
             batches = self._prepare(x, evaluation=True, allow_shuffled=allow_shuffled)
         refuse("evaluate", kwargs)
-        state = LoopState(tuple(self.metrics_names), batches, start=self._start_evaluation(batches))
+        steps = kwargs.get("steps") or None
+        start = self._start_evaluation(batches)
+        state = LoopState(tuple(self.metrics_names), batches, start=start, steps_left=steps)
         # A user's metrics are shared with `fit`, because they are not part of the loop's state.
         turn = self._turns["training"]("evaluate") if self.user_metrics else contextlib.nullcontext()
         with turn, self.running(state), plain_messages(), self._marked_as_running("evaluate"):
             self.make_test_function()
-            epochs = self._epochs(batches, kwargs.get("steps"))
+            epochs = self._epochs(batches, steps)
             logs = fitting.evaluate(self, self._current("test_function"), epochs, kwargs)
         return self._result(logs, return_dict)
 

@@ -167,25 +167,32 @@ class Resumable(AmongWorkers):
 
         Raises:
             ParameterError: `y` is missing, weights have another shape than labels or rows, both `sample_weight` and
-                `class_weight` are given, or another thread runs `fit`.
+                `class_weight` are given, `steps_per_execution` does not divide `steps_per_epoch` or (without several
+                workers) `validation_steps`, or another thread runs `fit`.
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
         self.build_optimizer()
         with self._turn("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
             self._trace_again("train", self._class_weights)
             self._watch(kwargs)
-            return self.fit_among_workers(kwargs) if self.several_workers else super().fit(**kwargs)
+            if self.several_workers:
+                return self.fit_among_workers(kwargs)
+            for name in ("steps_per_epoch", "validation_steps"):
+                self.check_steps(name, kwargs.get(name))
+            return super().fit(**kwargs)
 
     def evaluate(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Loss and metrics, as `keras.Model.evaluate` returns them. See `fit` for `x` and `y`.
 
-        It waits while another thread evaluates. It raises ParameterError while another thread runs `fit`.
+        It waits while another thread evaluates. It raises ParameterError while another thread runs `fit`, and, without
+        several workers, if `steps_per_execution` does not divide `steps`.
         """
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
         with self._turn("evaluate"), plain_messages():
             self._trace_again("test")
             self._watch(kwargs)
             if not self.several_workers:
+                self.check_steps("steps", kwargs.get("steps"))  # Keras would read more batches
                 return as_numbers(super().evaluate(**kwargs))
             logs = self.evaluate_among_workers(kwargs)
         if kwargs.get("return_dict"):

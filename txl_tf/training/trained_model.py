@@ -165,11 +165,16 @@ class TrainedModel(Unquantized, MixedIntoModel):
         if not self.compiled:
             raise ParameterError("compile", None, f"called before {method}", f"call compile() before {method}()")
 
-    def check_steps(self, steps_per_epoch: int | None) -> None:
-        """Raises ParameterError if the last call of an epoch, of `steps_per_execution` steps, would exceed its end."""
-        if (steps_per_epoch or 0) % self.steps_per_execution:
+    def check_steps(self, name: str, steps: int | None) -> None:
+        """Raises ParameterError if the last call of the graph, of `steps_per_execution` steps, would exceed `steps`.
+
+        Args:
+            name: the argument of `fit` or `evaluate` that has the number of steps.
+            steps: its value; `None` for all batches.
+        """
+        if (steps or 0) % self.steps_per_execution:
             allowed = f"a multiple of steps_per_execution={self.steps_per_execution}"
-            raise ParameterError("steps_per_epoch", steps_per_epoch, allowed)
+            raise ParameterError(name, steps, allowed)
 
     def hooks_changed(self, function: str, *names: str) -> bool:
         """Whether a method that a compiled function calls was replaced since the last check of that function.

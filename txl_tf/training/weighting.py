@@ -31,7 +31,8 @@ def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[
 def checked_weights(sample_weight: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     """`sample_weight` in the shape `[batch]` or in that of `counted`, and in the dtype of `counted`.
 
-    In a graph in which sizes are unknown, it may also stay `[batch, 1]`, which broadcasts.
+    Weights `[batch, 1]` become `[batch]`. If a graph does not know that they are, or does not know their number of
+    dimensions, they become those of the labels: each label gets the weight of its row.
 
     Raises:
         ParameterError: it has another shape. If sizes are unknown, the step raises TensorFlow's error instead.
@@ -46,13 +47,16 @@ def checked_weights(sample_weight: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
         raise ParameterError("sample_weight", sample_weight, f"[batch] or {shape}", message)
     if weights.shape.is_fully_defined() and counted.shape.is_fully_defined():
         return weights
+    full_sizes = tf.shape(counted)
     sizes = tf.shape(weights)
-    axes = tf.range(tf.size(sizes))
-    allowed = tf.shape(counted)[: tf.size(sizes)]
-    fits = (sizes == allowed) | ((axes == 1) & (sizes == 1))
-    message = ["sample_weight must be [batch] or [batch, labels],", tf.shape(counted), "but is", sizes]
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(fits), message)]):
-        return tf.identity(weights)
+    message = ["sample_weight must be [batch] or [batch, labels],", full_sizes, "but is", sizes]
+    padded_sizes = tf.concat([sizes, [1, 1]], 0)[:2]  # those of weights [batch, 1] or [batch, labels]
+    has_axes = (tf.size(sizes) == 1) | (tf.size(sizes) == 2)
+    fits = has_axes & (padded_sizes[0] == full_sizes[0]) & ((padded_sizes[1] == full_sizes[1]) | (padded_sizes[1] == 1))
+    with tf.control_dependencies([tf.debugging.Assert(fits, message)]):
+        if weights.shape.rank == 1:
+            return tf.identity(weights)
+        return tf.broadcast_to(tf.reshape(weights, padded_sizes), full_sizes)
 
 
 def weights_of_labels(sample_weight: tf.Tensor | None, counted: tf.Tensor) -> tf.Tensor:

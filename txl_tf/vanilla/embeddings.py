@@ -60,7 +60,9 @@ class Embeddings(Shared, Layer):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # This check is not in `__init__`, because that cannot tell positional arguments from keywords.
-        if len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
+        # A subclass with a constructor of its own may have another order.
+        has_this_order = cls.__init__ is Embeddings.__init__
+        if has_this_order and len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
             message = (
                 f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, which is not smaller: "
                 "write vocab= and d_model="
@@ -168,7 +170,9 @@ class PositionalEncoding(Layer):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # Finds arguments of another common signature, (d_model, dropout, max_len). `__init__` cannot do it: it does not
-        # know which arguments were positional.
+        # know which arguments were positional. A subclass with a constructor of its own may have this signature.
+        if cls.__init__ is not PositionalEncoding.__init__:
+            return super().__new__(cls, *args, **kwargs)
         misplaced = None
         allowed = "a positive integer, given once"
         if len(args) > 1 and ("max_len" in kwargs or (is_number(args[1]) and 0 <= args[1] < 1)):

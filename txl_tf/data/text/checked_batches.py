@@ -449,11 +449,13 @@ def check_weights_fit(sample_weight: Any, labels: Any) -> None:
 
 
 def weights_of_labels(sample_weight: Any, labels: tf.Tensor) -> tf.Tensor:
-    """Returns weights as `check_weights` does, but without checks, for graphs; never `None`."""
+    """Returns weights as `check_weights` does, for graphs, never `None`. It checks only a shape of unknown rank."""
     counts = tf.cast(~_is_ignored(labels), tf.float32)
     if sample_weight is None:
         return counts
     weights = tf.cast(sample_weight, tf.float32)
+    if weights.shape.rank is None:
+        weights, _ = _weights_for(labels, weights)
     return counts * (weights[:, None] if weights.shape.rank == 1 else weights)
 
 
