@@ -294,7 +294,7 @@ def test_ends_and_starts_are_those_of_the_spans(labels):
     tags, mask = paths_of(labels)
     ends, starts = (x.numpy() for x in tagger.span_ends(tf.constant(tags), tf.constant(mask)))
     expected = python_spans(labels, tags, mask)
-    kinds = tagger._kind_of
+    kinds = tagger._kind_ids
     for row, spans in enumerate(expected):
         found = [(tagger.kinds[kinds[tags[row, e]]], starts[row, e], e + 1) for e in np.flatnonzero(ends[row])]
         assert found == [tuple(span) for span in spans]

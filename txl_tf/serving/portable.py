@@ -130,13 +130,8 @@ def export_portable(
     if (policy.compute_dtype, policy.variable_dtype) != ("float32", "float32"):
         message = f"{format} needs a model in float32, got {policy.name}: load it with dtype='float32'"
         raise ParameterError("dtype", policy.name, ["float32"], message)
-    if format == "tflite" and getattr(model, "reads_lattice", False):
-        message = "a model that reads a lattice needs format='onnx': it divides int64, which TFLite's operations cannot"
-        raise ParameterError("format", format, ["onnx"], message)
-    if format == "tflite" and isinstance(model, Tagger):
-        message = too_old("tensorflow", (2, 20), "a tagger in TFLite needs")
-        if message is not None:
-            raise ParameterError("format", format, ["onnx"], message)
+    if format == "tflite" and families_of_model(model)[0].task == "tagger":
+        _check_tagger_in_tflite(model)
     portable = _portable(model, vocab, batch_size, length, source_length)
     model_file = f"model.{format}"
     convert = to_onnx if format == "onnx" else to_tflite
@@ -158,6 +153,16 @@ def export_portable(
     return os.path.join(directory, model_file)
 
 
+def _check_tagger_in_tflite(tagger: Any) -> None:
+    """Raises ParameterError if TFLite lacks operations that the tagger needs."""
+    if tagger.reads_lattice:
+        message = "a model that reads a lattice needs format='onnx': it divides int64, which TFLite's operations cannot"
+    else:
+        message = too_old("tensorflow", (2, 20), "a tagger in TFLite needs")
+    if message is not None:
+        raise ParameterError("format", "tflite", ["onnx"], message)
+
+
 def _described(spec: Any) -> dict[str, Any]:
     """Returns a `tf.TensorSpec` in the form of `model.json`."""
     return {"dtype": spec.dtype.name, "shape": list(spec.shape)}
@@ -167,24 +172,21 @@ def _described(spec: Any) -> dict[str, Any]:
 
 
 def _portable(model: Any, vocab: Any, batch_size: int, length: int, source_length: int | None) -> Portable:
-    """Returns a language model, an encoder-decoder or a tagger of sentences as a function of arrays.
+    """Returns a model as a function of arrays.
 
     Raises:
-        ParameterError: a length is out of range or of no use for the model, the vocabularies are wrong, or the model is
-            another one, such as a tagger with a network that is no `SentenceNetwork`.
+        ParameterError: the model is of no family, or a tagger with a network that is no `SentenceNetwork`; a length is
+            out of range or of no use for the model, or the vocabularies are wrong.
     """
     family, *_ = families_of_model(model)
-    if source_length is not None and not isinstance(model, Transformer):
-        raise ParameterError("source_length", source_length, f"left out for the family {family.name}")
     vocabs = [] if vocab is None else [vocab] if isinstance(vocab, Vocab) else list(vocab)
-    if isinstance(model, LanguageModel):
-        return _of_language_model(model, vocabs, batch_size, length)
-    if isinstance(model, Transformer):
+    if family.task == "encoder_decoder":
         return _of_encoder_decoder(model, vocabs, batch_size, length, source_length or length)
-    if isinstance(model, Tagger) and model.reads_sentences:
+    if source_length is not None:
+        raise ParameterError("source_length", source_length, f"left out for the family {family.name}")
+    if family.task == "tagger":
         return _of_tagger(model, vocabs, batch_size, length)
-    allowed = "a language model, a Transformer, or a Tagger of sentences"
-    raise ParameterError("model", model, allowed, f"model must be {allowed}, got {type(model).__name__}")
+    return _of_language_model(model, vocabs, batch_size, length)
 
 
 def _ids(*shape: int) -> Any:
@@ -236,6 +238,9 @@ def _of_encoder_decoder(
 
 def _of_tagger(tagger: Any, vocabs: list[Vocab], batch_size: int, length: int) -> Portable:
     """The function of a tagger of sentences, from the inputs of its network to the best tags and their score."""
+    if not tagger.reads_sentences:
+        allowed = "a Tagger with a SentenceNetwork"
+        raise ParameterError("model", tagger, allowed, f"model must be {allowed}, got {type(tagger.network).__name__}")
     _check_length("length", length, tagger.network.max_seq_len)
     specs: Any = tagger.build_for_export()
     widths = dict.fromkeys(["lattice", "pos_s", "pos_e"], ITEMS * length)  # the width of other inputs is `length`

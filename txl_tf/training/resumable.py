@@ -168,7 +168,7 @@ class Resumable(AmongWorkers):
         Raises:
             ParameterError: `y` is missing, weights have another shape than labels or rows, both `sample_weight` and
                 `class_weight` are given, `steps_per_execution` does not divide `steps_per_epoch` or (without several
-                workers) `validation_steps`, or another thread runs `fit`.
+                workers) `validation_steps`, unless this is the number of batches, or another thread runs `fit`.
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
         self.build_optimizer()
@@ -177,22 +177,31 @@ class Resumable(AmongWorkers):
             self._watch(kwargs)
             if self.several_workers:
                 return self.fit_among_workers(kwargs)
-            for name in ("steps_per_epoch", "validation_steps"):
-                self.check_steps(name, kwargs.get(name))
+            self._check_steps("steps_per_epoch", kwargs, kwargs.get("x"))
+            self._check_steps("validation_steps", kwargs, kwargs.get("validation_data"))
             return super().fit(**kwargs)
+
+    def _check_steps(self, name: str, kwargs: dict[str, Any], data: Any) -> None:
+        """Raises ParameterError if Keras would read more batches than the argument `name` says.
+
+        Keras reads `steps_per_execution` batches at a time. It reads no more than a dataset has.
+        """
+        steps = kwargs.get(name)
+        if not (isinstance(data, tf.data.Dataset) and int(data.cardinality()) == steps):
+            self.check_steps(name, steps)
 
     def evaluate(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Loss and metrics, as `keras.Model.evaluate` returns them. See `fit` for `x` and `y`.
 
         It waits while another thread evaluates. It raises ParameterError while another thread runs `fit`, and, without
-        several workers, if `steps_per_execution` does not divide `steps`.
+        several workers, if `steps_per_execution` does not divide `steps`, unless this is the number of batches.
         """
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
         with self._turn("evaluate"), plain_messages():
             self._trace_again("test")
             self._watch(kwargs)
             if not self.several_workers:
-                self.check_steps("steps", kwargs.get("steps"))  # Keras would read more batches
+                self._check_steps("steps", kwargs, kwargs.get("x"))
                 return as_numbers(super().evaluate(**kwargs))
             logs = self.evaluate_among_workers(kwargs)
         if kwargs.get("return_dict"):
