@@ -168,11 +168,15 @@ def model_defaults(group, instead):
     return defaults
 
 
-def size_of_text(data):
+def size_of_text(data, vocab=None):
     """Returns `(level, bytes, tokens)` of the training text in `data`, see `data_arguments`.
 
     For a prepared corpus, the number of bytes is an estimate. For another text, the number of tokens is an estimate;
     for compressed files, the number of bytes, too.
+
+    Args:
+        data: the text.
+        vocab: an existing vocabulary that encodes it, or `None`.
     """
     from txl_tf.data.inputs import has_ending
     from txl_tf.data.text.corpus import load_corpus
@@ -184,7 +188,7 @@ def size_of_text(data):
         level = corpus.vocab.level
         n_tokens = len(corpus.splits["train"])
         return level, n_tokens * BYTES[level], n_tokens
-    recipe = make_recipe(TextConfig(**data))
+    recipe = make_recipe(TextConfig(**data), vocab)
     check_files(recipe)
     level = "char" if data["dataset"] in ("enwik8", "text8") else recipe.vocab_options["level"]
     n_bytes = 0
@@ -215,7 +219,7 @@ def settings_of(folder):
     if origin and not origin.resumes:  # a new run from another run's weights: the text decides the schedule
         training = completed(TrainingConfig, settings["training"])
         tokens_per_step = training["train_batch_size"] * training["tgt_len"]
-        schedule = schedule_for(given_steps() or steps_for(size_of_text(data)[-1] / tokens_per_step))
+        schedule = schedule_for(given_steps() or steps_for(size_of_text(data, *origin.vocabs)[-1] / tokens_per_step))
         schedule["warmup_steps"] = schedule["train_steps"] // 10
         settings["training"] |= schedule
         if given_steps() is None:
