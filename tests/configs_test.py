@@ -15,7 +15,7 @@ import shlex
 import keras
 import pytest
 from absl import flags
-from helpers import N_TOKEN, OF_ANY_TEXT, ROOT, bins_of, dataset_of
+from helpers import N_TOKEN, OF_ANY_TEXT, ROOT, bins_of, dataset_of, raises_parameter
 from original_scripts import DEFAULTS, EVAL, SCRIPTS, TEST_DATA, TRAIN, TRAIN_DATA
 
 from txl_programs import find_program, train
@@ -258,6 +258,17 @@ def test_a_command_of_the_original_means_the_same(command, name, parse):
     assert trains or parsed["do_eval"] or parsed["do_eval_only"]
     folder = train.data_arguments()["data_dir"]  # of the prepared corpus, not of tfrecords
     assert os.path.normpath(folder) == os.path.normpath(SCRIPTS[name]["root"])
+
+
+def test_the_folder_of_a_corpus_is_that_of_its_file(parse):
+    flags = ["--model_dir=runs/any", "--data_dir=tfrecords"]
+    for path, folder in (("corpus-info.json", "."), ("a/b/corpus-info.json", "a/b"), ("", "tfrecords")):
+        parse(*flags, f"--corpus_info_path={path}")
+        assert train.data_arguments() == {"data_dir": folder}
+    for path in ("a/b", "a/info.json", "a/corpus-info.json/"):
+        parse(*flags, f"--corpus_info_path={path}")
+        with raises_parameter("corpus_info_path", path):
+            train.data_arguments()
 
 
 @pytest.mark.parametrize("commands", [TRAIN_DATA, TEST_DATA], ids=["train_data", "test_data"])

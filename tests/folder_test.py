@@ -136,6 +136,25 @@ def test_a_run_is_made_beside_files_of_the_user_that_stay(small_lm, run_dir):
     assert folder.load_vocab().symbols == vocab.symbols
 
 
+def test_an_error_after_the_checkpoint_is_written_leaves_an_existing_folder_as_it_was(small_lm, run_dir):
+    run_dir.mkdir()
+    (run_dir / "notes.txt").write_text("mine")
+    folder, vocab = RunFolder(run_dir), word_vocab()
+    arguments = {"data": {"dataset": "text"}, "model": MODEL, "vocabs": [vocab], "trained": small_lm(), "step": 1}
+    written = []
+
+    def finish():
+        written.extend(path.name for path in run_dir.iterdir())
+        raise OSError("the text cannot be written")
+
+    with pytest.raises(OSError, match="the text cannot be written"):
+        folder.create(**arguments, finish=finish)
+    assert {"ckpt-1.index", "checkpoint", "config.json"} <= {*written}
+    assert [path.name for path in run_dir.iterdir()] == ["notes.txt"]
+    folder.create(**arguments)
+    assert folder.steps() == [1]
+
+
 def test_a_file_in_the_place_of_the_folder_stays(small_lm, run_dir):
     run_dir.write_text("mine")
     with pytest.raises(OSError, match=f"{run_dir} cannot be written"):

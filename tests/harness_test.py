@@ -1,17 +1,19 @@
 """A run as a model of lm-evaluation-harness: its numbers are those of the model, and a task of the package runs."""
 
+import importlib.util
 import json
 import types
 
 import numpy as np
 import pytest
-from helpers import make_run, raises_parameter
+from helpers import SMALL, make_run, raises_parameter
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.runs.harness import harness_model
+from txl_tf.language import text_generator
+from txl_tf.runs.harness import HarnessMethods, harness_model
 
-lm_eval = pytest.importorskip("lm_eval", reason="the harness needs lm-eval: pip install lm-eval")
+needs_lm_eval = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval: pip install it")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return harness_model(folder, segment=6, batch_size=3)
+    """The methods alone, which need no lm-eval."""
+    found = HarnessMethods()
+    found.open(*txl_tf.load_run(folder), batch_size=3, max_gen_toks=256, segment=6)
+    return found
 
 
 def request(*arguments):
@@ -74,11 +79,53 @@ def test_generated_texts_end_before_their_stop_strings(model):
         [request("abc", {"until": [stop, ""], "max_gen_toks": 20}), request("abc", {"until": []})]
     )
     assert found[0] == whole[: whole.index(stop)] and found[1][:20] == whole
-    with raises_parameter("num_beams"):
-        model.generate_until([request("abc", {"num_beams": 3})])
+    for name in ("num_beams", "max_length"):
+        with raises_parameter(name, 3):
+            model.generate_until([request("abc", {name: 3})])
 
 
-def test_a_task_of_the_package_with_local_data(model, tmp_path):
+@pytest.fixture
+def segments(monkeypatch):
+    """The `segment` with which each batch of prompts is read."""
+    found = []
+    write_texts = text_generator.write_texts
+
+    def write(*args, **options):
+        found.append(options["segment"])
+        return write_texts(*args, **options)
+
+    monkeypatch.setattr(text_generator, "write_texts", write)
+    return found
+
+
+def test_a_long_prompt_is_read_in_segments(model, segments):
+    prompts = ["abc", "abcdefgh " * 3 + "abc"]
+    texts = [model.generate_until([request(prompt, {"max_gen_toks": 5})])[0] for prompt in prompts]
+    assert segments == [None, 6]  # a segment is padded, so a shorter prompt is read as it is
+    ids = model.vocab.encode(prompts[1])
+    tokens = model.lm.generate(ids[None], max_new_tokens=5, temperature=0.0, segment=6).numpy()[0]
+    assert texts[1] == model.vocab.decode(tokens[len(ids) :])
+
+
+def test_a_model_with_absolute_positions_reads_a_prompt_as_one_segment(model, segments):
+    absolute = HarnessMethods()
+    lm = txl_tf.TransformerLM(**{**SMALL, "n_token": len(model.vocab), "context_len": 16})
+    absolute.open(lm, model.vocab, batch_size=3, max_gen_toks=5, segment=6)
+    assert len(absolute.generate_until([request("abcdefgh abc", {})])[0]) == 5
+    assert segments == [None]
+
+
+@needs_lm_eval
+def test_arguments_of_the_model_replace_those_of_the_run(folder):
+    assert harness_model(folder, mem_len=5).lm.network.mem_len == 5 != txl_tf.load_run(folder)[0].network.mem_len
+    with raises_parameter("mem_length", 5):
+        harness_model(folder, mem_length=5)
+
+
+@needs_lm_eval
+def test_a_task_of_the_package_with_local_data(folder, model, tmp_path):
+    import lm_eval
+
     rows = [
         {"question": "abc", "choices": ["de", "gh"], "answer": 0},
         {"question": "ab", "choices": ["c", "?"], "answer": 1},
@@ -91,7 +138,8 @@ def test_a_task_of_the_package_with_local_data(model, tmp_path):
         "doc_to_target": "{{answer}}", "metric_list": [{"metric": "acc"}], **common,
     }  # fmt: skip
     (tmp_path / "cache").mkdir()
-    results = lm_eval.simple_evaluate(model=model, tasks=[choice], bootstrap_iters=0)
+    opened = harness_model(folder, segment=6, batch_size=3)
+    results = lm_eval.simple_evaluate(model=opened, tasks=[choice], bootstrap_iters=0)
     right = []
     for row in rows:
         scores = [expected_scores(model, f"{row['question']}: {text}") for text in row["choices"]]
@@ -100,6 +148,7 @@ def test_a_task_of_the_package_with_local_data(model, tmp_path):
     assert results["results"]["local_choice"]["acc,none"] == np.mean(right)
 
 
+@needs_lm_eval
 def test_wrong_arguments_are_named(folder):
     for name in ("batch_size", "max_gen_toks", "segment"):
         with raises_parameter(name, 0):

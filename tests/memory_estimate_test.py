@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from helpers import ROOT, SMALL, make_run, program, raises_parameter, run_here, word_vocab
 
 import txl_tf
 from txl_config.memory import count_weights, training_memory
 from txl_tf.config import ModelConfig, TransformerLMConfig
+from txl_tf.runs.folder import RunFolder
 
 MODELS = [
     {}, {"untie_r": True}, {"d_embed": 6}, {"cutoffs": (5, 12)}, {"cutoffs": (5, 12), "d_embed": 6},
@@ -67,6 +69,40 @@ def test_the_program(tmp_path, capsys):
             run_here(tool, "--n_layer=2")
         with raises_parameter("train_batch_size"):
             run_here(tool, "--n_token=9", "--train_batch_size=10", "--replicas=4")
+
+
+def test_the_flags_of_the_data_are_used_or_refused(tmp_path, capsys):
+    run, data, other = (str(tmp_path / name) for name in ("run", "data", "other"))
+    make_run(run, word_vocab())
+    folder = RunFolder(run)
+    folder.write_config({**folder.read_config(), "data": {"data_dir": data}}, folder.load_vocabs())
+    for prepared in (data, other):
+        txl_tf.prepare_ids({"train": np.arange(50) % 9}, prepared, n_token=9)
+    for tool in program("tools/estimate.py"):
+        for flag in ("preset=tiny", "model=transformer", f"data_dir={other}", "dataset=wt103"):
+            with raises_parameter(flag.split("=")[0], flag.split("=")[1], "left out"):
+                run_here(tool, f"--model_dir={run}", f"--{flag}")
+        for flag in ("cutoffs=3,5", "dataset=wt103"):
+            with raises_parameter(flag.split("=")[0], allowed="left out"):
+                run_here(tool, f"--data_dir={data}", f"--{flag}")
+        assert not run_here(tool, f"--model_dir={run}", "--model=transformer_xl", f"--data_dir={data}/")
+        assert not run_here(tool, f"--data_dir={data}", "--dataset=text")
+        assert not run_here(tool, "--n_token=9", "--cutoffs=3,5", f"--data_dir={data}")
+        run_here(tool, "--n_token=9")
+        lines = [line for line in capsys.readouterr().out.splitlines() if "weights;" in line]
+        assert lines[1] == lines[3] != lines[2]
+
+
+def test_the_program_names_the_flags_of_train_py_that_it_lacks():
+    helps = {}
+    for train in program("train.py"):
+        helps = {name: train.FLAGS[name].help or "" for name in train.FLAGS}
+    for tool in program("tools/estimate.py"):
+        lacking = {name for name in helps if name not in tool.FLAGS}
+        named = {name for name in lacking if f"--{name}" in tool.__doc__ or name.startswith("ray_")}
+        assert {"do_eval_only", "corpus_info_path", "ray_workers"} <= named and "--ray_*" in tool.__doc__
+        without_effect = {name for name in lacking if "No effect" in helps[name] or name == "num_host"}
+        assert lacking == named | without_effect
 
 
 # Trains a small model first, so that what TensorFlow itself takes is not counted.

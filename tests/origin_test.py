@@ -17,6 +17,7 @@ from helpers import (
     raises_parameter,
     read_checkpoint,
     train_run,
+    write_splits,
 )
 
 from txl_tf.config import ModelConfig, TrainingConfig
@@ -27,7 +28,7 @@ from txl_tf.runs.checkpoints import RunCheckpoints, average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.origin import Origin
-from txl_tf.runs.setup import corpus_of
+from txl_tf.runs.setup import corpus_of, open_corpus
 from txl_tf.runs.train import Run
 from txl_tf.runs.weights import weights_by_name
 
@@ -282,6 +283,21 @@ def test_train_py_takes_the_model_from_the_run_and_the_steps_from_the_text(train
     assert (training.train_steps, training.save_steps, optimizer.warmup_steps) == (5000, 1250, 500)
     with raises_parameter("preset", "tiny"):
         settings_of(run_dir, *line, "--preset=tiny")
+
+
+def test_train_py_reads_a_paper_dataset_at_the_level_of_the_run(run_dir, tmp_path, settings_of):
+    data_path = write_splits(tmp_path, "A a b\n" * 9, "B\n", "b\n")
+    made = build_corpus("ptb", data_path)
+    make_run(tmp_path / "words", made.vocab)
+    line = [f"--init_from={tmp_path / 'words'}", "--dataset=ptb", f"--data_path={data_path}"]
+    data, *_ = settings_of(run_dir, *line)
+    assert (data["level"], data["lower_case"]) == ("word", True)  # as in the vocabulary of the run
+    assert open_corpus(data, made.vocab).splits["train"].tolist() == made.splits["train"].tolist()
+    with raises_parameter("level", "byte"):
+        settings_of(run_dir, *line, "--level=byte")
+    data, *_ = settings_of(run_dir, *line[1:], "--level=byte")
+    with raises_parameter("level", "byte", "left out with dataset=ptb"):
+        open_corpus(data)
 
 
 def test_own_text_takes_a_preset_that_its_size_and_the_machine_decide(run_dir, text, settings_of, capsys, monkeypatch):

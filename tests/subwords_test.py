@@ -126,6 +126,20 @@ def test_a_text_is_cut_before_a_token(vocab):
         assert before == b"".join(vocab.token_bytes[i] for i in ids[:k])
 
 
+def test_a_text_is_cut_without_the_spaces_that_a_model_adds(tmp_path):
+    path = write_text(tmp_path / "own.model", foreign_model(byte_fallback=True))
+    vocab = SubwordVocab.load(path, level="subword")
+    text = "The import statement\n\nsays so\nThe end\n"
+    ids = vocab.encode(text)
+    for k in range(len(ids) + 1):
+        before, after = vocab.split(text, ids, k)
+        assert before + after == text.encode() and before.decode() == vocab.decode(ids[:k])
+    text = "two  spaces \u2460\n" * 3 + "The end\n"  # the model joins the spaces, and makes a 1 of the circled one
+    ids = vocab.encode(text)
+    before, after = vocab.split(text, ids, len(ids) - len(vocab.encode("The end\n")))
+    assert (before, after) == (text.encode()[: -len("The end\n")], b"The end\n")
+
+
 # ------------------------------------------------------------------------------------------------------- training
 
 

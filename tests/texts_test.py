@@ -7,13 +7,18 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import raises_parameter, write_text
+from helpers import SMALL, raises_parameter, write_splits, write_text
 
 import txl_tf
 from txl_tf.data import text_files
+from txl_tf.data.subwords import SubwordVocab
 from txl_tf.data.text import corpus
 from txl_tf.data.text.sizes import END_OF_DOCUMENT, Extent, TextSize, extent_of
 from txl_tf.data.text.texts import FilePart, find_files, find_named_files, have_documents, read_texts
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.families.language_model import LanguageModelRun
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.setup import corpus_of
 
 DOCUMENTS = ["the first one\n", "zweites: äöü\n\nmit Absatz", 'quotes " and \\ and \u2028 no line\x85end', "x"]
 JSON = "".join(json.dumps({"id": i, "text": text}, ensure_ascii=i % 2) + "\n" for i, text in enumerate(DOCUMENTS))
@@ -276,7 +281,8 @@ def test_bad_texts_are_named_and_leave_nothing(tmp_path, texts, options, name, v
     "options",
     [
         {"level": "subword"}, {"vocab_size": 300}, {"documents": True}, {"text_field": "text"}, {"min_freq": 2},
-        {"max_size": 100}, {"lower_case": True},
+        {"max_size": 100}, {"lower_case": True}, {"level": "word"}, {"level": "byte"}, {"valid_fraction": 0.5},
+        {"subword_type": "bpe"}, {"skip_bad_lines": True}, {"raw_text": False},
     ],
 )  # fmt: skip
 def test_the_papers_datasets_have_the_originals_tokens(tmp_path, options):
@@ -321,6 +327,65 @@ def test_options_that_do_not_go_together_are_refused(tmp_path):
         ({"level": "subword", "max_size": 300}, "max_size", 300),
         ({"level": "subword", "lower_case": True}, "lower_case", True),
         ({"vocab_path": "x", "vocab_size": 3, "level": "subword"}, "vocab_path", "x"),
+        ({"subword_type": "bpe"}, "subword_type", "bpe"),
+        ({"vocab_path": "x", "subword_type": "bpe", "level": "subword"}, "subword_type", "bpe"),
+        ({"num_shuffle": 2}, "num_shuffle", 2),
+        ({"seed": 0}, "seed", 0),
     ):
         with raises_parameter(name, value):
             corpus.build_corpus("text", path, **options)
+    for name, value in (("num_shuffle", 2), ("seed", 0)):
+        for dataset, data_path in (("pydoc", None), ("wt103", tmp_path)):
+            with raises_parameter(name, value, "left out without dataset=lm1b"):
+                corpus.build_corpus(dataset, data_path, **{name: value})
+
+
+def test_options_that_make_subwords_are_refused_with_a_vocabulary(tmp_path):
+    path = write_text(tmp_path / "a.txt", "a b c d e f")
+    for name, value in (("vocab_size", 300), ("subword_type", "bpe")):
+        with raises_parameter(name, value, "left out with a given vocabulary"):
+            corpus.build_corpus("text", path, vocab=SubwordVocab(), level="subword", **{name: value})
+
+
+def test_extend_vocab_needs_a_vocabulary(tmp_path):
+    path = write_text(tmp_path / "a.txt", "a a a b b c " * 9)
+    with raises_parameter("extend_vocab", True):
+        corpus.build_corpus("text", path, level="word", max_size=1, extend_vocab=True)
+    known = Vocab(level="word", special=["<eos>", "<unk>"], eos="<eos>", unk="<unk>")
+    known.build()
+    made = corpus.build_corpus("text", path, known, extend_vocab=True, level="word", max_size=1, raw_text=True)
+    assert made.vocab.symbols == ["<eos>", "<unk>", "a"]
+
+
+def test_a_paper_dataset_may_repeat_the_level_of_a_given_vocabulary(tmp_path):
+    folder = write_splits(tmp_path, "A a b\n", "B\n", "b\n")
+    made = corpus.build_corpus("ptb", folder)
+    repeated = {"level": "word", "lower_case": True}
+    again = corpus.build_corpus("ptb", folder, made.vocab, **repeated)
+    for split, tokens in made.splits.items():
+        np.testing.assert_array_equal(again.splits[split], tokens)
+    for name, value in repeated.items():
+        with raises_parameter(name, value, "left out with dataset=ptb"):
+            corpus.build_corpus("ptb", folder, **{name: value})
+    with raises_parameter("level", "byte"):
+        corpus.build_corpus("ptb", folder, made.vocab, level="byte")
+
+
+def test_a_run_that_recorded_options_without_effect_is_opened_and_resumes(tmp_path, small_lm):
+    folder = write_splits(tmp_path, "A a b\n", "B\n", "b\n")
+    path = write_text(tmp_path / "a.txt", "a b c d e f " * 9)
+    for dataset, data_path, ignored in (
+        ("ptb", folder, {"level": "byte", "valid_fraction": 0.5, "subword_type": "bpe", "seed": 3}),
+        ("text", path, {"subword_type": "bpe", "num_shuffle": 4}),
+    ):
+        made = corpus.build_corpus(dataset, data_path)
+        model = {**SMALL, "n_layer": 1, "mem_len": 4, "n_token": len(made.vocab)}
+        run = RunFolder(tmp_path / f"run_{dataset}")
+        data = {"dataset": dataset, "data_path": data_path, **ignored}
+        run.create(data, model, [made.vocab], small_lm(n_layer=1, n_token=len(made.vocab)), step=1)
+        resumed = LanguageModelRun(run, None, data, None, None, None, None)
+        for found in (corpus_of(run), resumed.open_corpus()):
+            for split, tokens in made.splits.items():
+                np.testing.assert_array_equal(found.splits[split], tokens)
+        with raises_parameter("seed" if dataset == "ptb" else "num_shuffle", 9):  # not what the run has recorded
+            corpus_of(run, {**data, "seed" if dataset == "ptb" else "num_shuffle": 9})

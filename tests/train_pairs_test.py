@@ -540,6 +540,7 @@ def test_bad_flags_are_one_line(made, flags, message):
     "flags, message",
     [
         ("--train_path=a.tsv --n_pairs=5", "--n_pairs is for --dataset=dates"),
+        ("--train_path=a.tsv --subword_type=bpe", "--subword_type is for --source_level=subword or --target_level=sub"),
         ("--train_path=a.tsv --tracker_project=mine", "--tracker_project is for --tracker, which is not given"),
         ("--dataset=dates --valid_fraction=0.1", "--valid_fraction is for pairs of your own without --valid_path"),
         (

@@ -5,10 +5,13 @@
     txl-estimate --flagfile=configs/wt103_base.cfg
     txl-estimate --model_dir=runs/quickstart --train_batch_size=64
 
-The program has the flags of txl-train, so a command line or a flag file of txl-train can be estimated as it is. The
-model, the batch, the optimizer, --recompute, --mixed_precision and --gradient_accumulation_steps change the result;
-flags of the data and of the schedule do not. The size of the vocabulary is that of an existing run in --model_dir,
---n_token, or that of the prepared --data_dir or of --dataset.
+The program has the flags of txl-train, so a command line or a flag file of txl-train can be estimated as it is. Only
+--do_eval_only, --corpus_info_path, the --ray_* flags and the original's flags without effect are missing. The model,
+the batch, the optimizer, --recompute, --mixed_precision and --gradient_accumulation_steps change the result; flags of
+the data and of the schedule do not.
+
+The size of the vocabulary is that of an existing run in --model_dir, --n_token, or that of the prepared --data_dir or
+of --dataset, if this is a data set of the paper. For a text that is not prepared (--data_path), give --n_token, too.
 
 The figures are for one replica; --replicas divides the batch. They agree with measurements on a CPU within 15%. For
 GPUs, they are computed, not measured: see docs/performance.md.
@@ -27,7 +30,7 @@ from txl_config import (
 )
 from txl_config.memory import training_memory
 from txl_config.presets import PRESETS
-from txl_programs.flag_values import FLAGS, completed, config_of, define_flags, optimizer_config
+from txl_programs.flag_values import FLAGS, check_used, completed, config_of, define_flags, optimizer_config
 from txl_programs.program import read_flags, run
 
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
@@ -66,7 +69,7 @@ def vocabulary():
     --dataset, whose cutoffs --cutoffs replaces.
 
     Raises:
-        ParameterError: none of them contains the size of the vocabulary.
+        ParameterError: none of them contains the size of the vocabulary, or a flag has no effect with --data_dir.
     """
     from txl_tf.data.text.datasets import PAPER_DATASETS
     from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
@@ -75,6 +78,14 @@ def vocabulary():
     info_file = os.path.join(FLAGS.data_dir or "", INFO_FILE)
     if n_token is None and FLAGS.data_dir and os.path.exists(info_file):
         info = read_info(info_file)
+        check_used(
+            (("cutoffs",), False, f"has no effect: the prepared data_dir {FLAGS.data_dir} has cutoffs of its own"),
+            (
+                ("dataset",),
+                info.get("dataset") in (None, FLAGS.dataset),
+                f"has no effect: data_dir {FLAGS.data_dir} is prepared from another dataset, {info.get('dataset')}",
+            ),
+        )
         n_token, cutoffs = info["vocab_size"], info["cutoffs"][1:-1]  # the file has 0 before them, and n_token after
     elif n_token is None and FLAGS.dataset in SYMBOLS:
         n_token, cutoffs = SYMBOLS[FLAGS.dataset], cutoffs or PAPER_DATASETS[FLAGS.dataset][2]
@@ -91,12 +102,25 @@ def settings():
 
     Both come from the run in --model_dir if it exists, else from --preset. Flags on the command line take precedence.
     `instead` is `{name: value}`.
+
+    Raises:
+        ParameterError: a flag has no effect with the run, or see `vocabulary`.
     """
+    from txl_tf.files import same_path
     from txl_tf.runs.folder import RunFolder
 
     folder = RunFolder(FLAGS.model_dir, "language_model") if FLAGS.model_dir else None
     if folder is not None and folder.has_config():
         config = folder.read_config()
+        data = config["data"]
+        has = f"model_dir {folder} is an existing run, which has"
+        same_folder = bool(FLAGS.data_dir and data.get("data_dir")) and same_path(FLAGS.data_dir, data["data_dir"])
+        check_used(
+            (("preset",), False, f"has no effect: {has} its settings already"),
+            (("model",), MODELS[FLAGS.model] is folder.family.config, f"has no effect: {has} another kind of model"),
+            (("data_dir",), same_folder, f"has no effect: {has} another text"),
+            (("dataset",), FLAGS.dataset == data.get("dataset"), f"has no effect: {has} another text"),
+        )
         return config_of(folder.family.config, {"cutoffs": [], **config["model"]}), config.get("training", {})
     group = MODELS[FLAGS.model]
     n_token, cutoffs = vocabulary()

@@ -79,6 +79,8 @@ def main():
     else:
         cluster = cluster_of(ClusterConfig)
         arguments = {**values(("data_dir", "download", "download_url", "shard_tokens")), **values(TextConfig)}
+        if FLAGS.dataset != "lm1b":  # the default of --num_shuffle is another than that of the library
+            arguments = {name: value for name, value in arguments.items() if name not in ("num_shuffle", "seed")}
         corpus = txl_tf.prepare(**arguments, verbose=1, ray=cluster if cluster.given else None)
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
     print(f"{FLAGS.data_dir}: {len(corpus.vocab):,} symbols, cutoffs {corpus.cutoffs}; tokens: {sizes}")

@@ -67,6 +67,7 @@ ABSOLUTE_ONLY = ("context_len", "pos_embed")  # flags for absolute positions
 FROM_TEXT = ("cutoffs",)  # hyper-parameter of the model that is decided when the text is prepared
 PLACES = ("dataset", "data_path", "data_dir", "corpus_info_path")  # flags that say where the text is
 READING = ("text_field", "skip_bad_lines")  # flags for a text that is not prepared
+INFO_FILE = "corpus-info.json"  # of a prepared corpus; `txl_tf` has the name, too, but takes seconds to import
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
 flags.DEFINE_string(
@@ -115,12 +116,12 @@ def data_arguments(instead=None):
         instead: `{name: value}` for flags that are not given.
 
     Raises:
-        ParameterError: flags about the text are given together with a prepared corpus.
+        ParameterError: flags about the text are given together with a prepared corpus; or see `corpus_folder`.
     """
     instead = instead or {}
     text = completed(TextConfig, instead)
     text.pop("seed", None)  # --seed is the seed of the weights
-    folder = os.path.dirname(FLAGS.corpus_info_path or "") or FLAGS.data_dir or instead.get("data_dir")
+    folder = corpus_folder() or instead.get("data_dir")
     if folder:
         if text_flags := given(text):
             names = ", ".join(f"--{name}" for name in text_flags)
@@ -130,6 +131,21 @@ def data_arguments(instead=None):
     if not (text["dataset"] or text["data_path"]):
         return {}
     return {**text, "dataset": text["dataset"] or "text"}
+
+
+def corpus_folder():
+    """Returns the folder of the prepared corpus that --corpus_info_path or --data_dir names; `None` without both.
+
+    Raises:
+        ParameterError: --corpus_info_path names another file than corpus-info.json.
+    """
+    path = FLAGS.corpus_info_path
+    if not path:
+        return FLAGS.data_dir
+    folder, name = os.path.split(path)
+    if name != INFO_FILE:
+        raise ParameterError("corpus_info_path", path, f"the path of a {INFO_FILE}")
+    return folder or os.curdir
 
 
 def check_model_flags(group, positions):
@@ -168,11 +184,15 @@ def model_defaults(group, instead):
     return defaults
 
 
-def size_of_text(data):
+def size_of_text(data, vocab=None):
     """Returns `(level, bytes, tokens)` of the training text in `data`, see `data_arguments`.
 
     For a prepared corpus, the number of bytes is an estimate. For another text, the number of tokens is an estimate;
     for compressed files, the number of bytes, too.
+
+    Args:
+        data: the text.
+        vocab: an existing vocabulary that encodes it, or `None`.
     """
     from txl_tf.data.inputs import has_ending
     from txl_tf.data.text.corpus import load_corpus
@@ -184,7 +204,7 @@ def size_of_text(data):
         level = corpus.vocab.level
         n_tokens = len(corpus.splits["train"])
         return level, n_tokens * BYTES[level], n_tokens
-    recipe = make_recipe(TextConfig(**data))
+    recipe = make_recipe(TextConfig(**data), vocab)
     check_files(recipe)
     level = "char" if data["dataset"] in ("enwik8", "text8") else recipe.vocab_options["level"]
     n_bytes = 0
@@ -215,7 +235,7 @@ def settings_of(folder):
     if origin and not origin.resumes:  # a new run from another run's weights: the text decides the schedule
         training = completed(TrainingConfig, settings["training"])
         tokens_per_step = training["train_batch_size"] * training["tgt_len"]
-        schedule = schedule_for(given_steps() or steps_for(size_of_text(data)[-1] / tokens_per_step))
+        schedule = schedule_for(given_steps() or steps_for(size_of_text(data, *origin.vocabs)[-1] / tokens_per_step))
         schedule["warmup_steps"] = schedule["train_steps"] // 10
         settings["training"] |= schedule
         if given_steps() is None:

@@ -172,6 +172,11 @@ def main():
             not (is_dates or data.valid_path),
             "is for pairs of your own without --valid_path",
         ),
+        (
+            changed(["subword_type"]),
+            "subword" in (data.source_level, data.target_level),
+            "is for --source_level=subword or --target_level=subword",
+        ),
     )
     training = config_of(PairsTrainingConfig, settings["training"])
     train_run(

@@ -219,24 +219,49 @@ class SubwordVocab(Vocab):
         return int(counts.sum())
 
     def split(self, text: str | bytes, ids: np.ndarray, k: int) -> tuple[bytes, bytes]:
-        """Cuts a text before token `k` of its `ids`. Both parts are bytes: a token may end within a character."""
-        before = b"".join(self.token_bytes[i] for i in ids[:k])
-        return before, self._as_string(text).encode()[len(before) :]
+        """Cuts a text before token `k` of its `ids`. Both parts are bytes: a token may end within a character.
+
+        Together, the parts are the bytes of the text. If the model changes the text around the cut, by more than a
+        space before it, the position of the cut is an estimate.
+        """
+        string = self._as_string(text)
+        data = string.encode()
+        position = 0
+        for part, part_ids in self._encoded_parts(string):
+            size = len(part.encode())
+            if k < len(part_ids):
+                cut = self._bytes_before(part.encode(), part_ids, k)
+                return data[: position + cut], data[position + cut :]
+            k -= len(part_ids)
+            position += size
+        return data, b""
+
+    def _bytes_before(self, data: bytes, ids: list[int], k: int) -> int:
+        """Returns how many bytes of a text its first `k` ids stand for, see `split`."""
+        before = len(b"".join(self.token_bytes[i] for i in ids[:k]))
+        spelled = b"".join(self.token_bytes[i] for i in ids)
+        if spelled == data:
+            return before
+        if spelled == b" " + data:
+            return max(before - 1, 0)
+        return len(data) * before // max(len(spelled), 1)
+
+    def _encoded_parts(self, string: str) -> Iterator[tuple[str, list[int]]]:
+        """Yields `(part, its ids)`: the texts between separators, which may be empty, and the separators."""
+        separator = re.compile(f"([{''.join(self.separators)}])") if self.separators else None
+        parts = separator.split(string) if separator else [string]  # text, separator, text, separator, ..., text
+        ids_of_texts = self.processor.encode(parts[::2], out_type=int)
+        for i, part in enumerate(parts):
+            yield part, self.separators[part] if i % 2 else ids_of_texts[i // 2]
 
     def encode_stream(
         self, texts: Iterable[str | bytes], name: str = "text", first_line: int = 1
     ) -> Iterator[np.ndarray]:
         """Yields the ids of each string, which must not end within a word. `name` and `first_line` have no effect."""
-        separator = re.compile(f"([{''.join(self.separators)}])") if self.separators else None
         for text in texts:
-            string = self._as_string(text)
-            parts = separator.split(string) if separator else [string]  # text, separator, text, separator, ..., text
-            ids_of_texts = self.processor.encode(parts[::2], out_type=int)
-            ids_of_separators = [self.separators[character] for character in parts[1::2]]
-            ids = list(ids_of_texts[0])
-            for separator_ids, text_ids in zip(ids_of_separators, ids_of_texts[1:], strict=True):
-                ids += separator_ids
-                ids += text_ids
+            ids = []
+            for _, part_ids in self._encoded_parts(self._as_string(text)):
+                ids += part_ids
             yield np.array(ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -535,10 +535,22 @@ class RunFolder(CheckpointFolder):
             optional = {"init_from": init_from, "training": training, "own_parts": parts}
             given = {name: value for name, value in optional.items() if value}
             self.write_config({**config, "fingerprints": fingerprints or {}, **given}, vocabs)
+            stack.enter_context(removed_on_error(os.path.join(self.path, "checkpoint")))
+            stack.enter_context(self._deleted_on_error(step))
             path = self.save_weights(trained, step)
             finish()
             remove(creating)
             return path
+
+    @contextlib.contextmanager
+    def _deleted_on_error(self, step: int) -> Iterator[None]:
+        """Deletes the checkpoint of a step, which must not exist before the block, if the block raises an error."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError, tf.errors.OpError):  # the first error counts
+                delete_checkpoint(self.checkpoint(step))
+            raise
 
     def is_unfinished(self) -> bool:
         """Whether a process was killed, or still runs, in `create` of this run."""

@@ -36,7 +36,7 @@ from txl_tf.runs.folder import RunFolder
 SEGMENT = 512  # tokens
 # Options of a request for text, by their names in tasks: those that `TextGenerator` takes, and others.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_OTHER_OPTIONS = ("do_sample", "until", "max_gen_toks", "max_new_tokens", "max_length")
+_OTHER_OPTIONS = ("do_sample", "until", "max_gen_toks", "max_new_tokens")
 
 
 @checked_call
@@ -203,7 +203,7 @@ class HarnessMethods:
         """Generates the text that follows each context. All have the same options, those of a task of the harness.
 
         The most likely token is always taken, unless `do_sample` is true, or `do_sample` is not given and the
-        `temperature` is above 0. The option `max_length` is accepted, but has no effect.
+        `temperature` is above 0.
 
         Raises:
             ParameterError: an option is unknown.
@@ -225,6 +225,7 @@ class HarnessMethods:
             int(max_new_tokens),
             stop_strings=self._spelled(until),
             batch_size=self.batch_size,
+            segment=None if self.lm.has_window else self.segment,
             seed=0,
             **sampling,
         )

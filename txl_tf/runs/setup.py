@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import Config, MachineConfig
+from txl_tf.config import Config, MachineConfig, TextConfig
 from txl_tf.data.text.corpus import Corpus, build_corpus, load_corpus
+from txl_tf.data.text.datasets import unused_options
 from txl_tf.data.text.encoding import encode_files
 from txl_tf.data.text.sizes import TextSize
 from txl_tf.data.text.texts import find_files, have_documents
@@ -53,12 +54,16 @@ def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, Machin
     return strategy, dataclasses.replace(machine, mixed_precision=choose_precision(machine.mixed_precision, strategy))
 
 
-def open_corpus(data: dict, vocab: Vocab | None = None, extend_vocab: bool = False) -> Corpus:
+def open_corpus(
+    data: dict, vocab: Vocab | None = None, extend_vocab: bool = False, recorded: dict | None = None
+) -> Corpus:
     """The corpus that `"data"` of `config.json` describes.
 
     Args:
         data: `{"data_dir": a prepared folder}`, or arguments of `build_corpus`.
         vocab, extend_vocab: see `build_corpus`. Without effect on a prepared folder.
+        recorded: `"data"` in the `config.json` of the run, if there is one. Earlier versions ignored some options that
+            `build_corpus` refuses, and recorded them. If `data` has the same values, they are ignored here, too.
 
     Raises:
         ParameterError: `data` is empty, or describes no corpus.
@@ -72,6 +77,10 @@ def open_corpus(data: dict, vocab: Vocab | None = None, extend_vocab: bool = Fal
         return load_corpus(data["data_dir"])
     # `by_character` is a property of the corpus that `config.json` records, not an option.
     options = {name: value for name, value in data.items() if name not in ("by_character", "data_dir")}
+    if recorded:
+        for name in unused_options(TextConfig(**options), vocab):
+            if name in recorded and recorded[name] == options[name]:
+                del options[name]
     return build_corpus(**options, vocab=vocab, extend_vocab=extend_vocab)
 
 
@@ -82,12 +91,13 @@ def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
     the run started from another one, the vocabulary of `folder` is used, and `min_freq` and `max_size` are ignored.
     """
     config = folder.read_config()
-    data = data or config["data"]
+    recorded = config["data"]
+    data = data or recorded
     if "vocab" in config and data.get("raw_text") is None:
         data = {**data, "raw_text": folder.load_vocab().raw_text}
     if not config.get("init_from"):
-        return open_corpus(data)
-    return open_corpus(without_symbol_choice(data), folder.load_vocab())
+        return open_corpus(data, recorded=recorded)
+    return open_corpus(without_symbol_choice(data), folder.load_vocab(), recorded=recorded)
 
 
 def without_symbol_choice(data: dict) -> dict:

@@ -4,7 +4,7 @@
 list(words_of("words.txt"))     # [(1, "长江"), (2, "New␣York"), ...]: the number of the line and the word
 ```
 
-The file as a whole decides where the word of each line ends:
+The first 10,000 lines together decide where the word of each line of the file ends:
 
 | lines | the word |
 |---|---|

@@ -109,26 +109,29 @@ def build_corpus(
       `data_path`. The sentences of each shard are shuffled.
 
     Without `vocab` and `vocab_path`, the vocabulary of `"pydoc"` and `"text"` comes from the whole text. Only these two
-    use `level`, `valid_fraction`, `min_freq`, `max_size` and `lower_case`. Lines end with `\n`, `\r\n` or `\r`, which
-    become `\n`, and byte order marks are left out, except with `raw_text` or at level `"byte"`. Level `"word"` splits
-    text at white space and ends every line, even an empty one, with `<eos>`. The other levels keep white space. Level
-    `"subword"` makes `vocab_size` pieces from the text with SentencePiece. Tokens that `min_freq` and `max_size` leave
-    out become `<unk>`. With `documents`, every file, JSON line or row ends with `</s>`.
+    take `level`, `valid_fraction`, `min_freq`, `max_size` and `lower_case`. Only `"lm1b"` takes `num_shuffle` and
+    `seed`. Lines end with `\n`, `\r\n` or `\r`, which become `\n`, and byte order marks are left out, except with
+    `raw_text` or at level `"byte"`. Level `"word"` splits text at white space and ends every line, even an empty one,
+    with `<eos>`. The other levels keep white space. Level `"subword"` makes `vocab_size` pieces from the text with
+    SentencePiece. Tokens that `min_freq` and `max_size` leave out become `<unk>`. With `documents`, every file, JSON
+    line or row ends with `</s>`.
 
     Args:
         dataset: one of `DATASETS`.
         data_path: file or folder; for `"text"` also several files, as a list or separated by commas.
         vocab: vocabulary to encode the text with, instead of a new one.
         extend_vocab: whether symbols of the text that `vocab` lacks get ids after its own, by frequency. `min_freq`
-            and `max_size` apply to these symbols.
+            and `max_size` apply to these symbols. It needs `vocab`.
         **options: the other hyper-parameters of `TextConfig`.
 
     Raises:
-        ParameterError: an argument or the text is wrong.
+        ParameterError: an argument or the text is wrong, or an argument would have no effect.
         FileNotFoundError: a file does not exist.
     """
-    recipe = datasets.make_recipe(TextConfig(dataset=dataset, data_path=data_path, **options))
-    if vocab:
+    if extend_vocab and vocab is None:
+        raise ParameterError("extend_vocab", extend_vocab, "False without vocab")
+    recipe = datasets.make_recipe(TextConfig(dataset=dataset, data_path=data_path, **options), vocab)
+    if vocab is not None:
         datasets.take_vocab(recipe, vocab, extend_vocab)
     datasets.check_files(recipe)
     vocab, counts = encoding.make_vocab(recipe)

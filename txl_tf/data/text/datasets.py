@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,11 @@ WHOLE = 1000  # default cutoffs are multiples of it
 
 UNK = "<unk>"
 _WORDS = {"level": "word", "special": ["<eos>"], "eos": "<eos>", "unk": UNK}
+# Options that the datasets of the paper do not use.
+_OWN_TEXT = (
+    "level", "valid_fraction", "vocab_size", "subword_type", "documents", "text_field", "min_freq", "max_size",
+    "lower_case", "skip_bad_lines",
+)  # fmt: skip
 
 # The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. The files of enwik8 have the values of
 # bytes as numbers, those of text8 have letters, and _ for a space. White space separates these, so they are words for
@@ -110,15 +115,21 @@ def _ignore(reason: str) -> None:
     """Does nothing about a row that is left out. Only the pass that counts tokens reports such rows, see `count`."""
 
 
-def make_recipe(config: TextConfig) -> Recipe:
+def make_recipe(config: TextConfig, vocab: Vocab | None = None) -> Recipe:
     """Checks the options for a text, and decides how it becomes tokens. Reads only the beginnings of the files.
 
+    Args:
+        config: the options.
+        vocab: an existing vocabulary that `take_vocab` will give to the recipe.
+
     Raises:
-        ParameterError: an option is wrong, or options do not go together.
+        ParameterError: an option is wrong or has no effect, or options do not go together.
         FileNotFoundError: a pattern or a folder of `data_path` has no file.
     """
     one_of(DATASETS)("dataset", config.dataset)
     dataset = str(config.dataset)
+    for error in unused_options(config, vocab).values():
+        raise error
     if dataset in PAPER_DATASETS:
         return _paper_recipe(config, dataset)
     _check_options(config)
@@ -171,6 +182,50 @@ def make_recipe(config: TextConfig) -> Recipe:
     )
 
 
+def unused_options(config: TextConfig, vocab: Vocab | None = None) -> dict[str, ParameterError]:
+    """Returns `{name: error}` of the options that differ from their defaults and would have no effect.
+
+    Args:
+        config: the options, with a dataset.
+        vocab: an existing vocabulary for the text, or `None`. A dataset of the paper may repeat its `level` and
+            `lower_case`.
+    """
+    dataset = config.dataset
+    errors = {}
+
+    def add(names: Iterable[str], purpose: str, why: str, allowed: str) -> None:
+        """Adds the errors of those of the options that are given: "name is for purpose, got value why"."""
+        for name in names:
+            value = getattr(config, name)
+            repeats = vocab is not None and name in ("level", "lower_case") and value == getattr(vocab, name)
+            if value != getattr(TextConfig, name) and not repeats:
+                message = f"{name} is for {purpose}, got {brief(value)}{why}"
+                errors[name] = ParameterError(name, value, allowed, message)
+
+    if dataset in PAPER_DATASETS:
+        # False for `documents` and True for `raw_text` describe these datasets, so they may be given.
+        own = [name for name in _OWN_TEXT if name != "documents" or config.documents]
+        own += ["raw_text"] if config.raw_text is False else []
+        why = (
+            f": dataset {brief(dataset)} has the original's tokens; dataset 'text' with data_path reads its files like "
+            "any others"
+        )
+        add(own, "your own text", why, f"left out with dataset={dataset}")
+    elif config.level != "subword":
+        why = f" and level {brief(config.level)}"
+        add(["subword_type"], "level 'subword'", why, f"left out at level {config.level}")
+    elif config.vocab_path:  # `_check_options` refuses `vocab_size`
+        why = f": vocab_path={named(config.vocab_path)} has them already"
+        add(["subword_type"], "making subwords", why, "left out with vocab_path")
+    elif vocab is not None:
+        why = ": the given vocabulary has them already"
+        add(["subword_type", "vocab_size"], "making subwords", why, "left out with a given vocabulary")
+    if dataset != "lm1b":
+        why = f" and dataset {brief(dataset)}"
+        add(["num_shuffle", "seed"], "dataset 'lm1b'", why, "left out without dataset=lm1b")
+    return errors
+
+
 def _check_options(config: TextConfig) -> None:
     """Raises ParameterError if options for the datasets `"pydoc"` and `"text"` do not go together."""
     if config.dataset == "pydoc" and config.data_path:
@@ -209,21 +264,10 @@ def _paper_recipe(config: TextConfig, dataset: str) -> Recipe:
     """Returns the recipe of a dataset of the paper, whose files are in the folder `data_path`.
 
     Raises:
-        ParameterError: an option is given that is only for a text of one's own, or `data_path` is not one folder.
+        ParameterError: `data_path` is not one folder.
     """
     data_path = config.data_path
     vocab_options, counted_splits, _ = PAPER_DATASETS[dataset]
-    is_given: dict[str, Any] = {"level": config.level == "subword"}
-    names = ("vocab_size", "documents", "text_field", "min_freq", "max_size", "lower_case", "skip_bad_lines")
-    is_given.update({name: bool(getattr(config, name)) for name in names}, raw_text=config.raw_text is False)
-    given_names = [name for name, given in is_given.items() if given]
-    if given_names:
-        value = getattr(config, given_names[0])
-        message = (
-            f"{given_names[0]} is for your own text, got {brief(value)}: dataset {brief(dataset)} has "
-            "the original's tokens; dataset 'text' with data_path reads its files like any others"
-        )
-        raise ParameterError(given_names[0], value, f"left out with dataset={dataset}", message)
     folders = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path or [])
     if len(folders) != 1 or not folders[0]:
         got = f", got {brief(data_path)}" if data_path else ""

@@ -104,7 +104,7 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Progress |
     options = recipe.vocab_options
     subwords = recipe.vocab_options["level"] == "subword"
     portions = _portions(recipe, recipe.counted, workers)
-    if recipe.vocab:
+    if recipe.vocab is not None:
         vocab = recipe.vocab
     elif recipe.vocab_file:
         vocab = load_vocab(recipe.vocab_file, **options)
@@ -127,7 +127,7 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Progress |
     log_skipped(sum(counted.n_skipped for _, counted in counts), reasons[0] if reasons else None)
     if vocab.document is not None:
         vocab.counter[vocab.document] = sum(counted.n_documents for _, counted in counts)
-    if not (recipe.vocab or recipe.vocab_file or subwords):
+    if not (recipe.vocab is not None or recipe.vocab_file or subwords):
         vocab.build()
     return vocab, counts
 

@@ -139,9 +139,11 @@ class LanguageModelRun(Run):
             existing = self.origin.source if self.origin else self.folder
             raw_text = bool(existing.steps()) and existing.load_vocabs()[0].raw_text
             self.data = {**self.data, "raw_text": raw_text}
+        resumes = self.folder.steps() and self.folder.has_config()
+        recorded = self.folder.read_config()["data"] if resumes else None
         origin = self.origin
         if origin is None:
-            return open_corpus(self.data)
+            return open_corpus(self.data, recorded=recorded)
         (vocab,) = origin.vocabs
         cutoffs = list(origin.model.cutoffs)
         if self.data.get("cutoffs") not in (None, cutoffs):
@@ -156,7 +158,7 @@ class LanguageModelRun(Run):
         extends = self.training.extend_vocab and not origin.resumes
         # When an extended run resumes, its new symbols have been chosen already.
         data = without_symbol_choice(self.data) if self.training.extend_vocab and not extends else self.data
-        corpus = open_corpus(data, vocab, extends)
+        corpus = open_corpus(data, vocab, extends, recorded)
         corpus.cutoffs = cutoffs
         difference = corpus.vocab.difference(vocab)
         if extends and corpus.vocab.symbols[: len(vocab)] == vocab.symbols:
