@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 import pytest
-from helpers import make_run, raises_parameter
+from helpers import SMALL, make_run, raises_parameter
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
@@ -62,6 +62,16 @@ def test_the_most_likely_continuation_is_greedy(model):
     best = model.generate_until([request("abc", {"until": [], "max_gen_toks": 3})])[0]
     model_says = model.loglikelihood([request("abc", best), request("abc", best[:2] + "?")])
     assert model_says[0][1] and not (model_says[1][1] and best[2] != "?")
+
+
+def test_with_absolute_positions_a_segment_is_at_most_the_context(model):
+    lm = txl_tf.TransformerLM(**{**SMALL, "n_token": len(model.vocab), "context_len": 16})
+    found = txl_tf.runs.harness.HarnessMethods()
+    for segment, expected in [(None, 16), (16, 16), (6, 6)]:
+        found.open(lm, model.vocab, batch_size=3, max_gen_toks=5, segment=segment)
+        assert found.segment == expected
+    with raises_parameter("segment", 17, limit="1 to 16"):
+        found.open(lm, model.vocab, batch_size=3, max_gen_toks=5, segment=17)
 
 
 def test_generated_texts_end_before_their_stop_strings(model):
