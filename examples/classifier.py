@@ -52,7 +52,7 @@ def train(output, n_dates, epochs, seed):
 
     Saves it as `.keras` and as a SavedModel.
     """
-    Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
+    Path(output).mkdir(parents=True, exist_ok=True)  # before the training: an error here costs no training
     keras.utils.set_random_seed(seed)
     pairs = make_dates(n_dates, seed)
     data = {

@@ -68,7 +68,7 @@ def trained(lm, text, epochs, steps):
 
 def train(output, n_chars, epochs, seed):
     """Trains the teacher, the student, and the same model without a teacher. Prints their losses, saves the student."""
-    Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
+    Path(output).mkdir(parents=True, exist_ok=True)  # before the training: an error here costs no training
     keras.utils.set_random_seed(seed)
     text = np.frombuffer(pydoc_text().encode("ascii", "replace")[:n_chars], np.uint8).astype(np.int32) % 128
     text, held_out = np.split(text, [len(text) * 9 // 10])

@@ -310,8 +310,18 @@ def test_load_corpus_says_what_does_not_belong_together(tmp_path):
         corpus.load_corpus(tmp_path)
     (tmp_path / "test.npy").write_bytes(tokens)
     write_text(tmp_path / "vocab.txt", "<eos>\na\n")
+    with raises_parameter(f"{tmp_path}/vocab.txt"):
+        corpus.load_corpus(tmp_path)
+    write_text(tmp_path / "vocab.txt", b"\xff\xfe")  # cannot be read
+    with raises_parameter(f"{tmp_path}/vocab.txt", allowed="the file that corpus-info.json describes"):
+        corpus.load_corpus(tmp_path)
+    write_text(tmp_path / "vocab.txt", "<eos>\na\n")
+    info = json.loads((tmp_path / "corpus-info.json").read_text())
+    without_sums = {name: value for name, value in info.items() if name not in ("sha256", "checksum")}
+    write_text(tmp_path / "corpus-info.json", json.dumps(without_sums))
     with raises_parameter("vocab_size", 3):
         corpus.load_corpus(tmp_path)
+    write_text(tmp_path / "corpus-info.json", json.dumps(info))
     (tmp_path / "vocab.txt").unlink()
     with pytest.raises(FileNotFoundError, match="vocab.txt"):
         corpus.load_corpus(tmp_path)

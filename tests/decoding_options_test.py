@@ -9,6 +9,7 @@ import tensorflow as tf
 from helpers import SMALL, eagerly, raises_parameter, randomise
 
 import txl_tf
+from txl_tf.data.vocabulary import Vocab
 
 SLOW = pytest.mark.slow
 N_TOKEN = 7
@@ -55,6 +56,15 @@ def test_a_wide_beam_finds_the_best_of_all_texts(options):
             best = np.argsort(-totals(lm, prompt[b, :n], PAIRS))[:3]
         for text, expected in zip(found[3 * b : 3 * b + 3], PAIRS[best], strict=True):
             assert text[: n + 2].tolist() == [*prompt[b, :n], *expected]
+
+
+@pytest.mark.parametrize("given", [{"stop_strings": ["w1"]}, {"stop_at_newline": True}])
+def test_the_stop_string_that_a_beam_search_does_not_take_is_named(given):
+    ((name, value),) = given.items()
+    vocab = Vocab(level="char", special=["w", "1", "\n", *"abcd"])
+    vocab.build()
+    with raises_parameter(name, value):
+        make().generate(words(1, 4), 2, beam_size=2, vocab=vocab, **given)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 2.0])

@@ -106,6 +106,14 @@ def test_a_name_is_that_of_the_runs_own_checkpoint(trained_run, tmp_path, monkey
 # ----------------------------------------------------------------------------------------------- a run that was made
 
 
+def test_a_checkpoint_may_be_a_pathlib_path(made, run_dir):
+    folder, _ = made
+    for path in ("latest", "ckpt-7", run_dir / "ckpt-7"):
+        assert folder.find_checkpoint(Path(path)) == str(run_dir / "ckpt-7")
+    with raises_parameter("checkpoint", "ckpt-8", error=CheckpointGone):
+        folder.find_checkpoint(Path("ckpt-8"))
+
+
 def test_a_run_that_is_made_is_one_that_opens(made, run_dir, small_batches):
     folder, lm = made
     opened, vocab = txl_tf.load_run(run_dir)

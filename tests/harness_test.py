@@ -69,6 +69,16 @@ def test_the_most_likely_continuation_is_greedy(model):
     assert model_says[0][1] and not (model_says[1][1] and best[2] != "?")
 
 
+def test_with_absolute_positions_a_segment_is_at_most_the_context(model):
+    lm = txl_tf.TransformerLM(**{**SMALL, "n_token": len(model.vocab), "context_len": 16})
+    found = txl_tf.runs.harness.HarnessMethods()
+    for segment, expected in [(None, 16), (16, 16), (6, 6)]:
+        found.open(lm, model.vocab, batch_size=3, max_gen_toks=5, segment=segment)
+        assert found.segment == expected
+    with raises_parameter("segment", 17, limit="1 to 16"):
+        found.open(lm, model.vocab, batch_size=3, max_gen_toks=5, segment=17)
+
+
 def test_generated_texts_end_before_their_stop_strings(model):
     whole = model.generate_until([request("abc", {"until": ["never 诗"], "max_gen_toks": 20})])[0]
     ids = model.vocab.encode("abc")[None]

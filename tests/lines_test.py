@@ -1,12 +1,14 @@
 """Lines that are answered as they come: each in its place, or what is wrong with it."""
 
 import os
+import time
 
 import pytest
 from helpers import raises_parameter
 
 from txl_programs import printing
 from txl_tf.data import lines
+from txl_tf.data.line_files import _lines_with_ends
 from txl_tf.data.lines import LineError, answers, arriving, as_json, in_blocks, lines_in, sentence_of, text_of
 
 
@@ -74,6 +76,16 @@ def test_pieces_are_cut_into_lines():
     pieces = [b"a\rb\r", None, b"\nc\r\n", b"\nd\n\r", b"\re"]
     assert list(lines_in(pieces, any_end=True)) == [b"a", b"b", None, b"c", b"", b"d", b"", b"", b"e"]
     assert list(lines_in(pieces)) == [None, b"a\rb\r", b"c\r", b"", b"d", b"\r\re"]
+
+
+@pytest.mark.parametrize("any_end", [False, True])
+def test_a_long_line_is_cut_in_linear_time(any_end):
+    """Joining all pieces so far at every piece would copy 50 GB."""
+    pieces = [b"x" * 1024] * 10_000
+    started = time.process_time()
+    assert [*map(len, lines_in([*pieces, b"\n"], any_end))] == [10_240_000]
+    assert [*map(len, _lines_with_ends([*pieces, b"\r\n"], any_end))] == [10_240_002]
+    assert time.process_time() - started < 2
 
 
 def test_a_line_is_text_without_its_end():

@@ -92,6 +92,9 @@ def test_lines_of_files_are_cut_at_any_line_end(tmp_path):
     pieces = [b"a\r", b"\nb\rc", b"d\n\r", b"e"]
     assert list(_lines_with_ends(pieces, True)) == [b"a\r\n", b"b\r", b"cd\n", b"\r", b"e"]
     assert list(_lines_with_ends(pieces, False)) == [b"a\r\n", b"b\rcd\n", b"\re"]
+    assert list(_lines_with_ends([b"a", b"b\r", b"\r", b"\n", b"c\r"], True)) == [b"ab\r", b"\r\n", b"c\r"]
+    assert list(_lines_with_ends([b"a", b"b", b"\r", b"c\nd\n"], True)) == [b"ab\r", b"c\n", b"d\n"]
+    assert list(_lines_with_ends([b"a", b"b", b"\nc", b"\n"], False)) == [b"ab\n", b"c\n"]
     path = write_text(tmp_path / "in", b"a\r\nb\rcd\n\re")
     found = [(b.start, b.length, b.first, b.lines) for b in LineFile(path, "in", str(tmp_path), "", True).blocks(2)]
     assert found == [(0, 5, 1, 2), (5, 4, 3, 2), (9, 1, 5, 1)]

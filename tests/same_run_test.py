@@ -251,6 +251,30 @@ def test_a_new_run_does_not_take_the_place_of_best_weights_whose_checkpoints_are
     assert f"holds the best weights of a run, {run_dir}/best/ckpt-12, and no checkpoint" in str(error)
 
 
+@pytest.mark.parametrize("best, logged", [(6, 12), (6, 6), (6, None)])
+def test_the_log_shows_that_a_run_had_checkpoints_after_its_best_weights(run, best, logged):
+    """Checkpoints are saved after every 6th step: at step 6, the run may have been killed before its first one."""
+    run_dir, text = run
+    for path in run_dir.glob("ckpt-*"):
+        path.unlink()
+    for path in (run_dir / "best").glob("ckpt-12.*"):
+        path.rename(path.with_name(path.name.replace("12", str(best))))
+    edit_json(run_dir / "best" / "best.json", lambda values: values.update(step=best))
+    lines = (run_dir / "log.csv").read_text().splitlines(keepends=True)
+    steps = [line.split(",")[lines[0].split(",").index("step")] for line in lines[1:]]
+    if logged is None:
+        (run_dir / "log.csv").unlink()
+    else:
+        rows = [line for line, step in zip(lines[1:], steps, strict=True) if int(step) <= logged]
+        assert rows
+        (run_dir / "log.csv").write_text("".join([lines[0], *rows]))
+    if logged == 12:
+        train_refused(run_dir, text, "model_dir", str(run_dir), "another folder")
+    else:
+        train_run(run_dir, str(text), training={"train_steps": 3}, **FEW)
+        assert RunFolder(run_dir).steps() == [3]
+
+
 def test_a_new_run_does_not_start_from_weights_of_another_vocabulary(run, tmp_path):
     run_dir, text = run
     text.write_text(SWAPPED)

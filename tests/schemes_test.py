@@ -177,6 +177,15 @@ def test_tag_scheme_converts_files_that_mix_schemes(tmp_path, caplog):
         corpus_of(tmp_path, {"train": rows, "valid": rows})
 
 
+def test_lines_of_a_mixture_are_those_of_the_tags_in_the_error(tmp_path):
+    rows = [["B-PER", "I-PER", "O", "B-LOC", "I-LOC"], ["B-ORG", "M-ORG", "E-ORG"]]
+    with raises_parameter(f"{tmp_path}/train") as raised:
+        corpus_of(tmp_path, {"train": rows})
+    cause = raised.value.__cause__
+    assert isinstance(cause, ParameterError) and cause.value == ["I-LOC", "M-ORG"]
+    assert "lines 5 and 8: " in str(raised.value)
+
+
 def test_labels_of_a_model_are_kept(tmp_path):
     """As with init_from: tags of any scheme become those of its labels."""
     bio = bio_sentences(20)

@@ -88,6 +88,15 @@ def test_the_command_of_a_picture():
         gallery.command_of("g.png", [block])
 
 
+def test_the_headings_above_a_picture_are_not_comments_of_code():
+    block = "```bash\n# a comment\npython a.py --output=b.png\n```"
+    text = f"# Title\n\n## Part one\n\n{block}\n\n![A](b.png)\n"
+    found = gallery.page({"docs/c.md": text}, {"docs/c.md": "c/", "docs/b.png": "b.png"})
+    assert "## Part one\n\n[![A](b.png)](c/#part-one)\n\nA: [Title](c/#part-one)." in found
+    with pytest.raises(ValueError, match="docs/c.md"):
+        gallery.page({"docs/c.md": f"{block}\n![A](b.png)\n"}, {"docs/c.md": "c/", "docs/b.png": "b.png"})
+
+
 def test_a_notebook_becomes_a_page(tmp_path):
     outputs = [
         {"output_type": "stream", "text": ["\x1b[1mone\x1b[0m\n", "two\n"]},

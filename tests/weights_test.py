@@ -81,6 +81,15 @@ def test_optimizer_slots_and_step_of_a_training_checkpoint_are_left_alone(small_
     assert_variables_equal(txl_tf.tf1_variables(other), weights)
 
 
+def test_names_of_weights_may_contain_what_earlier_versions_wrote_for_a_slash(tmp_path):
+    array = np.arange(3, dtype=np.float32)
+    old = "weights/enc..Self.S.S..A/.ATTRIBUTES/VARIABLE_VALUE"  # enc.Self//.A
+    path = write_checkpoint(tmp_path / "ckpt-1", {"weights/enc.Self/a..b": array, "weights/plain/a": array, old: array})
+    assert CheckpointReader(path).weights == {
+        "enc.Self/a..b": "weights/enc.Self/a..b", "plain/a": "weights/plain/a", "enc.Self//.A": old,
+    }  # fmt: skip
+
+
 def test_the_latest_checkpoint_of_the_folder_is_the_saved_one(small_lm, tmp_path, monkeypatch):
     lm = small_lm()
     txl_tf.save_tf1_checkpoint(lm, str(tmp_path / "a" / "model.ckpt-1"))

@@ -1,7 +1,9 @@
 """Word vectors: what is read from a file, and the embeddings that begin with it."""
 
 import bz2
+import errno
 import gzip
+import io
 import lzma
 import struct
 import zipfile
@@ -130,6 +132,43 @@ def test_an_archive_of_two_files_is_refused(tmp_path):
     with pytest.raises(ParameterError) as caught:
         read_vectors(str(tmp_path / "v.zip"), {"a"}, "word_vectors")
     assert (caught.value.name, caught.value.value) == ("word_vectors", str(tmp_path / "v.zip"))
+
+
+def test_hidden_files_in_any_folder_of_an_archive_do_not_count(tmp_path):
+    with zipfile.ZipFile(tmp_path / "v.zip", "w") as archive:
+        for name, content in {"v/.DS_Store": "x", "v/__MACOSX/._v": "x", ".a/b": "x", "v/v.txt": "a 1\n"}.items():
+            archive.writestr(name, content)
+    vectors, dim = read_vectors(str(tmp_path / "v.zip"), {"a"})
+    assert dim == 1 and vectors["a"].tolist() == [1]
+
+
+def test_an_archive_without_files_and_one_that_is_cut_off_are_refused(tmp_path):
+    zipfile.ZipFile(tmp_path / "v.zip", "w").close()
+    with raises_parameter("path", str(tmp_path / "v.zip"), "an archive of one file"):
+        read_vectors(str(tmp_path / "v.zip"), {"a"})
+    with raises_parameter("path", allowed="an archive that is whole"):
+        read_vectors(write_text(tmp_path / "cut", b"PK\x03\x04ab"), {"a"})
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_an_error_of_the_disk_is_not_an_error_of_the_archive(tmp_path, monkeypatch, pack):
+    path = write_text(tmp_path / "v", pack(b"a 1 2\n" * 9))
+    with raises_parameter("path", allowed="an archive that is whole"):
+        read_vectors(write_text(tmp_path / "damaged", pack(b"a 1 2\n" * 9)[:10] + b"xyz" * 20), {"a"})
+
+    class Failing(io.FileIO):
+        n_reads = 0
+
+        def read(self, size=-1):
+            self.n_reads += 1
+            if self.n_reads > 1:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().read(size)
+
+    monkeypatch.setattr("txl_tf.data.inputs.opened", Failing)
+    with pytest.raises(OSError) as raised:
+        read_vectors(path, {"a"})
+    assert not isinstance(raised.value, ValueError)
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -118,9 +118,9 @@ def all_of(*checks: Check) -> Check:
 
 @added_later
 def not_empty(name: str, value: Any) -> None:
-    """A check: the name of a file or folder must not be empty. A list must have names, none of which may be empty.
+    """A check: a name, such as that of a file, must not be empty. A list must have names, none of which may be empty.
 
-    A name is empty if a command line takes it from a variable of the shell that is not set.
+    An empty name comes from a command line that uses a variable of the shell that is not set.
     """
     names = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else [value]
     if not names or any(name == "" for name in names):

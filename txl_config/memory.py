@@ -8,7 +8,8 @@ With float32, 4 bytes for each number:
     weights      W
     gradients    2 W: the gradients, and their clipped copies
     optimizer    2 W with Adam, AdamW and LAMB (two moments), W with SGD; W more with a moving average of the weights
-    activations  of each layer B (3 T E + 2.5 K H D + 2 T F + 2.75 H T K), and of the softmax 3.5 B T V
+    activations  of each layer B (3 T E + 2.5 K H D + 2 T F + 2.75 H T K), and of the softmax 3.5 B T V;
+                 with gelu and swiglu, 6 T F instead of 2 T F
     memory       2 L B M E: before and after a step
     runtime      95 MB: graphs and threads of TensorFlow, besides what its import takes
 
@@ -31,6 +32,7 @@ FLOAT = 4  # bytes
 # How many arrays of each kind a layer stores for its gradient, fitted to measurements: see docs/performance.md.
 # Shapes: hidden [B, T, E], keys [B, K, H * D], inner [B, T, F], scores [B, H, T, K].
 ARRAYS = {"hidden": 3.0, "keys": 2.5, "inner": 2.0, "scores": 2.75}
+MORE_INNER = {"gelu": 4.0, "swiglu": 4.0}  # arrays "inner" of an activation in addition to those of relu, measured
 LOGITS = 3.5  # how many arrays of the size of the logits the softmax stores
 RUNTIME = 95_000_000  # bytes
 MOMENTS = {"adam": 2, "adamw": 2, "lamb": 2, "sgd": 1}  # numbers that an optimizer stores for each weight
@@ -166,7 +168,9 @@ def _layer_activations(model: Any, rows: int, tgt_len: int) -> float:
         "inner": tgt_len * model.d_inner,
         "scores": model.n_head * tgt_len * keys,
     }
-    return FLOAT * rows * sum(ARRAYS[name] * size for name, size in sizes.items())
+    more_inner = MORE_INNER.get(getattr(model, "activation", "relu"), 0.0)
+    n_numbers = sum(ARRAYS[name] * size for name, size in sizes.items()) + more_inner * sizes["inner"]
+    return FLOAT * rows * n_numbers
 
 
 def _logits_per_token(model: Any) -> float:

@@ -230,7 +230,10 @@ class SentenceConfig(Config):
         "Most tokens of a sentence, or of a window of a longer one.", LENGTH, default=512, free=unless(pos_embed="fix")
     )
     token_dropout: float = option(
-        "Rate at which training replaces a character or a bigram with <unk>.", RATE, default=0.0, free=True
+        "Rate at which training replaces a character, a bigram or a word of a lattice with <unk>.",
+        RATE,
+        default=0.0,
+        free=True,
     )
 
 

@@ -110,7 +110,7 @@ class RunConfig(Config):
         if self.extend_vocab and not self.init_from:
             message = "extend_vocab needs init_from: it extends the vocabulary of another run"
             raise ParameterError("extend_vocab", True, "left out without init_from", message)
-        together = self.steps_per_execution
+        together = self.steps_per_execution  # a call of this many steps must not go beyond an interval or the last step
         for name, steps in {"train_steps": self.train_steps, "iterations": self.iterations}.items():
             if together is not None and steps % together:
                 message = f"steps_per_execution={together} must divide {name}={steps}"

@@ -331,14 +331,15 @@ def times_of(path):
 def failures(folder, address, workers, steps=150, save_steps=15, n_failures=3):
     """Measures a training run whose workers are killed, and simulates it. Returns a row of the table.
 
-    The row has the measured seconds of the run, and the seconds that the simulation predicts from the measured times of
-    a step, of a checkpoint, of a start, and from each start to its failure.
+    The row has the measured seconds of the run and of its parts, see `Watched.figures`, the number of failures, and the
+    seconds of the run that the simulation predicts. The simulation gets the measured seconds of a step, of saving a
+    checkpoint, from a kill to the next step, and from the first step after each start to the next kill.
     """
-    planned = np.random.default_rng(workers).uniform(4, 12, n_failures)  # seconds from the first step to the failure
-    measured, until_failure = Watched(folder, address, workers, steps, save_steps, planned).run().figures(save_steps)
+    planned = np.random.default_rng(workers).uniform(4, 12, n_failures)  # seconds from the first step to the kill
+    measured, until_kill = Watched(folder, address, workers, steps, save_steps, planned).run().figures(save_steps)
     mtbf = 1.0  # has no effect, because `GivenTimes` draws the times between failures
     simulated = simulate(
-        steps, measured["step"], save_steps, measured["saving"], measured["starting"], mtbf, GivenTimes(until_failure)
+        steps, measured["step"], save_steps, measured["saving"], measured["starting"], mtbf, GivenTimes(until_kill)
     )
     number = simulated.pop("failures")  # all other values in `simulated` are seconds
     row = {"mode": "ray_failures", "contestant": f"{workers} workers", "failures": number}

@@ -151,7 +151,12 @@ class _Worker:
         return {"part": block.part, "error": b""}
 
     def answer(self, block: Block) -> None:
-        """Answers a block. Raises FileNotFoundError if this machine does not have its files."""
+        """Answers a block.
+
+        Raises:
+            FileNotFoundError: this machine lacks the input file or the folder of the answers.
+            ParameterError: `_TRIES` tries have ended without answers, see `count_try`.
+        """
         for path in (block.path, os.path.dirname(block.part)):
             if not tf.io.gfile.exists(path):
                 raise FileNotFoundError(

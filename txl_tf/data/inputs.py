@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import logging
 import os
+import zipfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -57,6 +58,13 @@ def opened_by_pyarrow(path: str) -> Any:
     """Opens a local file, or a file at an address that pyarrow knows, as a `pyarrow.NativeFile`."""
     file_system, inner_path = _file_system(path if is_remote(path) else os.path.abspath(path))
     return file_system.open_input_file(inner_path)
+
+
+def files_in_zip(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Returns the files of an archive in the order of their names, without hidden files and those that macOS adds."""
+    files = [member for member in archive.infolist() if not member.is_dir()]
+    shown = [file for file in files if not any(p.startswith((".", "__MACOSX")) for p in file.filename.split("/"))]
+    return sorted(shown, key=lambda file: file.filename)
 
 
 def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:

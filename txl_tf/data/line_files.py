@@ -173,18 +173,30 @@ def pieces_of_block(block: Block) -> Iterator[bytes]:
 
 
 def _lines_with_ends(pieces: Iterable[bytes], any_end: bool) -> Iterator[bytes]:
-    """Yields the lines in the pieces of a file, each with its end: a newline or, with `any_end`, any end of a line."""
-    rest = b""
+    """Yields the lines in the pieces of a file, each with its end: a newline or, with `any_end`, any end of a line.
+
+    The last line may have no end. The time is linear in the length of the file.
+    """
+    begun: list[bytes] = []  # the parts of a line that has not ended yet
+    held = b""  # \r at the end of a piece: the next piece may begin with the \n of a \r\n
     for piece in pieces:
         if any_end:
-            lines = (rest + piece).splitlines(keepends=True)
-            rest = b"" if lines[-1].endswith(b"\n") else lines.pop()  # the next piece may begin with the \n of a \r\n
+            piece = held + piece
+            held = b"\r" if piece.endswith(b"\r") else b""
+            lines = piece.removesuffix(b"\r").splitlines(keepends=True)
+            rest = [] if not lines or lines[-1].endswith((b"\n", b"\r")) else [lines.pop()]
         else:
-            *lines, rest = (rest + piece).split(b"\n")
+            *lines, last = piece.split(b"\n")
             lines = [line + b"\n" for line in lines]
-        yield from lines
-    if rest:
-        yield rest
+            rest = [last]
+        if lines:
+            yield b"".join([*begun, lines[0]])
+            yield from lines[1:]
+            begun = []
+        begun += rest
+    last = b"".join([*begun, held])
+    if last:
+        yield last
 
 
 class LineFile:

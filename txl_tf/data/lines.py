@@ -63,14 +63,14 @@ def encoded(
     strict: bool = True,
     numbers: Iterable[int] | None = None,
 ) -> Iterator:
-    """Yields `encode(line)` for every line, or a `LineError` if that failed.
+    """Yields `encode(line)` for every line, or a `LineError` if that raised ValueError.
 
     Args:
         lines: the lines.
         encode: see the top of this file.
         name: how errors call the lines.
         strict: whether to raise the first `LineError` instead of yielding it.
-        numbers: numbers of the lines; by default they are counted from 1.
+        numbers: numbers of the lines, at least as many as lines; by default they are counted from 1.
     """
     for number, line in zip(numbers or itertools.count(1), lines, strict=False):
         try:
@@ -181,15 +181,20 @@ def lines_in(pieces: Iterable[bytes | None], any_end: bool = False) -> Iterator[
 
     A line ends with `\n`; with `any_end` also with `\r\n` or `\r`. The last line may have no end.
     """
-    rest = b""
+    begun: list[bytes] = []  # the parts of a line that has not ended yet
     for piece in pieces_with_newlines(pieces) if any_end else pieces:
         if piece is None:
             yield None
             continue
-        *lines, rest = (rest + piece).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
+        *lines, rest = piece.split(b"\n")
+        if lines:
+            yield b"".join([*begun, lines[0]])
+            yield from lines[1:]
+            begun = []
+        begun.append(rest)
+    last = b"".join(begun)
+    if last:
+        yield last
 
 
 def as_json(values: dict[str, Any]) -> str:

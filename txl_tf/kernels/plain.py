@@ -4,7 +4,7 @@
 `TXL_KERNELS=plain` in the environment, a process uses the versions of this file.
 
 Shapes:
-    B: batch      T: tgt_len, the queries      K: keys      H: heads      D: d_head      E: d_model
+    B: batch      T: tgt_len, the queries      K: keys      H: heads      D: d_head      E: d_model      F: d_inner
 """
 
 from typing import Any

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Seen:
-    """The results of the attentions in a block of `watching`, in order.
+    """The results of the calls of `attend` in a block of `watching`, in order.
 
     Attributes:
         probs: the probabilities before dropout, `[H, ..., T, K]` each.
@@ -30,7 +30,10 @@ _watcher: contextvars.ContextVar[Seen | None] = contextvars.ContextVar("watcher"
 
 @contextlib.contextmanager
 def watching() -> Generator[Seen, None, None]:
-    """Yields a `Seen` that every attention in this block writes to, except in a block of `watching` inside it."""
+    """Yields a `Seen` that every call of `attend` in this block writes to.
+
+    Calls in a block of `watching` inside it write only to the inner `Seen`.
+    """
     seen = Seen()
     token = _watcher.set(seen)
     try:

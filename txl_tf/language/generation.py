@@ -388,7 +388,8 @@ def write_texts(
     check_integer("beam_size", beam_size, 1, n_token)
     NOT_NEGATIVE("length_penalty", length_penalty)
     if beam_size > 1:
-        _check_search(lm, beam_size, num_return_sequences, stops, sampling)
+        _check_search(lm, beam_size, num_return_sequences, sampling)
+        _check_no_strings(stops, stop_strings, stop_at_newline)
         extra |= {"beam_size": int(beam_size), "length_penalty": float(length_penalty)}
         extra["has_stop_token"] = stop_token is not None
     return _write(lm, prompt, lengths, max_new_tokens, options, stops, int(num_return_sequences), extra)
@@ -416,13 +417,18 @@ def _checked_processor(lm: Any, processor: Any, stop_token: int | None) -> Any:
     return processor
 
 
-def _check_search(lm: Any, beam_size: int, number: int, stops: Stops, sampling: dict[str, Any]) -> None:
+def _check_search(lm: Any, beam_size: int, number: int, sampling: dict[str, Any]) -> None:
     """Raises ParameterError for arguments of `generate` that do not fit a beam search."""
     if lm.static_shapes:
         raise ParameterError("beam_size", beam_size, "1 with static_shapes")
-    if stops.strings.shape[1]:
-        raise ParameterError("stop_strings", None, "left out in a beam search, which ends texts at stop_token")
     check_search(beam_size, number, sampling)
+
+
+def _check_no_strings(stops: Stops, stop_strings: Any, stop_at_newline: bool) -> None:
+    """Raises ParameterError if `stops`, made from these arguments of `generate`, have stop strings."""
+    if stops.strings.shape[1]:
+        name, value = ("stop_at_newline", True) if stop_at_newline else ("stop_strings", stop_strings)
+        raise ParameterError(name, value, "left out in a beam search, which ends texts at stop_token")
 
 
 def check_search(beam_size: int, number: int, sampling: dict[str, Any]) -> None:

@@ -625,7 +625,10 @@ def _check_leading(name: str, tensor: Any, leading: Any, sizes: dict[str, Any]) 
 
 
 def size_of(dim: str, sizes: dict[str, Any]) -> Any:
-    """The size of a dimension of `check_tensors`; `None` if it is not known."""
+    """The size of a dimension of `check_tensors`; `None` if it is not known.
+
+    A dimension is a number, a name, or a sum or a product of these, such as "mem_len+tgt_len".
+    """
     if dim.isdigit():
         return int(dim)
     for sign, combine in (("+", sum), ("*", math.prod)):

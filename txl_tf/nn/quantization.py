@@ -51,8 +51,9 @@ class Unquantized(MixedIntoLayer):
 def _call_of_model() -> tuple[Any, Any] | None:
     """`(model, filters)` if a `keras.Model.quantize` that makes no report is running, else `None`.
 
-    Keras passes neither to a layer. Without them, each layer could only warn for itself, and no message could say how
-    much of the model is quantized. So the function looks for the call of the model among the callers.
+    Keras passes neither the model nor the filters to a layer. Without them, each layer could only warn for itself, and
+    no message could say how much of the model is quantized. So the function looks for the call of the model among the
+    callers.
     """
     code = inspect.unwrap(keras.Model.quantize).__code__
     calls = [caller.frame.f_locals for caller in inspect.stack(context=0) if caller.frame.f_code is code]

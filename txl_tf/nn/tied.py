@@ -172,11 +172,11 @@ class Tied(MixedIntoLayer):
         return parts[index] if index < len(parts) else None
 
     def _check_holders(self, embedding: Any, hidden: Any) -> None:
-        """Raises ParameterError if any layer of the graph contains the embedding.
+        """Raises ParameterError if another layer of the graph, not a tied one, contains the embedding.
 
         Call it only when no layer that `hidden` comes from contains the embedding (`place` is `None`). In a file, a
-        layer elsewhere in the graph would have its own embedding. An embedding that is itself called in a functional
-        model is saved only once.
+        layer elsewhere in the graph would have its own embedding. Tied layers get the same embedding from the file. If
+        the embedding was itself called in a functional model, it is saved only once, so nothing is checked.
         """
         for layer in [] if embedding._inbound_nodes else layers_around(hidden, whole_graph=True):
             if layer is not embedding and not isinstance(layer, Tied) and embedding in layer._flatten_layers():

@@ -91,7 +91,6 @@ def load_run(
     """
     folder = RunFolder(model_dir)
     vocabs = folder.load_vocabs()
-    ckpt_path = None if ckpt_path is None else os.fspath(ckpt_path)
     return folder.load_model(ckpt_path, **changes), vocabs[0] if len(vocabs) == 1 else vocabs
 
 
@@ -220,7 +219,7 @@ class RunFolder(CheckpointFolder):
             state = tf.train.get_checkpoint_state(self.path)
         return list(state.all_model_checkpoint_paths) if state else []
 
-    def find_checkpoint(self, ckpt_path: str | None = None) -> str:
+    def find_checkpoint(self, ckpt_path: str | os.PathLike | None = None) -> str:
         """The path of a checkpoint.
 
         Args:
@@ -233,6 +232,7 @@ class RunFolder(CheckpointFolder):
         if ckpt_path is None:
             best = self.find_best() if self.family.default_checkpoint == "best" else None
             return best["path"] if best else self.find_checkpoint("latest")
+        ckpt_path = os.fspath(ckpt_path)
         if ckpt_path == "latest":
             if not self.checkpoints():
                 message = f"model_dir {named(self)} holds no checkpoint"
@@ -250,7 +250,9 @@ class RunFolder(CheckpointFolder):
         message = f"no checkpoint at {ckpt_path}, nor in {self}: {ckpt_path}.index does not exist"
         raise CheckpointGone("checkpoint", ckpt_path, "the path or the name of a checkpoint", message)
 
-    def with_checkpoint(self, ckpt_path: str | None, use: Callable[[str], Any], argument: str = "ckpt_path") -> Any:
+    def with_checkpoint(
+        self, ckpt_path: str | os.PathLike | None, use: Callable[[str], Any], argument: str = "ckpt_path"
+    ) -> Any:
         """Calls `use` with the path of a checkpoint, and returns its result.
 
         A training run in another process may delete the checkpoint before it is opened. If `use` raises CheckpointGone,
@@ -330,7 +332,7 @@ class RunFolder(CheckpointFolder):
             return False
         return step - best["step"] >= patience
 
-    def load_model(self, ckpt_path: str | None = None, **changes) -> keras.Model:
+    def load_model(self, ckpt_path: str | os.PathLike | None = None, **changes) -> keras.Model:
         """The model of the run, not compiled. Arguments and errors: see `load_run`."""
         family = self.family
         trained = self.read_config()["model"]

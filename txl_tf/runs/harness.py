@@ -42,7 +42,7 @@ _OTHER_OPTIONS = ("do_sample", "until", "max_gen_toks", "max_new_tokens")
 @checked_call
 def harness_model(
     model_dir: str | os.PathLike,
-    ckpt_path: str | None = None,
+    ckpt_path: str | os.PathLike | None = None,
     *,
     batch_size: int = 16,
     max_gen_toks: int = 256,
@@ -55,8 +55,8 @@ def harness_model(
         model_dir, ckpt_path, **changes: see `load_run`.
         batch_size: texts that are read together.
         max_gen_toks: most tokens of a generated text, for tasks that give no number.
-        segment: most tokens that are read at a time, by default 512. For the vanilla language model, it is at most
-            `context_len`, the default.
+        segment: most tokens that are read at a time, by default 512. With absolute positions, as in the vanilla
+            language model, it is at most `context_len`, the default.
 
     Returns:
         An `lm_eval.api.model.LM`.
@@ -90,15 +90,18 @@ class HarnessMethods:
     """
 
     def open(self, lm: LanguageModel, vocab: Any, batch_size: int, max_gen_toks: int, segment: int | None) -> None:
-        """Sets the model and the options, see `harness_model`."""
+        """Sets the model and the options, see `harness_model`.
+
+        Raises:
+            ParameterError: the model has absolute positions, and `segment` is larger than `context_len`.
+        """
         self.lm: Any = lm
         self.vocab = vocab
         self.batch_size = batch_size
         self.max_gen_toks = max_gen_toks
-        if lm.has_window:
-            self.segment = min(segment or lm.context_len, lm.context_len)
-        else:
-            self.segment = segment or SEGMENT
+        if lm.has_window and segment is not None:
+            check_integer("segment", segment, 1, lm.context_len)
+        self.segment = segment or (lm.context_len if lm.has_window else SEGMENT)
         self.start = [vocab.start_id]
         self._read = tf.function(self._read_segment, autograph=False, reduce_retracing=True)
 
@@ -233,7 +236,10 @@ class HarnessMethods:
         return [_cut(answer.texts[0], until) for answer in generator.generate_lines(prompts)]
 
     def _spelled(self, until: Iterable[str]) -> list[str]:
-        """The stop strings that the vocabulary can spell. Other strings occur in no generated text."""
+        """The stop strings that the vocabulary can spell, at which generation can end early.
+
+        A text may contain others, such as "Q:" as the end of the word "FAQ:". `_cut` finds them in the finished text.
+        """
         spelled = []
         for text in filter(None, until):
             try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import logging
 from typing import Any
@@ -12,7 +14,7 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
-from txl_tf.files import same_path
+from txl_tf.files import naming_read_errors, same_path
 from txl_tf.runs.families.record import family_in
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.origin import check_origin
@@ -75,6 +77,9 @@ def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
     A new run would remove these weights. If the run was killed before its first checkpoint, this is no error, because
     a new run does its steps again. But it is always an error if the new run would start from these weights.
 
+    The run had checkpoints if its best weights or its log have a step after `save_steps`, or if its best weights are of
+    `train_steps`. A run that was stopped earlier may have had one, too, which is not noticed.
+
     Args:
         folder: folder of the run.
         warm_start_path: checkpoint from which the new run takes its weights, or `None`.
@@ -83,13 +88,24 @@ def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
     if best is None:
         return
     trained = folder.read_config().get("training", {})
-    had_checkpoints = best["step"] > trained.get("save_steps", 0) or best["step"] >= trained.get("train_steps", 0)
+    last = max(best["step"], _last_logged_step(folder.log_file))
+    had_checkpoints = last > trained.get("save_steps", 0) or best["step"] >= trained.get("train_steps", 0)
     if had_checkpoints or (warm_start_path and same_path(warm_start_path, best["path"])):
         message = (
             f"model_dir {folder} holds the best weights of a run, {best['path']}, and no checkpoint to go on from: a "
             "new run would remove them. Choose another folder, where warm_start_path starts from them, or move them"
         )
         raise ParameterError("model_dir", folder.path, "another folder", message)
+
+
+def _last_logged_step(filename: str) -> int:
+    """Returns the step of the last line of `log.csv`; 0 if there is no such file, or the line has no step."""
+    if not tf.io.gfile.exists(filename):
+        return 0
+    with naming_read_errors(filename), tf.io.gfile.GFile(filename, "rb") as file:
+        rows = list(csv.DictReader(io.StringIO(file.read().decode("latin1"))))
+    step = (rows or [{}])[-1].get("step") or ""
+    return int(step) if step.isdecimal() and len(step) <= 18 else 0  # Python refuses to convert thousands of digits
 
 
 def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str) -> None:

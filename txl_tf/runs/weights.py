@@ -39,6 +39,7 @@ from txl_tf.nn.parts import own_parts
 from txl_tf.runs.families.record import families_of_model
 
 RUN_WEIGHTS = "weights/"
+_OLD_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # of the keys in checkpoints of earlier versions
 UNFINISHED = "unfinished.tmp"  # folder of a checkpoint that is being written
 
 
@@ -228,14 +229,12 @@ class CheckpointReader:
         with naming_checkpoint_errors(self.path):
             self._reader = tf.train.load_checkpoint(self._plain_path())
             self.shapes = dict(sorted(self._reader.get_variable_to_shape_map().items()))
-            if self.shapes:  # reading the smallest array opens the file of the arrays
+            if self.shapes:  # reading an array opens the file of the arrays: a missing one is noticed now
                 self._reader.get_tensor(min(self.shapes, key=lambda key: math.prod(self.shapes[key])))
         self.weights = {}
         for key in self.shapes:
             if key.startswith(RUN_WEIGHTS):
-                # Earlier versions wrote a `tf.train.Checkpoint`, which has ".S" for "/", and a suffix.
-                name = key.removeprefix(RUN_WEIGHTS).removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")
-                self.weights[name.replace(".S", "/")] = key
+                self.weights[_weight_name(key.removeprefix(RUN_WEIGHTS))] = key
             elif key.startswith("transformer/") and not key.endswith(("/Adam", "/Adam_1")):
                 self.weights[key] = key  # of the original program, without the moments of its optimizer
 
@@ -263,6 +262,15 @@ class CheckpointReader:
         """The array of a key. Raises UnreadableCheckpoint if its checksum is wrong."""
         with naming_checkpoint_errors(self.path):
             return self._reader.get_tensor(key)
+
+
+def _weight_name(key: str) -> str:
+    """The name of a weight, from its key in the checkpoint of a run without `RUN_WEIGHTS`.
+
+    Earlier versions wrote a `tf.train.Checkpoint`, which adds a suffix, and writes ".S" for "/" and ".." for ".".
+    """
+    name = key.removesuffix(_OLD_SUFFIX)
+    return name if name == key else re.sub(r"\.(S|\.)", lambda match: "/" if match[1] == "S" else ".", name)
 
 
 def weight_shapes(path: str | os.PathLike) -> dict[str, list]:

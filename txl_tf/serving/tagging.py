@@ -328,7 +328,7 @@ class TaggingSignatures(StoredModel):
         return {**{name: x.to_tensor() for name, x in by_row.items()}, "numbers": numbers}
 
     def tag_characters(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The tag of every token of texts, "" after the end of a row, and the number of tokens of each text."""
+        """The tag of every token of texts, "" after the last token of a text, and the number of tokens of each."""
         entities, tokens = self._entities_and_tokens(text)
         lengths = tf.cast(tokens.strings.row_lengths(), tf.int32)
         tags = tf.gather(tf.constant(self.model.labels), entities["tags"])

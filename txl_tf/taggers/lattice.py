@@ -172,7 +172,10 @@ def fused_sum(pairs: Any, table: Tensor, kernel: Tensor) -> Tensor:
 
 
 def checked_pairs(pairs: Any, names: Any) -> Pairs:
-    """Checks and returns the `Pairs` of a call. They are a list if the model was loaded from a Keras file."""
+    """Checks and returns the `Pairs` of a call. A Keras file makes them a list of their three fields.
+
+    Only the number of distances is checked, because `Pairs` do not have the names of the distances.
+    """
     if isinstance(pairs, (tuple, list)) and len(pairs) == 3 and isinstance(pairs[0], (tuple, list)):
         pairs = Pairs(*pairs)
     if isinstance(pairs, Pairs) and len(pairs.distances) == len(names):

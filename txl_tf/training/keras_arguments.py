@@ -59,9 +59,9 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The arguments of a call of `method` as `{name: value}`, whether they were given by position or by name.
 
     Raises:
-        UnknownArgumentError: `method` has no argument of this name. Names that begin with `_`, Keras's own, are not
+        UnknownArgumentError: `method` has no argument of a given name. Names that begin with `_`, Keras's own, are not
             checked.
-        TypeError: an argument is missing, or there are too many.
+        TypeError: an argument is missing, there are too many, or `method` takes no argument of a name with `_`.
     """
     check_names(method.__name__, {name: kwargs[name] for name in kwargs if name[0] != "_"}, keywords_of(method))
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments

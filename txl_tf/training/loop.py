@@ -35,7 +35,7 @@ class LoopState:
         start: function of a number of rows that makes the first memory; `None` for a single batch.
         steps_left: how many steps an evaluation may still run; `None` if their number is not limited.
         totals: the sums over the steps since `begin`, see `NO_TOTALS`.
-        begun: whether `begin` was called.
+        begun: whether `begin` was called. If not at a step, a user's own `reset_metrics` did not call the model's.
         own_sums: `{name: (sum, number of steps)}` of the additional logs of a user's own step.
         other_mems: `{number of rows: memory}` for batches with other numbers of rows than the first. Only models
             without memory have them, so their memory is empty.

@@ -108,7 +108,7 @@ class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
 
     @contextlib.contextmanager
     def running(self, state: Any) -> Iterator[None]:
-        """In this block, `state` is the `loop` of this thread."""
+        """In this block, `state` is the `loop` of this thread. So evaluations in several threads have their own."""
         before = getattr(self._running, "loop", None)
         self._running.loop = state
         try:

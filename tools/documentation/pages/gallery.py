@@ -7,6 +7,7 @@ from pages import links
 
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+\.png)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.M)
+CODE = re.compile(r"^```.*?^```$", re.M | re.S)
 INTRO = """# Gallery
 
 Every picture of these pages, with the command that makes it and a link to the page that explains it.
@@ -21,7 +22,7 @@ def page(texts, places):
         places: `{path in the repository: path on the site}`.
 
     Raises:
-        ValueError: no page contains the command of a picture.
+        ValueError: a picture has no command on any page, or no heading before it.
     """
     cards = []
     seen = set()
@@ -31,10 +32,17 @@ def page(texts, places):
             if path in places and path not in seen:
                 seen.add(path)
                 alt = " ".join(picture[1].split())
-                headings = HEADING.findall(text, 0, picture.start())
+                headings = headings_in(text[: picture.start()])
+                if not headings:
+                    raise ValueError(f"{origin}: there is no heading before {picture[2]}")
                 command = command_of(posixpath.basename(path), texts.values())
                 cards.append(card(alt, places[path], headings, places[origin], command))
     return INTRO + "\n" + "\n".join(cards)
+
+
+def headings_in(text):
+    """The headings of a Markdown text, without the comments in its blocks of code."""
+    return HEADING.findall(CODE.sub("", text))
 
 
 def command_of(name, texts):

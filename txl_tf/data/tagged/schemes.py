@@ -196,12 +196,11 @@ def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | No
         lines.setdefault(tag, number)
     try:
         return detect_scheme(lines)
-    except ValueError as error:
+    except ParameterError as error:
         if may_mix:
             return None
-        inside = min(number for tag, number in lines.items() if is_bilou(tag) or split_tag(tag)[0] == "I")
-        other = min(number for tag, number in lines.items() if split_tag(tag)[0] == "M")
-        message = f"{name}, lines {inside} and {other}: {error}; tag_scheme=bio, or another one, converts them"
+        line_of_i, line_of_m = (lines[tag] for tag in error.value)
+        message = f"{name}, lines {line_of_i} and {line_of_m}: {error}; tag_scheme=bio, or another one, converts them"
         raise ParameterError(name, list(lines), "tags of one scheme", message) from error
 
 

@@ -77,7 +77,8 @@ def detect_scheme(tags: Iterable[str]) -> str:
     With E or S, but neither M nor I, a collection can be of BIOES or BMES: then it is "bmes".
 
     Raises:
-        ParameterError: names a tag that no scheme has, or two tags that no scheme has together.
+        ParameterError: names a tag that no scheme has, or two tags that no scheme has together. In the second case, its
+            value is a list of the two tags: one that BMES does not have, and one with M.
     """
     tags = list(tags)
     by_prefix = {split_tag(tag)[0]: tag for tag in tags}

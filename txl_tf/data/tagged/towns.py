@@ -1,7 +1,7 @@
 """Made-up sentences about people and places, for training without a file. Order and a list of words decide the tags.
 
     高山昨天在听说白石住。       高山 is a person and 白石 a place: the name after 在 is the place
-    在银星高山散步的其实是明月。 银星, next to 在, is a place, 高山 is not a name; 明月, after 是, is a person
+    在银星高山散步的是明月。     银星, next to 在, is a place, 高山 is not a name; 明月, after 是, is a person
     金龙市长江大桥通车了。       a town, 金龙市, and a bridge, 长江大桥
     金龙市长江大桥生病了。       a town, 金龙, its mayor (市长), and a person, 江大桥
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import IO, Any
 
 import numpy as np
+import tensorflow as tf
 
 from txl_tf.data import inputs
 from txl_tf.data.text_files import blocks_in, cut_between, decoded_blocks, lines_of, pieces_with_newlines
@@ -40,7 +41,18 @@ _UNPACKERS: dict[bytes, Callable[[Any], Any]] = {
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ": lzma.LZMAFile,
 }
-_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
+_ZIP = b"PK\x03\x04"  # first bytes of a zip archive
+_EMPTY_ZIP = b"PK\x05\x06"
+_UNREADABLE = (
+    OSError,  # of bz2 and gzip; one with an `errno` is an error of the disk, not of the archive
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    NotImplementedError,  # a compression that zipfile does not know
+    RuntimeError,  # encrypted
+    tf.errors.InvalidArgumentError,  # a position before the beginning
+)
 # First bytes of a file -> its format, and what to do.
 _OTHERS = {
     b"\xba\x16\x4f\x2f": "a model of fastText: its vectors are in the file of the same name that ends in .vec"
@@ -96,7 +108,9 @@ def _blocks(path: str, option: str) -> Iterator[bytes]:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ParameterError: the file is empty, a folder, or an archive that is damaged or does not have exactly one file.
+        OSError: the file cannot be read.
+        ParameterError: the file is empty, a folder, or an archive that is damaged or in which `_in_zip` does not find
+            exactly one file.
     """
     if not inputs.exists(path):
         raise FileNotFoundError(f"there is no file {named(path)}")
@@ -107,7 +121,7 @@ def _blocks(path: str, option: str) -> Iterator[bytes]:
         magic = packed.read(6)
         packed.seek(0)
         unpack = next((unpack for begin, unpack in _UNPACKERS.items() if magic.startswith(begin)), None)
-        is_zip = magic.startswith(b"PK\x03\x04")
+        is_zip = magic.startswith((_ZIP, _EMPTY_ZIP))
         if not is_zip and unpack is None:
             yield from blocks_in(packed, path)
             return
@@ -115,19 +129,26 @@ def _blocks(path: str, option: str) -> Iterator[bytes]:
             opened = unpack(packed) if unpack else _in_zip(packed, path, option)
             yield from blocks_in(stack.enter_context(opened), path)
         except _UNREADABLE as error:
+            if getattr(error, "errno", None) is not None:
+                raise
             message = f"{path} cannot be unpacked: {error}"
             raise ParameterError(option, path, "an archive that is whole", message) from error
 
 
 def _in_zip(packed: IO[bytes], path: str, option: str) -> IO[bytes]:
-    """Opens the only file in an archive. Raises ParameterError if the archive does not have exactly one."""
-    archive = zipfile.ZipFile(packed)
-    hidden = (".", "__MACOSX")
-    members = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith(hidden)]
-    if len(members) != 1:
-        message = f"{path} must contain one file, the vectors, got {len(members)}: {', '.join(members[:5]) or 'none'}"
+    """Opens the only file in a zip archive, apart from hidden files.
+
+    Raises:
+        ParameterError: there is not exactly one.
+    """
+    is_empty = packed.read(len(_EMPTY_ZIP)) == _EMPTY_ZIP
+    packed.seek(0)
+    archive = None if is_empty else zipfile.ZipFile(packed)  # which would seek before the beginning of an empty one
+    names = [member.filename for member in inputs.files_in_zip(archive)] if archive else []
+    if archive is None or len(names) != 1:
+        message = f"{path} must contain one file, the vectors, got {len(names)}: {', '.join(names[:5]) or 'none'}"
         raise ParameterError(option, path, "an archive of one file", message)
-    return archive.open(members[0])
+    return archive.open(names[0])
 
 
 # -------------------------------------------------------------------------------------------------------------- text

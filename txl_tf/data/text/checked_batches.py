@@ -319,8 +319,9 @@ def _with_weights(tokens, labels, ignored, weights, always):
 
 
 def _padded(tokens, labels, ignored, weights, tgt_len):
-    """Returns the batch with its segments padded to `tgt_len`, for static shapes. Ignored labels and padding are -1.
+    """Returns the batch with its segments padded to `tgt_len`, for static shapes.
 
+    Ignored labels, and labels at padding, are -1. Tokens and weights at padding, and weights of ignored labels, are 0.
     The batch is `(tokens, labels)`, or `(tokens, labels, weights)` if there are weights.
     """
     labels = tf.where(ignored, _LEFT_OUT, tf.cast(labels, tf.int32))

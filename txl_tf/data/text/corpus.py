@@ -482,12 +482,12 @@ def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
     if verify is None:
         n_bytes = sum(len(tokens) * tokens.dtype.itemsize for tokens in splits.values())
         verify = not is_remote(data_dir) and n_bytes <= _QUICK_BYTES
+    check_sums(data_dir, info, verify)  # before a damaged vocabulary is read
     vocab = load_vocab(f"{data_dir}/{vocab_name(info)}", **info["vocab"])
     if len(vocab) != info["vocab_size"]:
         path = f"{data_dir}/{vocab_name(info)}"
         message = f"{path} has {len(vocab)} symbols, but {INFO_FILE} has vocab_size {info['vocab_size']}"
         raise ParameterError("vocab_size", info["vocab_size"], f"{len(vocab)}, the symbols of {path}", message)
-    check_sums(data_dir, info, verify)
     sums = info.get("sha256", {})
     checksums = {split: [sums[name] for name in names] for split, names in info["files"].items()} if sums else {}
     checksums.update({split: [joined] for split, joined in info.get("joined_sha256", {}).items()})

@@ -144,6 +144,7 @@ def check_sums(data_dir: str, info: dict[str, Any], tokens_too: bool) -> None:
     A folder of an older version has no checksums: then it only logs a warning.
 
     Raises:
+        FileNotFoundError: a file is missing.
         ParameterError: a checksum differs, or the checksums are not those of the files of the folder.
     """
     vocab = vocab_name(info)
@@ -156,6 +157,8 @@ def check_sums(data_dir: str, info: dict[str, Any], tokens_too: bool) -> None:
         message = f"{data_dir}/{INFO_FILE}: sha256 must be of {named(allowed)}, got {named(summed)}"
         raise ParameterError("sha256", list(info["sha256"]), names, message)
     for name in names if tokens_too else [vocab]:
+        if not tf.io.gfile.exists(f"{data_dir}/{name}"):
+            raise FileNotFoundError(f"there is no file {named(f'{data_dir}/{name}')}")
         if sha256(f"{data_dir}/{name}") != info["sha256"][name]:
             message = f"{data_dir}/{name} is damaged: its checksum differs from {INFO_FILE}. Prepare it again"
             raise ParameterError(f"{data_dir}/{name}", None, f"the file that {INFO_FILE} describes", message)

@@ -47,7 +47,7 @@ from txl_tf.files import absolute, naming_read_errors
 JSON_LINES = (".jsonl", ".ndjson")
 TEXT_FIELD = "text"
 _LOOK_AT = 20  # lines, or elements of an array, that decide the kind of a file
-_MOST_TO_LOOK_AT = 1 << 26  # bytes of a file; if they are not enough to decide, the file is plain text
+_MOST_TO_LOOK_AT = 1 << 26  # bytes of a file; if they do not decide, it is judged as if it ended there
 _MOST_NAMES = 10  # names of fields in a message
 _SPACE = re.compile(r"\s*")
 _UNREADABLE = (
@@ -240,7 +240,7 @@ def _names_in(path: str) -> list[str]:
     if not inputs.has_ending(path, ".zip") or not inputs.exists(path):
         return [path]
     with _open_zip(path) as archive:
-        return [member.filename for member in _members(archive)]
+        return [member.filename for member in inputs.files_in_zip(archive)]
 
 
 def is_json_array(path: str) -> bool:
@@ -434,7 +434,7 @@ _KINDS_OF_DOCUMENTS = (_Kind.JSON_LINES, _Kind.JSON_ARRAY)
 
 
 def _kind_and_stream(stream: _Stream) -> tuple[_Kind, _Stream]:
-    """Returns the kind of a text file, by its beginning, and a stream like the given one, with this beginning."""
+    """Returns the kind of a text file, by its beginning, and a stream of all blocks, also of those read to decide."""
     if stream.first_byte:  # a later part of a file has the kind of its beginning
         return next(_kinds_in(stream.name), _Kind.TEXT), stream
     start: list[bytes] = []
@@ -540,7 +540,7 @@ def _in_archive(part: FilePart, progress: Progress | None) -> Iterator[tuple[str
     Raises ParameterError if the archive is damaged or has no file.
     """
     with _open_zip(part.path) as archive:
-        members = _members(archive)
+        members = inputs.files_in_zip(archive)
         if not members:
             raise ParameterError(part.path, None, "an archive of files", f"{part.path} has no file")
         for member in members[part.begin : part.end]:
@@ -553,7 +553,7 @@ def _in_archive(part: FilePart, progress: Progress | None) -> Iterator[tuple[str
 def sizes_in_zip(path: str) -> list[int]:
     """Returns the compressed size in bytes of each file in a zip archive, in the order of their names."""
     with _open_zip(path) as archive:
-        return [member.compress_size for member in _members(archive)]
+        return [member.compress_size for member in inputs.files_in_zip(archive)]
 
 
 def _unpacked(path: str, progress: Progress | None) -> Iterator[bytes]:
@@ -587,10 +587,3 @@ def _open_zip(path: str) -> Iterator[zipfile.ZipFile]:
         raise ParameterError(path, b"", "a zip archive", f"{path} is empty: it is not a zip archive")
     with _opened(path) as file, zipfile.ZipFile(file) as archive:
         yield archive
-
-
-def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Returns the files of an archive in the order of their names, without hidden files and those that macOS adds."""
-    members = [member for member in archive.infolist() if not member.is_dir()]
-    shown = [m for m in members if not any(part.startswith((".", "__MACOSX")) for part in m.filename.split("/"))]
-    return sorted(shown, key=lambda member: member.filename)

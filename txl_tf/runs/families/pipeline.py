@@ -64,7 +64,6 @@ def pipeline(model_dir: str | os.PathLike, ckpt_path: str | os.PathLike | None =
     Raises: as `load_run`.
     """
     folder = RunFolder(model_dir)
-    ckpt_path = None if ckpt_path is None else os.fspath(ckpt_path)
     return folder.with_checkpoint(ckpt_path, lambda path: folder.family.pipeline.open(folder, path, **changes))
 
 
